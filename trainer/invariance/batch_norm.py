@@ -1,8 +1,8 @@
-"""Makes batch norm, in place of Keras's own code, span the rows of all replicas, or groups of rows, in few operations.
+"""Replaces Keras's batch norm in training by one that can span the rows of all replicas, or separate groups of rows.
 
-The moments of each replica's rows are combined by one all-reduce, and the sums of its gradients by another. What lies
-between them is computed for the rows of one replica in one of two ways: TensorFlow's fused kernel takes images in up to
-32 bits, in few passes over memory; the formula takes everything, masks, any shape and axis, 64 bits.
+One all-reduce combines the moments (mean and variance) of the replicas, and another the sums that the gradients need.
+In between, each replica normalises its own rows in one of two ways: `Kernel` uses TensorFlow's fused kernel, which is
+fast but takes only images of at most 32 bits; `Formula` takes everything else: masks, any shape and axis, float64.
 """
 
 import math
@@ -24,33 +24,33 @@ from trainer.invariance.step import holding, running_step
 
 @dataclass(frozen=True)
 class Formula:
-    """Normalises values, (rows, …), with channels at `axis`, in operations of TensorFlow."""
+    """Normalises values of shape (rows, …), with channels at `axis`, by ordinary TensorFlow operations."""
 
     epsilon: float
     axis: int = 3
-    mask: Any = None  # which of the values count, in a shape that broadcasts with them
+    mask: Any = None  # true where a value counts; its shape broadcasts with that of the values
     dtype: Any = tf.float32
 
     def _beside(self, statistic: Any, values: Any) -> Any:
-        """Returns (channels,) in a shape that broadcasts with `values`."""
+        """Returns `statistic`, (channels,), in a shape that broadcasts with `values`."""
         return tf.reshape(statistic, [-1 if axis == self.axis else 1 for axis in range(len(values.shape))])
 
-    def _sum(self, values: Any) -> Any:
+    def _channel_sums(self, values: Any) -> Any:
         return tf.reduce_sum(values, [axis for axis in range(len(values.shape)) if axis != self.axis])
 
     def count(self, values: Any) -> Any:
-        """Returns the number of values of a channel: an int if it is known, else a tensor."""
+        """Returns how many values each channel has: an int if it is known while tracing, else a tensor."""
         count = math.prod(size for axis, size in enumerate(keras.ops.shape(values)) if axis != self.axis)
         return count if isinstance(count, int) else tf.cast(count, self.dtype)
 
     def moments(self, values: Any) -> list[Any]:
-        """Returns mean and variance, and the count if a mask decides it."""
+        """Returns the mean and the variance of each channel and, with a mask, the number of values that count."""
         if self.mask is None:
             return list(tf.nn.moments(values, [axis for axis in range(len(values.shape)) if axis != self.axis]))
-        count = self._sum(tf.broadcast_to(tf.cast(self.mask, self.dtype), tf.shape(values)))
-        mean = tf.math.divide_no_nan(self._sum(tf.where(self.mask, values, 0.0)), count)
+        count = self._channel_sums(tf.broadcast_to(tf.cast(self.mask, self.dtype), tf.shape(values)))
+        mean = tf.math.divide_no_nan(self._channel_sums(tf.where(self.mask, values, 0.0)), count)
         squares = tf.square(tf.where(self.mask, values - self._beside(mean, values), 0.0))
-        return [mean, tf.math.divide_no_nan(self._sum(squares), count), count]
+        return [mean, tf.math.divide_no_nan(self._channel_sums(squares), count), count]
 
     def normalized(self, values: Any, mean: Any, variance: Any, scale: Any, offset: Any) -> Any:
         """Returns scale * (values - mean) / sqrt(variance + epsilon) + offset."""
@@ -58,22 +58,22 @@ class Formula:
         return (values - self._beside(mean, values)) * factor + self._beside(offset, values)
 
     def gradients(self, upstream: Any, values: Any, mean: Any, variance: Any, gamma: Any) -> tuple[Any, list[Any]]:
-        """Returns the gradient by values for constant statistics, and two sums for each channel.
+        """Returns the gradient with respect to `values`, for constant statistics, and those for gamma and beta.
 
-        The sums are the gradients by gamma and beta: of upstream times the normalised values, and of upstream.
+        The latter two are sums over each channel: of upstream times the normalised values, and of upstream.
         """
         factor = tf.math.rsqrt(variance + self.epsilon)
-        slope = self._sum(upstream * (values - self._beside(mean, values))) * factor
-        return upstream * self._beside(gamma * factor, values), [slope, self._sum(upstream)]
+        slope = self._channel_sums(upstream * (values - self._beside(mean, values))) * factor
+        return upstream * self._beside(gamma * factor, values), [slope, self._channel_sums(upstream)]
 
 
 class Kernel(Formula):
-    """Normalises images, (rows, height, width, channels), by TensorFlow's kernel, whose statistics are float32."""
+    """Normalises images, (rows, height, width, channels), by TensorFlow's fused kernel, with float32 statistics."""
 
     def training(self, values: Any, gamma: Any, beta: Any) -> tuple[Any, Any, Any]:
-        """Returns outputs by the mean and the variance of `values`, and these: all that one replica needs."""
+        """Returns the normalised `values`, their mean and their variance: all that a single replica needs."""
         normalized, count = self._forward(values, gamma, beta), self.count(values)
-        # The kernel's variance is unbiased: that of Keras is the mean of squares about the mean, 0 for one value.
+        # The kernel divides by count - 1, Keras by count: for a single value Keras's variance is 0.
         biased = normalized.batch_variance * ((count - 1.0) / count)
         variance = biased if isinstance(count, int) else tf.where(count > 1.0, biased, 0.0)
         return normalized.y, normalized.batch_mean, variance
@@ -86,9 +86,9 @@ class Kernel(Formula):
         )  # fmt: skip
 
     def moments(self, values: Any) -> list[Any]:
-        """Returns mean and variance."""
-        nothing = tf.zeros(values.shape[-1])
-        return list(self.training(values, nothing, nothing)[1:])
+        """Returns the mean and the variance of each channel."""
+        unused = tf.zeros(values.shape[-1])  # gamma and beta, which the statistics do not depend on
+        return list(self.training(values, unused, unused)[1:])
 
     def normalized(self, values: Any, mean: Any, variance: Any, scale: Any, offset: Any) -> Any:
         """Returns scale * (values - mean) / sqrt(variance + epsilon) + offset."""
@@ -107,21 +107,22 @@ _groups: ContextVar[int] = ContextVar("groups", default=1)
 
 
 def separate_groups(count: int) -> AbstractContextManager[int]:
-    """Makes batch norm within the block treat its inputs as `count` groups of equally many rows, in order.
+    """Makes batch norm in the block normalise its inputs as `count` groups of equally many consecutive rows.
 
-    As in `count` calls, one a group. Only for layers of `normalize_in_place` that keep Keras's `call`.
+    The result is that of `count` calls, one for each group. Only layers that `normalize_in_place` changed do so.
     """
     return holding(_groups, count)
 
 
 def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: bool) -> None:
-    """Makes a batch norm layer normalise as described above in training, up to rounding as Keras.
+    """Makes a batch norm layer normalise in training by this module; its results are Keras's up to rounding.
 
-    `synchronized`: over the rows of all replicas. A class of a user's with a `call` of its own keeps that.
+    synchronized: whether it normalises over the rows of all replicas. A layer of a user's class with its own `call`
+    keeps that `call`.
     """
     layer.synchronized = layer.synchronized or synchronized
-    of_keras = getattr(layer.call, "__func__", None) is keras.layers.BatchNormalization.call
-    if not of_keras or getattr(layer, "renorm", False):
+    has_keras_call = getattr(layer.call, "__func__", None) is keras.layers.BatchNormalization.call
+    if not has_keras_call or getattr(layer, "renorm", False):
         return
 
     def call(original: Any, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
@@ -134,15 +135,15 @@ def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: 
                 f"{step.split}: {layer.name} normalises rows outside of current_step().accumulate: call it in there, "
                 "or drop --virtual_replicas"
             )
-        alone = not layer.synchronized or (step and step.virtual_replicas)
-        replica = None if alone else tf.distribute.get_replica_context()
+        own_rows_only = not layer.synchronized or (step and step.virtual_replicas)
+        replica = None if own_rows_only else tf.distribute.get_replica_context()
         replicas = replica.num_replicas_in_sync if replica else 1
-        groups = _groups.get()
-        # XLA has no such kernel: it would compose it, with a variance that is a difference of means of squares. Of one
-        # value a group the kernel's unbiased variance is not defined.
-        images = len(inputs.shape) == 4 and layer.axis in (-1, 3) and inputs.dtype != tf.float64 and mask is None
+        group_count = _groups.get()
+        # XLA lacks the fused kernel: it would compute the variance as E[x^2] - E[x]^2, which loses digits. For groups
+        # of a single value the kernel's unbiased variance is undefined.
+        fits_kernel = len(inputs.shape) == 4 and layer.axis in (-1, 3) and inputs.dtype != tf.float64 and mask is None
         method: Formula = Kernel(layer.epsilon)
-        if not images or compiled_by_xla() or math.prod(size or 0 for size in inputs.shape[:-1]) == groups:
+        if not fits_kernel or compiled_by_xla() or math.prod(size or 0 for size in inputs.shape[:-1]) == group_count:
             mask = None if mask is None else tf.cast(mask, tf.bool)[..., None]
             dtype = keras.backend.result_type(inputs.dtype, "float32")
             method = Formula(layer.epsilon, layer.axis % len(inputs.shape), mask, dtype)
@@ -150,93 +151,100 @@ def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: 
         channels = inputs.shape[layer.axis]
         gamma = tf.cast(layer.gamma, method.dtype) if layer.scale else tf.ones(channels, method.dtype)
         beta = tf.cast(layer.beta, method.dtype) if layer.center else tf.zeros(channels, method.dtype)
-        parts = tf.split(inputs, groups) if groups > 1 else [inputs]
+        groups = tf.split(inputs, group_count) if group_count > 1 else [inputs]
         # Each group's mean and variance by channel: (groups, channels).
         if replicas == 1 and isinstance(method, Kernel):
-            outputs, *statistics = zip(*(method.training(part, gamma, beta) for part in parts), strict=True)
+            outputs, *statistics = zip(*(method.training(group, gamma, beta) for group in groups), strict=True)
             means, variances = map(_stacked, statistics)
         else:
-            outputs, means, variances = _over_replicas(method, replicas, gamma, beta, parts)
-        # The averages move as one update for each group, in order, would. After n groups,
+            outputs, means, variances = _over_replicas(method, replicas, gamma, beta, groups)
+        # The moving averages get what one update for each group, in order, would give. After n groups:
         # average <- m^n average + sum over i of (1 - m) m^(n - 1 - i) value_i.
         momentum = layer.momentum
-        weights = (1.0 - momentum) * momentum ** np.arange(groups - 1.0, -1.0, -1.0)
+        weights = (1.0 - momentum) * momentum ** np.arange(group_count - 1.0, -1.0, -1.0)
 
         def update(statistics: Sequence[Any]) -> None:
             for average, values in zip((layer.moving_mean, layer.moving_variance), statistics, strict=True):
                 moved = values * tf.constant(weights[:, None], values.dtype)
-                moved = tf.squeeze(moved, 0) if groups == 1 else tf.reduce_sum(moved, 0)
-                average.assign(average * momentum**groups + moved)
+                moved = tf.squeeze(moved, 0) if group_count == 1 else tf.reduce_sum(moved, 0)
+                average.assign(average * momentum**group_count + moved)
 
-        if step and step.micro_batch_count > 1:  # together they make one update: value_i is then their mean
+        if step and step.micro_batch_count > 1:  # all together make one update, with the mean of their values
             step.averaged.append((update, [means, variances]))
         else:
             update([means, variances])
-        return tf.cast(tf.concat(outputs, 0) if groups > 1 else outputs[0], layer.compute_dtype)
+        return tf.cast(tf.concat(outputs, 0) if group_count > 1 else outputs[0], layer.compute_dtype)
 
     wrap("keras.layers.Layer.call", call, owner=layer)
 
 
 def _over_replicas(
-    method: Formula, replicas: int, gamma: Any, beta: Any, parts: Sequence[Any]
+    method: Formula, replicas: int, gamma: Any, beta: Any, groups: Sequence[Any]
 ) -> tuple[tuple[Any, ...], Any, Any]:
-    """Returns the outputs for each of `parts`, a group of rows, and means and variances over all replicas.
+    """Returns the normalised rows of each group, and the groups' means and variances over all replicas.
 
-    gamma, beta: (channels,). The outputs have the gradient of a loss that is summed over replicas.
+    groups: this replica's inputs, cut into groups of rows; gamma, beta: (channels,). The outputs have the gradient of a
+    loss that is summed over replicas.
     """
-    means, variances, count = _combined([method.moments(part) for part in parts], replicas)
-    count = method.count(parts[0]) * replicas if count is None else count
+    means, variances, count = _combined([method.moments(group) for group in groups], replicas)
+    count = method.count(groups[0]) * replicas if count is None else count
     statistics = [*zip(_unstacked(means), _unstacked(variances), strict=True)]
 
-    def first(gamma: Any, *tensors: Any) -> list[Any]:
-        """Returns gradients by gamma, beta and parts: two sums a channel over all replicas, and what these move."""
-        upstreams, parts = tensors[: len(statistics)], tensors[len(statistics) :]
-        arguments = zip(upstreams, parts, statistics, strict=True)
-        direct, sums = zip(*(method.gradients(x, part, *pair, gamma) for x, part, pair in arguments), strict=True)
+    def first_order(gamma: Any, *tensors: Any) -> list[Any]:
+        """Returns the gradients for gamma, beta and each group; tensors: the upstream gradients, then the groups.
+
+        The gradient for a group is the one for constant statistics, and a shift by which the loss changes with them.
+        """
+        upstreams, groups = tensors[: len(statistics)], tensors[len(statistics) :]
+        arguments = zip(upstreams, groups, statistics, strict=True)
+        direct, sums = zip(*(method.gradients(x, group, *pair, gamma) for x, group, pair in arguments), strict=True)
         total = _stacked([tf.stack(pair) for pair in sums])  # (groups, 2, channels)
         if replicas > 1:
             (total,) = all_reduce_sum([total])
         factors = tf.math.rsqrt(variances + method.epsilon)
         slopes, offsets = tf.unstack(total * tf.expand_dims(gamma * factors / -count, 1), axis=1)
-        if method.mask is not None:  # deviations from the mean add up to the mean times what Keras adds to the count
+        if method.mask is not None:  # Keras adds epsilon to the count: deviations add up to epsilon * mean, not to 0
             offsets -= keras.config.epsilon() * means * factors * slopes / count
         lines = zip(_unstacked(slopes), _unstacked(offsets), strict=True)
-        moved = [method.normalized(x, *pair, *line) for x, pair, line in zip(parts, statistics, lines, strict=True)]
+        shifts = [method.normalized(x, *pair, *line) for x, pair, line in zip(groups, statistics, lines, strict=True)]
         if method.mask is not None:
-            moved = [tf.where(method.mask, shift, 0.0) for shift in moved]
-        by_gamma, by_beta = map(tf.add_n, zip(*sums, strict=True))
-        return [by_gamma, by_beta, *(part + shift for part, shift in zip(direct, moved, strict=True))]
+            shifts = [tf.where(method.mask, shift, 0.0) for shift in shifts]
+        for_gamma, for_beta = map(tf.add_n, zip(*sums, strict=True))
+        return [for_gamma, for_beta, *(constant + shift for constant, shift in zip(direct, shifts, strict=True))]
 
-    def with_second(gamma: Any, *tensors: Any) -> tuple[Any, Any]:
-        """Returns the same; its own gradient is that of the formula, as the kernel's ignores the statistics' part."""
+    def with_second_order(gamma: Any, *tensors: Any) -> tuple[Any, Any]:
+        """Returns what `first_order` returns, and its gradient, which differentiates the formula.
 
-        def second(*upstreams: Any) -> Any:
-            parts = tensors[len(statistics) :]
+        The kernel's own second gradient takes the statistics for constants.
+        """
+
+        def second_order(*upstreams: Any) -> Any:
+            groups = tensors[len(statistics) :]
             with tf.GradientTape() as outer:
                 outer.watch([gamma, *tensors])
                 with tf.GradientTape() as inner:
-                    inner.watch([gamma, beta, *parts])
-                    outputs, *_ = _over_replicas(Formula(method.epsilon), replicas, gamma, beta, parts)
-                gradients = inner.gradient(outputs, [gamma, beta, *parts], tensors[: len(statistics)])
+                    inner.watch([gamma, beta, *groups])
+                    outputs, *_ = _over_replicas(Formula(method.epsilon), replicas, gamma, beta, groups)
+                gradients = inner.gradient(outputs, [gamma, beta, *groups], tensors[: len(statistics)])
             return outer.gradient(gradients, [gamma, *tensors], upstreams)
 
-        return first(gamma, *tensors), second
+        return first_order(gamma, *tensors), second_order
 
-    def normalized(gamma: Any, beta: Any, *parts: Any) -> tuple[Any, Any]:
-        outputs = [method.normalized(x, *pair, gamma, beta) for x, pair in zip(parts, statistics, strict=True)]
-        gradient = tf.custom_gradient(with_second) if isinstance(method, Kernel) else first
-        return outputs, lambda *upstreams: gradient(gamma, *upstreams, *parts)
+    def normalized(gamma: Any, beta: Any, *groups: Any) -> tuple[Any, Any]:
+        outputs = [method.normalized(x, *pair, gamma, beta) for x, pair in zip(groups, statistics, strict=True)]
+        gradient = tf.custom_gradient(with_second_order) if isinstance(method, Kernel) else first_order
+        return outputs, lambda *upstreams: gradient(gamma, *upstreams, *groups)
 
-    return tuple(tf.custom_gradient(normalized)(gamma, beta, *parts)), means, variances
+    return tuple(tf.custom_gradient(normalized)(gamma, beta, *groups)), means, variances
 
 
 def _combined(moments: Sequence[Sequence[Any]], replicas: int) -> tuple[Any, Any, Any]:
-    """Returns mean, variance and count over all replicas, (groups, channels), of those of this one's groups.
+    """Combines the moments of all replicas: returns mean, variance and count of each group, (groups, channels).
 
-    moments: mean, variance and, where a mask decides it, the count of each group; a count of None is that of all rows.
-    The variance of each replica is taken about its mean, and both are combined by Chan et al. 1979,
-    http://i.stanford.edu/pub/cstr/reports/cs/tr/79/773/CS-TR-79-773.pdf: a difference of means of squares would lose
-    the variance of channels whose mean is far from 0.
+    moments: mean, variance and, with a mask, count of each of this replica's groups; without one, returns None as the
+    count. Each replica takes the variance about its own mean, and they are combined as by Chan et al. 1979,
+    http://i.stanford.edu/pub/cstr/reports/cs/tr/79/773/CS-TR-79-773.pdf: E[x^2] - E[x]^2 would lose the variance of
+    channels whose mean is far from 0.
     """
     gathered = tf.expand_dims(
         _stacked([tf.stack(of_group) for of_group in moments]), 0
@@ -256,9 +264,10 @@ def _combined(moments: Sequence[Sequence[Any]], replicas: int) -> tuple[Any, Any
 
 
 def _stacked(of_groups: Sequence[Any]) -> Any:
-    """Returns (groups, …), without an operation for one group."""
+    """Returns the tensors of all groups as one, (groups, …), without copying a single one."""
     return tf.stack(of_groups) if len(of_groups) > 1 else tf.expand_dims(of_groups[0], 0)
 
 
 def _unstacked(statistic: Any) -> list[Any]:
+    """Returns the tensor of each group: the inverse of `_stacked`."""
     return tf.unstack(statistic) if statistic.shape[0] > 1 else [tf.squeeze(statistic, 0)]

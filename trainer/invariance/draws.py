@@ -1,11 +1,12 @@
-"""Makes layers that draw random numbers by Keras draw the same for a global row on any number of replicas.
+"""Makes Keras's random layers draw the same numbers for a row of the global batch on any number of replicas.
 
 Within a step, Keras's random functions draw from a stream named by the layer's path and the number of the draw in the
 step, for the whole global batch, and return this replica's rows. Elsewhere they are Keras's own.
 
-A layer that runs under `fit` does not know how many rows it gets: it asks for numbers by row with a tensor as the first
-size, and for numbers that all rows share with integers. A step knows its number of rows, and an integer of that value
-could mean either. While such a layer runs in a step, the size of the first axis of its inputs is therefore hidden.
+Numbers for each row have to be told from numbers that all rows share. Under `fit` a layer does not know how many rows
+it gets: the first size of what it asks for is a tensor for numbers by row, and an integer for shared ones. In a step
+the number of rows is known, and an integer of that value could mean either. So, while a layer runs in a step, the size
+of the first axis of its inputs is hidden from it.
 """
 
 import functools
@@ -29,20 +30,20 @@ class LayerInputs:
     """Describes the inputs of the layer that runs."""
 
     size: int  # of the first axis
-    hidden: bool  # whether the layer sees that size as unknown: it is the number of rows
+    hidden: bool  # whether that size is the number of rows, and hidden from the layer
     of_keras: bool  # whether the layer is one of Keras's own
 
 
-# Of the layer that runs, if `draw_by_row` was called for it. None also where the size of the first axis is known only
-# while the step runs, as after `RaggedTensor.to_tensor`.
+# Those of the running layer, if `draw_by_row` changed it. None also where the size of the first axis is known only when
+# the step runs, as after `RaggedTensor.to_tensor`.
 _inputs: ContextVar[LayerInputs | None] = ContextVar("layer_inputs", default=None)
 
 
 def draw_by_row(layer: keras.layers.Layer, path: str) -> None:
-    """Makes `layer` draw by row if it holds SeedGenerators, from streams that are named by `path`.
+    """Makes `layer` draw by row if it holds SeedGenerators, from streams named after `path`.
 
-    Its class and its weights stay; its `call` is replaced. A recurrent layer draws the dropout of its cells before it
-    loops over time, and keeps the size of its first axis. Models keep theirs too: only layers in them hide it.
+    Its class and its weights stay; its `call` is replaced. The size of the first axis is not hidden from a recurrent
+    layer, which draws the dropout of its cells before it loops over time, nor from a model, only from layers in it.
     """
     # Those that the layer itself holds, not those of its layers.
     attributes = (value if isinstance(value, (list, tuple)) else [value] for value in vars(layer).values())
@@ -57,7 +58,7 @@ def draw_by_row(layer: keras.layers.Layer, path: str) -> None:
     of_keras = type(layer).__module__.startswith("keras.")
 
     def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Describes its inputs in `_inputs` while the layer runs in a step."""
+        """Calls the layer; within a step, `_inputs` describes its inputs meanwhile."""
         step, tensors = running_step(), keras.tree.flatten((args, kwargs))
         sizes = [tensor.shape[0] for tensor in tensors if isinstance(tensor, tf.Tensor) and tensor.shape.rank]
         if step is None or tf.executing_eagerly() or not sizes or sizes[0] is None:
@@ -67,7 +68,7 @@ def draw_by_row(layer: keras.layers.Layer, path: str) -> None:
             args, kwargs = keras.tree.map_structure(lambda value: hide_size(value, step.rows), (args, kwargs))
         with holding(_inputs, inputs):
             outputs = original(*args, **kwargs)
-        if inputs.hidden and of_keras:  # its outputs get the size again, as a layer of Keras keeps rows apart
+        if inputs.hidden and of_keras:  # a layer of Keras returns a row for each row: the outputs get the size back
             for value in keras.tree.flatten(outputs):
                 if isinstance(value, tf.Tensor) and value.shape.rank and value.shape[0] is None:
                     value.set_shape([step.rows, *value.shape[1:]])
@@ -77,7 +78,7 @@ def draw_by_row(layer: keras.layers.Layer, path: str) -> None:
 
 
 def hide_size(value: Any, size: int) -> Any:
-    """Returns a tensor whose first axis has this size as one of unknown size; everything else unchanged."""
+    """Returns a tensor whose first axis has this `size` with that size unknown, and any other value unchanged."""
     if not isinstance(value, tf.Tensor) or not value.shape.rank or value.shape[0] != size:
         return value
     return tf.raw_ops.PlaceholderWithDefault(input=value, shape=[None, *value.shape[1:]])
@@ -90,7 +91,7 @@ _SOME_ROWS = "draws random numbers for inputs whose first axis, of unknown size,
 
 @dataclass(frozen=True)
 class _Stream:
-    """Draws for one call of a random function of Keras."""
+    """Draws the numbers of one call to a random function of Keras."""
 
     step: StepContext
     seed: Any  # a SeedGenerator, a number, or None
@@ -100,10 +101,13 @@ class _Stream:
         return getattr(self.seed, "name", "keras.random")
 
     def __call__(self, draw: Any, shape: Any) -> Any:
-        """Returns what `draw(shape=…, seed=…)` gives: this replica's rows, or the same on all replicas."""
+        """Returns numbers of `draw(shape=…, seed=…)`: by row if the first axis is that of rows, else shared by all.
+
+        Raises UserError if the first axis has several entries for each row, whose order is unknown.
+        """
         step, stream, sizes = self.step, self.step.numbered(self.path), _sizes(shape)
 
-        def this_rows() -> Any:
+        def own_rows() -> Any:
             drawn = tf.reshape(step.draw(draw, sizes[1:], stream), (step.rows, *sizes[1:]))
             inputs = _inputs.get()
             return hide_size(drawn, step.rows) if inputs and inputs.hidden else drawn
@@ -112,13 +116,13 @@ class _Stream:
             return step.draw_for_all(draw, sizes if all(isinstance(size, int) for size in sizes) else shape, stream)
 
         def for_all_with_warning() -> Any:
-            with tf.control_dependencies([tf.numpy_function(lambda: self.name_dependence(_SOME_ROWS), [], [])]):
+            with tf.control_dependencies([tf.numpy_function(lambda: self.warn_of_dependence(_SOME_ROWS), [], [])]):
                 return for_all()
 
         by_row = bool(sizes) and self.is_row_axis(sizes[0])
         if tf.is_tensor(by_row):
-            # Where these are all rows, both draw the same numbers.
-            return tf.cond(by_row, this_rows, for_all_with_warning) if step.is_part else for_all()
+            # A replica that has the whole global batch gets the same numbers either way.
+            return tf.cond(by_row, own_rows, for_all_with_warning) if step.is_part else for_all()
         inputs, rows = _inputs.get(), step.rows
         if (
             sizes
@@ -132,10 +136,10 @@ class _Stream:
                 f"{self.path}: it draws random numbers for {sizes[0]} parts of {rows} rows, whose order is unknown: "
                 "give the layer inputs that have the rows alone as first axis, (rows, parts, …)"
             )
-        return this_rows() if by_row else for_all()
+        return own_rows() if by_row else for_all()
 
     def is_row_axis(self, first: Any) -> Any:
-        """Returns whether a first axis of this size is that of the rows; a tensor where only the running step knows."""
+        """Returns whether the first size of a shape stands for the rows; a tensor if only the running step can tell."""
         inputs, rows = _inputs.get(), self.step.rows
         if inputs and inputs.hidden:
             return not isinstance(first, int)
@@ -143,10 +147,10 @@ class _Stream:
             return tf.equal(first, rows)
         return first == rows and (inputs is None or inputs.size == rows)
 
-    def name_dependence(self, why: str) -> None:
-        """Warns once that the numbers depend on the number of replicas, if there are several.
+    def warn_of_dependence(self, why: str) -> None:
+        """Warns once, on several replicas, that the numbers depend on how many there are; `why` follows the layer.
 
-        Raises UserError with virtual replicas, whose numbers must not.
+        Raises UserError with virtual replicas, which promise that no number does.
         """
         if self.step.virtual_replicas:
             raise UserError(f"{self.step.split}: {self.path} {why}: drop it, or --virtual_replicas")
@@ -163,7 +167,7 @@ def _sizes(shape: Any) -> list[Any]:
 
 
 def _constant(value: Any, dtype: Any) -> Any:
-    """Returns a number as this type: in NumPy, which every graph takes, if it is known while the step is traced."""
+    """Casts a number: to a NumPy value, which every graph accepts, if it is known while tracing, else to a tensor."""
     cast = tf.cast(value, dtype)
     constant = tf.get_static_value(cast)
     return cast if constant is None else constant
@@ -200,9 +204,9 @@ def _dropout(stream: _Stream, inputs: Any, rate: float, noise_shape: Any) -> Any
 
 
 def _dependence(function: str, stream: _Stream, arguments: dict[str, Any]) -> str | None:
-    """Returns why Keras's own function has to draw, whose numbers for one replica's rows differ from those of all rows.
+    """Returns why the numbers of a Keras function depend on the number of replicas; None if they do not.
 
-    None if ours can draw. Raises UserError for gamma and beta, unless in a layer of Keras, which layers.py names.
+    Raises UserError for gamma and beta, except in Keras's own layers, which `depends_on_replicas` reports.
     """
     inputs = _inputs.get()
     if function == "shuffle":
@@ -214,7 +218,7 @@ def _dependence(function: str, stream: _Stream, arguments: dict[str, Any]) -> st
             f"{stream.path}: keras.random.{function} draws other numbers on several replicas or in micro-batches: use "
             "keras.random.uniform or normal"
         )
-    if function in _OTHERS:
+    if function in _NOT_BY_ROW:
         return f"draws by keras.random.{function}"
     if isinstance(stream.seed, int):  # the same numbers in every step, as initializers draw
         sizes = _sizes(arguments["shape"] if "shape" in arguments else keras.ops.shape(arguments["inputs"]))
@@ -232,11 +236,11 @@ _BY_ROW: dict[str, Callable[..., Any]] = {
     "randint": _randint,
     "dropout": _dropout,
 }
-_OTHERS = ("binomial", "categorical", "gamma", "beta", "shuffle")
+_NOT_BY_ROW = ("binomial", "categorical", "gamma", "beta", "shuffle")
 
 
 def _by_row(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Draws in the place of `original`, a random function of Keras: as that function outside of steps."""
+    """Replaces `original`, a random function of Keras: draws by row within a step, and as `original` elsewhere."""
     step, graph = running_step(), tf.compat.v1.get_default_graph()
     if step is None or (tf.executing_eagerly() and graph is not step.graph):  # outside, or where variables are made
         return original(*args, **kwargs)
@@ -250,15 +254,15 @@ def _by_row(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     else:
         why = _dependence(name, stream, arguments)
         if (inputs := _inputs.get()) and inputs.size % step.rows and not why:
-            stream.name_dependence(_NO_ROWS)
+            stream.warn_of_dependence(_NO_ROWS)
     ours = not why and name in _BY_ROW and not isinstance(stream.seed, int)
     if not ours and compiled_by_xla():
         raise NotCompilable(f"{stream.path} {why or 'draws with a number as seed'}")
     if why:
-        stream.name_dependence(why)
+        stream.warn_of_dependence(why)
     return _BY_ROW[name](stream, **arguments) if ours else original(*args, **kwargs)
 
 
 def draw_by_row_everywhere() -> None:
     """Makes Keras's random functions draw by row in every later step of this process."""
-    intercept_random(_by_row, (*_BY_ROW, *_OTHERS))
+    intercept_random(_by_row, (*_BY_ROW, *_NOT_BY_ROW))

@@ -1,8 +1,8 @@
-"""Makes every replica's optimizers make the same update: of gradients summed over replicas, and of moving averages.
+"""Sums gradients over replicas before an optimizer applies them, and makes its updates faster.
 
-Keras's own optimizers update a variable in one operation of TensorFlow, where Keras uses up to twenty: they cost memory
-traffic on a CPU, and on a GPU time to launch. The optimizer's class, slots and settings stay. Schedules, decay,
-clipping and averages remain Keras's, around the update; its numbers are Keras's up to rounding.
+Keras's common optimizers then update a variable in one TensorFlow operation. Keras itself uses up to twenty, which cost
+memory traffic on a CPU, and on a GPU time to launch. The optimizer's class, slots and settings stay, and schedules,
+decay, clipping and moving averages remain Keras's. The results are Keras's up to rounding.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,10 +27,10 @@ class Update(NamedTuple):
     apply_summed: Callable[..., None]
 
 
-_row_factors = [1.0]  # of `with_tables_as_of`, in the threads of all replicas
+_row_factors = [1.0]  # set by `with_tables_as_of`, for the threads of all replicas
 _pending: ContextVar[list[Update] | None] = ContextVar("pending_updates", default=None)
 
-# Settings by which Keras's optimizers branch in an update, where a replica cannot wait for the others.
+# Settings with which Keras's update has a conditional branch, in which a replica cannot wait for the others; advice.
 _ONE_REPLICA_ONLY = {
     "gradient_accumulation_steps": "leave it out and use --micro_batches, or a larger --global_batch_size",
     "ema_overwrite_frequency": "leave it out: with use_ema the exported model has the averages",
@@ -38,12 +38,12 @@ _ONE_REPLICA_ONLY = {
 
 
 def postponed_updates() -> AbstractContextManager[list[Update]]:
-    """Makes optimizers of `sum_first` postpone their updates in the block, in this thread; yields the list of them."""
+    """Collects the updates of `sum_first`'s optimizers in the list that it yields; in the block none is made."""
     return holding(_pending, list[Update]())
 
 
 def sum_and_build(optimizer: Any, variables: Sequence[Any], precision: str) -> Any:
-    """Returns `optimizer`, built on `variables` and summing over replicas first; with loss scaling for mixed_float16.
+    """Builds `optimizer` on `variables`, with loss scaling for mixed_float16; returns it, prepared by `sum_first`.
 
     Call it under the strategy's scope: an optimizer that is built later fails under MirroredStrategy. The loss must be
     divided by the global batch.
@@ -59,7 +59,7 @@ def sum_first(optimizer: Any, *, mean: bool = False) -> Any:
 
     Keras sums after each replica has checked its own gradients: one replica could skip an update that another makes, or
     all could apply a sum that overflowed. `mean`: takes the mean over replicas instead of the sum. Call it under the
-    strategy's scope. Raises UserError for settings that several replicas cannot follow.
+    strategy's scope. Raises UserError for settings that work on one replica alone.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
@@ -68,12 +68,12 @@ def sum_first(optimizer: Any, *, mean: bool = False) -> Any:
             raise UserError(
                 f"{setting}={value}: {type(inner).__name__} cannot do this on {replicas} replicas: {advice}"
             )
-    for part in (inner, *getattr(inner, "optimizers", ())):  # those of a MultiOptimizer
-        disable_gradient_sum(part)
-    begin, apply = fuse_updates(inner), optimizer.apply
+    for each in (inner, *getattr(inner, "optimizers", ())):  # a MultiOptimizer has several
+        disable_gradient_sum(each)
+    begin_update, apply = fuse_updates(inner), optimizer.apply
 
     def apply_summed(summed: Sequence[Any], variables: Sequence[Any] | None) -> None:
-        begin()
+        begin_update()
         apply([divided(gradient, replicas) for gradient in summed] if mean else summed, variables)
 
     def apply_sum(gradients: Sequence[Any], variables: Sequence[Any] | None = None) -> None:
@@ -93,19 +93,21 @@ def sum_first(optimizer: Any, *, mean: bool = False) -> Any:
 
 
 class Travelling(NamedTuple):
-    """Holds gradients in the form in which replicas sum them: those of embeddings as large as their tables.
+    """Holds gradients in the form in which replicas exchange them; None stays None.
 
-    An embedding's gradient has a slice for each row of the batch, and several for a row of its table. Adam would square
-    each. `tf.unique`, and TensorFlow's sum of slices, make the host wait for a GPU. Of a large table only the slices
-    travel, with their rows: all replicas have the same number. None stays None.
+    TensorFlow gives the gradient of an embedding's table as slices, one for each row of the batch. Several may belong
+    to one row of the table, and Adam would square each instead of their sum; `tf.unique`, and TensorFlow's sum of
+    slices, make the host wait for a GPU. So a gradient becomes as large as its table before it is exchanged. If the
+    table is large, replicas exchange the slices instead, with their table rows: all have the same number of them.
     """
 
-    values: list[Any]
-    rows: list[Any]  # of slices; None for a gradient as large as its table
-    sizes: list[Any]  # of the tables of slices
+    values: list[Any]  # gradients or slices
+    rows: list[Any]  # the table rows of slices; None for a gradient
+    sizes: list[Any]  # the shape of the table of slices; None for a gradient
 
     @classmethod
     def of(cls, gradients: Sequence[Any]) -> "Travelling":
+        """Returns this replica's gradients in that form."""
         travelling = cls([], [], [])
         replica = tf.distribute.get_replica_context()
         replicas = replica.num_replicas_in_sync
@@ -114,9 +116,9 @@ class Travelling(NamedTuple):
             if replicas > 1 and isinstance(gradient, tf.IndexedSlices):
                 size = tf.get_static_value(gradient.dense_shape)
                 slices, count = gradient.values, gradient.values.shape[0]
-                # A table of more than twice as many rows as all replicas have slices, if their number is known.
+                # Large: the table has more than twice as many rows as all replicas together have slices.
                 if size is not None and count and size[0] > 2 * replicas * count * _row_factors[-1]:
-                    # (replicas x slices, …): this replica's at their place, and 0 elsewhere.
+                    # (replicas x slices, …): this replica's in their place, and 0 elsewhere; a sum joins them.
                     place = tf.one_hot(replica.replica_id_in_sync_group, replicas, dtype=tf.int64)
                     rows = tf.reshape(place[:, None] * tf.cast(gradient.indices, tf.int64), (-1,))
                     place = tf.reshape(tf.cast(place, slices.dtype), (-1, *[1] * len(slices.shape)))
@@ -140,7 +142,7 @@ class Travelling(NamedTuple):
 
 @contextmanager
 def with_tables_as_of(times: float) -> Iterator[None]:
-    """Makes gradients of tables in the block travel as they do in steps of so many times the rows: for plans."""
+    """Makes replicas in the block exchange gradients of tables as if steps had `times` the rows, for plans."""
     _row_factors.append(times)
     try:
         yield
@@ -159,7 +161,8 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     """Returns each tensor summed over all replicas, None as None; with one replica, the tensors themselves.
 
     The gradient of such a sum is summed over replicas too. Call it in a replica, not while a model is built. With
-    --virtual_replicas it adds in their tree; raises UserError in a micro-batch, which knows one of them alone.
+    --virtual_replicas the order of the sum is fixed. Raises UserError then within a micro-batch, which has the rows of
+    one virtual replica alone, and NotCompilable where XLA compiles gradients and updates as two programs.
     """
     if (step := running_step()) and step.program and step.program.cut:
         raise NotCompilable("it sums over replicas before its update, as batch norm over all rows does")
@@ -174,9 +177,9 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     summed = list(tensors)
     if replica.num_replicas_in_sync == 1:
         return summed
-    kinds = [None if tensor is None else tensor.dtype for tensor in tensors]
-    for kind in filter(None, dict.fromkeys(kinds)):  # TensorFlow joins what it sums, and joins one type alone
-        places = [place for place, of_it in enumerate(kinds) if of_it == kind]
+    dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
+    for dtype in filter(None, dict.fromkeys(dtypes)):  # TensorFlow packs tensors for a sum, but only of one dtype
+        places = [place for place, other in enumerate(dtypes) if other == dtype]
         sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, [tensors[place] for place in places])
         for place, total in zip(places, sums, strict=True):
             summed[place] = total
@@ -184,7 +187,7 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
 
 
 def _adam(optimizer: Any, count: Any) -> dict[str, Any]:
-    """Returns what all variables share, for update number `count`: Kingma and Ba 2015, arxiv.org/abs/1412.6980."""
+    """Returns the arguments that all variables share in update `count`: Kingma and Ba 2015, arxiv.org/abs/1412.6980."""
     beta1, beta2, epsilon = (
         tf.constant(x, count.dtype) for x in (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon)
     )
@@ -192,7 +195,8 @@ def _adam(optimizer: Any, count: Any) -> dict[str, Any]:
     return {**powers, "beta1": beta1, "beta2": beta2, "epsilon": epsilon}
 
 
-# By class: the operation, the attributes of its slots by the operation's names, and its numbers.
+# For each class: the operation, the optimizer's attribute for each slot that the operation takes, and the arguments
+# that all variables share.
 _ADAM = (tf.raw_ops.ResourceApplyAdam, {"m": "_momentums", "v": "_velocities"}, _adam)
 _OPERATIONS: dict[type, tuple[Callable[..., Any], dict[str, str], Callable[[Any, Any], dict[str, Any]]]] = {
     keras.optimizers.Adam: _ADAM,
@@ -213,30 +217,30 @@ _OPERATIONS: dict[type, tuple[Callable[..., Any], dict[str, str], Callable[[Any,
 
 
 def fuse_updates(optimizer: Any) -> Callable[[], None]:
-    """Replaces `update_step` of a built optimizer, if there is an operation for it; else Keras's stays.
+    """Makes a built optimizer update each variable by one operation, if there is one; returns what to call before.
 
-    For Adam and AdamW without amsgrad, SGD with momentum, and RMSprop with momentum that is not centered: without, the
-    operation would need a slot that Keras does not have. No subclass, which may change what these do. Returns what to
-    call before each update.
+    There is one for Adam and AdamW without amsgrad, SGD with momentum, and RMSprop with momentum that is not centered:
+    without momentum the operation would need a slot that Keras does not have. Subclasses keep Keras's `update_step`,
+    as they may compute something else. The returned function has to be called before each update of all variables.
     """
-    without = not getattr(optimizer, "momentum", True) or any(
+    unsupported = not getattr(optimizer, "momentum", True) or any(
         getattr(optimizer, name, False) for name in ("amsgrad", "centered")
     )
-    if type(optimizer) not in _OPERATIONS or without:
+    if type(optimizer) not in _OPERATIONS or unsupported:
         return lambda: None
-    operation, names, numbers = _OPERATIONS[type(optimizer)]
+    operation, slot_names, shared_arguments = _OPERATIONS[type(optimizer)]
     shared: dict[Any, dict[str, Any]] = {}
 
-    def update_step(of_keras: Any, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        slots = slots_of(optimizer, variable, names.values())
-        kind = variable.dtype
-        place = (tf.compat.v1.get_default_graph(), variable.device, kind)
-        if place not in shared:  # computed once for all variables of an update
-            count = tf.cast(keras.ops.convert_to_tensor(optimizer.iterations), kind) + 1
-            shared[place] = {"lr": tf.cast(learning_rate, kind), **numbers(optimizer, count)}
-        handles = {name: slot.value.handle for name, slot in zip(names, slots, strict=True)}
-        gradient = tf.cast(tf.convert_to_tensor(gradient), kind)
-        operation(var=variable.handle, grad=gradient, **handles, **shared[place])
+    def update_step(original: Any, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        slots = slots_of(optimizer, variable, slot_names.values())
+        dtype = variable.dtype
+        key = (tf.compat.v1.get_default_graph(), variable.device, dtype)
+        if key not in shared:  # computed once for all variables of an update
+            count = tf.cast(keras.ops.convert_to_tensor(optimizer.iterations), dtype) + 1
+            shared[key] = {"lr": tf.cast(learning_rate, dtype), **shared_arguments(optimizer, count)}
+        handles = {name: slot.value.handle for name, slot in zip(slot_names, slots, strict=True)}
+        gradient = tf.cast(tf.convert_to_tensor(gradient), dtype)
+        operation(var=variable.handle, grad=gradient, **handles, **shared[key])
 
     wrap("keras.optimizers.Optimizer.update_step", update_step, owner=optimizer)
     return shared.clear
@@ -254,7 +258,7 @@ def update_average(averages: Sequence[Any], variables: Sequence[Any], decay: flo
     shares = {kind: tf.cast(1.0 - keep, kind) for kind in {average.dtype for average in averages}}
     for average, variable in zip(averages, variables, strict=True):
         moved = (variable.value - average.value) * shares[average.dtype]
-        # On each replica's own copy, which its handle is: XLA takes no update of all replicas at once.
+        # By the handle of this replica's own copy: XLA cannot compile an update of all replicas at once.
         tf.raw_ops.AssignAddVariableOp(resource=average.value.handle, value=moved)
 
 
@@ -274,9 +278,9 @@ def keeps_averages(optimizer: Any) -> bool:
 
 
 def reachable(model: keras.Model) -> list[Any]:
-    """Returns all objects that TensorFlow tracks, then what it misses, each once.
+    """Returns all objects that TensorFlow tracks below `model`, then optimizers and variables it misses, each once.
 
-    It looks neither into the lists that Keras makes of a model's lists, nor into objects of a user's own classes.
+    TensorFlow looks neither into the lists that Keras makes of a model's lists, nor into objects of a user's classes.
     """
     tracked = [*tf.train.TrackableView(model).descendants()]
     seen: set[int] = set()
@@ -295,21 +299,21 @@ _LIBRARIES = ("keras", "tensorflow", "numpy", "builtins", "functools", "types") 
 
 
 def _held_by(item: Any, seen: set[int]) -> Iterator[Any]:
-    """Yields optimizers and variables in the containers and the plain objects among an object's attributes."""
+    """Yields the optimizers and variables among an object's attributes, also within containers and plain objects."""
     if id(item) in seen:
         return
     seen.add(id(item))
     if isinstance(item, Mapping):
-        parts: Iterable[Any] = item.values()
+        values: Iterable[Any] = item.values()
     elif isinstance(item, (list, tuple)):
-        parts = item
+        values = item
     else:
-        parts = vars(item).values()
-    for part in [*parts]:
-        if isinstance(part, (keras.optimizers.Optimizer, tf.Variable, keras.Variable)):
-            yield part
+        values = vars(item).values()
+    for value in [*values]:
+        if isinstance(value, (keras.optimizers.Optimizer, tf.Variable, keras.Variable)):
+            yield value
             continue
-        package = type(part).__module__.partition(".")[0]
-        plain = hasattr(part, "__dict__") and not isinstance(part, (type, keras.Layer)) and package not in _LIBRARIES
-        if plain or isinstance(part, (Mapping, list, tuple)):
-            yield from _held_by(part, seen)
+        package = type(value).__module__.partition(".")[0]
+        plain = hasattr(value, "__dict__") and not isinstance(value, (type, keras.Layer)) and package not in _LIBRARIES
+        if plain or isinstance(value, (Mapping, list, tuple)):
+            yield from _held_by(value, seen)

@@ -1,9 +1,9 @@
 """Holds what this package relies on in Keras and TensorFlow beyond their documentation: FACTS and MESSAGES list it all.
 
-No other module uses a private name, and what replaces a method does so by `wrap` or `wrapped`. A name is looked up when
-a run first needs it: a release without it, or with other parameters, stops only the runs that need it, with one line.
-TRIED names the versions that all of them were tried with. A release may also keep a name and no longer call it, so
-tests/trainer/invariance/test_internals.py tests the meaning of each, by a number or what it does.
+No other module uses a private name, and every replacement of a method goes through `wrap` or `wrapped`. A name is
+looked up when a run first needs it: a release without it, or with other parameters, stops only the runs that need it,
+with one line. TRIED names the versions that all of them were tried with. A release may also keep a name and no longer
+call it, so tests/trainer/invariance/test_internals.py tests the meaning of each, by a number or what it does.
 """
 
 import functools
@@ -36,24 +36,24 @@ FACTS = {
     "keras.layers.Layer.call": "layers would mistake numbers that all rows share for numbers by row, batch norm would "
     "normalise the rows of one replica, and --remat would save no memory",
     "keras.layers.Layer._flatten_layers": "layers within layers would draw and normalise as Keras's own",
-    "keras.layers.Layer._losses": "an own train_step that reads model.losses would add those of another replica",
+    "keras.layers.Layer._losses": "a user's train_step that reads model.losses would add those of another replica",
     "keras.layers.Layer.__dict__": "a layer's SeedGenerators would have no stream of their own, and draw alike",
     "keras.Model._symbolic_build": "the first step on several replicas would fail: optimizers are built within it",
     "keras.Model.compute_metrics": "a classifier's confusion of classes would be empty",
     "keras.optimizers.Optimizer.apply": "each replica would check its own gradients for overflow, and micro-batches "
     "would make an update each",
     "keras.optimizers.Optimizer.update_step": "updates would take up to twenty operations a variable",
-    "keras.optimizers.Optimizer._all_reduce_sum_gradients": "gradients would be summed twice: steps as many times too "
-    "large as there are replicas",
+    "keras.optimizers.Optimizer._all_reduce_sum_gradients": "gradients would be summed twice, and updates too large by "
+    "the number of replicas",
     "keras.optimizers.Optimizer._backend_update_step": "--shard_optimizer would update whole weights by parts of slots",
     "keras.optimizers.Optimizer._get_variable_index": "a variable would be updated by the slots of another one",
     "keras.optimizers.Optimizer._trainable_variables": "slots and averages would be paired with the wrong weights",
     "keras.optimizers.Optimizer._model_variables_moving_average": "evaluation and export would lack the averages",
     "keras.optimizers.Optimizer._var_key": "a sharded update would not find its slots",
-    "keras.optimizers.Adam._momentums": "Adam would be updated by other slots",
-    "keras.optimizers.Adam._velocities": "Adam would be updated by other slots",
-    "keras.optimizers.RMSprop._momentums": "RMSprop would be updated by other slots",
-    "keras.optimizers.RMSprop._velocities": "RMSprop would be updated by other slots",
+    "keras.optimizers.Adam._momentums": "Adam would use the wrong slots",
+    "keras.optimizers.Adam._velocities": "Adam would use the wrong slots",
+    "keras.optimizers.RMSprop._momentums": "RMSprop would use the wrong slots",
+    "keras.optimizers.RMSprop._velocities": "RMSprop would use the wrong slots",
     "keras.optimizers.Optimizer.__dict__": "--shard_optimizer would leave slots whole, and memory as it was",
     "keras.Variable._value": "each replica would keep whole slots in spite of --shard_optimizer",
     "keras.Variable.__class__": "a checkpoint would hold one replica's part of a slot",
@@ -106,10 +106,10 @@ class Missing(RuntimeError):
 
 
 def wrap(name: str, around: Callable[..., Any], *arguments: Any, owner: Any = None, **named: Any) -> Any:
-    """Replaces a function or a method by one that returns `around(original, *what it is called with)`; returns that.
+    """Replaces a function or method by one that calls `around(original, *arguments, **named)`; returns the new one.
 
-    name: one of FACTS; owner: the object whose method it is, if not that of the whole class. arguments, named: such as
-    `around` can take. Raises Missing if there is no such function, or if it does not take them.
+    name: one of FACTS; owner: the object whose method is replaced, if not for the whole class. arguments, named: an
+    example of a call that `around` handles. Raises Missing if the original does not exist or does not accept them.
     """
     original = _private(name, *arguments, owner=owner, **named)
 
@@ -130,7 +130,7 @@ def wrapped(name: str, around: Callable[..., Any], *arguments: Any, owner: Any =
     try:
         yield
     finally:
-        if before is None:  # it is the class that has it
+        if before is None:  # the method was the class's, not the object's own
             delattr(holder, attribute)
         else:
             setattr(holder, attribute, before)
@@ -145,10 +145,10 @@ def reset_layer_names() -> None:
 
 
 def seed_initializers(seed: int) -> None:
-    """Gives Keras a separate generator for the seeds of its initializers.
+    """Gives Keras a generator of its own for the seeds of initializers; the seeds are those of `random.seed(seed)`.
 
     Keras takes them from Python's global generator, from which other threads draw too (retries of Cloud Storage
-    requests do). The numbers are the same.
+    requests do).
     """
     name = "keras.src.random.seed_generator.python_random"
     _private(name)
@@ -161,9 +161,10 @@ def seed_initializers(seed: int) -> None:
 
 
 def intercept_random(around: Callable[..., Any], names: Iterable[str]) -> None:
-    """Makes Keras's random functions `around(original, …)`, once a process; `names` are those of keras.random.
+    """Makes random functions of Keras call `around(original, …)` from now on; `names` are those in keras.random.
 
-    All layers and `keras.random` itself draw by them, with the parameters of keras.random.
+    It replaces the backend's functions, by which layers and keras.random draw. Raises Missing if one is gone, or takes
+    other parameters than that of keras.random.
     """
     module = "keras.src.backend.tensorflow.random"
     for name in names:
@@ -213,7 +214,7 @@ def lora_in_float64() -> None:
 
 
 def separate_collectives() -> None:
-    """Gives the next MirroredStrategy of this process keys of its own for its sums.
+    """Gives the next MirroredStrategy of this process collective keys of its own for its all-reduces.
 
     Each strategy counts its keys from the same base, and TensorFlow keeps for the life of a process what a key was
     first used for: the sums of a second strategy fail where they differ from those of the first in order or type.
@@ -225,9 +226,9 @@ def separate_collectives() -> None:
 
 
 def await_silent_workers(seconds: int) -> None:
-    """Makes the next strategy of several workers wait so long for one that sends TensorFlow no heartbeat.
+    """Lets a worker under the next multi-worker strategy send no heartbeat for `seconds` before TensorFlow gives up.
 
-    TensorFlow would abort the sums of all workers after ten seconds, and no process can go on after that.
+    By default TensorFlow aborts the all-reduces of all workers after ten seconds, and no process can go on after that.
     """
     context, limit = _private("tensorflow.python.eager.context.context")(), {"heartbeat_timeout_in_ms": 1000 * seconds}
     name = "tensorflow.python.eager.context.Context.configure_coordination_service"
@@ -280,9 +281,9 @@ def set_mask(tensor: Any, mask: Any) -> None:
 
 @contextmanager
 def losses_kept(model: keras.Model) -> Iterator[None]:
-    """Leaves the losses that layers added, `layer.losses`, as they were before the block.
+    """Restores, after the block, the losses that layers had added (`layer.losses`).
 
-    Where replicas wait for each other, those of another one take the same lists meanwhile.
+    While this replica waits for the others in the block, another one's thread writes its losses into the same lists.
     """
     layers = all_layers(model)
     before = [list(_private("keras.layers.Layer._losses", owner=layer)) for layer in layers]
@@ -293,7 +294,7 @@ def losses_kept(model: keras.Model) -> Iterator[None]:
 
 
 def outside_conditions(graph: Any) -> Any:
-    """Returns the graph around the branches of conditions that `graph` lies in; `graph` itself outside of them."""
+    """Returns the innermost graph around `graph` that is no branch of a `tf.cond`: `graph` itself if it is none."""
     branch = _private("tensorflow.python.ops.control_flow_v2_func_graphs.CondBranchFuncGraph", "")
     while isinstance(graph, branch):
         graph = graph.outer_graph
@@ -342,7 +343,7 @@ def averages_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
 
 
 def key_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> Any:
-    """Returns by what an optimizer finds the slots of `variable`: the `_unique_id` of it, or of what stands for it."""
+    """Returns the key by which an optimizer finds the slots of `variable`: its `_unique_id`, or that of a stand-in."""
     return _private("keras.optimizers.Optimizer._var_key", variable, owner=optimizer)(variable)
 
 
@@ -352,7 +353,7 @@ def wrap_updates(optimizer: keras.optimizers.Optimizer, update: Callable[..., An
 
 
 def replace_value(variable: keras.Variable, value: tf.Variable, kind: type[keras.Variable]) -> None:
-    """Makes `variable` hold its values in another variable, which may have another shape, and be of a class for it."""
+    """Makes `variable` keep its values in `value`, which may have another shape, and turns it into a `kind`."""
     _private("keras.Variable._value", owner=variable)
     variable._value, variable.__class__ = value, kind
 
@@ -365,8 +366,9 @@ def graph_of_function(graph: Any, name: str) -> Any:
 def makes_batches(dataset: tf.data.Dataset) -> bool:
     """Returns whether the elements of a tf.data.Dataset are batches of examples, not single examples.
 
-    They are if all parts have an unknown first length, and are not if one has no first length. Where all have a fixed
-    one (as `batch(32, drop_remainder=True)` gives), the names of the transformations tell.
+    They are if the first axis of every part has an unknown length, and are not if a part has no axis or lengths
+    differ. If all have one fixed length (as after `batch(32, drop_remainder=True)`), the names of the transformations
+    decide.
     """
     lengths = [spec.shape[0] if spec.shape.rank else 0 for spec in tf.nest.flatten(dataset.element_spec)]
     if len(set(lengths)) > 1 or lengths[0] == 0:
@@ -387,8 +389,8 @@ def makes_batches(dataset: tf.data.Dataset) -> bool:
 def losses_reduced_by(reduce: Callable[..., Any], parts: Callable[[], int] | None = None) -> Iterator[None]:
     """Makes Keras's losses combine their values by `reduce(original, values, sample_weight, mask, reduction, dtype)`.
 
-    Within the block, `keras.losses.Loss.__call__` calls `reduce` with its original function as the first argument.
-    `parts`: gives the number by which Keras divides other losses there, instead of the number of replicas.
+    Within the block, `keras.losses.Loss.__call__` calls `reduce` with Keras's own function as the first argument.
+    parts: returns the number by which the losses that layers add are divided, instead of the number of replicas.
     """
     options = dict.fromkeys(("sample_weight", "mask", "reduction", "dtype"))
     with ExitStack() as stack:
@@ -425,7 +427,7 @@ def parse_profile(content: bytes) -> Any:
 def without_merging(strategy: Any) -> Iterator[None]:
     """Makes each replica update its own variables in the block, as TensorFlow does where XLA compiles for GPUs.
 
-    Elsewhere it merges the replicas for an update, which a function that one of them calls cannot do.
+    Elsewhere TensorFlow merges the replicas for an update, which is impossible in a function that one of them calls.
     """
     alone = wrapped(
         "tensorflow.distribute.StrategyExtended._use_merge_call", lambda original: False, owner=strategy.extended
@@ -435,9 +437,9 @@ def without_merging(strategy: Any) -> Iterator[None]:
 
 
 def own_values_assigned() -> AbstractContextManager[None]:
-    """Makes a replica assign its own value to a variable that takes the first replica's, as Keras counts updates.
+    """Makes each replica assign its own value where TensorFlow would take the first replica's, as for Keras's counters.
 
-    The values must be equal. XLA cannot wait for the first replica.
+    The replicas' values must be equal. XLA cannot wait for the first replica.
     """
 
     def apply(original: Any, value: Any, aggregation: Any, destinations: Any) -> Any:
@@ -449,15 +451,15 @@ def own_values_assigned() -> AbstractContextManager[None]:
 
 
 def _place(name: str, owner: Any) -> tuple[Any, str]:
-    """Returns the module, class or object that has what is named, and the last part of the name."""
+    """Returns the module, class or object in which `name` is looked up, and the last part of the name."""
     path, _, attribute = name.rpartition(".")
     return pkgutil.resolve_name(path) if owner is None else owner, attribute
 
 
 def _private(name: str, *arguments: Any, owner: Any = None, **named: Any) -> Any:
-    """Returns what `name` is, on `owner` if given; checks that it takes the arguments, if there are any.
+    """Looks up `name`, on `owner` if given, and checks that it accepts the arguments, if any are given.
 
-    Raises Missing if it does not exist or takes others.
+    Raises Missing if it does not exist or does not accept them.
     """
     try:
         value = getattr(*_place(name, owner))

@@ -25,8 +25,9 @@ _DEPENDENT = {
 def make_independent(model: keras.Model, config: TrainConfig) -> None:
     """Makes the layers of `model` that draw random numbers or normalise batches independent of the number of replicas.
 
-    Call it once, under the strategy's scope. It reaches every layer that Keras tracks, in subclassed models too. Raises
-    UserError if one of them cannot be, though --virtual_replicas promises equal bits.
+    Call it once, under the strategy's scope. It reaches every layer that Keras tracks, in subclassed models too. With
+    --remat, layers then recompute their activations. With --virtual_replicas, which promises equal bits, raises
+    UserError if a layer cannot be made independent.
     """
     draw_by_row_everywhere()
     for path, layer in layers_by_path(model).items():
@@ -45,8 +46,8 @@ def depends_on_replicas(
 ) -> list[str]:
     """Returns reasons, from its layers, why steps of `model` on several replicas may differ from those on one.
 
-    `micro_batches` have these reasons and more: a line for each layer, but a single one for all of batch norm. With
-    `virtual` replicas batch norm is no reason, unless a user's own layer moves its averages itself.
+    Several micro-batches add reasons of their own. Each layer has a line, but all batch norm over micro-batches has one
+    together. With `virtual` replicas batch norm is no reason, unless a user's own layer updates its moving averages.
     """
     if replicas == micro_batches == 1:
         return []
@@ -70,12 +71,12 @@ def depends_on_replicas(
 
 
 def refresh_normalization(model: keras.Model) -> None:
-    """Makes Keras's Normalization layers use newly assigned weights: they compute with values derived earlier."""
+    """Makes Keras's Normalization layers use newly assigned weights: they compute with values derived from weights."""
     for layer in all_layers(model):
         if isinstance(layer, keras.layers.Normalization):
             layer.finalize_state()
 
 
 def full_precision() -> str:
-    """Returns the type of weights, which outputs and losses keep where other layers compute in 16 bits."""
+    """Returns the dtype of weights; outputs and losses have it too, where other layers compute in 16 bits."""
     return str(keras.config.dtype_policy().variable_dtype)

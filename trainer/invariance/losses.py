@@ -1,7 +1,7 @@
 """Reduces a Keras loss over the rows of all replicas and micro-batches, as one device would over the global batch.
 
-`train_step` takes a replica's rows in micro-batches, with virtual replicas in one a shard, and applies gradients once:
-docs/decisions/10-micro-batches.md has the reasons.
+`train_step` cuts a replica's rows into micro-batches (with virtual replicas, one for each shard) and applies the sum of
+their gradients once: docs/decisions/10-micro-batches.md gives the reasons.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ _MEANS = ("sum_over_batch_size", "mean", _BY_WEIGHT)
 
 
 def _count_over_replicas(count: Any) -> Any:
-    """Returns the sum of `count` over replicas; raises UserError in a micro-batch, which knows none of the others."""
+    """Returns the sum of `count` over replicas; raises UserError in a micro-batch, which lacks those of the others."""
     step = running_step()
     if step and step.micro_batch_count > 1:
         raise UserError(
@@ -41,13 +41,13 @@ _global_count: ContextVar[Callable[[Any], Any]] = ContextVar("global_count", def
 
 
 def root_mean_square(values: Any) -> Any:
-    """Returns the root of the mean square of `values`, (rows,), over the rows of all replicas: the same number on each.
+    """Returns the root mean square of `values`, (rows,), over the rows of all replicas: the same number on each.
 
-    For the loss function of a compiled model: `reduce_over_replicas` takes one of its parts from each replica, and the
-    gradient of the sum over replicas, a sum over replicas too, makes the parts' gradients add up to that of one device.
-    A train_step that asks current_step() divides it by parts_of_batch(). All replicas must have the same number of
-    rows. Outside of replicas, as in evaluation, the rows are all rows. As on one device, the gradient at 0 is NaN.
-    Raises UserError in a micro-batch, which ends before the rows of the next are known.
+    Use it in the loss function of a compiled model. `reduce_over_replicas` divides the loss of each replica by their
+    number, so that losses and gradients add up to those of one device. A train_step that calls current_step() divides
+    by parts_of_batch() itself. All replicas must have the same number of rows. Outside of replicas, as in evaluation,
+    the mean is over `values` alone. As on one device, the gradient at 0 is NaN. Raises UserError in a micro-batch,
+    which ends before the rows of the next are known.
     """
     step, replica = running_step(), tf.distribute.get_replica_context()
     if step and step.micro_batch_count > 1:
@@ -62,7 +62,7 @@ def root_mean_square(values: Any) -> Any:
 
 
 def parts_of_batch() -> int:
-    """Returns the number of parts of the global batch, of which each micro-batch of each replica is one."""
+    """Returns into how many parts the global batch is cut: replicas, or the micro-batches of all replicas."""
     if step := running_step():
         return step.global_batch_size // step.rows
     replica = tf.distribute.get_replica_context()
@@ -70,7 +70,7 @@ def parts_of_batch() -> int:
 
 
 def counts_of_losses(model: keras.Model, rows: Any) -> list[Any]:
-    """Returns the counts by which the losses of a compiled model divide, over `rows` alone, in the order of losses."""
+    """Returns the counts by which the losses of a compiled model divide for these `rows`, in the order of losses."""
     counts: list[Any] = []
 
     def keep(count: Any) -> Any:
@@ -80,21 +80,21 @@ def counts_of_losses(model: keras.Model, rows: Any) -> list[Any]:
     with holding(_global_count, keep):
         try_losses(model, rows)
     if step := running_step():
-        step.averaged.clear()
+        step.averaged.clear()  # so that batch norm does not move its averages in this trial
     return counts
 
 
 def try_losses(model: keras.Model, rows: Any) -> None:
     """Computes the losses of a compiled model in training, on `rows` as fit has them; changes nothing."""
     x, y, weight = keras.utils.unpack_x_y_sample_weight(rows)
-    # Regularizers ask for the values of weights.
+    # Within the scope, regularizers find no weights but those that it is given.
     values = [(variable, tf.convert_to_tensor(variable)) for variable in model.trainable_variables]
     with keras.StatelessScope(values, collect_losses=True):
         model.compute_loss(x=x, y=y, y_pred=model(x, training=True), sample_weight=weight)
 
 
 def reduce_to_mean(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Returns a value of which the mean over replicas is the loss of the global batch, as `reduce_over_replicas`."""
+    """Returns a value whose mean over replicas is the loss of the global batch; arguments: `reduce_over_replicas`."""
     replica = tf.distribute.get_replica_context()
     return reduce_over_replicas(original, *arguments, **named) * (replica.num_replicas_in_sync if replica else 1)
 
@@ -106,9 +106,9 @@ def reduce_over_replicas(
 
     `original`: Keras's reduction over one device's rows, with the same parameters; values: (rows, …) losses. Keras
     itself divides the mean over a replica's rows by the number of replicas. That is not the mean over all rows where
-    rows count differently: with masks, or with the reduction mean_with_sample_weight. A loss that is one number already
-    counts as a mean over the replica's rows, or over all rows as `root_mean_square`. All replicas must have the same
-    number of rows. The same holds for micro-batches.
+    rows count differently: with masks, or with the reduction mean_with_sample_weight. A loss that is a single
+    number is taken for a mean over the replica's rows, or over all rows as `root_mean_square`. All replicas must have
+    the same number of rows. Micro-batches are treated like replicas.
     """
     parts = parts_of_batch()
     if parts == 1 or reduction not in _MEANS:
@@ -123,22 +123,22 @@ def reduce_over_replicas(
     weights = sample_weight if reduction == _BY_WEIGHT else None
     if mask is None and weights is None:
         return total / tf.cast(tf.size(values) * parts, total.dtype)
-    # The sum of a loss of 1 everywhere counts the values of the mask, or adds up the weights.
+    # The sum of a loss of 1 everywhere counts the values that the mask leaves, or adds up the weights.
     count = original(tf.ones_like(values), weights, mask, "sum", dtype)
     count = _global_count.get()(tf.stop_gradient(count))
     if weights is not None:  # several values may share one: Keras divides by the sum of weights, each counted once
         sizes = [tf.size(factor) for factor in (mask, weights) if factor is not None]
-        sharing = tf.size(values) // tf.reduce_max(tf.stack(sizes))
-        return tf.math.divide_no_nan(total, count / tf.cast(sharing, count.dtype))
+        values_per_weight = tf.size(values) // tf.reduce_max(tf.stack(sizes))
+        return tf.math.divide_no_nan(total, count / tf.cast(values_per_weight, count.dtype))
     return tf.math.divide_no_nan(total, count)
 
 
 def train_step(model: keras.Model, data: Any) -> Mapping[str, Any]:
-    """Returns what the model's train_step returns for this replica's rows; call it within a step.
+    """Runs the model's train_step on this replica's rows and returns its logs; call it within a step.
 
-    Keras's train_step runs on the rows of each micro-batch, in which its metrics are updated; its updates are then made
-    with the sums of the gradients. Raises UserError if one of the user's own takes all rows at once, though the rows
-    are to be cut.
+    With micro-batches, Keras's train_step runs on the rows of each, which updates metrics; the optimizers then make one
+    update with the summed gradients. Raises UserError if a train_step of the user's own takes all rows at once, though
+    they are to be cut.
     """
     step, interface = running_step(), ModelInterface.of(model)
     if step is None or not step.accumulates or interface.own_step:
@@ -151,8 +151,8 @@ def train_step(model: keras.Model, data: Any) -> Mapping[str, Any]:
         return logs
     counts, updates = list[Any](), list[Update]()
     if interface.counted_losses:
-        # By which the losses divide, over the rows of all micro-batches and replicas, in their order. TensorFlow
-        # removes from them what the counts do not need: most often all but the masks.
+        # Losses divide by counts over all micro-batches and replicas, so a trial forward pass finds these first.
+        # TensorFlow removes from the trial what the counts do not need: most often all but the masks.
         trial = replace(step, uses=Counter(step.uses))
         counts = all_reduce_sum(trial.accumulate(partial(counts_of_losses, model), data))
 

@@ -1,8 +1,8 @@
 """Recomputes activations in the backward pass (`--remat`), so that a step holds those of few layers at a time.
 
 Chen et al. 2016, https://arxiv.org/abs/1604.06174: a network is cut into some sqrt(n) blocks, of which only the inputs
-are kept. A block draws the same random numbers twice, and what it assigns to variables, as batch norm does to its
-averages, counts once.
+are kept. A block draws the same random numbers both times, and assigns to variables only once, as batch norm to its
+averages.
 """
 
 import contextvars
@@ -25,7 +25,7 @@ from trainer.invariance.step import in_step, running_step
 
 
 def recompute(model: keras.Model, remat: str) -> None:
-    """Makes the blocks of `model`, or the layers that `remat` names, recompute what they held for the backward pass.
+    """Makes the blocks of `model`, or the layers that `remat` names, recompute activations in the backward pass.
 
     Classes, names, weights and numbers stay; `call` is replaced. Raises UserError for an unknown layer, or if the model
     has no block.
@@ -47,7 +47,7 @@ def recompute(model: keras.Model, remat: str) -> None:
 
 
 def _is_graph(layer: Any) -> bool:
-    """Returns whether it is a network whose layers Keras calls itself: Functional, or Sequential and built."""
+    """Returns whether `layer` is a network whose layers Keras itself calls: Functional, or Sequential and built."""
     return bool(getattr(layer, "inputs", None)) and type(layer).call.__module__.startswith("keras.")
 
 
@@ -57,7 +57,7 @@ def _composite(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 def _recompute_blocks(layer: Any) -> int:
-    """Makes a layer recompute itself, a network its blocks; returns how many blocks there are."""
+    """Makes each block of a network recompute, or any other layer as a whole; returns how many blocks recompute."""
     if not _is_graph(layer):
         _recompute(layer)
         return 1
@@ -80,36 +80,40 @@ def _recompute_blocks(layer: Any) -> int:
 
 
 def _blocks(network: Any) -> list[keras.Model]:
-    """Returns a network as models to run one after another, each of sqrt(n) layers at least; none if it has no cut.
+    """Cuts a network of n layers into models that run one after another; returns none if there is no place to cut.
 
-    Networks with several inputs or outputs, masks, or layers that are used twice are left whole.
+    All but the last have at least sqrt(n) layers. Networks with several inputs or outputs, masks, or layers that are
+    used twice are left whole.
     """
     operations = network.layers if isinstance(network, keras.Sequential) else network.operations
     layers = [layer for layer in operations if not isinstance(layer, keras.layers.InputLayer)]
     masks = any(getattr(layer, "mask_zero", False) or isinstance(layer, keras.layers.Masking) for layer in layers)
     if masks or len(network.inputs) != 1 or len(network.outputs) != 1:
         return []
-    # A cut is where a single tensor is used later.
+    # A cut is possible after a layer whose output is the only tensor that is still used later.
     uses = Counter(id(tensor) for layer in layers for tensor in keras.tree.flatten(layer.input))
-    left = {id(network.inputs[0]): uses[id(network.inputs[0])]}  # how often a tensor is used later
+    uses_left = {id(network.inputs[0]): uses[id(network.inputs[0])]}  # by tensor
     ends = [0]
     for number, layer in enumerate(layers, start=1):
         for tensor in keras.tree.flatten(layer.input):
-            if id(tensor) not in left:  # a layer that is used twice
+            if id(tensor) not in uses_left:  # a layer that is used twice
                 return []
-            left[id(tensor)] -= 1
-        left |= {id(tensor): uses[id(tensor)] for tensor in keras.tree.flatten(layer.output)}
-        single = [key for key, count in left.items() if count] == [id(layer.output)]
-        if single and number - ends[-1] >= math.isqrt(len(layers)) and number < len(layers):
+            uses_left[id(tensor)] -= 1
+        uses_left |= {id(tensor): uses[id(tensor)] for tensor in keras.tree.flatten(layer.output)}
+        only_output = [key for key, count in uses_left.items() if count] == [id(layer.output)]
+        if only_output and number - ends[-1] >= math.isqrt(len(layers)) and number < len(layers):
             ends.append(number)
-    if id(network.outputs[0]) not in left:
+    if id(network.outputs[0]) not in uses_left:
         return []
     joints = [network.inputs[0], *(layers[end - 1].output for end in ends[1:]), network.outputs[0]]
     return [keras.Model(begin, end) for begin, end in itertools.pairwise(joints)] if ends[1:] else []
 
 
 class _Context(keras.layers.Layer):
-    """Tells whether layers train, and tells it to those that `function` calls: Keras does so within a layer alone."""
+    """Finds out the `training` of the calls around it, or sets that of the layers that `function` calls.
+
+    Keras passes it on only from layer to layer.
+    """
 
     def __init__(self, **policy: Any) -> None:
         super().__init__(name="recomputed", **policy)
@@ -122,7 +126,7 @@ class _Context(keras.layers.Layer):
 
 
 def _recompute(layer: keras.layers.Layer) -> None:
-    """Makes the call of `layer` keep its inputs and weights alone in a training step."""
+    """Makes `layer` keep only inputs and weights in a training step, and recompute the rest in the backward pass."""
     outside, within = _Context(autocast=False), _Context(dtype=layer.dtype_policy, autocast=layer.autocast)
 
     def call(original: Any, *args: Any, **named: Any) -> Any:
@@ -133,7 +137,7 @@ def _recompute(layer: keras.layers.Layer) -> None:
             return original(*args, **named)
         held: dict[int, Any] = {}
 
-        def hold() -> Any:  # in full precision, and as an outer block has them
+        def hold() -> Any:  # reads variables in full precision, or as an outer block holds them
             held.update((id(variable), tf.convert_to_tensor(variable.value)) for variable in layer.variables)
             return values[places[0]]
 
@@ -143,17 +147,17 @@ def _recompute(layer: keras.layers.Layer) -> None:
         others = [variable for variable in layer.variables if id(variable) not in set(map(id, variables))]
         held_values = [held[id(variable)] for variable in others]
         masks = [mask_of(values[place]) for place in places]
-        context = contextvars.copy_context()  # what with-blocks of the forward pass set is set again
+        context = contextvars.copy_context()  # so that the backward pass sees what with-blocks around this call set
 
         def run(tensors: Sequence[Any], weights: Sequence[Any]) -> tuple[Any, keras.StatelessScope]:
             for tensor, mask in zip(tensors, masks, strict=True):
                 set_mask(tensor, mask)
             changed = dict(enumerate(values)) | dict(zip(places, tensors, strict=True))
-            words, keys = keras.tree.pack_sequence_as((args, named), [*changed.values()])
+            given, options = keras.tree.pack_sequence_as((args, named), [*changed.values()])
             with keras.StatelessScope(collect_losses=True) as scope:
                 for pair in zip([*variables, *others], [*weights, *held_values], strict=True):
-                    scope.add_update(pair)  # the scope's own argument would be cast to 16 bits
-                outputs = within(tensors[0], function=lambda: original(*words, **keys), training=training)
+                    scope.add_update(pair)  # values given to the scope's constructor would be cast to 16 bits
+                outputs = within(tensors[0], function=lambda: original(*given, **options), training=training)
             if scope.losses:
                 raise _refused(layer, "adds a loss of its activations, which nothing would differentiate")
             pairs = zip(variables, weights, strict=True)
@@ -173,7 +177,8 @@ def _recompute(layer: keras.layers.Layer) -> None:
             _refuse_unrepeatable(layer, graph.get_operations()[count:], [*inputs, *held.values()])
 
             def gradient(*upstream: Any) -> Any:
-                # Nothing runs before `upstream` is there: a 0 is added that no optimizer of graphs knows to be one.
+                # Nothing is recomputed before `upstream` is there: each input gets a 0 added that depends on it, and that
+                # no graph optimizer recognises as 0.
                 first = tf.reshape(upstream[0], (-1,))[:1]
                 zero = tf.math.is_nan(first) & tf.math.is_inf(first)
                 tied = [tensor + tf.reshape(tf.cast(zero, tensor.dtype), [1] * len(tensor.shape)) for tensor in tensors]
@@ -204,7 +209,9 @@ def _refuse_unrepeatable(layer: keras.layers.Layer, operations: Sequence[Any], i
     for operation in operations:
         if operation.op_def.is_stateful and re.search("Random|Multinomial|TruncatedNormal", operation.type):
             raise _refused(layer, f"draws by {operation.type}, which draws other numbers again (keras.random does not)")
-        if tf.distribute.get_replica_context().num_replicas_in_sync > 1:  # sums take what other replicas have
+        if (
+            tf.distribute.get_replica_context().num_replicas_in_sync > 1
+        ):  # all-reduces also have inputs from other replicas
             continue
         for tensor in operation.inputs:
             outside = tensor.op.name not in names and tensor.ref() not in known and tensor.op.type != "Const"
@@ -213,4 +220,5 @@ def _refuse_unrepeatable(layer: keras.layers.Layer, operations: Sequence[Any], i
 
 
 def _refused(layer: keras.layers.Layer, why: str) -> UserError:
+    """Returns the error for a layer that cannot be recomputed."""
     return UserError(f"remat: {layer.name} {why}: name other layers by --remat={LAYERS}NAME,…, or drop --remat")

@@ -21,21 +21,21 @@ from trainer.base.log import log
 from trainer.invariance.gradients import optimizers_of
 from trainer.invariance.internals import averages_of, key_of, replace_value, trained_by, wrap_updates
 
-# Those whose update of an element takes nothing of the other elements.
+# Optimizers that update each element of a weight independently of the other elements.
 _ELEMENTWISE = {
     getattr(keras.optimizers, name): name
     for name in ("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Ftrl", "Lion")
 }
-_FEWEST = 1024  # elements of a part: slots of smaller weights stay whole
+_LEAST_ELEMENTS = 1024  # of a replica's part: slots of smaller weights stay whole
 
 _rehearsing: list[None] = []  # not empty within `parts_of_others_as_zeros`
-_numbers = itertools.count()  # of parts in updates
+_part_numbers = itertools.count()  # each update of a part has a resource of its own
 
 
 class ShardedSlot(keras.Variable):
-    """Has the shape and the values of a whole slot outside of a step, and is this replica's part in it.
+    """Is a slot of which each replica holds a part: within a step that part, outside of it the whole slot.
 
-    Outside, parts on other workers are zeros. `value` is the variable of the parts, (elements,) on each replica.
+    Outside, parts on other workers read as zeros. `value` is the variable of the parts, (elements,) on each replica.
     """
 
     @classmethod
@@ -52,12 +52,12 @@ class ShardedSlot(keras.Variable):
         slot.assign(values)
 
     def replace_by_whole(self, values: Any) -> None:
-        """Makes it an ordinary variable of these values, on the host, once no step follows."""
+        """Turns it into an ordinary variable with these values, on the host; call it after the last step."""
         with tf.device("CPU:0"):
             replace_value(self, tf.Variable(values, trainable=False), keras.Variable)
 
     def assign(self, value: Any) -> Any:
-        """Sets each part to its values in `value`, those of the whole slot."""
+        """Sets the parts that this worker holds from `value`, which has the whole slot."""
         parts, first, replicas = self._parts()
         rows = _rows(tf.cast(value, self.value.dtype), replicas)
         for number, part in enumerate(parts):
@@ -94,7 +94,7 @@ class ShardedSlot(keras.Variable):
 
 @contextmanager
 def parts_of_others_as_zeros() -> Iterator[None]:
-    """Lets slots be read in the block on one worker, as a rehearsal of the export does before there are values."""
+    """Lets one worker read slots in the block, parts on others as zeros: a rehearsal of the export needs no values."""
     _rehearsing.append(None)
     try:
         yield
@@ -122,9 +122,10 @@ def shard_optimizers(model: keras.Model) -> None:
 
 
 def slots_to_shard(optimizer: Any, replicas: int) -> list[tuple[Any, Any]]:
-    """Returns the slots of a built optimizer of which each replica keeps ceil(n / replicas) of n elements.
+    """Returns the slots of a built optimizer that are large enough to be sharded, as pairs (slot, its weight).
 
-    Each is with its weight. Raises UserError for an optimizer that cannot be sharded.
+    A replica keeps ceil(n / replicas) of the n elements of each. Raises UserError for an optimizer that cannot be
+    sharded.
     """
     if type(optimizer) not in _ELEMENTWISE:
         raise UserError(
@@ -135,12 +136,12 @@ def slots_to_shard(optimizer: Any, replicas: int) -> list[tuple[Any, Any]]:
     slots = {id(variable) for variable in optimizer.variables} - set(map(id, averages_of(optimizer)))
     lists = [held for held in vars(optimizer).values() if isinstance(held, list) and len(held) == len(weights)]
     pairs = [pair for held in lists for pair in zip(held, weights, strict=True)]
-    large = [(slot, weight) for slot, weight in pairs if math.prod(weight.shape) >= _FEWEST * replicas]
+    large = [(slot, weight) for slot, weight in pairs if math.prod(weight.shape) >= _LEAST_ELEMENTS * replicas]
     return [(slot, weight) for slot, weight in large if id(slot) in slots and slot.shape == weight.shape]
 
 
 def _rows(values: Any, replicas: int) -> Any:
-    """Returns `values` as the parts of all replicas, (replicas, elements), with zeros at the end."""
+    """Cuts `values` into the parts of all replicas, (replicas, elements), padded with zeros at the end."""
     flat = tf.reshape(values, (-1,))
     return tf.reshape(tf.pad(flat, [[0, -flat.shape[0] % replicas]]), (replicas, -1))
 
@@ -152,18 +153,18 @@ def _own_part(values: Any) -> Any:
 
 
 def _joined(rows: Any, variable: Any) -> Any:
-    """Returns the parts of a variable, (replicas, elements), as values of its shape."""
+    """Joins the parts of a variable, (replicas, elements), to values of its shape: the inverse of `_rows`."""
     return tf.reshape(tf.reshape(rows, (-1,))[: math.prod(variable.shape)], variable.shape)
 
 
 class _Part:
-    """Stands for a variable in an update of this replica's part of it: a resource that lives until `updated`."""
+    """Stands in for a variable while an optimizer updates this replica's part; its resource lives until `updated`."""
 
     def __init__(self, optimizer: Any, variable: Any) -> None:
         value = _own_part(variable)
         self.dtype, self.shape, self.device = value.dtype, value.shape, variable.device
         self._unique_id = key_of(optimizer, variable)
-        name = f"shard_optimizer/{next(_numbers)}"
+        name = f"shard_optimizer/{next(_part_numbers)}"
         self.handle = tf.raw_ops.VarHandleOp(dtype=self.dtype, shape=self.shape, shared_name=name)
         self.assign(value)
 
@@ -189,19 +190,19 @@ class _Part:
 def _update(
     optimizer: Any,
     keys: Collection[Any],
-    of_keras: Callable[..., None],
+    original: Callable[..., None],
     gradients: Sequence[Any],
     variables: Sequence[Any],
     learning_rate: Any,
 ) -> None:
-    """Updates variables: those of `keys` in parts, and the others by `of_keras`."""
-    groups: dict[Any, list[Any]] = {}  # by type, as parts of one type are gathered at once; None: of_keras
+    """Updates variables: of those in `keys` each replica its part, which all gather then; the others by `original`."""
+    groups: dict[Any, list[Any]] = {}  # by dtype, as one gather takes one; None: for `original`
     for gradient, variable in zip(gradients, variables, strict=True):
         value = variable.value if isinstance(variable, keras.Variable) else variable
         kind = value.dtype if key_of(optimizer, value) in keys else None
         groups.setdefault(kind, []).append((gradient, value))
     if None in groups:
-        of_keras(*zip(*groups.pop(None), strict=True), learning_rate)
+        original(*zip(*groups.pop(None), strict=True), learning_rate)
     replica = tf.distribute.get_replica_context()
     for group in groups.values():
         parts = [_Part(optimizer, variable) for _, variable in group]

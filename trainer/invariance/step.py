@@ -22,7 +22,7 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.invariance.internals import compiled_by_xla, outside_conditions
 
-_ALGORITHM, BLOCK = 1, 4  # of tf.random.Algorithm; how many numbers one value of the counter gives
+_ALGORITHM, BLOCK = 1, 4  # PHILOX of tf.random.Algorithm; how many numbers one value of the counter gives
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def on_host_at_once() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Philox:
-    """Draws float32 numbers, those of tf.random's stateless function with alg="philox", in fewer operations."""
+    """Draws the float32 numbers of a stateless function of tf.random with alg="philox", in fewer operations."""
 
     operation: Callable[..., Any]
 
@@ -43,16 +43,16 @@ class Philox:
 
         skip: how many blocks of BLOCK numbers to leave out before them.
         """
-        with on_host_at_once():  # the seed lies there
+        with on_host_at_once():  # where the seed is
             key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
             if tf.is_tensor(skip) or skip:
                 counter += tf.stack([tf.cast(skip, tf.uint64), tf.constant(0, tf.uint64)])
         return self.operation(shape=shape, key=key, counter=counter, alg=_ALGORITHM, dtype=tf.float32)
 
     def rows(self, seed: Any, first_row: Any, rows: int, shape: Sequence[Any]) -> Any | None:
-        """Returns `rows` rows of a draw of (…, *shape), from `first_row` on, a multiple of `rows`.
+        """Draws only `rows` rows of what a draw of (…, *shape) gives, from `first_row` on, a multiple of `rows`.
 
-        None if these rows do not begin with a block, or if their size is not known.
+        Returns None if these rows may not begin with a block of the counter, or if their size is not known.
         """
         size = tf.TensorShape([length if isinstance(length, int) else None for length in shape]).num_elements()
         if size is None or rows * size % BLOCK:
@@ -65,26 +65,27 @@ class Philox:
 NORMAL, UNIFORM = Philox(tf.raw_ops.StatelessRandomNormalV2), Philox(tf.raw_ops.StatelessRandomUniformV2)
 
 
-# In StepContext.uses: how often the model asked for the step, and how often it accumulated.
+# Keys of StepContext.uses that count the calls of current_step and of accumulate.
 ASKED, ACCUMULATED = "current_step", "accumulate"
 
 
 class NotCompilable(Exception):
-    """Reports why XLA cannot compile a step so that its numbers stay the same."""
+    """Reports why XLA cannot compile a step without changing its numbers."""
 
 
-# Moves averages of the rows by their mean over all micro-batches; what a micro-batch adds to that mean.
+# An update of moving averages that waits for all micro-batches: the function that makes it, from means over all of
+# them, and this micro-batch's statistics.
 Averaged = tuple[Callable[[list[Any]], None], list[Any]]
 
 
 @dataclass(frozen=True)
 class Program:
-    """Describes a program of XLA: its steps, and which of them runs. The graph that calls it draws for all of them."""
+    """Describes a program of XLA, of one step or several. The graph that calls it draws the random numbers of all."""
 
-    graph: Any
+    graph: Any  # that calls it
     steps: Sequence[Any]  # the number of each step, an int64 scalar tensor in that graph
-    index: Any = None  # of the step that runs among several, in the program
-    cut: bool = False  # whether TensorFlow sums over replicas after it, before another program makes the updates
+    index: Any = None  # which of several steps runs, a tensor in the program; None for a single step
+    cut: bool = False  # whether it makes only gradients, which TensorFlow sums before another program makes updates
 
 
 @dataclass(frozen=True)
@@ -97,19 +98,19 @@ class StepContext:
     rows: int
     global_batch_size: int
     prefix: str = ""  # put before the name of every stream
-    micro_batches: int = 1  # in which `accumulate` takes the rows
-    virtual_replicas: int = 0  # into which the global batch is cut whatever the number of replicas; 0: none
-    micro_batch_number: int = 0  # of the micro-batch that runs, from 0, on this replica
-    micro_batch_count: int = 1  # virtual replicas, or micro-batches of this replica, while one runs; else 1
+    micro_batches: int = 1  # into how many `accumulate` cuts the rows
+    virtual_replicas: int = 0  # fixed shards of the global batch, on any number of replicas; 0: none
+    micro_batch_number: int = 0  # which micro-batch of this replica runs, from 0
+    micro_batch_count: int = 1  # in a micro-batch: of virtual replicas, or of this replica's micro-batches; else 1
     graph: Any = field(default_factory=tf.compat.v1.get_default_graph, repr=False)  # in which the step is traced
-    program: Program | None = field(default=None, repr=False)  # of which it is a step, if XLA compiles whole steps
+    program: Program | None = field(default=None, repr=False)  # that runs this step, if XLA compiles it
     cut: bool = False  # whether XLA compiles parts of it, between which TensorFlow sums over replicas
     uses: Counter[str] = field(default_factory=Counter, repr=False)  # how often each numbered stream was used so far
-    averaged: list[Averaged] = field(default_factory=list, repr=False)  # what a micro-batch leaves for the end
+    averaged: list[Averaged] = field(default_factory=list, repr=False)  # updates that wait for all micro-batches
 
     @property
     def accumulates(self) -> bool:
-        """Returns whether `accumulate` takes the rows in micro-batches, perhaps a single one."""
+        """Returns whether `accumulate` cuts the rows into micro-batches; virtual replicas may need a single one."""
         return self.micro_batches > 1 or self.virtual_replicas > 0
 
     @property
@@ -121,7 +122,7 @@ class StepContext:
 
     @property
     def is_part(self) -> bool:
-        """Returns whether its rows are not the whole global batch: on several replicas, and in micro-batches."""
+        """Returns whether its rows are only a part of the global batch: on several replicas, or in a micro-batch."""
         return self.rows < self.global_batch_size
 
     def within(self, name: str) -> "StepContext":
@@ -137,7 +138,7 @@ class StepContext:
         return tf.cast(self.draw(UNIFORM, shape, stream), keras.config.floatx())
 
     def mean(self, values: Any) -> Any:
-        """Returns the sum of this replica's rows divided by the GLOBAL batch, so that the replicas' parts add up."""
+        """Returns the sum of `values` divided by the GLOBAL batch size: over all replicas these add up to the mean."""
         return tf.reduce_sum(values) / self.global_batch_size
 
     def accumulate(self, function: Callable[..., Any], *rows: Any) -> Any:
@@ -145,13 +146,13 @@ class StepContext:
 
         rows: nests of tensors (rows, …) and None, of which a micro-batch gets its part. function: takes these and
         returns a nest of losses, gradients or other tensors that are sums over rows; None stays None. While it runs,
-        `current_step()` is the step of its rows, with their random numbers. With --virtual_replicas the sum is that of
-        a tree, of which any number of replicas has whole branches: `add_over_replicas` adds these.
+        `current_step()` is the step of its rows, with their random numbers. With --virtual_replicas it adds in the
+        fixed order of a binary tree, of which each replica has whole branches; `add_over_replicas` adds these.
         """
         self.uses[ACCUMULATED] += 1
         if not self.accumulates:
             return function(*rows)
-        sums: list[tuple[int, Any]] = []  # of how many micro-batches each is
+        sums: list[tuple[int, Any]] = []  # each with its number of micro-batches
         for number in range(self.micro_batches):
             # A micro-batch begins once the sums so far are there: the memory of the one before is free by then.
             before = tf.nest.flatten(sums[-1][1], expand_composites=True) if sums else []
@@ -162,6 +163,7 @@ class StepContext:
                 total, count = (result, [values for _, values in step.averaged]), 1
                 if self.virtual_replicas:
                     total = tf.nest.map_structure(dense, total)
+                # The tree adds only sums of equally many micro-batches.
                 while sums and (sums[-1][0] == count or not self.virtual_replicas):
                     earlier_count, earlier = sums.pop()
                     total = tf.nest.map_structure(_added, earlier, total)
@@ -174,9 +176,9 @@ class StepContext:
         return result
 
     def add_over_replicas(self, tensors: Sequence[Any]) -> list[Any]:
-        """Returns each tensor added over replicas in the tree of --virtual_replicas, without which it stays as it is.
+        """Returns each tensor's sum over replicas, added in the tree of --virtual_replicas; without these, the tensor.
 
-        None stays None. Raises UserError in a micro-batch, whose rows are those of one virtual replica.
+        None stays None.
         """
         replica = tf.distribute.get_replica_context()
         present = [tf.expand_dims(tensor, 0) for tensor in tensors if tensor is not None]
@@ -185,15 +187,15 @@ class StepContext:
         sums = []
         for tensor, gathered in zip(present, replica.all_gather(present, axis=0), strict=True):
             gathered.set_shape((replica.num_replicas_in_sync, *tensor.shape[1:]))
-            parts = tf.unstack(gathered)
-            while len(parts) > 1:  # a power of 2 of them: added in pairs, and these sums in pairs again
-                parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]
-            sums += parts
+            branches = tf.unstack(gathered)
+            while len(branches) > 1:  # a power of 2 of them: added in pairs, and these sums in pairs again
+                branches = [left + right for left, right in zip(branches[::2], branches[1::2], strict=True)]
+            sums += branches
         summed = iter(sums)
         return [None if tensor is None else next(summed) for tensor in tensors]
 
     def micro_batch(self, number: int) -> "StepContext":
-        """Returns the step of the rows of one micro-batch, as that of a replica with these rows."""
+        """Returns the context of one micro-batch: that of a replica which has only these rows."""
         rows = self.rows // self.micro_batches
         with on_host_at_once():
             first = self.first_row + number * rows
@@ -202,14 +204,14 @@ class StepContext:
         return replace(step, micro_batch_count=count, uses=Counter(self.uses), averaged=[])
 
     def part(self, values: Any) -> Any:
-        """Returns this micro-batch's rows of `values`, which hold those of all micro-batches."""
+        """Returns this micro-batch's rows of `values`, which have the rows of all micro-batches; None stays None."""
         if values is None:
             return None
         first = self.micro_batch_number * self.rows
         return values[first : first + self.rows]
 
     def numbered(self, stream: str) -> str:
-        """Returns the name of a new stream at each call in one step: `stream` with the number of the call."""
+        """Returns `stream` with the number of this call in the step: each call names another stream."""
         self.uses[self.prefix + stream] += 1
         return f"{stream}/{self.uses[self.prefix + stream]}"
 
@@ -240,10 +242,10 @@ class StepContext:
             return tf.stack([tf.constant(int.from_bytes(key, "big"), tf.int64), tf.cast(self.step, tf.int64)])
 
     def _before_xla(self, make: Callable[["StepContext"], Any], stream: str, draw: Any, shape: Sequence[Any]) -> Any:
-        """Returns what `make(step)` draws; it is an argument of the program, drawn for all its steps, if XLA compiles.
+        """Returns the numbers of `make(step)`; those of a program of XLA are drawn before it, for all its steps.
 
         XLA's own kernels give other numbers for the same seed. Raises NotCompilable where the numbers cannot be drawn
-        before the step, and UserError in another function that XLA compiles.
+        before the step, and UserError in a function that XLA compiles by itself.
         """
         if not compiled_by_xla():
             return make(self)
@@ -270,7 +272,7 @@ class StepContext:
 
 
 def dense(gradient: Any) -> Any:
-    """Returns slices as a tensor as large as their table; any other gradient unchanged."""
+    """Returns IndexedSlices as a tensor as large as their table; any other gradient unchanged."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, gradient.dense_shape[0])
@@ -311,7 +313,7 @@ def in_step(step: StepContext) -> AbstractContextManager[StepContext]:
 
 @contextmanager
 def holding(variable: ContextVar[Any], value: Value) -> Iterator[Value]:
-    """Makes a variable of this thread hold `value` within the block."""
+    """Sets a context variable to `value` within the block, in this thread; yields the value."""
     token = variable.set(value)
     try:
         yield value
