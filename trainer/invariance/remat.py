@@ -177,8 +177,8 @@ def _recompute(layer: keras.layers.Layer) -> None:
             _refuse_unrepeatable(layer, graph.get_operations()[count:], [*inputs, *held.values()])
 
             def gradient(*upstream: Any) -> Any:
-                # Nothing is recomputed before `upstream` is there: each input gets a 0 added that depends on it, and that
-                # no graph optimizer recognises as 0.
+                # Nothing is recomputed before `upstream` is there: each input gets a 0 added that depends on it, and
+                # that no graph optimizer recognises as 0.
                 first = tf.reshape(upstream[0], (-1,))[:1]
                 zero = tf.math.is_nan(first) & tf.math.is_inf(first)
                 tied = [tensor + tf.reshape(tf.cast(zero, tensor.dtype), [1] * len(tensor.shape)) for tensor in tensors]
@@ -209,9 +209,7 @@ def _refuse_unrepeatable(layer: keras.layers.Layer, operations: Sequence[Any], i
     for operation in operations:
         if operation.op_def.is_stateful and re.search("Random|Multinomial|TruncatedNormal", operation.type):
             raise _refused(layer, f"draws by {operation.type}, which draws other numbers again (keras.random does not)")
-        if (
-            tf.distribute.get_replica_context().num_replicas_in_sync > 1
-        ):  # all-reduces also have inputs from other replicas
+        if tf.distribute.get_replica_context().num_replicas_in_sync > 1:  # all-reduces take tensors of other replicas
             continue
         for tensor in operation.inputs:
             outside = tensor.op.name not in names and tensor.ref() not in known and tensor.op.type != "Const"

@@ -1,7 +1,7 @@
 """Evaluates a model as `model.evaluate` does on one device, on any number of replicas.
 
 Replicas take whole batches in turn, each as if it were the only device, and the metrics' variables are added up: the
-values are those of one device, in any precision. For a classifier it counts the confusion of classes meanwhile.
+values are those of one device, in any precision. For a classifier it also counts the confusion matrix.
 """
 
 import math
@@ -39,7 +39,7 @@ def counted_classes(model: keras.Model) -> int:
 
 
 def confusion(labels: Any, outputs: Any) -> Any:
-    """Returns the rows of each true class (first) and predicted class, float64, which add up exactly.
+    """Returns the confusion matrix, (true classes, predicted classes): float64 counts, which add up exactly.
 
     labels: (rows,) or (rows, 1); outputs: (rows, classes).
     """
@@ -49,7 +49,7 @@ def confusion(labels: Any, outputs: Any) -> Any:
 
 @contextmanager
 def outputs_kept(model: keras.Model) -> Iterator[list[Any]]:
-    """Yields the list of outputs from which test_step computes the model's metrics in the block."""
+    """Yields a list that collects the outputs from which test_step computes the model's metrics in the block."""
     outputs: list[Any] = []
 
     def keep(compute: Callable[..., Any], x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -64,7 +64,7 @@ _SAME = 1e-5  # the largest relative difference of two sums that rounding explai
 
 
 class Totals(NamedTuple):
-    """Holds sums over a part of the examples: tensors on a device, or arrays on the host."""
+    """Holds sums over some of the examples: tensors on a device, or arrays on the host."""
 
     metrics: list[Any]  # the variables of all metrics of the model
     others: Any  # (names,) float64: the values of test_step that are no metrics, summed over rows
@@ -72,19 +72,19 @@ class Totals(NamedTuple):
     confusion: Any  # (classes, classes); (0, 0) if it is not counted
 
     def apply(self, function: Callable[..., Any], *others: "Totals") -> "Totals":
-        """Returns the totals with `function` applied to each part, and to that of `others`."""
+        """Returns the totals with `function` applied to each array, and to the same array of `others`."""
         return cast(Totals, tf.nest.map_structure(function, self, *others))
 
 
 class Evaluation:
-    """Evaluates `model` by its test_step: returns its loss and its metrics as val_….
+    """Evaluates `model` by its test_step: a call returns loss and metrics as val_….
 
     The examples are cut into batches of `batch_size`, the last one smaller, as `evaluate` cuts them, and the replicas
     of all workers take whole batches in turn. A replica computes as if it were the only device, and the variables of
     the metrics are added up over replicas.
 
-    as_fit: returns the `data` of test_step for the parts of a batch; class_names: of a classifier with integer labels,
-    whose `classes` are the counts of the newest call.
+    as_fit: returns the `data` of test_step for the parts of a batch, such as x and y; class_names: those of a
+    classifier with integer labels, for which a call sets `classes` to its confusion matrix.
     """
 
     def __init__(
@@ -111,39 +111,39 @@ class Evaluation:
     def __call__(self) -> dict[str, float]:
         """Returns the values by name. Every worker must call it."""
         replicas, takers = self.replicas, self._takers
-        parts = [index for index in range(replicas.first, replicas.first + replicas.local) if index < takers]
-        shares = [len(range(index, self._batches, takers)) for index in parts]
-        iterators, totals = [iter(self._part(takers, index)) for index in parts], [self._begin for _ in parts]
+        indices = [index for index in range(replicas.first, replicas.first + replicas.local) if index < takers]
+        shares = [len(range(index, self._batches, takers)) for index in indices]  # numbers of batches
+        iterators, totals = [iter(self._part(takers, index)) for index in indices], [self._initial for _ in indices]
         start, rounds = 0, math.ceil(self._batches / takers)
         self.examples.on_epoch_begin()
         while start < rounds:
-            # A few batches a call: between calls workers synchronise, and a signal can interrupt.
+            # Few batches in each call: between calls workers synchronise, and a signal can interrupt.
             count, began = self._call_size(rounds - start), time.monotonic()
-            if parts:
-                totals = self._ran(iterators, totals, [min(start + count, share) - start for share in shares])
+            if indices:
+                totals = self._run_each(iterators, totals, [min(start + count, share) - start for share in shares])
             (seconds,) = replicas.sum_over_workers([time.monotonic() - began]).tolist()
             self._call_size.learn(count, seconds / replicas.cluster.workers)  # equal on all workers
             start += count
         self.examples.on_epoch_end()
-        begin = self._begin.apply(lambda part: np.asarray(part, np.float64))
-        changes = begin.apply(lambda part, *ends: sum((end - part for end in ends), np.zeros_like(part)), *totals)
+        initial = self._initial.apply(lambda part: np.asarray(part, np.float64))
+        changes = initial.apply(lambda part, *ends: sum((end - part for end in ends), np.zeros_like(part)), *totals)
         flat = np.concatenate([change.ravel() for change in tf.nest.flatten(changes)])
         sizes = np.cumsum([change.size for change in tf.nest.flatten(changes)])
         sums = iter(np.split(replicas.sum_over_workers(flat), sizes[:-1]))
-        whole = begin.apply(lambda part: part + next(sums).reshape(part.shape))
+        whole = initial.apply(lambda part: part + next(sums).reshape(part.shape))
         if count := self.class_count:
             numbers = map(str, range(len(self._class_names), count))  # of classes without a name
             self.classes = Classification((*self._class_names, *numbers)[:count], whole.confusion)
         return self._results(whole)
 
     def try_one_batch(self) -> None:
-        """Evaluates one batch on this worker alone."""
-        self._after_batch(0, self._begin)
+        """Evaluates one batch on this worker alone; raises what the model's test_step raises."""
+        self._after_batch(0, self._initial)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Returns the names of the values."""
-        return tuple(self._results(self._begin.apply(np.asarray)))
+        return tuple(self._results(self._initial.apply(np.asarray)))
 
     @cached_property
     def _takers(self) -> int:
@@ -151,9 +151,9 @@ class Evaluation:
         if self.replicas.count == 1 or self._batches == 1:
             return 1
         adds_up = None
-        if self.replicas.cluster.is_chief:  # compares two batches one after the other with the sum of both
-            first, second = (self._after_batch(number, self._begin) for number in range(2))
-            added = first.apply(lambda a, b, begin: a + b - begin, second, self._begin)
+        if self.replicas.cluster.is_chief:  # compares two batches in one run with the sum of two runs
+            first, second = (self._after_batch(number, self._initial) for number in range(2))
+            added = first.apply(lambda a, b, begin: a + b - begin, second, self._initial)
             same = added.apply(lambda a, b: np.allclose(a, b, rtol=_SAME, atol=_SAME), self._after_batch(1, first))
             adds_up = all(tf.nest.flatten(same))
         if self.replicas.from_chief(adds_up):
@@ -163,11 +163,11 @@ class Evaluation:
 
     def _after_batch(self, number: int, totals: Totals) -> Totals:
         """Returns the totals after one more batch."""
-        (after,) = self._ran([iter(self._part(self._batches, number))], [totals], [1])
+        (after,) = self._run_each([iter(self._part(self._batches, number))], [totals], [1])
         return after
 
     @cached_property
-    def _begin(self) -> Totals:
+    def _initial(self) -> Totals:
         """Returns the totals before the first batch."""
         with keras.StatelessScope() as scope:
             self.model.reset_metrics()
@@ -181,7 +181,7 @@ class Evaluation:
         if type(self.model).test_step is keras.Model.test_step:
             return []
         specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in self._variables]
-        trace = tf.function(self._tested, autograph=False)
+        trace = tf.function(self._test_batch, autograph=False)
         trace.get_concrete_function(specs, self._part(1, 0).element_spec)
         with keras.StatelessScope():
             self.model.reset_metrics()
@@ -192,10 +192,11 @@ class Evaluation:
     def _variables(self) -> list[Any]:
         return [variable for metric in self.model.metrics for variable in metric.variables]
 
-    def _part(self, of: int, index: int) -> tf.data.Dataset:
-        return self.examples.in_order(self.batch_size, of, index)
+    def _part(self, takers: int, index: int) -> tf.data.Dataset:
+        """Returns the batches of one taker: from number `index` on, every `takers`-th."""
+        return self.examples.in_order(self.batch_size, takers, index)
 
-    def _ran(self, iterators: list[Any], totals: list[Totals], counts: list[int]) -> list[Totals]:
+    def _run_each(self, iterators: list[Any], totals: list[Totals], counts: list[int]) -> list[Totals]:
         """Runs `counts` batches, a number for each device; returns the new totals when the devices are done."""
         after = self._run(iterators, totals, [tf.constant(count) for count in counts])
         return [device.apply(np.asarray) for device in after]
@@ -212,19 +213,19 @@ class Evaluation:
 
     def _one_batch(self, totals: Totals, parts: Any) -> Totals:
         """Returns the totals after one more batch, in the graph."""
-        metrics, values, rows, counts = self._tested(totals.metrics, parts)
+        metrics, values, rows, counts = self._test_batch(totals.metrics, parts)
         others = [tf.cast(values[name], tf.float64) * rows for name in self._others]
         summed = totals.others + (tf.stack(others) if others else 0.0)
         return Totals(metrics, summed, totals.rows + rows, totals.confusion + counts)
 
-    def _tested(self, metrics: list[Any], parts: Any) -> tuple[list[Any], Mapping[str, Any], Any, Any]:
+    def _test_batch(self, metrics: list[Any], parts: Any) -> tuple[list[Any], Mapping[str, Any], Any, Any]:
         """Runs test_step on one batch, with these values of the metrics' variables.
 
         Returns the variables' new values, the values of test_step, the number of rows, and the confusion of classes.
         """
         rows = tf.cast(tf.shape(tf.nest.flatten(parts)[0])[0], tf.float64)
         variables = self._variables
-        # In this scope Keras only regularizes weights whose values are given.
+        # In this scope Keras regularizes only weights whose values are given.
         weights = [(weight, weight.value) for weight in self.model.weights if weight.regularizer is not None]
         held, data = [*zip(variables, metrics, strict=True), *weights], self._as_fit(parts)
         kept: AbstractContextManager[list[Any]] = outputs_kept(self.model) if self.class_count else nullcontext([])
@@ -240,6 +241,7 @@ class Evaluation:
         return after, values, rows, counts
 
     def _results(self, totals: Totals) -> dict[str, float]:
+        """Returns the values by name, from totals over all examples."""
         metrics = zip(self._variables, totals.metrics, strict=True)
         with keras.StatelessScope([(variable, tf.cast(value, variable.dtype)) for variable, value in metrics]):
             results = self.model.get_metrics_result()

@@ -3,9 +3,10 @@
 FID: Heusel et al. 2017, https://arxiv.org/abs/1706.08500, the Frechet distance of two Gaussians fitted to features.
 KID: Binkowski et al. 2018, https://arxiv.org/abs/1801.01401, the unbiased squared maximum mean discrepancy with a cubic
 polynomial kernel. Precision and recall: Kynkaanniemi et al. 2019, https://arxiv.org/abs/1904.06991. Density and
-coverage: Naeem et al. 2020, https://arxiv.org/abs/2002.09797; how many generated images look real, and how many real
-ones they cover, where each set of features is taken for the union of balls around its images, which reach to their
-fifth nearest neighbours in that set. All are computed in float64 on the host, from features extracted on all replicas.
+coverage: Naeem et al. 2020, https://arxiv.org/abs/2002.09797. These four tell how many generated images look real, and
+how many real ones they cover: a set of images is taken for the union of balls around their features, each of which
+reaches to its centre's fifth nearest neighbour in the set. All are computed in float64 on the host, from features that
+all replicas extract.
 """
 
 import hashlib
@@ -38,7 +39,7 @@ _ROWS = 256  # of the distances in memory at a time: 20 MB
 
 
 def neighbour_metrics(real: Features, fake: Features, neighbours: int = NEIGHBOURS) -> dict[str, float]:
-    """Returns precision, recall, density and coverage of generated images; {} of too few.
+    """Returns precision, recall, density and coverage of generated images; {} if there are too few.
 
     At most MOST_IMAGES of each set are compared. All but density are at most 1, and higher is better.
     """
@@ -68,7 +69,7 @@ def _sample(features: Features) -> Features:
 
 
 def _radii(features: Features, neighbours: int) -> Features:
-    """Returns the squared distance of each row to its nearest neighbour of that number, itself not counted."""
+    """Returns the squared distance of each row to its `neighbours`-th nearest neighbour, itself not counted."""
     radii = np.empty(len(features))
     for rows, distances in _distances(features, features):
         distances[np.arange(len(distances)), np.arange(len(features))[rows]] = np.inf
@@ -84,7 +85,7 @@ def _distances(images: Features, centres: Features) -> Iterator[tuple[slice, Fea
         yield rows, np.maximum(squares[rows, np.newaxis] + others - 2 * images[rows] @ centres.T, 0.0)
 
 
-FID_FORMULAS = 2  # counts the changes of what is computed from the same images
+FID_FORMULAS = 2  # counts up when the same images come to give other values
 _INCEPTION_SIZE = 299
 _KERNEL_ROWS = 256  # of the kernel's matrix in memory at a time: about 0.3 GB with 50,000 images
 
@@ -138,12 +139,12 @@ class Extractor:
             keras.config.set_dtype_policy("float32")
             if name == "inception":
                 file = weights if weights == "imagenet" else str(stage(weights, "fid_weights", cache_dir))
-                inside = keras.applications.InceptionV3(
+                backbone = keras.applications.InceptionV3(
                     include_top=False, weights=file, pooling="avg", input_shape=(_INCEPTION_SIZE, _INCEPTION_SIZE, 3)
                 )
-                images = keras.Input(inside.input_shape[1:])
+                images = keras.Input(backbone.input_shape[1:])
                 scaled = keras.layers.Rescaling(1 / 127.5, offset=-1)(images)
-                network = keras.Model(images, inside(scaled))
+                network = keras.Model(images, backbone(scaled))
             else:  # a saved classifier up to its penultimate layer
                 model = keras.models.load_model(stage(name, "fid_features", cache_dir), compile=False)
                 shape = model.input_shape
@@ -285,7 +286,7 @@ class Fid:
 
 
 def make_fid(config: TrainConfig, model: keras.Model, reals: Examples, replicas: Replicas) -> Fid:
-    """Returns the measure of a GAN's images; raises UserError if the model has no generator.
+    """Returns the FID measurement of a GAN's images; raises UserError if the model has no generator of images.
 
     reals: the training examples.
     """

@@ -27,11 +27,12 @@ def predict(
 
     The examples are cut into batches as `model.predict(…, batch_size=…)` cuts them, the last one is filled up, and the
     replicas of this machine take whole batches in turn: a row's output does not depend on the other rows of its batch.
-    Only x is used. Nothing in the model changes: a layer that draws at random draws the same for each batch.
+    Only x is used. Nothing in the model changes: a layer that draws at random draws the same for each batch. Raises
+    UserError if the model does not return a row for each row.
     """
     batches = math.ceil(examples.count / batch_size)
     takers = min(replicas.local, batches)
-    if isinstance(examples, InSequence):  # which another reading may give in another order
+    if isinstance(examples, InSequence):  # a second reading may give another order
         iterators = [iter(examples.in_order(batch_size))] * takers
     else:
         iterators = [iter(examples.in_order(batch_size, takers, index)) for index in range(takers)]
@@ -42,7 +43,7 @@ def predict(
 
     def one_round(used: list[Any]) -> list[Any]:
         outputs = []
-        for device, iterator in zip(replicas.devices, used, strict=False):  # the last round may be of fewer
+        for device, iterator in zip(replicas.devices, used, strict=False):  # the last round may have fewer
             with tf.device(device):
                 x = as_fit(tf.nest.map_structure(filled, next(iterator)[:1]))
                 outputs.append(outputs_of(model, x if isinstance(x, tuple) else (x,)))
@@ -69,7 +70,11 @@ def outputs_of(model: keras.Model, x: tuple[Any, ...]) -> Any:
 
 
 def named_outputs(outputs: Any, model: keras.Model) -> Iterator[tuple[str, Array]]:
-    """Yields the arrays of a nest: `predictions`, keys, names of the model's outputs, or their numbers, with dots."""
+    """Yields (name, array) for each array in a nest of outputs; raises UserError for one that holds no numbers.
+
+    A single output is `predictions`. Others have the names of the model's outputs, or their keys in the nest, or
+    output_N by position; names of inner nests are joined by dots.
+    """
     names = output_names(model)
     of_model = isinstance(outputs, (list, tuple)) and len(names) == len(outputs) == len({*names})
 
@@ -93,7 +98,7 @@ def named_outputs(outputs: Any, model: keras.Model) -> Iterator[tuple[str, Array
 
 
 def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Writes arrays as numpy.savez does, which cannot take every name."""
+    """Writes arrays as numpy.savez does, but with any names."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:

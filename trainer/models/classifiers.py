@@ -25,7 +25,10 @@ def head(config: TrainConfig, dataset: Dataset) -> keras.layers.Layer:
 
 
 def number_of_classes(config: TrainConfig, dataset: Dataset, setting: str, kind: str) -> int:
-    """Returns the number of classes of the data. Raises UserError, for this setting and kind, if there are no two."""
+    """Returns the number of classes of the data.
+
+    Raises UserError if there are no labels, or fewer than two classes; it names `setting` and the `kind` of model.
+    """
     classes, data = len(dataset.class_names), f"{setting}: {config.data}"
     refuse(
         (not dataset.train.labelled, f"{data} has no labels: {kind} needs them, e.g. class folders"),
@@ -35,27 +38,27 @@ def number_of_classes(config: TrainConfig, dataset: Dataset, setting: str, kind:
     return classes
 
 
-def _are_shares(y_true: Any, y_pred: Any) -> bool:
-    """Returns whether y_true has a share of each class, (rows, classes), as in training with soft labels."""
+def _are_soft(y_true: Any, y_pred: Any) -> bool:
+    """Returns whether y_true holds soft labels, (rows, classes): a probability of each class."""
     return len(y_true.shape) == len(y_pred.shape) and y_true.shape[-1] == y_pred.shape[-1]
 
 
 class SoftCrossentropy(keras.losses.SparseCategoricalCrossentropy):
-    """Computes the cross-entropy for classes and for shares of classes, which only training has."""
+    """Computes the cross-entropy for integer labels and for soft labels, which only training has."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         """Returns the loss of each row, (rows,)."""
-        if _are_shares(y_true, y_pred):
+        if _are_soft(y_true, y_pred):
             return keras.losses.categorical_crossentropy(y_true, y_pred, from_logits=self.from_logits)
         return super().call(y_true, y_pred)
 
 
 class SoftAccuracy(keras.metrics.SparseCategoricalAccuracy):
-    """Computes the accuracy for classes and for shares of classes, of which the largest is the class."""
+    """Computes the accuracy for integer labels and for soft labels, of which the most probable class counts."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Counts the rows of a batch."""
-        labels = keras.ops.argmax(y_true, axis=-1) if _are_shares(y_true, y_pred) else y_true
+        labels = keras.ops.argmax(y_true, axis=-1) if _are_soft(y_true, y_pred) else y_true
         return super().update_state(labels, y_pred, sample_weight)
 
 
@@ -75,6 +78,7 @@ def compile_classifier(
     accuracy = SoftAccuracy if soft else keras.metrics.SparseCategoricalAccuracy
     rate = learning_rate(config, dataset, later=later)
     model.compile(optimizer(rate), loss=loss(from_logits=True), metrics=[accuracy(name="accuracy")])
+    # The saved model is compiled with Keras's own classes and a constant rate, so that it loads without this package.
     model.plain_compile = lambda: {
         "optimizer": optimizer(config.learning_rate),
         "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -84,7 +88,7 @@ def compile_classifier(
 
 
 def mlp(config: TrainConfig, dataset: Dataset, *, width: Units = 32, dropout: Dropout = 0.0) -> keras.Model:
-    """Maps (rows, image_size, image_size, channels) pixels to (rows, classes) logits by two hidden layers; by Adam."""
+    """Maps (rows, image_size, image_size, channels) pixels to (rows, classes) logits; two hidden layers, Adam."""
     images = keras.Input(dataset.image_shape, name="images")
     x = layers.Flatten()(layers.Rescaling(1 / 255)(images))
     for depth in range(2):
@@ -95,7 +99,7 @@ def mlp(config: TrainConfig, dataset: Dataset, *, width: Units = 32, dropout: Dr
 
 
 def cnn(config: TrainConfig, dataset: Dataset, *, width: Width = 32, dropout: Dropout = 0.0) -> keras.Model:
-    """Maps pixels to logits by two convolutions, pooling, three, pooling, and a dense layer of 128; by RMSprop.
+    """Maps pixels to logits by two convolutions, pooling, three convolutions, pooling and 128 units; with RMSprop.
 
     At width 128 it is the MNIST network of an article on training with several cloud GPUs, with the same RMSprop.
     """

@@ -1,8 +1,8 @@
 """Builds the model that a run names, and checks that it fits the data. user_code/interface.py has the contract.
 
-A train_step of the user's own that was written for `fit` gets its stock optimizers built and prepared. The returned
-model has its optimizers and metrics built, draws and normalises for the global batch, and has a loss to train on;
-whatever can be known to fail is one UserError.
+The returned model has built optimizers and metrics and a loss to train on, and its layers draw and normalise for the
+global batch. A train_step of the user's own may be written for `fit`: its stock optimizers are built and prepared too.
+Whatever can be known to fail raises a UserError of one line.
 """
 
 import re
@@ -41,7 +41,10 @@ from trainer.user_code.mistakes import as_user_mistake, load_function, message_o
 
 
 def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    """Builds the model that a run names, and its optimizers. Call it under the strategy's scope."""
+    """Builds the model that a run names, and its optimizers. Call it under the strategy's scope.
+
+    Raises UserError if the model cannot be trained with these settings on these data.
+    """
     compare_signs_on_device()
     lora_in_float64()
     build = load_function(MODELS.get(config.model, config.model), "model", ("config", "dataset"), config)
@@ -52,11 +55,12 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
         )
     # Weights that the import of the user's file created would be shared with the next model of this process.
     module = sys.modules.get(config.model.partition(":")[0])
-    of_module = {id(value): name for name, value in vars(module).items()} if module else {}
-    names = [of_module[id(layer)] for layer in (model, *all_layers(model)) if id(layer) in of_module and layer.weights]
-    if names:
+    globals_of_file = {id(value): name for name, value in vars(module).items()} if module else {}
+    shared = [layer for layer in (model, *all_layers(model)) if id(layer) in globals_of_file and layer.weights]
+    if shared:
+        name = globals_of_file[id(shared[0])]
         raise UserError(
-            f"model={config.model}: {names[0]} is made when its file is imported: make it in the function, as each "
+            f"model={config.model}: {name} is made when its file is imported: make it in the function, as each "
             "replica needs weights of its own"
         )
     # A schedule or a warm-up has no effect on a user's optimizer whose rate is a number.
@@ -104,9 +108,9 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 
 def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
-    """Builds the optimizer and the metrics now, as `fit` does: in a step it is too late.
+    """Builds the optimizer and the metrics of a compiled model, as `fit` does: within a step it is too late.
 
-    Raises UserError if there is no loss to train on.
+    Sets `model.counted_losses`. Raises UserError if the model does not fit the data, or if there is no loss.
     """
     if not model.compiled:
         raise UserError(
@@ -116,7 +120,7 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
     if "sparse" in _loss_name(model) and has_class_outputs(model):
         classes = model.output_shape[-1]
         for examples in filter(None, (dataset.train, dataset.evaluation)):
-            if examples.targets is not None:  # of other labels Keras would make NaN, or fail late
+            if examples.targets is not None:  # with labels out of range Keras would give NaN, or fail late
                 checked_labels(examples.targets, f"data={dataset.name}: the model has {classes} outputs", classes)
     if model.loss is not None and dataset.train.labelled and dataset.evaluation and not dataset.evaluation.labelled:
         raise UserError(  # Keras would fail late
@@ -131,14 +135,14 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
         build_compiled(model, rows)
     except (ValueError, TypeError) as error:
         if re.search("incompatible (with the layer|shape)", str(error)):
-            size = "; --image_size and --channels set the size of images" if dataset.holds_images else ""
+            advice = "; --image_size and --channels set the size of images" if dataset.holds_images else ""
             raise UserError(
                 f"model={config.model}: it cannot be called with x of {config.data}, {count} rows, "
-                f"{described(dataset.spec[0])} an example: {message_of(error)}{size}"
+                f"{described(dataset.spec[0])} an example: {message_of(error)}{advice}"
             ) from error
-        part = "input does" if "incompatible with the layer" in str(error) else "loss or metrics do"
+        subject = "input does" if "incompatible with the layer" in str(error) else "loss or metrics do"
         raise as_user_mistake(error) or UserError(
-            f"model={config.model}: its {part} not fit {config.data} ({dataset.shape}): "
+            f"model={config.model}: its {subject} not fit {config.data} ({dataset.shape}): "
             f"{_other_loss(model, dataset) or reason(error)}"
         ) from error
     has_loss = model.loss is not None or type(model).compute_loss is not keras.Model.compute_loss
@@ -168,20 +172,20 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
 
 
 def _loss_name(model: keras.Model) -> str:
-    """Returns the name of the loss of compile() in small letters alone: of a string, a function or a Loss."""
+    """Returns the name of the loss of compile(), a string, function or Loss, in lower case and without underscores."""
     loss = model.loss
     name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
     return name.replace("_", "").lower()
 
 
 def _other_loss(model: keras.Model, dataset: Dataset) -> str:
-    """Returns advice if the loss takes classes as numbers and the labels are one-hot, or the other way round; or ""."""
+    """Returns advice if the loss takes integer labels and these are one-hot, or the other way round; else ""."""
     name, (_, y, *_) = _loss_name(model), (*dataset.spec, None)
     if not has_class_outputs(model) or not isinstance(y, tf.TensorSpec):
         return ""
     one_hot = tuple(y.shape) == (model.output_shape[-1],)
     if name == "sparsecategoricalcrossentropy" and one_hot:
-        return 'its loss takes a number a label, and these are one-hot: use loss="categorical_crossentropy"'
+        return 'its loss takes integer labels, and these are one-hot: use loss="categorical_crossentropy"'
     if name == "categoricalcrossentropy" and tuple(y.shape) in ((), (1,)):
         return 'its loss takes one-hot labels, and these are numbers: use loss="sparse_categorical_crossentropy"'
     return ""
@@ -191,7 +195,8 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
     """Builds the optimizers on the variables that the train_step passes to them, and makes them all-reduce gradients.
 
     Does nothing for optimizers of `sum_and_build`. Call it under the strategy's scope, where `fit` would build them
-    too. Sets `model.means_of_rows`.
+    too. Sets `model.means_of_rows`: whether the train_step, as one written for `fit`, takes means over a replica's rows
+    and never calls current_step(). Raises UserError if the train_step fails.
     """
     optimizers = [part for part in reachable(model) if isinstance(part, keras.optimizers.Optimizer)]
     inner = {id(getattr(optimizer, "inner_optimizer", None)) for optimizer in optimizers}
@@ -205,13 +210,13 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
     rows, micro_batches = config.rows_per_replica(replicas), config.micro_batches_on(replicas)
     interface = ModelInterface.of(model)
     shape = (interface.batches_per_step, rows) if interface.stacked else (rows,)
-    wants_replicas = False
+    asks_for_step = False
 
     def record(optimizer: Any, original: Any, gradients: Any, variables: Sequence[Any] | None = None) -> None:
         trained.setdefault(id(optimizer), list(model.trainable_variables if variables is None else variables))
 
     def step(*parts: Any) -> None:
-        nonlocal wants_replicas
+        nonlocal asks_for_step
         zero = tf.constant(0, tf.int64)
         context = StepContext(
             config.seed, zero, 0, rows, config.global_batch_size, micro_batches=micro_batches,
@@ -219,7 +224,7 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
         )  # fmt: skip
         with in_step(context):
             model.train_step(dataset.as_fit(parts))
-        wants_replicas = wants_replicas or context.uses[ASKED] > 0
+        asks_for_step = asks_for_step or context.uses[ASKED] > 0
 
     def on_each(*parts: Any) -> None:
         tf.distribute.get_strategy().run(tf.autograph.experimental.do_not_convert(step), args=parts)
@@ -244,6 +249,6 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
         if variables := trained.get(id(optimizer)):
             if not optimizer.built:
                 optimizer.build(variables)
-            sum_first(optimizer, mean=not wants_replicas)
+            sum_first(optimizer, mean=not asks_for_step)
             wrap("keras.optimizers.Optimizer.apply", apply_and_keep_losses, owner=optimizer)
-    model.means_of_rows = not wants_replicas
+    model.means_of_rows = not asks_for_step

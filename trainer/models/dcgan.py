@@ -21,7 +21,7 @@ from trainer.models.model_settings import Conditional, DiffAugment, EmaDecay, La
 
 
 class DCGAN(GAN):
-    """Trains by the cross-entropy between real and generated images."""
+    """Trains the critic to tell real images from generated ones, by cross-entropy, and the generator to mislead it."""
 
     def __init__(
         self,
@@ -35,9 +35,9 @@ class DCGAN(GAN):
         ema_decay: EmaDecay = 0.999,
     ) -> None:
         betas, normal = (0.5, 0.999), partial(keras.initializers.RandomNormal, stddev=0.02)
-        of_critic: Any = {"critic_batch_norm": True, "initializer": normal}
+        options: Any = {"critic_batch_norm": True, "initializer": normal}
         shared = OfGAN(width, latent_dim, conditional, diff_augment, ema_decay)
-        super().__init__(config, dataset, shared, batches_per_step=1, betas=betas, **of_critic)
+        super().__init__(config, dataset, shared, batches_per_step=1, betas=betas, **options)
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Returns the losses. data: images (1, rows, height, width, channels) in [0, 255], perhaps labels (1, rows)."""
@@ -52,12 +52,12 @@ class DCGAN(GAN):
     def critic_gradients(self, reals: Any, fakes: Any, global_batch_size: int, labels: Any = None) -> Any:
         """Returns the loss, and a gradient of the scaled loss for each critic variable, over this replica's rows.
 
-        reals, fakes: (rows, height, width, channels) in [-1, 1]. Batch norm treats them separately. labels: (rows,) of
-        both, if the GAN is conditional.
+        reals, fakes: (rows, height, width, channels) in [-1, 1]. Batch norm treats them separately. labels: (rows,),
+        those of both, if the GAN is conditional.
         """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.critic_variables)
-            if compiled_by_xla() and not prefers_many_rows():  # on a CPU XLA copies what batch norm cuts
+            if compiled_by_xla() and not prefers_many_rows():  # on a CPU XLA would copy the groups of batch norm
                 of_reals, of_fakes = self.scores(reals, labels), self.scores(fakes, labels)
             else:
                 with separate_groups(2):
@@ -73,6 +73,6 @@ class DCGAN(GAN):
 
 
 def _cross_entropy(scores: Any, *, real: bool) -> Any:
-    """Sums over rows; the target is 1 for real images and 0 for generated ones."""
+    """Returns the cross-entropy, summed over rows, with a target of 1 for real images and 0 for generated ones."""
     target = tf.ones_like(scores) if real else tf.zeros_like(scores)
     return tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(target, scores))

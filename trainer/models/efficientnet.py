@@ -38,7 +38,10 @@ def build(
     ] = 0,
     fine_tune_learning_rate: Annotated[float, Setting("learning_rate from fine_tune_after_steps on", above=0)] = 1e-5,
 ) -> keras.Model:
-    """Maps (rows, image_size, image_size, 3) pixels to (rows, classes) logits; trained by Adam."""
+    """Maps (rows, image_size, image_size, 3) pixels to (rows, classes) logits; uses Adam.
+
+    Raises UserError if the initial weights cannot be loaded.
+    """
     named = {"imagenet": "imagenet", "none": None}
     file = named[weights] if weights in named else stage(weights, "weights", config.cache_dir)
     make, shape = getattr(keras.applications, f"EfficientNet{variant}"), (config.image_size, config.image_size, 3)

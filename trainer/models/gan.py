@@ -1,15 +1,15 @@
 """Provides what GANs share: generator and critic networks, their updates, the averaged generator, samples, templates.
 
 `--conditional` gives the networks the class of each image. The generator gets it by concatenation (Mirza and Osindero
-2014, https://arxiv.org/abs/1411.1784): beside the noise, a vector of zeros but for the class. As long as the noise is
-on average, it starts with as much influence; the network stays a chain of layers, which one pass can run for all images
-of a step. The critic gets it by projection (Miyato and Koyama 2018, https://arxiv.org/abs/1802.05637): its score is
-that of the image, plus the product of the image's features with a learnt vector of the class. It has to say whether the
-image is one of this class, where a class concatenated with the image may be ignored; and its convolutions run on images
-alone.
+2014, https://arxiv.org/abs/1411.1784): beside the noise, a vector that is zero but for the class. It is as long as the
+noise is on average, so that both start with equal influence, and the network stays a chain of layers, which runs once
+for all images of a step. The critic gets it by projection (Miyato and Koyama 2018, https://arxiv.org/abs/1802.05637):
+its score is that of the image, plus the product of the image's features with a learnt vector of the class. A critic
+might ignore a class that is concatenated with the image; this one has to tell whether the image is of that class, and
+its convolutions run on images alone.
 
-A generated image of an update gets the label of the real image in its row, so that nothing is drawn for labels: both
-halves of a batch have the same classes, and an image between them, as WGAN-GP has, belongs to one class.
+In an update, a generated image gets the label of the real image in the same row. So no labels are drawn, real and
+generated images have the same classes, and an image between the two, as WGAN-GP has, is of one class.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ from trainer.models.optimizers import learning_rate
 def classes_of(config: TrainConfig, dataset: Dataset) -> int:
     """Returns the number of classes that a conditional GAN is given.
 
-    Raises UserError if the data have no labels, or others than one integer from 0 for each image.
+    Raises UserError unless the data have one integer label, counted from 0, for each image.
     """
     classes = number_of_classes(config, dataset, "conditional=true", "a conditional GAN")
     label = tf.nest.flatten(dataset.spec[1])[0]
@@ -56,7 +56,7 @@ def classes_of(config: TrainConfig, dataset: Dataset) -> int:
 
 
 def with_class(noise: Any, labels: Any, classes: int) -> Any:
-    """Returns the input of the generator's layers, (…, latent_dim + classes), for noise (…, latent_dim), labels (…)."""
+    """Joins noise (…, latent_dim) and labels (…) to the input of the generator's layers, (…, latent_dim + classes)."""
     one_hot = tf.one_hot(labels, classes, on_value=_length(noise), off_value=0.0, dtype=noise.dtype)
     return tf.concat([noise, one_hot], -1)
 
@@ -112,7 +112,10 @@ def images_of(data: Any) -> Any:
 
 
 def filters(size: int, width: int) -> list[int]:
-    """Returns the filters per resolution, largest first: halved while even and above 4 pixels, at most 8 x width."""
+    """Returns the number of filters at each resolution, the largest first.
+
+    Each resolution is half the one before, while that is even and above 4 pixels. Filters double, to at most 8 x width.
+    """
     result: list[int] = []
     while size % 2 == 0 and size > 4:
         size //= 2
@@ -125,7 +128,7 @@ def build_generator(
 ) -> keras.Model:
     """Builds a network from (rows, latent_dim) noise to (rows, image_size, image_size, channels) in [-1, 1].
 
-    With classes, its input is that of trainer.models.gan.with_class.
+    With classes, its input is what `with_class` returns.
     """
     widths = filters(config.image_size, shared.width)
     base = config.image_size // 2 ** len(widths)
@@ -198,8 +201,8 @@ def scores_and_slopes(critic: Any, images: Any, labels: Any = None) -> tuple[Any
 class Generated(NamedTuple):
     """Holds the generated part of an update: images, (rows, height, width, channels), or the noise to make them from.
 
-    noise: (rows, latent_dim), with the classes of a conditional GAN. `labels`, (rows,): these classes. `reals`: real
-    images in [-1, 1], with which the generator's loss compares the generated images row by row.
+    noise: (rows, latent_dim), joined with the classes if the GAN is conditional. labels: (rows,), these classes. reals:
+    real images in [-1, 1], with which the generator's loss compares the generated ones row by row.
     """
 
     images: Any = None
@@ -211,12 +214,13 @@ class Generated(NamedTuple):
 class GAN(keras.Model):
     """Holds a generator, its moving average and a critic; a subclass defines losses and `train_step`.
 
-    `batches_per_step`: global batches that one step reads. `betas`: of both Adam optimizers.
+    batches_per_step: the number of global batches that one step reads, each for one update of the critic; betas: of
+    both Adam optimizers.
     """
 
     # (reals, fakes, *others, global_batch_size, labels) -> losses and gradients; see `update_critic`.
     critic_gradients: Callable[..., Any]
-    compiles_gradients = False  # whether they neither draw nor sum over replicas: XLA can compile them alone
+    compiles_gradients = False  # whether it neither draws nor sums over replicas: XLA can compile it alone
 
     def __init__(
         self,
@@ -255,7 +259,7 @@ class GAN(keras.Model):
         self._compiled_gradients = tf.function(self.critic_gradients, jit_compile=True, autograph=False)
 
     def _critic_gradients(self, *arguments: Any) -> Any:
-        return self.critic_gradients(*arguments)  # which a subclass may have traced once
+        return self.critic_gradients(*arguments)  # a subclass may call one that is traced once
 
     def generator_loss(self, scores: Any, real_scores: Any = None) -> Any:
         """Returns the generator's loss, summed over rows, for the critic's scores of generated images, (rows, 1).
@@ -295,15 +299,15 @@ class GAN(keras.Model):
             labels_by_update = [*tf.unstack(labels), labels[-1]]
             noise = with_class(noise, tf.stack(labels_by_update, axis=1), self.generated_classes)
         generated = [Generated(noise=drawn) for drawn in tf.unstack(noise, axis=1)]
-        if len(generated) > 2 and not step.accumulates:
+        if len(generated) > 2 and not step.accumulates:  # several critic updates, by the same generator
             generated[:-1] = map(Generated, self.fakes(*(update.noise for update in generated[:-1])))
         return [update._replace(labels=y) for update, y in zip(generated, labels_by_update, strict=True)]
 
     def fakes(self, *noise: Any) -> list[Any]:
         """Returns the images of each noise, (rows, latent_dim), for critic updates, which do not change the generator.
 
-        One forward pass makes all of them, with fewer operations and all-reduces. A single replica on a CPU runs one
-        pass for each noise, because the activations of fewer rows stay in its caches.
+        One forward pass makes all of them, with fewer operations and all-reduces. On a CPU, a single replica runs the
+        generator for each noise separately, because the activations of fewer rows stay in its caches.
         """
         if not prefers_many_rows() and tf.distribute.get_strategy().num_replicas_in_sync == 1:
             return [self.generator(drawn, training=True) for drawn in noise]
@@ -314,7 +318,7 @@ class GAN(keras.Model):
     def update_critic(self, step: StepContext, reals: Any, fakes: Generated, *others: Any) -> Any:
         """Updates the critic once; returns this replica's part of its losses.
 
-        reals: (rows, height, width, channels) in [0, 255]; others: (rows, …), what else `critic_gradients` takes.
+        reals: (rows, height, width, channels) in [0, 255]; others: (rows, …), further arguments of `critic_gradients`.
         """
 
         def of_micro_batch(reals: Any, fakes: Generated, *others: Any) -> Any:
@@ -330,7 +334,7 @@ class GAN(keras.Model):
     def update_generator(self, step: StepContext, generated: "Generated") -> Any:
         """Updates the generator once by the images that it generated; returns this replica's part of its loss."""
         gradients_of = partial(self.generator_gradients, global_batch_size=step.global_batch_size)
-        # Runs after the critic's update, which ends with its first weights: together they would need more memory.
+        # Waits for the critic's update, which assigns its first weights last: both at once would need more memory.
         with tf.control_dependencies([self.critic_variables[0].read_value()]):
             generated = generated._replace(noise=tf.identity(generated.noise))
         loss, gradients = step.accumulate(gradients_of, generated)
@@ -344,7 +348,7 @@ class GAN(keras.Model):
             images = self.generator(generated.noise, training=True)
         reals, labels = generated.reals, generated.labels
         reals = None if reals is None else self.augmented(reals)[0]
-        numbers = self.diff_augment.draw()  # by which the critic sees images changed
+        numbers = self.diff_augment.draw()  # by which the images are changed for the critic
         real_scores = None if reals is None else self.scores(reals, labels)
         with tf.GradientTape(watch_accessed_variables=False) as of_images:
             of_images.watch(images)

@@ -1,8 +1,9 @@
 """Provides faster convolutions of 4x4, stride 2, between images and wide layers, and random changes of images.
 
 On a CPU, oneDNN computes the gradient for such an image as if it had 16 channels. Over blocks of 2x2 pixels the same
-sum is a 2x2 kernel of stride 1 with four times the channels, which takes a third of the time. A transposed convolution
-to an image computes the same. On a GPU, and where XLA compiles, both layers use Keras's own operations.
+gradient is a convolution of stride 1, by a 2x2 kernel with four times the channels, which takes a third of the time. A
+transposed convolution to an image is the same computation. On a GPU, and where XLA compiles, both layers use Keras's
+own operations.
 
 DiffAugment (Zhao et al. 2020, arxiv.org/abs/2006.10738) changes real and generated images right before a critic sees
 them, and gradients flow through the changes to the generator: a critic cannot memorize few examples, and a generator
@@ -28,7 +29,7 @@ _SHAPE = {"kernel_size": KERNEL, "strides": STRIDE, "padding": "same"}
 
 
 def _convolve(images: Any, kernel: Any) -> Any:
-    """Convolves (rows, height, width, channels), even sizes, by (4, 4, channels, filters) to half the size, "same"."""
+    """Convolves (rows, height, width, channels), of even sizes, to half the size; kernel: (4, 4, channels, filters)."""
 
     def gradient(upstream: Any) -> tuple[Any, Any]:
         return spread(upstream, kernel), _kernel_gradient(images, kernel, upstream)
@@ -37,7 +38,7 @@ def _convolve(images: Any, kernel: Any) -> Any:
 
 
 def _spread(features: Any, kernel: Any) -> Any:
-    """Computes the adjoint of `convolve`: (rows, height, width, filters) to (rows, 2 height, 2 width, channels)."""
+    """Transposes `convolve`: from (rows, height, width, filters) to (rows, 2 height, 2 width, channels)."""
 
     def gradient(upstream: Any) -> tuple[Any, Any]:
         return convolve(upstream, kernel), _kernel_gradient(upstream, kernel, features)
@@ -71,7 +72,9 @@ class ImageConv2D(layers.Conv2D):
 
     def convolution_op(self, inputs: Any, kernel: Any) -> Any:
         """Returns the convolution without bias and activation; Keras's `call` adds them."""
-        return super().convolution_op(inputs, kernel) if _as_keras() else convolve(inputs, tf.convert_to_tensor(kernel))
+        return (
+            super().convolution_op(inputs, kernel) if _use_keras() else convolve(inputs, tf.convert_to_tensor(kernel))
+        )
 
     def plain(self) -> keras.layers.Layer:
         """Returns the layer that a template has instead."""
@@ -86,7 +89,7 @@ class ImageConv2DTranspose(layers.Conv2DTranspose):
 
     def call(self, inputs: Any) -> Any:
         """Maps (rows, height, width, channels) to (rows, 2 height, 2 width, filters)."""
-        if _as_keras():
+        if _use_keras():
             return super().call(inputs)
         images = spread(inputs, tf.convert_to_tensor(self.kernel))
         return self.activation(images + self.bias if self.use_bias else images)
@@ -117,7 +120,7 @@ def prefers_many_rows() -> bool:
     return bool(_planned or tf.config.get_visible_devices("GPU"))
 
 
-def _as_keras() -> bool:
+def _use_keras() -> bool:
     return prefers_many_rows() or compiled_by_xla()
 
 
@@ -141,7 +144,7 @@ def translation(images: Any, numbers: Any) -> Any:
     size = images.shape[1]
     most = int(_SHIFT * size + 0.5)
     first = _whole(numbers, 2 * most + 1) - most
-    # For each number a matrix that shifts: each of its sums has at most one term. What is out of range is 0 everywhere.
+    # Each number makes a matrix that shifts: a row has a single 1, or only zeros where the source is outside the image.
     shifts = tf.one_hot(first[..., None] + tf.range(size, dtype=tf.int64), size, dtype=numbers.dtype)
     down, right = tf.unstack(shifts, axis=1)
     return tf.einsum("rhi,rijc,rwj->rhwc", down, images, right)

@@ -18,7 +18,7 @@ def learning_rate(
     updates_per_step: int = 1,
     later: tuple[int, float] | None = None,
 ) -> Any:
-    """Returns the rate of a Keras optimizer with `updates_per_step` updates in a step: a number or a schedule.
+    """Returns the learning rate for a Keras optimizer that makes `updates_per_step` updates: a number or a schedule.
 
     later: (step, the rate from that step on).
     """

@@ -39,7 +39,7 @@ class R3GAN(GAN):
             float, Setting("gamma of the paper, half of which counts", minimum=0)
         ] = 10.0,
     ) -> None:
-        # Differences of scores cancel a bias, which would follow the rounding of a gradient that is 0.
+        # Differences of scores cancel a bias: its gradient would be rounding errors alone.
         shared = OfGAN(width, latent_dim, conditional, diff_augment, ema_decay)
         super().__init__(config, dataset, shared, batches_per_step=1, betas=(0.0, 0.99), score_bias=False)
         self.gamma = gradient_penalty_weight
@@ -58,7 +58,7 @@ class R3GAN(GAN):
         """Returns losses by name, and a gradient of the scaled loss for each critic variable, over this replica's rows.
 
         reals, fakes: (rows, height, width, channels) in [-1, 1], as the critic sees them; its gradient is penalised at
-        these very images; labels: (rows,) of both, if the GAN is conditional.
+        these very images; labels: (rows,), those of both, if the GAN is conditional.
         """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.critic_variables)

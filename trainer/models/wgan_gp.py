@@ -68,9 +68,9 @@ class WGANGP(GAN):
         return logs
 
     def _critic_gradients(self, *arguments: Any) -> Any:
-        """Calls `critic_gradients`, within a whole step that XLA compiles as it is.
+        """Calls `critic_gradients`: as a function that is traced once, but inline if XLA compiles the whole step.
 
-        In there XLA takes what a function gets from another one for constants, and would compile each step anew.
+        XLA takes what such a function gets from the step for constants, and would compile each step anew.
         """
         return (self.critic_gradients if compiled_by_xla() else self._traced_gradients)(*arguments)
 
@@ -78,8 +78,8 @@ class WGANGP(GAN):
         """Returns losses by name, and a gradient of the scaled loss for each critic variable, over this replica's rows.
 
         reals, fakes: (rows, height, width, channels) in [-1, 1]; mix: (rows, 1, 1, 1) in [0, 1), the share of the real
-        one in each image whose gradient is penalised; labels: (rows,) of both, if the GAN is conditional. With
-        --diff_augment that image lies between changed ones, as the critic sees no others.
+        one in each image at which the critic's gradient is penalised; labels: (rows,), those of both, if the GAN is
+        conditional. With --diff_augment, changed images are mixed, as the critic sees no others.
         """
         rows = reals.shape[0]
         mixed = fakes + mix * (reals - fakes)

@@ -1,6 +1,6 @@
 """Runs the user's Keras callbacks in this loop, with the arguments that `fit` gives them.
 
-Where a callback acts on single batches, each step is a call to the device of its own.
+If a callback acts on single batches, each call to the device runs a single step.
 """
 
 import importlib
@@ -22,7 +22,7 @@ from trainer.user_code.mistakes import load_function
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):
-    """Extends Keras's callback: it logs when it stops, and refuses a value that no epoch has or that has no direction.
+    """Extends Keras's callback: it logs when it stops, and refuses a value that no epoch has or of unknown direction.
 
     A loss should fall and an accuracy should rise; for any other value Keras looks up the model's metric of that name.
     """
@@ -50,6 +50,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
 
 
 def _mode(monitor: str) -> str:
+    """Returns Keras's mode: min, max, or auto where the model's metric of that name decides."""
     if is_loss(monitor) or monitor in FALLING:
         return "min"
     return "max" if "accuracy" in monitor or monitor in OF_IMAGES else "auto"
@@ -73,7 +74,10 @@ def rises(model: keras.Model, monitor: str, setting: str) -> bool:
 
 
 def load_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks of `config.callbacks` (package.module:function), and early stopping."""
+    """Returns the callbacks of `config.callbacks` (package.module:function), and early stopping if it is set.
+
+    Raises UserError if that function does not return a list of Keras callbacks.
+    """
     path = config.callbacks
     callbacks: Any = []
     if path:  # called with the settings if it has a parameter `config`
@@ -95,12 +99,12 @@ _STATE = ("monitor", "wait", "best", "best_epoch", "stopped_epoch")
 
 
 def state_of_callbacks(callbacks: list[keras.callbacks.Callback]) -> dict[str, Any]:
-    """Returns the state of early stopping. Other callbacks have none, but LearningRates stores the rate they set."""
+    """Returns the state of early stopping. That of other callbacks is not kept, but LearningRates keeps their rates."""
     return {name: getattr(item, name) for item in callbacks if isinstance(item, EarlyStopping) for name in _STATE}
 
 
 def restore_callbacks(callbacks: list[keras.callbacks.Callback], state: Mapping[str, Any]) -> None:
-    """Restores early stopping, unless it now monitors another value. on_train_begin, which resets it, comes before."""
+    """Restores early stopping, unless it now monitors another value. Call it after on_train_begin, which resets it."""
     for callback in callbacks:
         if isinstance(callback, EarlyStopping) and state.get("monitor") == callback.monitor:
             for name, value in state.items():
@@ -119,7 +123,7 @@ def refuse_unevaluated(setting: str, value: str, evaluated: Sequence[str]) -> No
 
 _TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-# Their hooks lose nothing when they run once a call, unless they count batches by save_freq or update_freq.
+# Their hooks may run once in each call to the device, unless they count batches by save_freq or update_freq.
 _ONCE_A_CALL = {
     EarlyStopping,
     *(
@@ -140,6 +144,7 @@ def acts_on_batches(callback: keras.callbacks.Callback) -> bool:
 
 
 def _overrides(callback: keras.callbacks.Callback, hooks: Sequence[str]) -> bool:
+    """Returns whether a callback has one of the hooks, on the instance or of a class that is not in _ONCE_A_CALL."""
     classes = type(callback).__mro__
     owners = (next(owner for owner in classes if name in vars(owner)) for name in hooks)
     return any(name in vars(callback) for name in hooks) or any(owner not in _ONCE_A_CALL for owner in owners)
@@ -164,7 +169,7 @@ _OF_THE_OPTIMIZER = (keras.callbacks.LearningRateScheduler, keras.callbacks.Redu
 def bind(
     callbacks: list[keras.callbacks.Callback], model: keras.Model, progress: Progress, evaluated: Sequence[str]
 ) -> keras.callbacks.CallbackList:
-    """Returns `callbacks`, set up as in `fit`; raises UserError if one needs values that this run has not."""
+    """Returns `callbacks`, set up as in `fit`; raises UserError if one needs what this run does not have."""
     optimizer = ModelInterface.of(model).optimizer
     for callback in callbacks:
         if isinstance(callback, _OF_THE_OPTIMIZER) and optimizer is None:

@@ -34,27 +34,30 @@ from trainer.invariance.gradients import reachable
 from trainer.invariance.sharded_slots import ShardedSlot
 from trainer.reporting.error_lines import tensorflow_writing
 
-_SUMMED_AT_ONCE = 2**21  # elements, 16 MiB in float64: workers' parts are put together piece by piece
+_SUMMED_AT_ONCE = 2**21  # elements, 16 MiB in float64: the parts of workers are put together in pieces of this size
 WEIGHTS = "model/"  # the prefix of a network's variables; all others have "training/"
 
 
 def variables_of(model: keras.Model) -> dict[str, Any]:
     """Returns every variable that training changes, by a name that does not depend on strategy or replicas.
 
-    Metrics are left out, as every call to the device resets them, and so are rates, which LearningRates holds.
+    Metrics are left out, as every call to the device resets them, and so are learning rates, which LearningRates holds.
     """
     metrics = {id(variable) for metric in model.metrics for variable in metric.variables}
     variables: dict[str, Any] = {}
     for variable in _all(model, metrics):
         if not _is_rate(variable):
-            part = WEIGHTS if len(variables) < len(model.weights) else "training/"
-            kind = variable.name.split(":")[0].split("_")[-1]  # without Keras's count of layers
-            variables[f"{part}{len(variables):04d}/{kind}"] = variable
+            prefix = WEIGHTS if len(variables) < len(model.weights) else "training/"
+            kind = variable.name.split(":")[0].split("_")[-1]  # words before it may have Keras's count of layers
+            variables[f"{prefix}{len(variables):04d}/{kind}"] = variable
     return variables
 
 
 class LearningRates:
-    """Holds how callbacks changed constant learning rates, as factors: a rollback lowers the rates in the settings."""
+    """Holds by what factors callbacks changed constant learning rates.
+
+    They are factors because a rollback lowers the configured rates, to which they then apply.
+    """
 
     def __init__(self, model: keras.Model) -> None:
         self._rates = [variable for variable in _all(model, set()) if _is_rate(variable)]
@@ -68,6 +71,7 @@ class LearningRates:
         return [now / before if before else 1.0 for now, before in zip(self._now(), self._configured, strict=True)]
 
     def resume(self, factors: Sequence[float]) -> None:
+        """Sets each rate to the configured one times its factor."""
         for rate, before, factor in zip(self._rates, self._configured, factors, strict=True):
             rate.assign(before * float(factor))
 
@@ -91,12 +95,12 @@ def _all(model: keras.Model, seen: set[int]) -> Iterator[Any]:
 
 
 def snapshot(variables: Mapping[str, Any], replicas: Replicas | None = None) -> dict[str, npt.NDArray[Any]]:
-    """Returns copies of the current values in the host's memory, of sharded variables put together.
+    """Returns copies of the current values in the host's memory; sharded variables are put together.
 
-    With `replicas`, parts on other workers too: all workers must call it then; else these are zeros.
+    With `replicas`, all workers must call it, and parts on other workers are included; without, these are zeros.
 
-    A tensor that still refers to a variable's buffer would make the next step copy the variable on the device, which
-    would then hold the whole state twice until the checkpoint is written.
+    They are copies because a tensor that refers to a variable's buffer would make the next step copy the variable on
+    the device, which would then hold the whole state twice until the checkpoint is written.
     """
     with tf.device("CPU:0"):  # puts sharded ones together
         values = {name: tf.convert_to_tensor(variable).numpy() for name, variable in variables.items()}
@@ -109,7 +113,7 @@ def snapshot(variables: Mapping[str, Any], replicas: Replicas | None = None) -> 
 
 
 def make_whole(variables: Mapping[str, Any], replicas: Replicas) -> None:
-    """Moves sharded variables, put together, to the chief's host, once no step follows; all workers must call it."""
+    """Puts sharded variables together on the chief's host. All workers must call it, after the last step."""
     slots = sharded(variables)
     for name, value in snapshot(slots, replicas).items():
         if replicas.cluster.is_chief:
@@ -117,7 +121,7 @@ def make_whole(variables: Mapping[str, Any], replicas: Replicas) -> None:
 
 
 def sharded(variables: Mapping[str, Any]) -> dict[str, ShardedSlot]:
-    """Returns those of which each replica holds a part."""
+    """Returns those of the variables of which each replica holds a part."""
     return {name: variable for name, variable in variables.items() if isinstance(variable, ShardedSlot)}
 
 
@@ -205,7 +209,7 @@ class Checkpoints:
         return {**manifest["state"], "step": manifest["step"]}
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Takes a snapshot after `step` steps and writes it in the background; raises like `wait` for the last write.
+        """Takes a snapshot after `step` steps and writes it in the background; first raises what `wait` raises.
 
         All workers must call it, as each may have parts of the state; the chief writes.
         A step is written only once, or again when its pending hooks have run. `state` is stored beside the variables;
@@ -229,7 +233,7 @@ class Checkpoints:
         self.saving_seconds += time.monotonic() - began
 
     def wait(self) -> None:
-        """Waits until the last save is written; raises UserError if that failed, NotFinite for NaN on one worker."""
+        """Waits until the last save is written; raises UserError if it failed, or NotFinite for NaN on one worker."""
         began = time.monotonic()
         if self._writer:
             self._writer.join()
@@ -241,7 +245,8 @@ class Checkpoints:
 
     def _write(self, step: int, values: Mapping[str, Any], text: str) -> None:
         try:
-            for name, value in values.items():  # so that the checkpoint before stays the newest
+            # Before anything is written, so that the last good checkpoint stays the newest.
+            for name, value in values.items():
                 if not np.isfinite(value).all():
                     error = NotFinite.at(step, name)
                     # Only the chief checks, so the other workers would not roll back with it.
@@ -249,7 +254,7 @@ class Checkpoints:
             folder, manifest = self._folder / step_name(step), json.loads(text)
             write_checkpoint(folder, values, manifest)
             self._mirror.put(folder)
-            # The newest up to `step` stay, and the best. Those of later steps are damaged: restore() skipped them.
+            # The newest up to `step` are kept, and the best. Those of later steps are damaged: restore() skipped them.
             whole = checkpoint_folders(self._folder)
             best = (manifest["state"].get("best") or {}).get("step")
             newest = [old for old in whole if step_of(old.name) <= step][-self._keep :]

@@ -1,7 +1,7 @@
-"""Runs the loop: each call to the device takes as many steps as fit before the next hook and into about 3 seconds.
+"""Runs the training loop: each call to the device runs as many steps as fit into about 3 seconds, up to the next hook.
 
-Between calls it decides, by signals, a budget and the clock, whether to stop early or to save, and all workers agree. A
-range of steps can be profiled, for TensorBoard.
+Between calls all workers agree, by signals, a budget and the clock, whether to stop early and whether to save. A range
+of steps can be profiled, for TensorBoard.
 """
 
 import os
@@ -33,8 +33,8 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: str | None = None
-        self.reason = ""  # for which the job ends itself
-        self.nothing_to_save = False  # the running call to the device does not count, and may take minutes
+        self.reason = ""  # why the job ends itself, if it does
+        self.nothing_to_save = False  # no variable has changed yet: the running call compiles, perhaps for minutes
 
     def __bool__(self) -> bool:
         return self.signal is not None
@@ -47,7 +47,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
     over = threading.Event()
 
     def leave_while_compiling() -> None:
-        """Ends the process, some seconds after a signal, when the running call to the device does not count."""
+        """Ends the process, some seconds after a signal, if the running call to the device has nothing to save."""
         over.wait(_COMPILING_SECONDS)
         while not over.wait(_POLL_SECONDS):
             if request.nothing_to_save:
@@ -104,7 +104,7 @@ def _received(receive: Callable[[str], None]) -> Iterator[None]:
 
 
 def keep_handlers() -> None:
-    """Sets Python's handlers of SIGINT and SIGTERM again: that of SIGTERM is TensorFlow's once its servers connect."""
+    """Installs Python's handlers of SIGINT and SIGTERM again: TensorFlow takes SIGTERM when its servers connect."""
     for number in _SIGNALS:
         signal.signal(number, signal.getsignal(number))
 
@@ -123,7 +123,10 @@ class Interrupted(Exception):
 
 
 class Control:
-    """Decides whether to stop and whether to save, equally on every worker, by the chief's clock. None: no limit."""
+    """Decides whether to stop and whether to save, alike on all workers, by the chief's clock.
+
+    save_every_seconds, budget_seconds: None for never, or no limit.
+    """
 
     def __init__(
         self,
@@ -134,7 +137,7 @@ class Control:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._replicas, self._request, self._clock = replicas, stop, clock
-        self._save_every, self._saved = save_every_seconds, clock()
+        self._save_every, self._saved_at = save_every_seconds, clock()
         self._budget_ends = None if budget_seconds is None else clock() + budget_seconds
         self.save_due = False
         self.signal: str | None = None  # the signal, or the limit, that stops the run
@@ -149,12 +152,12 @@ class Control:
         """Synchronises all workers after a call that took `seconds`; returns the mean seconds over the workers."""
         now, chief = self._clock(), self._replicas.cluster.is_chief
         spent = chief and self._budget_ends is not None and now >= self._budget_ends
-        due = chief and self._save_every is not None and now - self._saved >= self._save_every
+        due = chief and self._save_every is not None and now - self._saved_at >= self._save_every
         signals, limits, budget, save, total = self._replicas.sum_over_workers([*self._asked(), spent, due, seconds])
-        self._stops(signals, limits)
+        self._record_stop(signals, limits)
         self.budget_spent, self.save_due = bool(budget), bool(save)
         if self.save_due:
-            self._saved = now
+            self._saved_at = now
         return float(total) / self._replicas.cluster.workers
 
     def agree_to_stop(self, model: Any) -> None:
@@ -162,19 +165,20 @@ class Control:
         model.stop_training = bool(self._replicas.sum_over_workers([bool(model.stop_training)])[0])
 
     def watched(self) -> Replicas:
-        """Returns replicas for a long measurement: a sum over the workers raises Interrupted if the run is to stop."""
+        """Returns replicas for a long measurement: their sums over workers raise Interrupted if the run is to stop."""
 
         def leave_if_asked() -> None:
-            if self._stops(*self._replicas.sum_over_workers(self._asked())):
+            if self._record_stop(*self._replicas.sum_over_workers(self._asked())):
                 raise Interrupted
 
         return replace(self._replicas, before_sum=leave_if_asked)
 
     def _asked(self) -> list[bool]:
+        """Returns whether this worker has got a signal, and whether its job ends itself."""
         return [bool(self._request), bool(self._request.reason)]
 
-    def _stops(self, signals: float, limits: float) -> bool:
-        """Records what stops the run, by the numbers of workers with a signal and at a limit."""
+    def _record_stop(self, signals: float, limits: float) -> bool:
+        """Records and returns whether to stop, by how many workers have a signal and how many are at a limit."""
         if signals:
             self.signal = self._request.signal or "a signal to another worker"
         elif limits:
@@ -187,7 +191,7 @@ CALL_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Hook:
-    """Runs `act` every `every` steps (0: never), on request and, with `at_end`, when steps or budget are done."""
+    """Runs `act` every `every` steps (0: never), when `requested`, and, if `at_end`, when steps or budget are done."""
 
     every: int
     act: Callable[[Progress], None]
@@ -205,13 +209,17 @@ class Hook:
 
 
 class CallSize:
-    """Chooses the number of steps of the next call: doubled from one until a call lasts `most_seconds`."""
+    """Chooses the number of steps of the next call: from one, doubled until a call lasts `most_seconds`.
+
+    most_steps: the largest number; 0 for no limit.
+    """
 
     def __init__(self, most_steps: int, most_seconds: float = CALL_SECONDS) -> None:
         self._most_steps, self._most_seconds = most_steps, most_seconds
         self._allowed = 1
 
     def __call__(self, until_boundary: int) -> int:
+        """Returns the number of steps, at most `until_boundary`."""
         size = min(self._allowed, until_boundary)
         return min(size, self._most_steps) if self._most_steps else size
 
@@ -235,10 +243,10 @@ def train(
 ) -> None:
     """Trains until `progress` is finished, a Keras callback of any worker stops it, or `control` requests a stop.
 
-    `run_steps` runs so many steps from a step on, and returns their scalars.
-    `on_begin` and `on_call` are called at every call to the device, `hooks` run at their steps, and batch hooks of
-    `callbacks` run around every call with what `fit` gives them: the number of its first and of its last batch in the
-    epoch, and the epoch's means so far, which `on_call` returns. Raises NotFinite if a loss is NaN or infinite.
+    run_steps: takes (first step, number of steps), runs these and returns their scalars. on_begin, on_call: called
+    before and after every call to the device. hooks: run at their steps. callbacks: their batch hooks run around every
+    call, with what `fit` gives them: the numbers of the call's first and last batch in the epoch, and the epoch's means
+    so far, which `on_call` returns. Raises NotFinite if a loss is NaN or infinite.
     """
     while not (progress.finished or control):
         boundary = min(hook.next_after(progress.step, progress.total_steps) for hook in hooks)
@@ -270,7 +278,7 @@ def run_due_hooks(hooks: Sequence[Hook], progress: Progress, model: keras.Model)
                 hook.act(progress)
 
 
-# Records operations and kernels, without Python's own calls: those of the loop are few.
+# Records operations and kernels, but no Python calls: the loop makes few.
 OPTIONS = tf.profiler.experimental.ProfilerOptions(host_tracer_level=2, python_tracer_level=0, device_tracer_level=1)
 
 
@@ -291,7 +299,7 @@ class Cuts(Hook):
 
 @dataclass
 class StepProfile:
-    """Records `steps` (from 1) on the worker that has a folder of `logs`.
+    """Profiles `steps` (counted from 1) on each worker that has a folder for `logs`.
 
     Every worker must use its `cuts`, so that all of them have the same calls.
     """

@@ -32,7 +32,7 @@ _COLLECTIVES = ("CollectiveReduce", "NcclAllReduce")
 
 @dataclass(frozen=True)
 class Operation:
-    """Holds the counts of an operation over all `times` that it runs; `scope` is its name below its callers'."""
+    """Holds the counts of an operation, over all `times` that it runs; `scope` is its name after its callers' names."""
 
     type: str
     scope: str
@@ -46,14 +46,14 @@ class Operation:
 def operations(
     graph: Any, loops: Sequence[int] = (1,), rows: int | None = None, scope: str = "", times: int = 1
 ) -> Iterator[Operation]:
-    """Yields the operations of a call of `graph`, with functions and loops, without branches of a condition.
+    """Yields the operations that a call of `graph` runs, also in functions and loops, but not in tf.cond's branches.
 
-    `loops` has the iterations of nested loops, the outermost first: by default one of the loop over steps. `rows`: the
-    size of a first axis that the graph does not say, as of layers that draw by row. Raises ValueError if loops are
-    nested more deeply.
+    loops: the number of iterations of each nested loop, the outermost first; by default one, of the loop over steps.
+    rows: the size of first axes that the graph leaves unknown, as after layers that draw by row. Raises ValueError if
+    loops are nested more deeply than `loops`.
     """
-    # What outputs and side effects need: tapes leave unused gradients. TensorFlow folds what follows from constants, as
-    # the shapes that batch norm over replicas computes with.
+    # Count only what outputs and side effects need, as tapes leave unused gradients; and nothing that follows from
+    # constants, as the shapes in batch norm over replicas: TensorFlow computes that once.
     needed: set[Any] = set()
     waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
     while waiting:
@@ -85,7 +85,7 @@ def operations(
 
 
 def flops_of(graph: Any, rows: int) -> int:
-    """Returns the FLOPs of a call of `graph` with one iteration of its loop over steps; 0 where they are not known."""
+    """Returns the FLOPs of one step of `graph`, a loop over steps; 0 if the step has loops of its own."""
     try:
         return sum(op.flops for op in operations(graph, rows=rows))
     except ValueError:
@@ -97,7 +97,7 @@ def _function(graph: Any, op: Any, attribute: str) -> Any:
 
 
 def _flops(op: Any, rows: int | None) -> int:
-    """Returns the FLOPs of a product or convolution, 0 of other operations and of unknown shapes."""
+    """Returns the FLOPs of a matrix product or convolution; 0 for other operations and for unknown shapes."""
 
     def shape(operand: tuple[str, int]) -> list[int] | None:
         side, number = operand
@@ -119,13 +119,13 @@ def _flops(op: Any, rows: int | None) -> int:
 
 
 def _tensor_bytes(tensor: Any, rows: int | None) -> int:
-    """Returns the size, or 0 if the shape is unknown or the tensor only a handle."""
+    """Returns the size of a tensor in bytes; 0 if its shape is unknown or it is only a handle."""
     shape = _shape(tensor, rows)
     return math.prod(shape) * tensor.dtype.size if shape is not None and tensor.dtype.is_numpy_compatible else 0
 
 
 def _shape(tensor: Any, rows: int | None) -> list[int] | None:
-    """Returns the sizes of all axes, `rows` for a first one that is unknown; None if another one is."""
+    """Returns the sizes of all axes, with `rows` for an unknown first one; None if another one is unknown."""
     if tensor.shape.rank is None:
         return None
     sizes = list(tensor.shape)

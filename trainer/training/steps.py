@@ -1,6 +1,6 @@
 """Runs many steps in one call to the device: a tf.function runs the model's train_step on every replica.
 
-It also measures how long the loop over steps lost because its next batch was not there.
+It also measures how much time the loop over steps lost by waiting for batches.
 """
 
 import re
@@ -37,14 +37,16 @@ Times = npt.NDArray[np.float64]
 
 
 class StepRunner:
-    """Runs steps of `model` on all replicas. `iterator` yields what `trainer.data.batches` yields.
+    """Runs steps of `model` on all replicas, on what `iterator` yields: see `trainer.data.batches`.
 
-    A replica's rows come as parts, such as x and y. `as_fit` makes of them the `data` that train_step takes, `augment`
-    changes the images in it, and `soften` its images and labels together. `compiled`: XLA compiles a replica's step.
-    Its rows and its random numbers are made before it, by TensorFlow's own kernels, and passed in. `at_once`: how many
-    steps one program of XLA may run, on one replica; `iterator` then yields the rows of so many, which begin at a
-    multiple of it, or the numbers by which `gather` gets them on the device. A compiled step on several replicas is
-    cut into two programs, of gradients and of updates; of a train_step of the model's own, XLA compiles what that says.
+    as_fit: makes of the parts of a replica's rows, such as x and y, the `data` that train_step takes; augment: changes
+    the images in these; soften: their images and labels together.
+
+    compiled: XLA compiles a replica's step; its rows and random numbers are made before it by TensorFlow's own kernels,
+    and passed in. On several replicas a compiled step is cut into two programs, of gradients and of updates; if the
+    model has its own train_step, XLA compiles only what that asks for. at_once: how many steps one program of XLA may
+    run, on one replica; `iterator` then yields the rows of so many steps, which begin at a multiple of it, or the row
+    numbers by which `gather` gets them on the device.
     """
 
     def __init__(
@@ -68,16 +70,16 @@ class StepRunner:
         self._names: tuple[str, ...] = ()
         self._run = tf.function(self._run_steps)
         self._run_program = tf.function(self._steps_at_once, autograph=False)
-        self._held: tuple[Any, int, Any] = (None, -1, None)  # an iterator, and the number and the rows of its newest
+        self._held: tuple[Any, int, Any] = (None, -1, None)  # an iterator, and its newest program's number and rows
         self._graph: Any = None  # of the newest trace
-        self.bytes_of_step = 0  # that a compiled step gets: its rows and its random numbers; known once it is traced
+        self.bytes_of_step = 0  # of the rows and random numbers that a compiled step takes; known once it is traced
 
     def __call__(self, iterator: Any, first_step: int, count: int) -> StepLogs:
         """Runs `count` steps from `first_step` (from 0) and returns their scalars; every worker must call it alike."""
         self.model.reset_metrics()
         with tf.device("CPU:0"):
             begin = tf.constant(first_step, tf.int64)
-        with tf.profiler.experimental.Trace("train", step_num=first_step, _r=1):  # what TensorBoard takes for a step
+        with tf.profiler.experimental.Trace("train", step_num=first_step, _r=1):  # TensorBoard's mark of a step
             if self.at_once > 1:
                 steps, asked, ready = self._by_programs(iterator, first_step, count)
             else:
@@ -123,13 +125,13 @@ class StepRunner:
     def _run_steps(self, iterator: Any, first_step: Any, count: Any) -> Any:
         """Returns the scalars of `count` steps (int32) from `first_step` (int64): (steps, scalars + 2) float64.
 
-        The last two are when the loop asked for the step's batch and when it had it, in seconds of the host's clock.
+        The last two are the times, in seconds of the host's clock, at which the loop asked for the batch and had it.
 
         On GPUs TensorFlow keeps int32 on the host and int64 on the device. An int64 counter, or step number that is not
         pinned to the host, would make the host wait for the device in every step.
         """
         strategy, self._graph = self.replicas.strategy, tf.compat.v1.get_default_graph()
-        rows = tf.TensorArray(tf.float64, size=count, element_shape=(None,))
+        scalars = tf.TensorArray(tf.float64, size=count, element_shape=(None,))
         for i in tf.range(count):
             with tf.device("CPU:0"):
                 step = first_step + tf.cast(i, tf.int64)
@@ -141,16 +143,17 @@ class StepRunner:
             with self._losses_reduced():  # around the threads of all replicas
                 on_each = self._on_replicas(batch, step)
             total = tf.add_n(list(strategy.experimental_local_results(on_each)))
-            rows = rows.write(i, tf.concat([total, times], axis=0))
-        return rows.stack()
+            scalars = scalars.write(i, tf.concat([total, times], axis=0))
+        return scalars.stack()
 
     def _by_programs(self, iterator: Any, first_step: int, count: int) -> tuple[Times, Times, Times]:
-        """Returns the scalars of `count` steps, (steps, scalars), and when it asked for a program's rows and had them.
+        """Runs `count` steps, by programs; returns their scalars, (steps, scalars), and two times for each program.
 
-        Of a program's steps, those before `first_step` have run in an earlier call, and those after its end will in the
-        next one. On GPUs a program of all its steps is a loop of constant length: the host need not look at it.
+        These are when the program's rows were asked for, and when they were there. The first and the last program may run only
+        some of their steps: the others belong to an earlier or a later call. On GPUs a program that runs all its steps
+        is a loop of constant length, in which the host need not look at the counter.
         """
-        parts, times, step = list[Any](), list[tuple[float, float]](), first_step
+        ran, times, step = list[Any](), list[tuple[float, float]](), first_step
         while step < first_step + count:
             number, begin = divmod(step, self.at_once)
             end = min(self.at_once, begin + first_step + count - step)
@@ -163,10 +166,10 @@ class StepRunner:
                 first = tf.constant(number * self.at_once, tf.int64)
                 if end - begin < self.at_once or not self.replicas.devices[0].startswith("GPU"):
                     bounds = tf.constant(begin, tf.int64), tf.constant(end, tf.int64)
-            parts.append((self._run_program(self._held[2], first, *bounds), begin, end))
+            ran.append((self._run_program(self._held[2], first, *bounds), begin, end))
             step += end - begin
         asked_all, ready = np.array(times).T
-        return np.concatenate([scalars.numpy()[begin:end] for scalars, begin, end in parts]), asked_all, ready
+        return np.concatenate([scalars.numpy()[begin:end] for scalars, begin, end in ran]), asked_all, ready
 
     def _steps_at_once(self, rows: Any, first: Any, begin: Any, end: Any) -> Any:
         """Returns the scalars of the steps from `begin` to below `end` of a program: (at_once, scalars) float64."""
@@ -189,6 +192,7 @@ class StepRunner:
 
     @contextmanager
     def _losses_reduced(self) -> Iterator[None]:
+        """Makes Keras's losses in the block add up over replicas, or average, to the loss of the global batch."""
         if self._interface.means_of_rows:
             with losses_reduced_by(reduce_to_mean, lambda: 1):
                 yield
@@ -206,7 +210,7 @@ class StepRunner:
         rows, train = map(tf.autograph.experimental.do_not_convert, (self._replica_rows, self._replica_step))
         if self.cut and not self._interface.own_step:
             return run(tf.autograph.experimental.do_not_convert(self._cut_step), args=(batch, step))
-        if self.cut or not self.compiled:  # a train_step of its own has a program for what needs no sum
+        if self.cut or not self.compiled:  # the model's own train_step compiles what needs no sum over replicas
             return run(lambda batch, step: train(rows(batch, step), step), args=(batch, step))
         data = run(rows, args=(batch, step))
         return run(self._program([step]), args=(data,))
@@ -224,8 +228,8 @@ class StepRunner:
             return scalars, [gradients[:2] for gradients in travelling]
 
         def update(summed: Any) -> None:
-            for one, (values, rows), of_tables in zip(updates, summed, sizes, strict=True):
-                one.apply_summed(Travelling(values, rows, of_tables).gradients(), one.variables)
+            for pending, (values, rows), table_sizes in zip(updates, summed, sizes, strict=True):
+                pending.apply_summed(Travelling(values, rows, table_sizes).gradients(), pending.variables)
 
         sizes = list[Any]()
         with without_merging(self.replicas.strategy):
@@ -236,9 +240,9 @@ class StepRunner:
         return scalars
 
     def _program(self, steps: Sequence[Any], begin: Any = 0, end: Any = 1) -> Any:
-        """Returns the function, compiled by XLA, of a replica's data: of one step or, stacked, of several.
+        """Returns a function, compiled by XLA, from a replica's data, of one step or stacked of several, to scalars.
 
-        It returns the scalars of the step, or those of the steps from `begin` to below `end`, which it runs in a loop.
+        Of several steps it runs those from `begin` to below `end`, in a loop.
         """
         graph = tf.compat.v1.get_default_graph()
 
@@ -259,8 +263,8 @@ class StepRunner:
         return tf.function(program, jit_compile=True, autograph=False)
 
     def _compilable(self, run: Callable[..., Any], data: Any, *others: Any) -> Any:
-        """Returns what `run` returns in a program of XLA. Raises NotCompilable if its numbers would not be the same."""
-        if any(part.dtype == tf.string for part in tf.nest.flatten(data)):  # else its next compilation aborts
+        """Returns `run(data, *others)` in a program of XLA; raises NotCompilable if XLA would give other numbers."""
+        if any(part.dtype == tf.string for part in tf.nest.flatten(data)):  # XLA would abort at its next compilation
             raise NotCompilable("its data hold text, which XLA cannot take")
         result = run(data, *others)
         inside = tf.compat.v1.get_default_graph()
@@ -272,6 +276,7 @@ class StepRunner:
         return result
 
     def _context(self, step: Any, program: Program | None = None) -> StepContext:
+        """Returns the context of this step on this replica."""
         replica, rows = tf.distribute.get_replica_context().replica_id_in_sync_group, self.replicas.rows
         known = tf.get_static_value(replica)
         first_row = (replica if known is None else int(known)) * rows
@@ -281,7 +286,7 @@ class StepRunner:
         )  # fmt: skip
 
     def _replica_rows(self, batch: Any, step: Any) -> Any:
-        """Returns the data of this replica's step, augmented and with soft labels."""
+        """Returns the data of this replica's step, augmented and with soft labels; shard by shard for virtual replicas."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         context, data = self._context(step), self._rows_of(batch, replica)
         if not context.virtual_replicas or self._interface.stacked:
@@ -310,10 +315,10 @@ class StepRunner:
         return tf.stack([scalars[name] / parts for name in self._names])
 
     def _rows_of(self, batch: Any, replica: Any) -> Any:
-        """Returns the `data` of trainer.user_code.interface.Trainable."""
+        """Returns this replica's rows of a batch, as the `data` that train_step takes."""
         stacked, of_one = self._interface.stacked, all(part.shape[0] == 1 for part in tf.nest.flatten(batch))
-        # The rows of one replica may be on its device. Those of several are cut on the host, so that only a replica's
-        # own, uint8 for images, go to its device.
+        # A batch of one replica may be on its device. That of several is cut on the host, so that each device gets
+        # only the rows of its replica (as uint8, if they are images).
         local = 0 if of_one else replica - self.replicas.first
         with nullcontext() if of_one else tf.device("CPU:0"):
             parts = tf.nest.map_structure(lambda part: part[local] if stacked else part[local, 0], batch)
@@ -338,9 +343,9 @@ def nodes_of(graph: Any) -> list[Any]:
 
 
 def timestamp(after: Any) -> Any:
-    """Returns when, in seconds of the host's clock, all tensors of the nest `after` are there."""
+    """Returns the time, in seconds of the host's clock, at which all tensors of the nest `after` are there."""
     with tf.init_scope():
-        try:  # TensorFlow refuses its own operation for the time once it is deterministic
+        try:  # TensorFlow refuses this operation under enable_op_determinism
             tf.timestamp()
             deterministic = False
         except tf.errors.FailedPreconditionError:

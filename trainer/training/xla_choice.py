@@ -1,9 +1,8 @@
 """Chooses, before the first step, whether XLA compiles a run's steps, and how many of them one program runs.
 
-It goes by what is known of the steps, never by a clock.
-
-So the same command on the same machine makes the same choice, however busy it is, and gives the same bits.
-docs/decisions/9-xla.md has the measurements behind the rule.
+The choice follows from what is known of the steps, never from a clock. So the same command on the same machine makes
+the same choice, however busy it is, and gives the same bits. docs/decisions/9-xla.md has the measurements behind the
+rule.
 """
 
 import re
@@ -24,7 +23,7 @@ from trainer.training.steps import StepRunner
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import message_of
 
-# Of a program: what a call that ends within it draws for nothing stays small, and so does what its rows take.
+# Limits of a program: of its steps, so that a call which ends within it draws little in vain, and of its rows' bytes.
 MOST_AT_ONCE, MOST_BYTES = 50, {"CPU": 32 * 2**20, "GPU": 256 * 2**20}
 _BY_DEPTH = (
     keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D, keras.layers.SeparableConv1D,
@@ -38,7 +37,7 @@ class XlaChoice:
 
     compiled: bool
     why: str
-    at_once: int = 1  # steps of a program
+    at_once: int = 1  # how many steps one program of XLA runs
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> "XlaChoice | None":
@@ -59,10 +58,10 @@ def choose(
     size: Callable[[], int],
     earlier: XlaChoice | None = None,
 ) -> XlaChoice:
-    """Returns how to run the steps.
+    """Returns whether XLA compiles the steps, and why.
 
-    size: returns the number of operations of a step that is to be compiled, or raises why it cannot be traced;
-    earlier: the choice of this run before it was resumed, which it keeps.
+    size: returns the number of operations of a compiled step, or raises why it cannot be traced; earlier: the choice of
+    this run before it was resumed, which it keeps.
     """
     if config.jit_compile == "false":
         return XlaChoice(False, "jit_compile=false")
@@ -104,15 +103,15 @@ def choose(
 def steps_of_a_program(runner: StepRunner, rows: Any, most: int) -> int:
     """Returns how many steps, at most `most`, one program of XLA should run in a loop: 1 where a loop does not pay.
 
-    runner: has the compiled step, traced now for `rows` if it was not. A CPU's convolutions are some ten times slower
-    in a loop of XLA (https://github.com/jax-ml/jax/issues/12868).
+    runner: has the compiled step, which is traced now for `rows` if it has not been. A CPU's convolutions are some ten
+    times slower in a loop of XLA (https://github.com/jax-ml/jax/issues/12868).
     """
     device = runner.replicas.devices[0][:3]
     if runner.replicas.count > 1:
         return 1
     try:
         work = list(operations(runner.traced(rows).graph, rows=runner.replicas.rows))
-    except Exception:  # its first call will tell why, or a step has loops of its own, whose work is unknown
+    except Exception:  # tracing fails, as the first call will report, or a step has loops of unknown length
         return 1
     slow = device == "CPU" and any("Conv" in op.type for op in work)
     if slow or sum(op.flops for op in work) > MOST_FLOPS[device]:
@@ -121,14 +120,14 @@ def steps_of_a_program(runner: StepRunner, rows: Any, most: int) -> int:
 
 
 def not_compiled(why: str) -> XlaChoice:
-    """Returns the choice where steps were to be compiled and cannot be, and logs it."""
+    """Returns and logs the choice for steps that should be compiled and cannot be."""
     choice = XlaChoice(False, why)
     log.warning(f"jit_compile: {choice.sentence()}")
     return choice
 
 
 def failure_of(error: Exception) -> str:
-    """Returns why XLA could not compile a step, by what the step raised."""
+    """Returns why XLA could not compile a step, from the error that it raised."""
     if isinstance(error, NotCompilable):
         return message_of(error).rpartition("NotCompilable: ")[2]
     unknown = re.search(r"Detected unsupported operations[^:]* on XLA_\w+: (\w+)", str(error))
