@@ -174,6 +174,7 @@ def _constant(value: Any, dtype: Any) -> Any:
 
 
 def _affine(drawn: Any, factor: Any, offset: Any, dtype: Any) -> Any:
+    """Returns drawn * factor + offset as `dtype`, by default floatx."""
     kind = dtype or keras.config.floatx()
     return tf.cast(drawn, kind) * tf.cast(factor, kind) + tf.cast(offset, kind)
 

@@ -30,7 +30,7 @@ class Update(NamedTuple):
 _row_factors = [1.0]  # set by `with_tables_as_of`, for the threads of all replicas
 _pending: ContextVar[list[Update] | None] = ContextVar("pending_updates", default=None)
 
-# Settings with which Keras's update has a conditional branch, in which a replica cannot wait for the others; advice.
+# Settings with which Keras's update has a branch, in which a replica cannot wait for the others; what to do instead.
 _ONE_REPLICA_ONLY = {
     "gradient_accumulation_steps": "leave it out and use --micro_batches, or a larger --global_batch_size",
     "ema_overwrite_frequency": "leave it out: with use_ema the exported model has the averages",
@@ -169,8 +169,8 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     if step and step.virtual_replicas:
         if step.micro_batch_count > 1:
             raise UserError(
-                f"{step.split}: the step sums over replicas within a micro-batch, whose rows are those of one: drop "
-                "--virtual_replicas, or use a loss that is a mean over rows"
+                f"{step.split}: the step sums over replicas within a micro-batch, which has the rows of a single one: "
+                "drop --virtual_replicas, or use a loss that is a mean over rows"
             )
         return step.add_over_replicas(tensors)
     replica = tf.distribute.get_replica_context()

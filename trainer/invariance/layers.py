@@ -71,7 +71,7 @@ def depends_on_replicas(
 
 
 def refresh_normalization(model: keras.Model) -> None:
-    """Makes Keras's Normalization layers use newly assigned weights: they compute with values derived from weights."""
+    """Makes Keras's Normalization layers use newly assigned weights: they compute with values derived earlier."""
     for layer in all_layers(model):
         if isinstance(layer, keras.layers.Normalization):
             layer.finalize_state()

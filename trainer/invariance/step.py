@@ -266,7 +266,7 @@ class StepContext:
         """Raises UserError in a function that XLA compiles, unless it is the whole step."""
         if compiled_by_xla() and self.program is None:
             raise UserError(
-                f"{self.prefix}{stream}: random numbers are drawn in a function that XLA compiles, where they are "
+                f"{self.prefix}{stream}: random numbers are drawn in a function that XLA compiles, which gives "
                 "others: draw them outside and pass them in, or leave out jit_compile"
             )
 

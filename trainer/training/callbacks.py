@@ -157,8 +157,8 @@ def most_steps_of_a_call(callbacks: list[keras.callbacks.Callback], steps_per_lo
         return steps_per_loop
     if steps_per_loop != 1:
         log.info(
-            f"callbacks: {', '.join(names)}: run after every step, so a call to the device is one step: "
-            "a millisecond or more a step, which small models notice"
+            f"callbacks: {', '.join(names)}: run after every step, so each call to the device runs one "
+            "step: this costs a millisecond or more per step, which slows down small models"
         )
     return 1
 

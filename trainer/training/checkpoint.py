@@ -244,6 +244,7 @@ class Checkpoints:
             raise error
 
     def _write(self, step: int, values: Mapping[str, Any], text: str) -> None:
+        """Writes a checkpoint and removes old ones, in the writer's thread; `text` is the manifest without files."""
         try:
             # Before anything is written, so that the last good checkpoint stays the newest.
             for name, value in values.items():

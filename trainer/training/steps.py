@@ -108,6 +108,7 @@ class StepRunner:
         return len(nodes_of(self.traced(iterator).graph))
 
     def _counters(self) -> list[Any]:
+        """Returns the variables of all metrics of the model."""
         return [variable for metric in self.model.metrics for variable in metric.variables]
 
     def _results(self, counts: MetricCounts) -> dict[str, float]:
@@ -149,9 +150,9 @@ class StepRunner:
     def _by_programs(self, iterator: Any, first_step: int, count: int) -> tuple[Times, Times, Times]:
         """Runs `count` steps, by programs; returns their scalars, (steps, scalars), and two times for each program.
 
-        These are when the program's rows were asked for, and when they were there. The first and the last program may run only
-        some of their steps: the others belong to an earlier or a later call. On GPUs a program that runs all its steps
-        is a loop of constant length, in which the host need not look at the counter.
+        These are when the program's rows were asked for, and when they were there. The first and the last program may
+        run only some of their steps: the others belong to an earlier or a later call. On GPUs a program that runs all
+        its steps is a loop of constant length, in which the host need not look at the counter.
         """
         ran, times, step = list[Any](), list[tuple[float, float]](), first_step
         while step < first_step + count:
@@ -272,7 +273,7 @@ class StepRunner:
         self.bytes_of_step = sum((value.shape.num_elements() or 0) * value.dtype.size for value in values)
         if drawn := {node.op for node in nodes_of(inside) if _DRAWS.search(node.op)}:
             operations = ", ".join(sorted(drawn))
-            raise NotCompilable(f"its train_step draws random numbers by {operations}, for which XLA has other ones")
+            raise NotCompilable(f"its train_step draws random numbers by {operations}, which gives others in XLA")
         return result
 
     def _context(self, step: Any, program: Program | None = None) -> StepContext:
@@ -286,7 +287,7 @@ class StepRunner:
         )  # fmt: skip
 
     def _replica_rows(self, batch: Any, step: Any) -> Any:
-        """Returns the data of this replica's step, augmented and with soft labels; shard by shard for virtual replicas."""
+        """Returns the data of this replica's step, augmented and with soft labels, shard by shard if there are any."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         context, data = self._context(step), self._rows_of(batch, replica)
         if not context.virtual_replicas or self._interface.stacked:
@@ -296,6 +297,7 @@ class StepRunner:
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *changed)
 
     def _changed(self, data: Any, step: StepContext) -> Any:
+        """Returns `data` augmented, and with soft labels if the run has them."""
         data = self._augmented(data, step)
         return self.soften(data, step) if self.soften else data
 
