@@ -169,8 +169,8 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     if step and step.virtual_replicas:
         if step.micro_batch_count > 1:
             raise UserError(
-                f"{step.split}: the step sums over replicas within a micro-batch, which has the rows of a single one: "
-                "drop --virtual_replicas, or use a loss that is a mean over rows"
+                f"{step.split}: the step sums over replicas within a micro-batch, which has the rows of one virtual "
+                "replica alone: drop --virtual_replicas, or use a loss that is a mean over rows"
             )
         return step.add_over_replicas(tensors)
     replica = tf.distribute.get_replica_context()

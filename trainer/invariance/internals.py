@@ -39,7 +39,7 @@ FACTS = {
     "keras.layers.Layer._losses": "a user's train_step that reads model.losses would add those of another replica",
     "keras.layers.Layer.__dict__": "a layer's SeedGenerators would have no stream of their own, and draw alike",
     "keras.Model._symbolic_build": "the first step on several replicas would fail: optimizers are built within it",
-    "keras.Model.compute_metrics": "a classifier's confusion of classes would be empty",
+    "keras.Model.compute_metrics": "a classifier's confusion matrix would be empty",
     "keras.optimizers.Optimizer.apply": "each replica would check its own gradients for overflow, and micro-batches "
     "would make an update each",
     "keras.optimizers.Optimizer.update_step": "updates would take up to twenty operations a variable",

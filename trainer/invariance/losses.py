@@ -106,9 +106,9 @@ def reduce_over_replicas(
 
     `original`: Keras's reduction over one device's rows, with the same parameters; values: (rows, …) losses. Keras
     itself divides the mean over a replica's rows by the number of replicas. That is not the mean over all rows where
-    rows count differently: with masks, or with the reduction mean_with_sample_weight. A loss that is a single
-    number is taken for a mean over the replica's rows, or over all rows as `root_mean_square`. All replicas must have
-    the same number of rows. Micro-batches are treated like replicas.
+    rows count differently: with masks, or with the reduction mean_with_sample_weight. A loss that is a single number is
+    taken for a mean over the replica's rows, or over all rows as `root_mean_square`. All replicas must have the same
+    number of rows. Micro-batches are treated like replicas.
     """
     parts = parts_of_batch()
     if parts == 1 or reduction not in _MEANS:

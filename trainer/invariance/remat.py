@@ -141,10 +141,11 @@ def _recompute(layer: keras.layers.Layer) -> None:
             held.update((id(variable), tf.convert_to_tensor(variable.value)) for variable in layer.variables)
             return values[places[0]]
 
+        # Within a layer of ours Keras resolves `training`, and does not cast variables to 16 bits.
         outside(values[places[0]], function=hold, **{key: value for key, value in named.items() if key == "training"})
         training = outside.training
-        variables, uses, forward = layer.trainable_variables, Counter(step.uses), list[Any]()
-        others = [variable for variable in layer.variables if id(variable) not in set(map(id, variables))]
+        trained, uses, forward = layer.trainable_variables, Counter(step.uses), list[Any]()
+        others = [variable for variable in layer.variables if id(variable) not in set(map(id, trained))]
         held_values = [held[id(variable)] for variable in others]
         masks = [mask_of(values[place]) for place in places]
         context = contextvars.copy_context()  # so that the backward pass sees what with-blocks around this call set
@@ -152,20 +153,20 @@ def _recompute(layer: keras.layers.Layer) -> None:
         def run(tensors: Sequence[Any], weights: Sequence[Any]) -> tuple[Any, keras.StatelessScope]:
             for tensor, mask in zip(tensors, masks, strict=True):
                 set_mask(tensor, mask)
-            changed = dict(enumerate(values)) | dict(zip(places, tensors, strict=True))
-            given, options = keras.tree.pack_sequence_as((args, named), [*changed.values()])
+            replaced = dict(enumerate(values)) | dict(zip(places, tensors, strict=True))
+            given, options = keras.tree.pack_sequence_as((args, named), [*replaced.values()])
             with keras.StatelessScope(collect_losses=True) as scope:
-                for pair in zip([*variables, *others], [*weights, *held_values], strict=True):
+                for pair in zip([*trained, *others], [*weights, *held_values], strict=True):
                     scope.add_update(pair)  # values given to the scope's constructor would be cast to 16 bits
                 outputs = within(tensors[0], function=lambda: original(*given, **options), training=training)
             if scope.losses:
                 raise _refused(layer, "adds a loss of its activations, which nothing would differentiate")
-            pairs = zip(variables, weights, strict=True)
+            pairs = zip(trained, weights, strict=True)
             if any(scope.get_current_value(variable) is not weight for variable, weight in pairs):
                 raise _refused(layer, "assigns to weights that are trained")
             return outputs, scope
 
-        def again(tensors: Sequence[Any], weights: Sequence[Any]) -> tuple[Any, keras.StatelessScope]:
+        def run_again(tensors: Sequence[Any], weights: Sequence[Any]) -> tuple[Any, keras.StatelessScope]:
             with in_step(replace(step, uses=Counter(uses), averaged=[])):
                 return run(tensors, weights)
 
@@ -184,14 +185,15 @@ def _recompute(layer: keras.layers.Layer) -> None:
                 tied = [tensor + tf.reshape(tf.cast(zero, tensor.dtype), [1] * len(tensor.shape)) for tensor in tensors]
                 with tf.GradientTape() as tape:
                     tape.watch([*tied, *weights])
-                    outputs = keras.tree.flatten(context.copy().run(again, tied, weights)[0])
+                    outputs = keras.tree.flatten(context.copy().run(run_again, tied, weights)[0])
                 return tape.gradient(outputs, [*tied, *weights], upstream, tf.UnconnectedGradients.ZERO)
 
             return keras.tree.flatten(forward[0]), gradient
 
-        inputs = [*(values[place] for place in places), *(held[id(variable)] for variable in variables)]
+        inputs = [*(values[place] for place in places), *(held[id(variable)] for variable in trained)]
         flat = tf.custom_gradient(block)(*inputs)
         outputs, scope = forward
+        # What the forward pass assigned, as batch norm to its averages, is still in its scope.
         for variable, before in zip(others, held_values, strict=True):
             if (value := scope.get_current_value(variable)) is not before:
                 variable.assign(value)

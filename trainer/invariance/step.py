@@ -267,7 +267,7 @@ class StepContext:
         if compiled_by_xla() and self.program is None:
             raise UserError(
                 f"{self.prefix}{stream}: random numbers are drawn in a function that XLA compiles, which gives "
-                "others: draw them outside and pass them in, or leave out jit_compile"
+                "other numbers: draw them outside and pass them in, or leave out jit_compile"
             )
 
 

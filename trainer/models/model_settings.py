@@ -11,9 +11,7 @@ from trainer.base.settings.fields import Setting
 from trainer.base.settings.rules import check_known, contradiction
 from trainer.base.settings.train_config import names_in
 
-Width = Annotated[
-    int, Setting("filters of the layer with the largest images; deeper layers have twice as many each", minimum=1)
-]
+Width = Annotated[int, Setting("filters at the largest image size; a GAN has more in deeper layers", minimum=1)]
 Units = Annotated[int, Setting("units of a hidden layer", minimum=1)]
 Dropout = Annotated[float, Setting("share of hidden units to drop", minimum=0, maximum=0.95)]
 

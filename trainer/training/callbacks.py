@@ -22,9 +22,10 @@ from trainer.user_code.mistakes import load_function
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):
-    """Extends Keras's callback: it logs when it stops, and refuses a value that no epoch has or of unknown direction.
+    """Extends Keras's callback: it logs when it stops, and refuses a value that it cannot compare.
 
-    A loss should fall and an accuracy should rise; for any other value Keras looks up the model's metric of that name.
+    These are a value that no epoch has, and one of which it is unknown whether higher is better. A loss should fall and
+    an accuracy should rise; for any other value Keras looks up the model's metric of that name.
     """
 
     def __init__(self, monitor: str, patience: int) -> None:

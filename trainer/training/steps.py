@@ -273,7 +273,9 @@ class StepRunner:
         self.bytes_of_step = sum((value.shape.num_elements() or 0) * value.dtype.size for value in values)
         if drawn := {node.op for node in nodes_of(inside) if _DRAWS.search(node.op)}:
             operations = ", ".join(sorted(drawn))
-            raise NotCompilable(f"its train_step draws random numbers by {operations}, which gives others in XLA")
+            raise NotCompilable(
+                f"its train_step draws random numbers by {operations}, which gives other numbers in XLA"
+            )
         return result
 
     def _context(self, step: Any, program: Program | None = None) -> StepContext:
