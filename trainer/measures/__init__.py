@@ -1,1 +1,1 @@
-"""Measures what a run trained: evaluation, predictions, quality of images, profiles of steps."""
+"""Measures what a run trained: evaluation, predictions and the quality of generated images."""

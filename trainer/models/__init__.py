@@ -1,1 +1,1 @@
-"""Provides the built-in models, one a file: the keyword-only parameters of its `build` are its settings."""
+"""Provides the built-in models: the keyword-only parameters of the function or class of a model are its settings."""

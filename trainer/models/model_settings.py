@@ -1,7 +1,7 @@
 """Describes the settings that built-in models share, and checks what each model needs of a run's settings.
 
-A model's settings are the keyword-only parameters of its `build`. Imports no TensorFlow: `python -m deploy` checks them
-before it submits a job.
+A model's settings are the keyword-only parameters of its function or class. This module imports no TensorFlow, as
+`python -m deploy` checks the settings before it submits a job.
 """
 
 from typing import Annotated, Any
