@@ -54,7 +54,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Command]:
 
 @command("starts from scratch")
 def main(arguments: Sequence[str]) -> int:
-    """Reports whether the steps agree; returns the exit code."""
+    """Runs the check that the flags name, logs whether the steps agree, and returns the exit code."""
     options, request = parse(arguments)
     set_verbose(request.verbose)
     config = request.config
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _check_compiled_step(config: TrainConfig) -> int:
-    """Runs one step that XLA compiles on the devices of the run; logs why if that fails."""
+    """Runs one step, compiled by XLA, on the run's devices. Logs why it fails, if it does; returns the exit code."""
     set_gpu_environment(cache_home(config.cache_dir) / "cuda")
     with quiet_start():
         from trainer.cluster.strategy import make_replicas
@@ -88,7 +88,10 @@ def _check_compiled_step(config: TrainConfig) -> int:
 
 
 def _check_replicas(config: TrainConfig, options: argparse.Namespace) -> int:
-    """Compares a few steps on one and on several logical devices of the CPU, in float64 or by their bits."""
+    """Compares a few steps on one and on several logical CPU devices, in float64 or bit by bit; returns the exit code.
+
+    With --verdict, as a child of `trainer.run.replica_check`, it writes what it found to that file instead.
+    """
     if options.bits and not config.virtual_replicas:
         raise UserError(
             "--bits: a plain run has equal bits on one number of replicas alone: add --virtual_replicas=4, say, or "
@@ -125,7 +128,7 @@ def _check_replicas(config: TrainConfig, options: argparse.Namespace) -> int:
 
 
 def _check_gpus(config: TrainConfig, seconds: float) -> int:
-    """Checks the devices of this machine; the result goes to the job directory, or to the current folder."""
+    """Checks this machine's GPUs, writes gpu_check.json to the job directory or here, and returns the exit code."""
     job_dir = open_job_dir(config) if config.job_dir or on_vertex() else None
     set_gpu_environment(cache_home(config.cache_dir) / "cuda")
     with quiet_start():

@@ -19,7 +19,7 @@ from trainer.user_code.command import command, quiet_start
 
 @command("starts from scratch")
 def main(arguments: Sequence[str]) -> int:
-    """Evaluates and prints the values; returns the exit code."""
+    """Evaluates the run's model, logs the values, writes them to --out if given, and returns the exit code."""
     run = read_request(command_parser(), arguments)
     set_verbose(run.options.verbose)
     out = local_path(run.options.out, "out") if run.options.out else None
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"out={out}: the values are written as JSON: use a name that ends in .json")
     if out:
         make_writable(out.parent, "out")
-    data = run.config.data  # finds mistakes before TensorFlow is loaded
+    data = run.config.data  # resolves the settings, which finds mistakes before TensorFlow is loaded
     with quiet_start():
         from trainer.run import saved_run  # imports TensorFlow
     with run.naming():

@@ -13,7 +13,7 @@ from trainer.base.settings.fields import VERBOSE, Parser, whole
 from trainer.base.storage import local_path, make_writable, write_whole
 from trainer.user_code.command import command, quiet_start
 
-_IMAGES, _IMAGES_OF_A_CLASS = 64, 10  # if --count is not given
+_IMAGES, _IMAGES_PER_CLASS = 64, 10  # if --count is not given
 
 
 @command("starts from scratch")
@@ -37,18 +37,18 @@ def main(arguments: Sequence[str]) -> int:
     if not generator.about.latent_dim:
         raise UserError(f"{options.run}: its model is no generator, which maps noise to images: use the run of a GAN")
     labels = labels_of(options.label, generator.about.classes)
-    count = options.count or (_IMAGES_OF_A_CLASS if len(labels) > 1 else _IMAGES)
-    noise, of_rows = sample_grids.noise_and_labels(
+    count = options.count or (_IMAGES_PER_CLASS if len(labels) > 1 else _IMAGES)
+    noise, row_labels = sample_grids.noise_and_labels(
         options.seed, count, labels or [0], generator.about.latent_dim, generator.noise_type
     )
-    pictures = generator.images(noise, of_rows) if labels else generator.images(noise)
+    pictures = generator.images(noise, row_labels) if labels else generator.images(noise)
     write_whole(out, sample_grids.encode_png(sample_grids.grid(pictures, count if len(labels) > 1 else 0)))
     log.info(f"{len(pictures)} image{'s' if len(pictures) > 1 else ''} in {out}")
     return DONE
 
 
 def labels_of(asked: str, classes: int) -> list[int]:
-    """Returns the classes that --label names, all without it; [] of an unconditional generator.
+    """Returns the classes that --label names, or all if it names none; [] for an unconditional generator.
 
     Raises UserError if the generator has no such class.
     """
@@ -73,7 +73,7 @@ def command_parser() -> Parser:
     parser.add_argument("run", metavar="RUN", help="a job directory or its model/; also at gs://")
     parser.add_argument(
         "--count", type=whole(1, 100_000),
-        help=f"number of images (default: {_IMAGES}); of each class, if there are several ({_IMAGES_OF_A_CLASS})",
+        help=f"number of images (default: {_IMAGES}); of each class, if there are several ({_IMAGES_PER_CLASS})",
     )  # fmt: skip
     parser.add_argument(
         "--label", default="", help="class of a conditional model, from 0: 7, or 0,3,7, or all (default: all)"

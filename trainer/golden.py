@@ -46,16 +46,17 @@ from trainer.checks.golden_file import (
 )
 from trainer.user_code.command import command, last_error, quiet_start, start_command
 
-_LENGTH = 30  # steps
+_DEFAULT_STEPS = 30  # if no flag gives the run's length
+# Settings of a recorded run that no flag names; the numbers are upper limits.
 _SMALL = {"precision": "float64", "global_batch_size": 16, "width": 8}
-_LONGEST_SECONDS = 1_800.0  # of a process that measures
-_MEASURE = "measure"  # the verb of such a process
-Way = tuple[int, int]  # replicas of each worker, workers
+_LONGEST_SECONDS = 1_800.0  # after which a measuring process counts as hung
+_MEASURE = "measure"  # the internal verb of a measuring process
+Way = tuple[int, int]  # how a run is repeated: replicas of each worker, workers
 
 
 @command("starts from scratch")
 def main(arguments: Sequence[str]) -> int:
-    """Runs one verb; returns the exit code."""
+    """Runs the verb that comes first, and returns the exit code. Raises UserError for an unknown verb."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(__doc__)
         return DONE
@@ -66,25 +67,25 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parser_of(verb: str) -> Parser:
-    """Returns the parser of a verb's own flags; settings of a run are left to `resolve`."""
+    """Returns the parser of the flags of one verb. `resolve` parses the run's settings."""
     parser = Parser(prog=f"python -m trainer.golden {verb}", description=__doc__, add_help=verb == "check")
     if verb == "record":
         parser.add_argument("--out", default="", metavar="FILE", help="the golden file")
     elif verb == "check":
         parser.add_argument("files", nargs="+", metavar="FILE")
-        parser.add_argument("--replicas", type=_counts, default=[1], help="numbers of replicas (default: 1)")
+        parser.add_argument("--replicas", type=_parse_counts, default=[1], help="numbers of replicas (default: 1)")
         workers = "numbers of workers, with one replica each (default: 1)"
-        parser.add_argument("--workers", type=_counts, default=[1], help=workers)
+        parser.add_argument("--workers", type=_parse_counts, default=[1], help=workers)
         parser.add_argument("--junit", default="", metavar="FILE", help="the verdicts as JUnit's XML")
     else:
         parser.add_argument("--out", required=True)
-        parser.add_argument("--after", type=_counts, required=True)
+        parser.add_argument("--after", type=_parse_counts, required=True)
         parser.add_argument("--on", type=int, required=True)
         parser.add_argument("--control", action="store_true")
     return parser
 
 
-def _counts(text: str) -> list[int]:
+def _parse_counts(text: str) -> list[int]:
     """Parses whole numbers from 1 on, separated by commas."""
     parts = text.split(",")
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
@@ -93,29 +94,32 @@ def _counts(text: str) -> list[int]:
 
 
 def record(arguments: Sequence[str]) -> int:
-    """Measures a run and writes its golden file; if a file agrees already, adds the bits of this processor to it."""
+    """Measures a run and writes its golden file; returns the exit code.
+
+    If the file exists and agrees with the run, only the digests of this processor's bits are added to it.
+    """
     parser = parser_of("record")
     options, flags = parser.parse_known_args(arguments)
     settings_of_user = vars(resolve(flags, prog=parser.prog, description=__doc__, parents=[parser]).config)
     # A small run, unless a flag names its length or a size.
     names = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in flags}
     if not {"steps", "epochs"} & names:
-        flags = [*flags, f"--steps={_LENGTH}"]
+        flags = [*flags, f"--steps={_DEFAULT_STEPS}"]
     for name, value in _SMALL.items():
         if name in settings_of_user and name not in names:
             flags.append(f"--{name}={value if isinstance(value, str) else min(value, settings_of_user[name])}")
-    command = resolve(flags)
-    set_verbose(command.verbose)
+    request = resolve(flags)
+    set_verbose(request.verbose)
     if not options.out:
         raise UserError("--out=FILE is missing: name the golden file, as golden/mine.json")
-    refuse_missing_modules(command.config)
-    out, steps, settings = Path(options.out), recorded_steps(command.config.steps or 1), _settings(command.config)
+    refuse_missing_modules(request.config)
+    out, steps, settings = Path(options.out), recorded_steps(request.config.steps or 1), _settings(request.config)
     result = measured(flags, steps, control=True)
     bits = {step: moment["digest"] for step, moment in result["moments"].items()}
     digests: dict[str, Mapping[str, str]] = {result.pop("instructions"): bits}
     if out.exists():
         golden = read_golden(out)
-        without_bits = {**result, "instructions": ""}
+        without_bits = {**result, "instructions": ""}  # the file may lack this processor's digests
         same = golden.settings == settings and not next(causes(golden, settings, without_bits)).startswith(METRICS)
         if same and compare_with_golden(golden, without_bits).kind != CHANGED:
             golden.digests |= digests
@@ -123,18 +127,18 @@ def record(arguments: Sequence[str]) -> int:
             log.info(f"{out} holds these numbers already: the bits of {', '.join(digests)} are added")
             return DONE
     write_golden(out, Golden(flags, settings, steps, digests=digests, **result))
-    log.info(f"{out}: steps {', '.join(map(str, steps))} of {command.config.model} are recorded")
+    log.info(f"{out}: steps {', '.join(map(str, steps))} of {request.config.model} are recorded")
     return DONE
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:
-    """Returns the settings as JSON holds them."""
+    """Returns the settings as they read after a round trip through JSON, for comparison with a golden file."""
     settings: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
     return settings
 
 
 def check(arguments: Sequence[str]) -> int:
-    """Prints a line for each file and writes the XML; returns the exit code."""
+    """Repeats the run of each golden file, logs one line a file, writes --junit, and returns the exit code."""
     options = parser_of("check").parse_args(arguments)
     ways = [(count, 1) for count in options.replicas] + [(1, count) for count in options.workers if count > 1]
     failures: dict[str, str] = {}
@@ -162,28 +166,28 @@ def check(arguments: Sequence[str]) -> int:
 
 
 def described(verdicts: Sequence[tuple[Way, GoldenVerdict]], differences: Sequence[str]) -> str:
-    """Returns the line of one file: what changed, or else which ways gave equal bits and which rounding."""
+    """Returns the line about one file: what changed, or else on which replicas and workers bits or rounding agree."""
     by_kind = {kind: [way for way, verdict in verdicts if verdict.kind == kind] for kind in (EQUAL, ROUNDING, CHANGED)}
     if by_kind[CHANGED]:
         verdict = next(verdict for _, verdict in verdicts if verdict.kind == CHANGED)
         where = verdict.reason or f"first in {verdict.tensor}, {verdict.times:.3g} times the control"
-        ways = "" if len(by_kind[CHANGED]) == len(verdicts) else f" on {_named(by_kind[CHANGED])}"
+        ways = "" if len(by_kind[CHANGED]) == len(verdicts) else f" on {_listed(by_kind[CHANGED])}"
         return f"{CHANGED}{ways} from step {verdict.step}, {where}; {', '.join(differences)}"
     parts = [part for part in differences if part.startswith(METRICS)]
     if by_kind[EQUAL]:
-        parts.insert(0, f"{EQUAL} on {_named(by_kind[EQUAL])}")
+        parts.insert(0, f"{EQUAL} on {_listed(by_kind[EQUAL])}")
     if by_kind[ROUNDING]:
         times = max(verdict.times for _, verdict in verdicts)
         differing = ", ".join(part for part in differences if " differ: " in part and part not in parts)
         parts.append(
-            f"{ROUNDING} on {_named(by_kind[ROUNDING])}: {times:.1f} of {TIMES_CONTROL:.0f} times what another order "
+            f"{ROUNDING} on {_listed(by_kind[ROUNDING])}: {times:.1f} of {TIMES_CONTROL:.0f} times what another order "
             f"of the rows does{f' ({differing})' if differing else ''}"
         )
     return "; ".join(parts)
 
 
-def _named(ways: Sequence[Way]) -> str:
-    """Returns `1 and 2 replicas and 2 workers`."""
+def _listed(ways: Sequence[Way]) -> str:
+    """Returns text such as `1 and 2 replicas and 2 workers`."""
     replicas, workers = [way[0] for way in ways if way[1] == 1], [way[1] for way in ways if way[1] > 1]
     counts = ((replicas, "replica"), (workers, "worker"))
     return " and ".join(
@@ -194,14 +198,14 @@ def _named(ways: Sequence[Way]) -> str:
 def measured(
     flags: Sequence[str], steps: Sequence[int], replicas: int = 1, workers: int = 1, *, control: bool = False
 ) -> dict[str, Any]:
-    """Returns what `trainer.checks.golden_run.measure` writes for a run with these flags of trainer.task.
+    """Runs the given flags of trainer.task on the CPU, and returns what `trainer.checks.golden_run.measure` writes.
 
-    Each run has its own processes, because the number of a process's devices is fixed when TensorFlow starts: one on
-    this machine's CPU, or one for each worker of a cluster on loopback. All are ended if one fails or takes too long.
-    Raises UserError with the line of a process that ended with one, and PlatformFault for any other failure.
+    Each run has processes of its own, because TensorFlow fixes the number of devices when it starts: one process, or
+    one for each worker of a cluster on loopback. If one fails or takes too long, all are killed.
+    Raises UserError with the error line of a process that the user must change, PlatformFault for any other failure.
     """
     environments: list[dict[str, str]] = [{}]
-    if workers > 1:  # at ports that nobody uses
+    if workers > 1:  # on free ports, found by binding and closing them
         listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(workers)]
         cluster = {"worker": [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]}
         for listener in listeners:
@@ -235,7 +239,7 @@ def measured(
 
 
 def measure(arguments: Sequence[str]) -> int:
-    """Measures in this process, for `measured`."""
+    """Measures in this process, which `measured` has started; returns the exit code."""
     options, settings = parser_of(_MEASURE).parse_known_args(arguments)
     config = resolve(settings).config
     refuse_missing_modules(config)

@@ -25,7 +25,7 @@ _EPILOG = """\
 All settings but the first group are those of python -m trainer.task.
 
 Exit codes: 0 the plan is made; 2 you must change something; 1 a fault of this package or of the platform."""
-# TensorFlow's CPU then allocates as its GPUs do; one operation at a time, so that two runs agree.
+# TensorFlow on the CPU then uses the GPU's allocator, and runs one operation at a time, so that two runs agree.
 ENVIRONMENT = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_NUM_INTEROP_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
 
 
@@ -41,7 +41,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Command]:
 
 @command("starts from scratch")
 def main(arguments: Sequence[str]) -> int:
-    """Makes the plan; returns the exit code."""
+    """Measures the run, writes its plan, and returns the exit code."""
     own, request = parse(arguments)
     set_verbose(request.verbose)
     config = request.config

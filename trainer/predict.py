@@ -20,7 +20,7 @@ from trainer.user_code.command import command, quiet_start
 
 @command("starts from scratch")
 def main(arguments: Sequence[str]) -> int:
-    """Predicts and writes the outputs; returns the exit code."""
+    """Predicts the rows of the data, writes the outputs as .npz, and returns the exit code."""
     if any(argument.startswith("--rows_file") for argument in arguments):
         return _predict_rows(arguments)
     run = read_request(command_parser(), arguments)
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     if out.suffix != ".npz":
         raise UserError(f"out={out}: the arrays are written as .npz: use a name that ends in .npz")
     make_writable(out.parent, "out")
-    data = run.config.data  # finds mistakes before TensorFlow is loaded
+    data = run.config.data  # resolves the settings, which finds mistakes before TensorFlow is loaded
     with quiet_start():
         from trainer.measures.prediction import write_npz  # imports TensorFlow
         from trainer.run import saved_run
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _predict_rows(arguments: Sequence[str]) -> int:
-    """Answers the lines of a file with the model of a run, as a server does."""
+    """Answers each line of a JSON Lines file as the server of the model does; returns the exit code."""
     parser = Parser(prog="python -m trainer.predict", description="Answers the rows of a file as a server does")
     parser.add_argument("run", metavar="RUN", help="a job directory or its model/; also at gs://")
     parser.add_argument("--rows_file", required=True, metavar="FILE", help="a line of JSON a row; also at gs://")

@@ -16,12 +16,12 @@ from trainer.user_code.command import command, quiet_start
 
 @command("serves again")
 def main(arguments: Sequence[str]) -> int:
-    """Serves until it is stopped; returns the exit code."""
-    inside = "AIP_HTTP_PORT" in os.environ  # in a container of Vertex AI
+    """Serves the model until SIGTERM or Ctrl-C, and returns the exit code."""
+    on_vertex = "AIP_HTTP_PORT" in os.environ  # set in a container of Vertex AI
     parser = Parser(prog="python -m trainer.serve", description=(__doc__ or "").partition(":")[0])
     parser.add_argument("run", nargs="?", default=os.environ.get("AIP_STORAGE_URI", ""), metavar="RUN",
                         help="a job directory or its model/; also at gs://")  # fmt: skip
-    parser.add_argument("--host", default="0.0.0.0" if inside else "127.0.0.1", help="address to bind (default: "  # noqa: S104
+    parser.add_argument("--host", default="0.0.0.0" if on_vertex else "127.0.0.1", help="address to bind (default: "  # noqa: S104
                         "127.0.0.1, in a container all)")  # fmt: skip
     parser.add_argument("--port", type=whole(1, 65535), default=int(os.environ.get("AIP_HTTP_PORT", "8080")),
                         help="(default: 8080)")  # fmt: skip

@@ -2,7 +2,7 @@
 
 import time
 
-_BEGAN = time.monotonic()  # before the slow imports, which count as time of the job
+_BEGAN = time.monotonic()  # taken first, so that the job's time includes the slow imports
 
 import signal  # noqa: E402
 import sys  # noqa: E402
@@ -20,8 +20,8 @@ from trainer.user_code.command import command, quiet_start  # noqa: E402
 
 @command("resumes from the last checkpoint")
 def main(arguments: Sequence[str]) -> int:
-    """Resolves the settings, then prints them or runs the job. Returns the exit code."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until training begins
+    """Resolves the settings, then prints them (--print_config) or runs the job. Returns the exit code."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts like Ctrl-C until training begins
     request = resolve(arguments)
     set_verbose(request.verbose)
     if request.print_config:
