@@ -1,6 +1,6 @@
-"""Exports the template model: a plain Keras model without strategy and without this package, in three formats.
+"""Exports the template model, a plain Keras model that needs neither a strategy nor this package, in three formats.
 
-It is compiled as the trained one, where Keras alone can load that, with or without the optimizer's state.
+model.keras is compiled like the trained model if Keras can load that by itself, with or without the optimizer's state.
 """
 
 import io
@@ -32,21 +32,20 @@ def export(
     model: keras.Model, folder: Path, input_spec: Any, *, save_optimizer: bool = False,
     image: tuple[int, ...] = (), class_names: tuple[str, ...] = (),
 ) -> None:  # fmt: skip
-    """Writes `folder` atomically: model.keras, model.h5, saved_model/, and the other templates of the model (.keras).
+    """Writes `folder` atomically: model.keras, model.h5, saved_model/, further templates (.keras) and serving.json.
 
-    Last comes serving.json, for which the data say the shape of an `image` and the `class_names`.
-
-    There is no model.h5 of what that format cannot hold: a subclassed model, a vocabulary. Where a class lacks the
-    get_config that it needs, there is model.weights.h5 in place of model.keras.
-    `input_spec`: the tf.TensorSpec of the input, or a nest of them, for a subclassed model, which has no symbolic one.
-    save_optimizer: whether model.keras holds the state of the optimizer, too.
+    model.h5 is left out for what HDF5 cannot hold: a subclassed model, a vocabulary. If a class lacks the get_config
+    that Keras needs, model.weights.h5 takes the place of model.keras.
+    `input_spec`: a tf.TensorSpec or a nest of them, for a subclassed model, which has no symbolic inputs.
+    `save_optimizer`: whether model.keras also holds the state of the optimizer.
+    `image`: the shape of an image, if the data are images; it and `class_names` go into serving.json.
     """
     interface = ModelInterface.of(model)
     templates = interface.templates()
     with whole_folder(folder) as beside:
         copies = {name: plain_copy(trained) for name, trained in templates.items()}
         template = copies["model"]
-        is_model = templates["model"] is model  # no part of it, such as a generator
+        is_model = templates["model"] is model  # False for a part of it, such as a generator
         with compiled_as(template, model, save_optimizer=save_optimizer) if is_model else nullcontext():
             for name, network in copies.items():
                 _save(network, beside / f"{name}.keras")
@@ -76,12 +75,12 @@ def export(
 
 
 def _specs(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns the type and the shape of a row of each tensor, as serving.json has them."""
+    """Returns, by name, each tensor's type and the shape of one row, in the form of serving.json."""
     return {name: (tf.as_dtype(leaf.dtype).name, list(leaf.shape[1:])) for name, leaf in named}
 
 
 def _save(network: keras.Model, path: Path) -> None:
-    """Saves a network, or its weights alone if Keras cannot say with which arguments one of its classes was made."""
+    """Saves a network, or only its weights, with a warning, if one of its classes has no usable get_config."""
     try:
         network.save(path)
     except (NotImplementedError, TypeError) as error:
@@ -100,15 +99,15 @@ def _save(network: keras.Model, path: Path) -> None:
 def load_template_weights(model: keras.Model, path: Path, origin: str = "") -> None:
     """Sets the weights of the model's networks from saved template models; call it under the strategy's scope.
 
-    `path`: the model.keras that `export` wrote; a GAN's other networks are read from the files beside it, if they
-    exist, and its generator starts as its average. Raises UserError, calling the file `origin`, if they do not fit.
+    `path`: the model.keras that `export` wrote. A GAN's other networks are read from the files beside it, if they
+    exist; its generator starts from the saved average. Raises UserError that names `origin` if the weights do not fit.
     """
     origin = origin or f"initial_model={path}"
     templates = ModelInterface.of(model).templates()
     try:
         template = load_template(path, origin)
-    except UserError:  # a class may be unknown here
-        with suppress(Exception):  # Keras raises many types
+    except UserError:  # such as for a class that is unknown here: the weights alone may still load
+        with suppress(Exception):  # Keras raises many types of errors
             templates["model"].load_weights(path)
             return
         raise
@@ -124,22 +123,22 @@ def load_template_weights(model: keras.Model, path: Path, origin: str = "") -> N
 
 
 def _without_lora(network: keras.Model) -> list[Any]:
-    """Returns the weights but for the matrices of LoRA, of which a new model's add nothing, and a template has none."""
+    """Returns the weights without LoRA's matrices: a template has none, and those of a new model add nothing."""
     layers = (layer for layer in all_layers(network) if getattr(layer, "lora_enabled", False))
     lora = {id(weight) for layer in layers for weight in layer.weights if weight.name.startswith("lora_")}
     return [weight for weight in network.weights if id(weight) not in lora]
 
 
 def load_template(path: Path, origin: str, *, compiled: bool = False) -> keras.Model:
-    """Returns the model in a file that `export` wrote. Raises UserError, calling it `origin`, for another file.
+    """Loads the model in a .keras file that `export` wrote. Raises UserError that names `origin` if that fails.
 
-    compiled: whether the model gets the loss, metrics and optimizer in the file, if that has them.
+    compiled: whether to compile it with the loss, metrics and optimizer that the file holds, if any.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what the file lacks: the export told it
+            warnings.simplefilter("ignore")  # about what the file lacks: the export has already warned of it
             return keras.models.load_model(path, compile=compiled, safe_mode=True)
-    except Exception as error:  # Keras raises many types for a file that is not a model
+    except Exception as error:  # Keras raises many types of errors for a file that is not a model
         unknown = re.search(r"Could not locate (class|function) '[^']*'", str(error))
         raise UserError(
             f"{origin}: cannot be loaded as a model.keras: {unknown[0] if unknown else reason(error)}"
@@ -147,9 +146,9 @@ def load_template(path: Path, origin: str, *, compiled: bool = False) -> keras.M
 
 
 def plain_copy(model: keras.Model) -> keras.Model:
-    """Returns a copy without strategy, synchronized batch norm, 16-bit arithmetic and LoRA, which is merged.
+    """Returns a float32 copy (float64 for a float64 model) without strategy and synchronized batch norm, LoRA merged.
 
-    A subclassed model is returned unchanged.
+    A subclassed model cannot be copied and is returned itself.
     """
     copies: dict[int, keras.layers.Layer] = {}  # by id: networks within the model may share a layer
 
@@ -159,9 +158,10 @@ def plain_copy(model: keras.Model) -> keras.Model:
         if isinstance(layer, keras.Model):
             copies[id(layer)] = _cloned(layer, copy_of)
             return copies[id(layer)]
-        plain = layer.plain() if hasattr(layer, "plain") else layer  # of this package, it depends on the running step
+        # A layer of this package has plain(), which returns the Keras layer that stands for it in a template.
+        plain = layer.plain() if hasattr(layer, "plain") else layer
         config = plain.get_config()
-        for name in ("lora_rank", "lora_alpha"):  # what is saved is merged
+        for name in ("lora_rank", "lora_alpha"):  # save_own_variables merges LoRA into the kernel
             config.pop(name, None)
         if "synchronized" in config:
             config["synchronized"] = False
@@ -177,14 +177,14 @@ def plain_copy(model: keras.Model) -> keras.Model:
     both = ([layer for layer in all_layers(network) if not isinstance(layer, keras.layers.InputLayer)]
             for network in (model, copy))  # fmt: skip
     for trained, plain in zip(*both, strict=True):
-        if plain is not trained:  # a subclassed model within is itself, as `copy_of` cannot build another
+        if plain is not trained:  # a subclassed model within was not copied
             _copy_learnt(trained, plain)
     return copy
 
 
 def _cloned(model: keras.Model, copy_of: Callable[[keras.layers.Layer], keras.layers.Layer]) -> keras.Model:
-    """Returns a model of the copies of its layers; a subclassed model itself."""
-    compiled, model.compiled = model.compiled, False  # a template needs no training state
+    """Returns a clone of the model built from copies of its layers, or a subclassed model itself."""
+    compiled, model.compiled = model.compiled, False  # so that clone_model copies no training state
     try:
         return keras.models.clone_model(model, clone_function=copy_of)
     except ValueError:
@@ -194,7 +194,7 @@ def _cloned(model: keras.Model, copy_of: Callable[[keras.layers.Layer], keras.la
 
 
 def _copy_learnt(trained: keras.layers.Layer, plain: keras.layers.Layer) -> None:
-    """Copies a layer's own weights, and what else it has learnt, such as a vocabulary, as Keras saves and loads it."""
+    """Copies a layer's own weights and assets, such as a vocabulary, by the methods that Keras saves and loads with."""
     values: dict[str, Any] = {}
     trained.save_own_variables(values)
     plain.load_own_variables({name: keras.ops.convert_to_numpy(value) for name, value in values.items()})
@@ -205,7 +205,7 @@ def _copy_learnt(trained: keras.layers.Layer, plain: keras.layers.Layer) -> None
 
 
 def _save_h5(template: keras.Model, path: Path) -> None:
-    """Saves the model, unless HDF5 has no place for it; uncompiled, as Keras cannot load what it saves otherwise."""
+    """Saves model.h5 if HDF5 can hold the model. It is uncompiled, since Keras cannot load a compiled one from HDF5."""
     saved, why = path.with_suffix(".keras"), ""
     if not symbolic_inputs(template):
         why = "a subclassed model; model.keras needs its class"
@@ -216,11 +216,11 @@ def _save_h5(template: keras.Model, path: Path) -> None:
             if any(name.startswith("assets/") for name in archive.namelist()):
                 why = "a vocabulary, or another file that a layer saves; model.keras has it"
     if why:
-        warn_once(f"model.h5 is not written: HDF5 cannot hold {why}")  # not at the rehearsal and at the end
+        warn_once(f"model.h5 is not written: HDF5 cannot hold {why}")  # once, though rehearsal and export both save
         return
-    # HDF5 crashes on a full disk: first write as many bytes as the weights and the metadata need.
+    # HDF5 crashes on a full disk, so an ordinary file of at least the same size is written first, which raises.
     path.write_bytes(bytes(8 * template.count_params() + 64 * 1024))
-    absl = logging.getLogger("absl")  # Keras warns at each save that the format is legacy
+    absl = logging.getLogger("absl")  # silenced: Keras warns at each save that the format is legacy
     level = absl.level
     absl.setLevel(logging.ERROR)
     try:
@@ -230,7 +230,7 @@ def _save_h5(template: keras.Model, path: Path) -> None:
 
 
 def _save_for_serving(template: keras.Model, interface: ModelInterface, input_spec: Any, folder: Path) -> None:
-    """Writes a SavedModel with the endpoint `serve`."""
+    """Writes a SavedModel whose endpoint `serve` takes the model's inputs by name."""
     serve, inputs = interface.serve, model_inputs(template, input_spec)
     signature = [tf.TensorSpec(leaf.shape, leaf.dtype, name=name) for name, leaf in named_leaves(inputs)]
     archive = keras.export.ExportArchive()
@@ -243,20 +243,20 @@ def _save_for_serving(template: keras.Model, interface: ModelInterface, input_sp
 
 
 def model_inputs(template: keras.Model, input_spec: Any = None) -> Any:
-    """Returns the symbolic inputs in the structure that `call` takes; `input_spec` of a subclassed model."""
+    """Returns the symbolic inputs in the structure that `call` takes, or `input_spec` for a subclassed model."""
     if not symbolic_inputs(template):
         return input_spec
     return template.inputs[0] if isinstance(template, keras.Sequential) else template.input
 
 
 def named_leaves(inputs: Any) -> list[tuple[str, Any]]:
-    """Returns the leaves of a nest of inputs with a name each: their own, or that of their key or place."""
+    """Returns (name, leaf) for each leaf of a nest of inputs: its own name, or one from its key or position."""
     flat = keras.tree.flatten_with_path(inputs)
     return [(leaf.name or "_".join(["inputs", *map(str, path)]), leaf) for path, leaf in flat]
 
 
 def random_rows(specs: Mapping[str, Any], about: Servable, rows: int) -> list[Any]:
-    """Returns random rows, an array for each input; whole numbers are 0."""
+    """Returns an array of random rows for each input; integers are 0, text is always "a b", images are random bytes."""
     draw = np.random.default_rng(0)
 
     def column(spec: Any) -> Any:
@@ -271,16 +271,16 @@ def random_rows(specs: Mapping[str, Any], about: Servable, rows: int) -> list[An
     return [column(spec) for spec in specs.values()]
 
 
-_STEPS = ("train_step", "test_step", "compute_loss")
+_STEP_METHODS = ("train_step", "test_step", "compute_loss")
 
 
 @contextmanager
 def compiled_as(template: keras.Model, model: keras.Model, *, save_optimizer: bool) -> Iterator[None]:
-    """Makes `template`, a plain copy of the trained `model`, in the block one compiled with its loss and optimizer.
+    """Compiles `template`, a plain copy of the trained `model`, with the model's loss and optimizer, within the block.
 
-    A template is uncompiled, and a line says why, if a process without the user's code could not load it compiled.
-    save_optimizer: whether its optimizer gets the state of the model's. The copy of a subclassed model is the model,
-    and is saved with that state.
+    It stays uncompiled, with a warning that says why, if a process without the user's code could not load it compiled.
+    save_optimizer: whether the state of the optimizer is copied, too. A subclassed model is its own template, and
+    always keeps that state.
     """
     compiled, interface = model.compiled, ModelInterface.of(model)
     try:
@@ -294,28 +294,28 @@ def compiled_as(template: keras.Model, model: keras.Model, *, save_optimizer: bo
         elif template is not model:
             template.compile(**arguments)
             if save_optimizer:
-                _copy_state(getattr(interface.optimizer, "inner_optimizer", interface.optimizer), template)
+                _copy_optimizer_state(getattr(interface.optimizer, "inner_optimizer", interface.optimizer), template)
         yield
     finally:
         model.compiled = compiled
 
 
 def _compile_arguments(model: keras.Model, *, has_steps: bool) -> Mapping[str, Any] | None:
-    """Returns the arguments of `compile`; None, and logs why, if only the user's code could load them.
+    """Returns the arguments of `compile`, or None, with a warning, if loading them needs the user's code.
 
     has_steps: whether the template has the model's own train_step and test_step.
     """
     kind = type(model)
-    own = [name for name in _STEPS if getattr(kind, name) is not getattr(keras.Model, name) and not has_steps]
+    own = [name for name in _STEP_METHODS if getattr(kind, name) is not getattr(keras.Model, name) and not has_steps]
     why = f"{kind.__name__} has a {own[0]} of its own" if own else ""
     config: Mapping[str, Any] = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Keras's, of a lambda
+        warnings.simplefilter("ignore")  # Keras warns that it cannot save a lambda
         try:
             config = config if own else model.get_compile_config()
-        except Exception as error:  # of a user's get_config
+        except Exception as error:  # a user's get_config may raise anything
             why = f"the get_config of a part of it fails ({error})"
-    for part in _parts(config):  # which Keras has to load by itself
+    for part in _serialized_objects(config):  # Keras has to find each one by itself
         if part["class_name"] == "function":
             name = str(part["config"])
             of_keras = hasattr(keras.losses, name) or hasattr(keras.metrics, name)
@@ -331,22 +331,24 @@ def _compile_arguments(model: keras.Model, *, has_steps: bool) -> Mapping[str, A
     return None
 
 
-def _parts(config: Any) -> Iterator[dict[str, Any]]:
+def _serialized_objects(config: Any) -> Iterator[dict[str, Any]]:
     """Yields the serialized objects in the configuration of `compile`."""
     if isinstance(config, dict) and "class_name" in config:
         yield config
     if isinstance(config, (dict, list, tuple)):
         for value in config.values() if isinstance(config, dict) else config:
-            yield from _parts(value)
+            yield from _serialized_objects(value)
 
 
-def _copy_state(trained: keras.optimizers.Optimizer, template: keras.Model) -> None:
+def _copy_optimizer_state(trained: keras.optimizers.Optimizer, template: keras.Model) -> None:
+    """Copies an optimizer's slots to the template's optimizer, or warns that they do not fit."""
     template.optimizer.build(template.trainable_variables)
     before, after = (
-        [variable for variable in optimizer.variables if variable.name != "learning_rate"]  # a schedule has none
+        # A learning rate is a variable only if it is no schedule.
+        [variable for variable in optimizer.variables if variable.name != "learning_rate"]
         for optimizer in (trained, template.optimizer)
     )
-    if [source.shape for source in before] != [target.shape for target in after]:  # LoRA, or frozen parts of layers
+    if [source.shape for source in before] != [target.shape for target in after]:  # because of LoRA or frozen weights
         warn_once(
             "model.keras has no state of the optimizer: once loaded it trains other weights than this run, as LoRA is "
             "merged and single weights are not frozen in it"

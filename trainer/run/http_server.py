@@ -1,4 +1,4 @@
-"""Serves an exported model over HTTP by Google's contract for custom containers: GET /health, POST /predict.
+"""Serves an exported model over HTTP as Vertex AI requires of a custom container: GET /health, POST /predict.
 
 https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/predictions/custom-container-requirements
 """
@@ -27,19 +27,19 @@ from trainer.base.errors import UserError, reason
 from trainer.base.log import log
 from trainer.run.served_model import BadRow, Columns, ServedModel
 
-MOST_BYTES = 1_500_000  # of a request
+MOST_BYTES = 1_500_000  # in the body of a request
 _TOO_LARGE = f"the request has more than {MOST_BYTES:,} bytes"
 _ABOUT = "/v2/models/model"
-_WAITING_BYTES = 128 * MOST_BYTES  # of all requests that are not answered yet
-_LEAST_BYTES = 10_000  # that a request counts as, so that their number has a limit, too
-# Of a request that is parsed at once, and of a call of the model that is made at once: another thread takes longer.
-_SMALL_BYTES, _SHORT_S = 200_000, 0.02
-_BODY_S, _GRACE_S = 20, 30  # for a client to send its rows; for open requests, after SIGTERM
+_WAITING_BYTES = 128 * MOST_BYTES  # limit on all unanswered requests together
+_LEAST_BYTES = 10_000  # a smaller request counts as this many, which limits the number of requests
+# Smaller requests are parsed, and shorter model calls are made, on the event loop: handing them to a thread costs more.
+_PARSED_AT_ONCE_BYTES, _SHORT_CALL_S = 200_000, 0.02
+_BODY_S, _GRACE_S = 20, 30  # time for a client to send its body; time for open requests after SIGTERM
 
 
 @dataclasses.dataclass(eq=False)
 class _Part:
-    """Holds rows of one shape, of one request, and their answers once they are computed."""
+    """Holds rows of one shape from one request, at most as many as a call takes, and the future of their answers."""
 
     columns: Columns
     answered: asyncio.Future[list[Any]]
@@ -50,10 +50,10 @@ class _Part:
 
 
 class Batcher:
-    """Answers the rows that wait in one call of the model: at once if it is short, else in a thread of its own.
+    """Answers all waiting rows in one call of the model, on the event loop if the call is short, else in a thread.
 
-    What arrives meanwhile is the next call. A request of more rows than a call has one part after the other waiting, so
-    that it keeps no other request waiting for all of them.
+    Rows that arrive meanwhile wait for the next call. A request with more rows than a call takes is cut into parts of
+    which one waits at a time, so that other requests get their turn in between.
     """
 
     def __init__(self, model: ServedModel) -> None:
@@ -61,11 +61,11 @@ class Batcher:
         self._parts: list[_Part] = []
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "model")
-        self._short_rows = 0  # of a call that takes so little
+        self._short_rows = 0  # a call of at most so many rows has taken less than _SHORT_CALL_S
         self._worker = asyncio.create_task(self._answer_calls())
 
     async def answers(self, columns: Columns) -> list[Any]:
-        """Returns the answers of rows of one shape, in their order; BadRow for one that has none."""
+        """Returns the answers to rows of one shape, in order; a BadRow for each row that has none."""
         answers: list[Any] = []
         most = self.model.most_rows
         for at in range(0, len(columns[0]), most):
@@ -77,8 +77,8 @@ class Batcher:
         return answers
 
     def _next_call(self) -> list[_Part]:
-        """Takes the parts of the next call: those of the shape of the first that waits, as many as fit in order."""
-        self._parts = [part for part in self._parts if not part.answered.done()]  # a client may have gone
+        """Removes and returns the parts of the next call: in order, those of the first one's shape that fit."""
+        self._parts = [part for part in self._parts if not part.answered.done()]  # the client may have disconnected
         taken: list[_Part] = []
         room = self.model.most_rows
         for part in self._parts:
@@ -104,9 +104,9 @@ class Batcher:
                 else:
                     loop = asyncio.get_running_loop()
                     answers = await loop.run_in_executor(self._thread, self.model.answers, columns)
-                short = time.perf_counter() - began < _SHORT_S
+                short = time.perf_counter() - began < _SHORT_CALL_S
                 self._short_rows = max(self._short_rows, count) if short else min(self._short_rows, count - 1)
-            except Exception as error:  # the requests of this call fail, the server lives
+            except Exception as error:  # only the requests of this call fail; the server goes on
                 for part in taken:
                     if not part.answered.done():
                         part.answered.set_exception(error)
@@ -116,14 +116,14 @@ class Batcher:
                 if not part.answered.done():
                     part.answered.set_result(answers[:count])
                 answers = answers[count:]
-            await asyncio.sleep(0)  # sends answers, and reads requests
+            await asyncio.sleep(0)  # lets the event loop send answers and read requests
 
 
 def application(load: Callable[[], ServedModel], stop: Callable[[Exception], None]) -> Starlette:
-    """Returns the application: it answers 503 until `load` has returned, and calls `stop` with what that raises."""
-    batchers: list[Batcher] = []  # one, once the model is loaded
-    parser = ThreadPoolExecutor(1, "parser")  # of large requests, one after another: Python's JSON holds all threads
-    waiting = 0  # bytes
+    """Returns the application. It answers 503 until `load` returns, and passes an error of `load` to `stop`."""
+    batchers: list[Batcher] = []  # empty until the model is loaded, then one
+    parser = ThreadPoolExecutor(1, "parser")  # one thread: Python's JSON holds the interpreter lock anyway
+    waiting_bytes = 0  # of requests that are not answered yet
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -144,16 +144,16 @@ def application(load: Callable[[], ServedModel], stop: Callable[[Exception], Non
         return JSONResponse(batchers[0].model.metadata()) if batchers else _refused(503, "the model is being loaded")
 
     async def predict(request: Request) -> Response:
-        nonlocal waiting
+        nonlocal waiting_bytes
         if not batchers:
             return _refused(503, "the model is being loaded")
-        size = int(request.headers.get("content-length", MOST_BYTES))  # of a stream the most
+        size = int(request.headers.get("content-length", MOST_BYTES))  # a stream has no length: assume the most
         if size > MOST_BYTES:
             return _refused(413, _TOO_LARGE)
         size = max(size, _LEAST_BYTES)
-        if waiting + size > _WAITING_BYTES:
+        if waiting_bytes + size > _WAITING_BYTES:
             return _refused(503, "too many requests are waiting: send it again in some seconds", {"Retry-After": "2"})
-        waiting += size
+        waiting_bytes += size
         try:
             content = bytearray()
             async with asyncio.timeout(_BODY_S):
@@ -167,18 +167,18 @@ def application(load: Callable[[], ServedModel], stop: Callable[[Exception], Non
         except TimeoutError:
             return _refused(408, f"the request did not arrive within {_BODY_S} s")
         except ClientDisconnect:
-            return Response(status_code=400)  # which nobody reads
+            return Response(status_code=400)  # Starlette needs a response, though nobody reads it
         except Exception as error:
             log.error(f"a request failed: {reason(error)}")
             return _refused(500, "the model failed on these rows: the server's log says why")
         finally:
-            waiting -= size
+            waiting_bytes -= size
 
     async def answered(batcher: Batcher, content: bytes) -> Response:
-        """Returns the response. Raises BadRow for a row without an answer, and for a body that is not in order."""
+        """Returns the response with all answers. Raises BadRow for a malformed body or a row that has no answer."""
 
         async def run(function: Callable[..., Any], *arguments: Any) -> Any:
-            if len(content) <= _SMALL_BYTES:
+            if len(content) <= _PARSED_AT_ONCE_BYTES:
                 return function(*arguments)
             return await asyncio.get_running_loop().run_in_executor(parser, function, *arguments)
 
@@ -195,25 +195,25 @@ def application(load: Callable[[], ServedModel], stop: Callable[[Exception], Non
         response: Response = await run(JSONResponse, {"predictions": answers})
         return response
 
-    async def in_json(request: Request, error: Exception) -> Response:
+    async def answer_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         return _refused(
-            error.status_code, f"{error.detail}: here are POST {route}, GET {health_route} and GET {_ABOUT}"
+            error.status_code, f"{error.detail}: this server has POST {route}, GET {health_route} and GET {_ABOUT}"
         )
 
     health_route, route = os.environ.get("AIP_HEALTH_ROUTE", "/health"), os.environ.get("AIP_PREDICT_ROUTE", "/predict")
     routes = [
         Route(route, predict, methods=["POST"]), Route(health_route, health), Route(_ABOUT, metadata)
     ]  # fmt: skip
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: in_json})
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: answer_http_error})
     app.router.redirect_slashes = False
     return app
 
 
 def serve(load: Callable[[], ServedModel], host: str, port: int) -> None:
-    """Serves until SIGTERM or Ctrl-C; open requests are answered first. Raises what `load` raises.
+    """Serves until SIGTERM or Ctrl-C, and then answers open requests before it returns.
 
-    The port listens before `load` is called. Raises UserError if it cannot be opened.
+    The port listens before `load` is called. Raises UserError if the port cannot be opened, and what `load` raises.
     """
     errors: list[Exception] = []
 
@@ -228,7 +228,8 @@ def serve(load: Callable[[], ServedModel], host: str, port: int) -> None:
         listener = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise UserError(f"port={port}: it cannot be opened at {host} ({reason(error)}): use another --port") from None
-    # Connections inherit it; asyncio sets it only for sockets that name TCP. Without it an answer waits for 40 ms.
+    # Accepted connections inherit TCP_NODELAY. asyncio sets it only on sockets whose protocol is TCP by name, and
+    # without it an answer is delayed by 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with listener, suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
@@ -237,12 +238,12 @@ def serve(load: Callable[[], ServedModel], host: str, port: int) -> None:
 
 
 def _blocks(model: ServedModel, content: bytes) -> list[tuple[Sequence[int], Columns]]:
-    """Returns the rows of a request, by their shape, with their places. Raises BadRow if it is not in order."""
+    """Parses a request into blocks of rows of one shape, with their places. Raises BadRow for a malformed one."""
     form = 'the body must be JSON as {"instances": […]}'
     try:
         body = json.loads(content.decode())
     except UnicodeDecodeError:
-        raise BadRow(f"{form}: it is no text in UTF-8") from None
+        raise BadRow(f"{form}: it is not UTF-8 text") from None
     except (ValueError, RecursionError) as error:
         raise BadRow(f"{form}: {reason(error)}") from None
     if not isinstance(body, dict) or "instances" not in body:
