@@ -48,13 +48,13 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
 
     `began`: time.monotonic() at the start of the process; `job_dir`: the job directory, if it is open already.
 
-    result.json records how a run ends. A run that fails before training keeps the result of a finished one before it.
+    result.json records how the run ends, but a failure never replaces the result of a run that was done.
     """
     job = StartedJob.open(config, command, began, job_dir)
     signals = leave_on_signals() if job.cluster.several else nullcontext()
 
     with closing(job.job_dir.mirror), signals, job.tracking, job.workers():
-        refuse_hopeless_restart(config, job.result.before)  # after the meeting, so that the other workers are notified
+        refuse_hopeless_restart(config, job.result.before)  # once all workers have met, so that all of them are told
         if job.is_chief:
             job.refuse_changed_data("files", job.files)
         replicas = job.connect()
@@ -73,10 +73,10 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
 
 
 def _attempt(run: TrainingRun, check: ReplicaCheck | None) -> int:
-    """Runs the job from its newest checkpoint; raises NotFinite if it has to go back to that one."""
+    """Trains from the newest checkpoint on and returns the exit code; raises NotFinite to ask for a rollback."""
     job = run.job
     if ended := run.setup.replicas.from_chief(_ended_before(run)):
-        job.tracking.begin()  # an earlier start may have sent a part only
+        job.tracking.begin()  # sends to the tracker what an earlier start could not
         log.info(ended)
         return DONE
     if job.is_chief:
@@ -99,13 +99,13 @@ def _attempt(run: TrainingRun, check: ReplicaCheck | None) -> int:
 
 
 def prepare(job: StartedJob, replicas: Replicas) -> TrainingRun:
-    """Builds the run: callbacks, data and model, with its newest checkpoint restored or its first weights set.
+    """Builds callbacks, data and model, and restores the newest checkpoint or sets the first weights.
 
-    After a rollback the learning rates are half as high, once for each of the run.
+    Each rollback of the run so far halves the learning rates.
     """
     config, job_dir, goodput = job.config, job.job_dir, job.result.goodput
     goodput.enter(START)
-    set_precision_and_seed(config)  # before any file of the user's is imported, which may draw
+    set_precision_and_seed(config)  # first, as importing a user's file may draw random numbers
     callbacks = load_callbacks(config)
     scale, names = 0.5**job.result.rollbacks, ("learning_rate", "fine_tune_learning_rate")
     rates = {name: getattr(config, name) * scale for name in names if hasattr(config, name)}
@@ -141,15 +141,15 @@ def prepare(job: StartedJob, replicas: Replicas) -> TrainingRun:
 
 
 def _dependences(setup: TrainingSetup) -> list[str]:
-    """Returns why, as far as its layers show, the result depends on the number of replicas."""
+    """Returns the reasons, one line each, why the model's layers make the result depend on the number of replicas."""
     config = setup.config
     if config.virtual_replicas:
-        return []  # what depends on it was refused when the model was built
+        return []  # building the model has refused layers that depend on it
     return depends_on_replicas(setup.model, setup.replicas.count, config.micro_batches)
 
 
 def _ended_before(run: TrainingRun) -> str | None:
-    """Returns what to report if this run has nothing left to do."""
+    """Returns the line to log if an earlier start has already ended this run, else None. Only the chief decides."""
     config, before, progress, job_dir = run.job.config, run.job.result.before, run.state.progress, run.job.job_dir
     if not run.job.is_chief or before.get("steps") != progress.step or not job_dir.mirror.holds(job_dir.model):
         return None
@@ -168,7 +168,10 @@ def _ended_before(run: TrainingRun) -> str | None:
 
 
 def _describe(run: TrainingRun) -> None:
-    """Writes run.json, and the list of images that were skipped. Raises UserError if data or versions have changed."""
+    """Writes run.json and the list of skipped images.
+
+    Raises UserError if the data have changed, or the versions of a run whose bits must be equal.
+    """
     config, setup, job_dir, data = run.job.config, run.setup, run.job.job_dir, run.setup.dataset
     run.job.refuse_changed_data("content", setup.content)
     about = run_info(config, run.job.command, setup.replicas, setup.schedule, run.state.progress.total_steps)
@@ -184,16 +187,19 @@ def _describe(run: TrainingRun) -> None:
         about["replica_checks"] = run.job.result.replica_checks
     if config.virtual_replicas and not (verdict or {}).get("problems"):
         about["equal_bits"] = config.virtual_replicas
-    about["compilation"] = dataclasses.asdict(run.choice) if run.choice else {}  # until this start has chosen
+    about["compilation"] = dataclasses.asdict(run.choice) if run.choice else {}  # replaced once this start has chosen
     about["versions_by_step"] = run.job.versions_by_step(run.earlier, run.state.progress.step)
     about["id"] = run.earlier.get("id") or secrets.token_hex(8)
     job_dir.write(RUN_INFO, about)
     if config.track:
-        job_dir.mirror.finish()  # a restart elsewhere goes on with this run, not with another of the tracker
+        job_dir.mirror.finish()  # so that a restart elsewhere continues the same run of the tracker
 
 
 def _train_and_export(run: TrainingRun) -> Control:
-    """Trains and, unless a signal stopped the run, exports the model."""
+    """Trains and, unless a signal stopped the run, exports the model; returns why training ended.
+
+    Raises UserError with what to change if memory runs out.
+    """
     setup, job_dir, data = run.setup, run.job.job_dir, run.setup.dataset
     try:
         run.write_result("running")
@@ -212,7 +218,7 @@ def _train_and_export(run: TrainingRun) -> Control:
             )  # fmt: skip
             try:
                 run.job.result.saved_model = compare_saved(setup, job_dir.model)
-            except Exception as error:  # the run is trained and saved, whatever becomes of the comparison
+            except Exception as error:  # a failed comparison must not fail a run that is trained and saved
                 run.job.result.saved_model = f"not compared: {message_of(error)}"
             if run.job.result.saved_model.startswith(DIFFERS):
                 log.warning(run.job.result.saved_model)
@@ -230,7 +236,10 @@ def _train_and_export(run: TrainingRun) -> Control:
 
 
 class JobWatch(LimitWatch):
-    """Ends this job at its limits; the chief decides for all workers. Time outside of the training loop is not idle."""
+    """Stops this job when it reaches --stop_if_idle or its time limit; the chief decides for all workers.
+
+    Only time in the training loop counts as idle.
+    """
 
     def __init__(self, job: StartedJob, request: StopRequest) -> None:
         self._job, self._request = job, request
@@ -259,7 +268,7 @@ class JobWatch(LimitWatch):
         with super().looking():
             try:
                 yield
-            except tf.errors.OpError:  # another worker has left its hanging step
+            except tf.errors.OpError:  # raised here when another worker has left a hanging step
                 if self.reason:
                     self._leave_step()
                 raise
@@ -270,7 +279,7 @@ class JobWatch(LimitWatch):
             self._job.peers.stop(self.reason)
 
     def _leave_step(self) -> None:
-        """Ends this process, whose main thread hangs in a call to the devices, as `_finish` would."""
+        """Records the stop as `_finish` does, and exits at once, as the main thread hangs in a call to the devices."""
         log.warning(f"the running step hangs: stopped at the last checkpoint: {self.reason}")
         try:
             with closing(self._job.job_dir.mirror), self._job.tracking:
@@ -284,7 +293,7 @@ class JobWatch(LimitWatch):
 
 
 def _finish(run: TrainingRun, control: Control) -> int:
-    """Writes how the run ended, and logs what it gave; returns the exit code."""
+    """Writes result.json, logs how the run ended, its last values and where its files are; returns the exit code."""
     progress, mirror = run.state.progress, run.job.job_dir.mirror
     if control.signal and not control.stopped:
         run.write_result("interrupted")
@@ -297,14 +306,14 @@ def _finish(run: TrainingRun, control: Control) -> int:
     mirror.finish()
     if control.stopped:
         log.warning(f"stopped: {control.stopped}: state saved at step {progress.step:,}; the same command goes on")
-        return DONE  # Vertex AI restarts what exits otherwise
+        return DONE  # Vertex AI would restart any other exit code
     if spent:
         log.warning(
             f"the budget of {run.job.config.max_minutes:g} minutes is spent: --max_minutes has to be more to go on"
         )
     if not run.job.is_chief:
         return DONE
-    # What the run took and gave, where it is, and which commands use it.
+    # Logs times, last and best values, where the files are, and which command to run next.
     config, job_dir, where = run.job.config, run.job.job_dir, mirror.where
     speed = f", {progress.whole.images_per_second:,.0f} {progress.unit}/s" if progress.whole.images_per_second else ""
     doubt = "; one replica and two were not compared" if run.job.result.not_compared else ""

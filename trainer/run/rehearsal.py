@@ -1,4 +1,4 @@
-"""Tries on a user's own model and data, before training, what a run does only after hours: evaluation, sample, save."""
+"""Tries, before training, what a run of a user's own model does only after hours: evaluate, sample, save and export."""
 
 import tempfile
 from collections.abc import Iterator
@@ -22,18 +22,19 @@ from trainer.training.checkpoint import check_fits, read_checkpoint, snapshot, v
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import as_user_mistake, message_of
 
-_ROWS = 2
+_ROWS = 2  # samples to draw
 
 
 def has_own_parts(config: TrainConfig) -> bool:
-    """Returns whether the model or the data come from a function of the user's."""
+    """Returns whether the model or the data come from a function of the user."""
     return config.model not in MODELS or (is_named(config.data) and config.data not in DATA_SOURCES)
 
 
 def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
-    """Evaluates one batch, draws two samples, writes a checkpoint and the model to a temporary folder, and loads them.
+    """Writes a checkpoint, evaluates one batch, draws two samples, exports the model, and loads what was saved.
 
-    The first step follows at once, so it is not tried here. Raises UserError that names what fails. Changes no weight.
+    All files go to a temporary folder, and no weight changes. A training step is not tried, as the first one follows at
+    once. Raises UserError that names what failed.
     """
     model, config = setup.model, setup.config
 
@@ -74,7 +75,7 @@ def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
         with trying("export"):
             with parts_of_others_as_zeros():
                 export(model, exported, setup.dataset.input_spec, save_optimizer=config.save_optimizer)
-            # Keras saves classes that it cannot load without their code: a warning tells of a model.keras like that.
+            # Keras also saves classes that it cannot load without their code; compare_saved then only warns.
             outcome = compare_saved(setup, exported)
     if outcome.startswith(DIFFERS):
         raise UserError(

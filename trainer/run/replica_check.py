@@ -1,8 +1,8 @@
-"""Compares steps of a run on one and on two replicas before it trains, in a process of its own.
+"""Compares a few steps of a run on one and on two replicas, in a process of its own.
 
-A child of the chief compares, on the CPU while the run starts, what a few steps give on one and on two replicas, as
-`trainer.check` does: weights and losses in float64 or, with --virtual_replicas, the bits of weights, slots and averages
-in the precision of the run. Later it compares again, from the state of the running job.
+While the run starts, a child of the chief runs the steps on the CPU, as `trainer.check` does. It compares weights and
+losses in float64 or, with --virtual_replicas, all bits of weights, slots and averages in the precision of the run.
+Later children compare further steps, from the state of the running job.
 """
 
 import json
@@ -48,11 +48,12 @@ from trainer.user_code.command import last_error, start_command
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import as_user_mistake, load_function
 
-# The comparison is bounded by its work, a few steps of a few rows; this only ends one that hangs.
+# A few steps of a few rows take much less; this limit only ends a comparison that hangs.
 LONGEST_SECONDS = 1800.0
-SKIP = "TRAINER_SKIP_REPLICA_CHECK"  # an environment variable: this project's own tests prove it elsewhere
+# This environment variable skips the comparison, for tests of this project that are about something else.
+SKIP = "TRAINER_SKIP_REPLICA_CHECK"
 COMPARED_STEPS = 5
-# Operations that draw from TensorFlow's own state.
+# Operations that draw from TensorFlow's own random state, and the public functions that create them.
 _DRAWS = {
     "RandomStandardNormal": "tf.random.normal", "RandomUniform": "tf.random.uniform",
     "RandomUniformInt": "tf.random.uniform", "TruncatedNormal": "tf.random.truncated_normal",
@@ -60,7 +61,7 @@ _DRAWS = {
     "Multinomial": "tf.random.categorical", "StatefulStandardNormalV2": "tf.random.Generator",
     "StatefulUniform": "tf.random.Generator",
 }  # fmt: skip
-_OTHERWISE = (
+_UNKNOWN_REASON = (
     "a loss or a metric must be a mean of one value a row: what is computed from a whole batch (a correlation, pairs "
     "within the batch, the root of a mean) differs on half of its rows; add_loss takes a mean over the rows "
     "at hand, and a masked sum over a mask's sum is mean_with_sample_weight (docs/training.md)"
@@ -69,47 +70,49 @@ REMEDY = (
     "change that, train on one replica (--replicas=1), or use --allow_replica_dependence: the numbers then hold for "
     "this many replicas only"
 )
-_FEW_ROWS, _NARROW = 16, ("float32", "float16", "bfloat16")
-_OF_METRICS = 1e-6  # relative: a metric of the user's may compute in float32, and nothing is trained by it
-TOLERANCE = 1e-10  # relative L2 norm of a weight tensor, far above float64 rounding
-_COARSE = 1e5  # times as much where a layer keeps to float32, or to 16 bits, as the last one of mixed precision does
+_FEW_ROWS = 16
+TOLERANCE = 1e-10  # relative L2 norm of a weight tensor's difference; far above float64 rounding
+_METRIC_TOLERANCE = 1e-6  # relative; wider, as a user's metric may compute in float32, and training does not use it
+# A layer may fix its own dtype, as the last one under mixed precision does; all tolerances are then larger.
+_NARROW_DTYPES = ("float32", "float16", "bfloat16")
+_NARROW_FACTOR = 1e5
 
 
 @dataclass(frozen=True)
 class ReplicaVerdict:
-    """Holds what the comparison found; run.json keeps it. `agrees`: None if nothing could be compared."""
+    """Holds what a comparison found, as run.json keeps it. `agrees` is None if nothing was compared."""
 
     agrees: bool | None
     problems: list[str] = field(default_factory=list)  # what differs, and what to change
-    reason: str = ""  # why nothing could be compared, or with which other settings it was
+    reason: str = ""  # why nothing was compared, or which settings the comparison changed
     equal_bits: bool = False  # whether all bits were compared, with --virtual_replicas, and are equal
-    by_settings: bool = False  # whether nothing was compared as settings ask for a dependence, which the log tells
-    fault: bool = False  # whether the comparison itself failed, by no mistake of the user
-    draws: list[str] = field(default_factory=list)  # what draws from TensorFlow's own state in steps that agree
+    by_settings: bool = False  # nothing was compared, as the settings ask for a dependence that the log reports
+    fault: bool = False  # whether the comparison itself failed, through no mistake of the user
+    draws: list[str] = field(default_factory=list)  # functions that draw from TensorFlow's state, if the steps agree
 
     @property
     def outcome(self) -> str:
-        """Returns what result.json says of it."""
+        """Returns the outcome in the words of result.json: "agree", "equal bits", "differ" or "not compared: why"."""
         if self.agrees is None:
             return f"not compared: {self.reason}"
         return "differ" if not self.agrees else "equal bits" if self.equal_bits else "agree"
 
     @property
     def not_compared(self) -> str:
-        """Returns why it is not known whether the number of replicas changes the result, "" if it is."""
+        """Returns why it is unknown whether the number of replicas changes the result; "" if it is known."""
         return self.reason if self.agrees is None and not self.by_settings else ""
 
 
 def needs_check(config: TrainConfig, replicas: int) -> bool:
-    """Returns whether a new run with a model or data of the user's own, on several replicas, is to be compared."""
+    """Returns whether a new run needs the comparison: a user's own model or data, on several replicas."""
     return (replicas > 1 or config.virtual_replicas > 0) and has_own_parts(config) and not os.environ.get(SKIP)
 
 
 class ReplicaCheck:
-    """Runs the comparison in a child process, from its creation on.
+    """Starts the comparison in a child process when it is created, and reads its verdict.
 
-    arguments: the flags of the run; state: the variables of a running job, from which steps are compared, and the
-    manifest that `write_checkpoint` takes, with step and epoch.
+    arguments: the flags of the run. state: nothing, or the values and the manifest that `write_checkpoint` takes, to
+    compare steps from the state of a running job.
     """
 
     def __init__(self, arguments: Sequence[str], *state: Any) -> None:
@@ -122,18 +125,18 @@ class ReplicaCheck:
         self._began = time.monotonic()
         self._child = start_command(words, self._log)
         with suppress(OSError):
-            if state:  # beside the job, whose processor it shares
+            if state:  # the job is training: the child yields the processor to it
                 os.setpriority(os.PRIO_PROCESS, self._child.pid, 10)
-            # On Linux: where memory is short, the child goes first.
+            # If memory runs short, Linux kills the child first.
             Path(f"/proc/{self._child.pid}/oom_score_adj").write_text("1000")
 
     @property
     def ended(self) -> bool:
-        """Returns whether `verdict` returns at once."""
+        """Returns whether the child has ended or run out of time, so that `verdict` does not wait."""
         return self._child.poll() is not None or time.monotonic() > self._began + LONGEST_SECONDS
 
     def verdict(self, most_seconds: float = LONGEST_SECONDS) -> ReplicaVerdict:
-        """Waits for the child, until LONGEST_SECONDS from its start or `most_seconds`, and returns what it found."""
+        """Waits for the child, at most `most_seconds` or until LONGEST_SECONDS after its start; returns its verdict."""
         try:
             self._child.wait(min(most_seconds, max(0.0, self._began + LONGEST_SECONDS - time.monotonic())))
         except subprocess.TimeoutExpired:
@@ -142,21 +145,22 @@ class ReplicaCheck:
             )
         with suppress(OSError, ValueError, TypeError):
             return ReplicaVerdict(**json.loads(self._file.read_text()))
-        if self._child.returncode < 0:  # as where memory is short
+        if self._child.returncode < 0:  # killed, for instance because memory ran short
             return ReplicaVerdict(None, reason=f"its process was ended by signal {-self._child.returncode}")
         return ReplicaVerdict(None, reason=last_error(self._log), fault=self._child.returncode == FAULT)
 
     def close(self) -> None:
-        """Ends the child, if it still runs, and removes its files."""
+        """Kills the child if it still runs, and removes its files."""
         self._child.kill()
         self._child.wait()
         self._folder.cleanup()
 
 
 def act_on_verdict(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False) -> None:
-    """Logs a verdict. Raises UserError if the steps differ and that is not `allowed` (--allow_replica_dependence).
+    """Logs a verdict or, unless `allowed` (--allow_replica_dependence), refuses to train.
 
-    The same holds where several `paid` replicas were not compared; PlatformFault if the comparison itself failed.
+    Raises UserError if the steps differ, or were not compared though several replicas are `paid` for, and
+    PlatformFault if the comparison itself failed.
     """
     if verdict.draws:
         log.warning(f"steps on 1 and on 2 replicas agree so far, but {other_numbers(verdict.draws)}")
@@ -183,38 +187,38 @@ def act_on_verdict(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False
 
 
 def other_numbers(draws: Sequence[str]) -> str:
-    """Returns the line that names what draws from TensorFlow's own state."""
+    """Returns a line that names the functions that draw from TensorFlow's own state, and what to use instead."""
     return (
-        f"the step draws by {', '.join(dict.fromkeys(draws))}, whose numbers are others on each replica: draw by "
+        f"the step draws by {', '.join(dict.fromkeys(draws))}, whose numbers differ on each replica: draw by "
         "keras.random (normal, truncated_normal, uniform, randint) or a layer, such as GaussianNoise"
     )
 
 
 def compare_few_rows(config: TrainConfig, state: Path | None = None) -> dict[str, Any]:
-    """Returns the fields of a `ReplicaVerdict`: of steps of few rows, or of all where few fail.
+    """Compares steps with few rows each, or with whole batches if few rows fail; returns a `ReplicaVerdict`'s fields.
 
-    What settings ask of batch norm depends on replicas, as the log tells: other settings are compared in their place.
-    From a `state` of a running job a difference counts only if other rows show it, too: one row on an edge of a piece
-    of the loss may round to either side.
+    Batch norm without --sync_batch_norm, or over micro-batches, depends on replicas by its settings, as the log says
+    anyway, so the comparison changes these settings. A difference from the `state` of a running job counts only if
+    other rows show it too, because a single row at a kink of the loss may round to either side.
     """
-    fields = _few_rows_compared(config, state, 0)
-    return _few_rows_compared(config, state, COMPARED_STEPS) if state and fields["agrees"] is False else fields
+    fields = _compare_once(config, state, 0)
+    return _compare_once(config, state, COMPARED_STEPS) if state and fields["agrees"] is False else fields
 
 
-def _few_rows_compared(config: TrainConfig, state: Path | None, first_rows: int) -> dict[str, Any]:
-    """Compares steps of few rows, or of all where few fail; their rows are those of the steps from `first_rows` on."""
-    passes = config.virtual_replicas or 2 * config.micro_batches
-    few, whole = (max(rows // passes, 2) * passes for rows in (_FEW_ROWS, config.global_batch_size))
+def _compare_once(config: TrainConfig, state: Path | None, first_rows: int) -> dict[str, Any]:
+    """Compares once, as `compare_few_rows` describes, on the rows of the steps from number `first_rows` on."""
+    cuts = config.virtual_replicas or 2 * config.micro_batches  # of each global batch, all of one size
+    few, whole = (max(rows // cuts, 2) * cuts for rows in (_FEW_ROWS, config.global_batch_size))
     for rows in (few, whole):
         try:
             fewer = replace(config, global_batch_size=min(rows, whole))
             problems = compare_bits(fewer, 2, state, first_rows) if config.virtual_replicas else []
             warnings, draws = list[str](), list[str]()
-            if not problems:  # a loss of a shard has equal bits, but is another loss than that of the batch
+            if not problems:  # with equal bits, the loss of a shard may still differ from that of the whole batch
                 fewer = replace(fewer, virtual_replicas=0, sync_batch_norm=True, micro_batches=1)
                 problems, warnings, draws = compare(fewer, state, first_rows)
             break
-        except UserError:  # a PyDataset has batches of its own size
+        except UserError:  # a PyDataset fixes its batch size and may refuse few rows
             if rows == whole:
                 raise
     if problems and warnings:
@@ -231,9 +235,9 @@ def _few_rows_compared(config: TrainConfig, state: Path | None, first_rows: int)
 
 
 def compare_bits(config: TrainConfig, replicas: int, state: Path | None = None, first_rows: int = 0) -> list[str]:
-    """Returns a line if variables have other bits on so many replicas than on one, else nothing."""
-    runs = [_steps(config, count, config.precision, state, first_rows) for count in (1, replicas)]
-    if other := _unlike_starts(config, *runs):
+    """Returns a line if any bits of the variables differ between one replica and `replicas`, else an empty list."""
+    runs = [_run_steps(config, count, config.precision, state, first_rows) for count in (1, replicas)]
+    if other := _different_starts(config, *runs):
         return other
     alone, several = (snapshot(variables_of(run.model)) for run in runs)
     log.info(f"SHA-256 of {len(alone)} variables: {digest_of(alone)} on 1 replica, {digest_of(several)} on {replicas}")
@@ -242,7 +246,7 @@ def compare_bits(config: TrainConfig, replicas: int, state: Path | None = None, 
         return []
     return [
         f"{config.model}: on {replicas} replicas {len(unequal)} of {len(alone)} variables have other bits after "
-        f"{COMPARED_STEPS} steps, {unequal[0]} the first: a layer keeps numbers of its own from pass to pass or "
+        f"{COMPARED_STEPS} steps, {unequal[0]} the first: a layer keeps numbers of its own from shard to shard or "
         "draws by tf.random, or a gradient is taken outside of accumulate"
     ]
 
@@ -250,16 +254,18 @@ def compare_bits(config: TrainConfig, replicas: int, state: Path | None = None, 
 def compare(
     config: TrainConfig, state: Path | None = None, first_rows: int = 0
 ) -> tuple[list[str], list[str], list[str]]:
-    """Returns what differs between one and two replicas with likely reasons, and those that the log tells anyway.
+    """Compares weights and losses in float64 on one and two replicas; returns (problems, warnings, draws).
 
-    Both are empty if nothing differs. Last comes what draws from TensorFlow's own state, perhaps in later steps alone.
+    Problems are what differs and the likely reasons; warnings are those reasons that the log of the run gives anyway.
+    Both are empty if nothing differs. Draws are functions in the step that draw from TensorFlow's own state, even if
+    they have not run yet.
     """
-    alone, together = (_steps(config, replicas, "float64", state, first_rows) for replicas in (1, 2))
-    if other := _unlike_starts(config, alone, together):
+    alone, together = (_run_steps(config, replicas, "float64", state, first_rows) for replicas in (1, 2))
+    if other := _different_starts(config, alone, together):
         return other, [], []
     draws = [_DRAWS[name] for name in together.draws]
-    # A weight without effect (a bias before batch norm) moves by rounding alone, of which Adam's epsilon of 1e-7 makes
-    # up to 1e-8 of an update: compare it with a hundred of them.
+    # A weight without effect (a bias before batch norm) has only rounding errors for gradients, which Adam, with its
+    # epsilon of 1e-7, turns into up to 1e-8 of an update. So a difference is relative to a hundred updates at least.
     rate = float(getattr(ModelInterface.of(alone.model).optimizer, "learning_rate", config.learning_rate))
     moved = 100 * COMPARED_STEPS * rate
     differences = [
@@ -267,22 +273,22 @@ def compare(
         for a, b in zip(alone.model.get_weights(), together.model.get_weights(), strict=True)
     ]
     losses = {name: (value, together.means[name]) for name, value in alone.means.items()}
-    coarse = _COARSE if any(layer.compute_dtype in _NARROW for layer in all_layers(alone.model)) else 1.0
-    tolerances = {name: coarse * 1e-8 if is_loss(name) else max(coarse * 1e-10, _OF_METRICS) for name in losses}
+    factor = _NARROW_FACTOR if any(layer.compute_dtype in _NARROW_DTYPES for layer in all_layers(alone.model)) else 1.0
+    tolerances = {name: factor * 1e-8 if is_loss(name) else max(factor * 1e-10, _METRIC_TOLERANCE) for name in losses}
     uneven = {
         name: pair for name, pair in losses.items()
         if abs(np.subtract(*pair)) > tolerances[name] * max(*map(abs, pair), 1e-30)
     }  # fmt: skip
-    if max(differences) <= coarse * TOLERANCE and not uneven:
+    if max(differences) <= factor * TOLERANCE and not uneven:
         return [], [], draws
     problems = [f"{config.model}: {name} is {a:.9g} on 1 replica and {b:.9g} on 2" for name, (a, b) in uneven.items()]
-    if max(differences) > coarse * TOLERANCE:
+    if max(differences) > factor * TOLERANCE:
         worst = alone.model.weights[int(np.argmax(differences))].path
         difference = f"{worst} differs by {max(differences):.1e} (relative) after {COMPARED_STEPS} steps"
         problems.insert(0, f"{config.model}: on 2 replicas {difference}")
     ratios = {name: b / a for name, (a, b) in uneven.items() if a}
     warnings = depends_on_replicas(together.model, replicas=2, micro_batches=config.micro_batches)
-    reasons = list(warnings)  # why the steps depend on replicas, most likely
+    reasons = list(warnings)  # the most likely one comes first
     if draws:
         reasons.insert(0, other_numbers(draws))
     if doubled := [name for name, ratio in ratios.items() if abs(ratio - 2) < 0.2]:
@@ -293,26 +299,26 @@ def compare(
             "it is a sum over rows, or one divided by the global batch, as in a tutorial of TensorFlow's: take the mean"
         )
         reasons.insert(0, f"{halved[0]} is about half as large: {line} over the rows at hand (tf.reduce_mean)")
-    return [*problems, *(reasons or [_OTHERWISE])], warnings, draws
+    return [*problems, *(reasons or [_UNKNOWN_REASON])], warnings, draws
 
 
 @dataclass(frozen=True)
-class _Steps:
-    """Holds what a few steps began with and what they gave."""
+class _StepsResult:
+    """Holds what a few steps began with and what they computed."""
 
-    model: Any  # after them
-    content: dict[str, Any]  # of the data; of those of a function, with digests of their rows
-    starts: list[Any]  # the weights before them
+    model: Any  # after the steps
+    content: dict[str, Any]  # counts and classes of the data; for data of a function also digests of the rows
+    starts: list[Any]  # the weights before the steps
     means: Mapping[str, float]  # of losses and metrics
-    draws: list[str]  # TensorFlow's random operations in them
+    draws: list[str]  # TensorFlow's random operations in the graph of a step
 
 
-def _steps(config: TrainConfig, replicas: int, precision: str, state: Path | None, first_rows: int) -> _Steps:
-    """Runs a few steps of the run on so many replicas, from the `state` of a running job on if there is one."""
+def _run_steps(config: TrainConfig, replicas: int, precision: str, state: Path | None, first_rows: int) -> _StepsResult:
+    """Runs a few steps on so many replicas, from the start or from the `state` of a running job."""
     config = replace(
         config, precision=precision, replicas=replicas, strategy="auto", expect_devices=0, jit_compile="false"
     )
-    # What a module draws when it is imported would move the draws of the first build alone.
+    # A module may draw when it is first imported: import it before the seed, so that both builds draw the same.
     set_precision_and_seed(config)
     load_function(MODELS.get(config.model, config.model), "model")
     if is_named(config.data):
@@ -321,7 +327,7 @@ def _steps(config: TrainConfig, replicas: int, precision: str, state: Path | Non
     if state:
         manifest, values = read_checkpoint(state)
         first_step, variables = manifest["step"], variables_of(setup.model)
-        if variables.keys() != values.keys():  # float64 needs no optimizer around the optimizer, as float16 does
+        if variables.keys() != values.keys():  # float16 wraps the optimizer for loss scaling, float64 does not
             variables = {name: variable for name, variable in variables.items() if name.startswith(WEIGHTS)}
         put_back(variables, values, setup.replicas)
         floats_of_variables()
@@ -336,11 +342,11 @@ def _steps(config: TrainConfig, replicas: int, precision: str, state: Path | Non
         except Exception as error:
             raise as_user_mistake(error) or error from error
         operations = {node.op for node in nodes_of(runner.traced(rows).graph)}
-        return _Steps(setup.model, setup.content, starts, means, sorted(_DRAWS.keys() & operations))
+        return _StepsResult(setup.model, setup.content, starts, means, sorted(_DRAWS.keys() & operations))
 
 
-def _unlike_starts(config: TrainConfig, alone: _Steps, together: _Steps) -> list[str]:
-    """Returns a line if the two builds have other data or other weights before any step, else nothing."""
+def _different_starts(config: TrainConfig, alone: _StepsResult, together: _StepsResult) -> list[str]:
+    """Returns a line if the two builds differ in data or weights before any step, else an empty list."""
     if changes := differing(alone.content, together.content):
         return [
             f"data={config.data}: a second reading gives other rows ({changes}): draw with a generator that is made, "
@@ -356,42 +362,45 @@ def _unlike_starts(config: TrainConfig, alone: _Steps, together: _Steps) -> list
 
 
 _POWERS = tuple(10**exponent for exponent in range(3, 16))
-_LAST_SECONDS = 300.0  # that the end of a run waits for a comparison, unless its budget is spent
-_STARTED = ReplicaVerdict(None, reason="the run ended meanwhile")
+_FINAL_WAIT_SECONDS = 300.0  # how long the end of a run waits for a comparison, unless its budget is spent
+_UNFINISHED = ReplicaVerdict(None, reason="the run ended meanwhile")  # kept until a child has its verdict
 
 
 class LaterReplicaChecks:
     """Compares again beside the running job: after its first epoch, and at steps 1,000, 10,000, …
 
-    What begins after the first steps, as a term of the loss whose weight a callback raises, is not in the comparison
-    before training. A child of the chief takes the variables of the running job and fresh callbacks, and compares the
-    next steps on the CPU. Every worker has one of these, and the chief's has the child.
+    The comparison before training cannot see what begins later, such as a loss term whose weight a callback raises. So
+    a child of the chief takes the variables of the running job and fresh callbacks, and compares the next steps on the
+    CPU. Every worker has one of these objects; only the chief's has a child.
     """
 
     def __init__(self, job: StartedJob, setup: TrainingSetup, progress: Progress) -> None:
         self._job, self._replicas, self._variables = job, setup.replicas, variables_of(setup.model)
         self._steps = tuple(step for step in sorted({progress.steps_per_epoch, *_POWERS}) if step > progress.step)
         self._child: ReplicaCheck | None = None
-        self._compared = ""  # the steps that it compares
+        self._compared = ""  # which steps the child compares, as text
         before = [steps for steps, outcome in job.result.replica_checks.items() if outcome == "differ"]
         if before and not job.config.allow_replica_dependence:
             raise UserError(f"steps {before[0]} differ on 1 and on 2 replicas, as an earlier start found: {REMEDY}")
 
     def hooks(self) -> Sequence[Hook]:
-        """Returns the hooks that end calls at the steps, and act after each call."""
+        """Returns two hooks: one ends calls to the device at the compared steps, the other acts after each call."""
         cuts = Cuts(0, lambda progress: None, at_end=False, steps=self._steps)
         return [cuts, Hook(0, self._act, requested=lambda: True)]
 
     def close(self) -> None:
-        """Ends the child, if one runs."""
+        """Kills the child, if one runs."""
         if self._child:
             self._child.close()
             self._child = None
 
     def _act(self, progress: Progress) -> None:
-        """Takes the verdict of a child that has ended, at the end of the run of each, and starts another child."""
+        """Reports the verdict of a child that has ended, waiting for it at the end of the run; starts one if it is due.
+
+        Raises UserError if steps differ and that is not allowed.
+        """
         if self._child and (self._child.ended or progress.ends):
-            verdict = self._child.verdict(0.0 if progress.budget_spent else _LAST_SECONDS)
+            verdict = self._child.verdict(0.0 if progress.budget_spent else _FINAL_WAIT_SECONDS)
             self.close()
             result, steps = self._job.result, self._compared
             self._record(steps, verdict)
@@ -407,7 +416,7 @@ class LaterReplicaChecks:
                 raise UserError(f"{problems}: {REMEDY}")
         if progress.step in self._steps and not progress.ends:
             steps = f"{progress.step + 1:,} to {progress.step + COMPARED_STEPS:,}"
-            # Of slots that are sharded each worker has parts.
+            # Every worker holds a part of sharded slots, so all take part in the snapshot.
             of_worker = self._variables if self._job.is_chief else sharded(self._variables)
             values = snapshot(of_worker, self._replicas)
             if self._child:
@@ -416,10 +425,10 @@ class LaterReplicaChecks:
                 epoch = progress.step // progress.steps_per_epoch
                 manifest = {"step": progress.step, "state": {"epoch": epoch}}
                 self._child, self._compared = ReplicaCheck(self._job.command[3:], values, manifest), steps
-                self._record(steps, _STARTED)
+                self._record(steps, _UNFINISHED)
 
     def _record(self, steps: str, verdict: ReplicaVerdict) -> None:
-        """Keeps the outcome in run.json, and in result.json when that is written next."""
+        """Writes the outcome to run.json; the next writing of result.json has it, too."""
         if self._job.is_chief:
             self._job.result.replica_checks[steps] = verdict.outcome
             self._job.job_dir.add_to_run_info(replica_checks=self._job.result.replica_checks)
