@@ -48,7 +48,7 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
 
     `began`: time.monotonic() at the start of the process; `job_dir`: the job directory, if it is open already.
 
-    result.json records how the run ends, but a failure never replaces the result of a run that was done.
+    result.json records how the run ends; a failure before training leaves the result of a finished run as it is.
     """
     job = StartedJob.open(config, command, began, job_dir)
     signals = leave_on_signals() if job.cluster.several else nullcontext()

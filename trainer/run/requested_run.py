@@ -1,4 +1,4 @@
-"""Reads a command line that names a run: its job directory, its settings, perhaps other data. Imports no TensorFlow."""
+"""Reads a command line that names a run by its job directory, and may replace its data. Imports no TensorFlow."""
 
 import argparse
 import dataclasses
@@ -28,13 +28,13 @@ from trainer.base.storage import expanded, parse
 from trainer.base.storage.staging import Staged, naming
 
 NEWEST, BEST = "newest", "best"
-# Settings that a command on a run may change; by default those of the run count, but for replicas: all of this machine.
+# Settings that a command on a run may change. The default is the run's value, but for replicas all of this machine.
 _OVERRIDABLE = ("data", "evaluation_batch_size", "replicas", "skip_bad_images", "data_memory_mib", "cache_dir")
 _FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
-# Settings of 0.2 that are read no longer: nothing but a training needs them, or their values have another form now.
-_DROPPED = frozenset({"keep_checkpoints"})
-# Settings of training that another machine or command does not share.
-_OF_TRAINING = {
+# Settings that version 0.2 wrote and that are ignored: only training needs them, or their values have a new form.
+_IGNORED = frozenset({"keep_checkpoints"})
+# Settings of the training job alone, at the values that a command on another machine uses.
+_TRAINING_ONLY = {
     "recipe": "", "job_dir": "", "callbacks": "", "strategy": "auto", "replicas": 0, "expect_devices": 0,
     "jit_compile": "false", "initial_checkpoint": "", "initial_model": "",
 }  # fmt: skip
@@ -42,7 +42,7 @@ _OF_TRAINING = {
 
 @dataclasses.dataclass(frozen=True)
 class RequestedRun:
-    """Holds the run that a command line names, and what is to be done with it."""
+    """Holds the run that a command line names, and the flags that say what to do with it."""
 
     name: str  # as the user wrote it
     folder: Path  # the local copy of its job directory
@@ -52,45 +52,46 @@ class RequestedRun:
 
     @property
     def has_other_data(self) -> bool:
-        """Returns whether the command line names data, or gives settings of the function that reads them."""
+        """Returns whether the command line names other data, or sets settings of the function that reads the data."""
         return "data" in self.flags or not self.flags.keys() <= {*_OVERRIDABLE}
 
     @cached_property
     def trained(self) -> TrainConfig:
-        """Returns the settings of the run, but for those of training alone. Raises UserError if they are damaged."""
-        return _resolved(self._values({}), {})
+        """Returns the run's settings, without those of training alone. Raises UserError if they are damaged."""
+        return _resolve(self._values({}), {})
 
     @cached_property
     def config(self) -> TrainConfig:
-        """Returns the settings with the data and the devices of the command line. Raises UserError for a mistake."""
+        """Returns the run's settings with the flags of the command line. Raises UserError for a wrong flag."""
         flags = dict(self.flags)
         replicas = coerce(_FIELDS["replicas"], flags.pop("replicas", "0"))
         if self.has_other_data:
-            config = _resolved(self._values(flags), {"evaluation_fraction": "0", **flags})
+            config = _resolve(self._values(flags), {"evaluation_fraction": "0", **flags})
         else:
-            config = _resolved(vars(self.trained), flags)
-        return dataclasses.replace(config, replicas=replicas)  # a batch of training need not divide over them
+            config = _resolve(vars(self.trained), flags)
+        return dataclasses.replace(config, replicas=replicas)  # set last: the run's batch need not divide by them
 
     @cached_property
     def model_config(self) -> TrainConfig:
-        """Returns `config` with the run's own values of settings that its two functions may share.
+        """Returns `config`, but with the run's values of settings that flags give to the function of the data.
 
-        A vocabulary, or statistics that the model takes from a file, are then those of the run.
+        If the model's function takes the same settings, such as a vocabulary, it gets those that it was trained with.
         """
         names = self.flags.keys() - {*_OVERRIDABLE}
         stored = self._values(self.flags) if names else {}
         return dataclasses.replace(self.config, **{name: stored[name] for name in names if name in stored})
 
     def naming(self) -> AbstractContextManager[None]:
-        """Names the run's address in place of its local copy in errors within the block."""
+        """Makes errors within the block name the run's address instead of its local copy."""
         return naming(self.folder, parse(self.name, "run"))
 
     def _values(self, flags: Mapping[str, str]) -> dict[str, Any]:
-        """Returns the run's settings that its functions, or those of `flags`, have. Raises UserError for damaged ones.
+        """Returns the run's settings for its model and data, or for the data that `flags` name.
 
-        Those of its callbacks and of other data are left out; nothing else may be unknown.
+        Settings of its callbacks, and of data that `flags` replace, are left out. Raises UserError for other unknown
+        settings and for damaged values.
         """
-        stored = _as_stored(mapping(self.info, "config"))
+        stored = _known_settings(mapping(self.info, "config"))
         functions = Overrides({**stored, **flags}).own
         settings, stored = functions.settings, functions.without_others(stored)
         known = {field.name for field in dataclasses.fields(settings)}
@@ -111,7 +112,7 @@ def make_parser(prog: str, description: str) -> Parser:
     fields = [_FIELDS["replicas"]]
     for name in _OVERRIDABLE:
         if name != "replicas":
-            field: Field = setting("that of the run", **_FIELDS[name].metadata)  # which --help shows as the default
+            field: Field = setting("that of the run", **_FIELDS[name].metadata)  # --help shows this text as the default
             field.name, field.type = name, _FIELDS[name].type
             fields.append(field)
     add_setting_flags(parser, fields)
@@ -121,13 +122,13 @@ def make_parser(prog: str, description: str) -> Parser:
 def read_request(parser: Parser, arguments: Sequence[str] | None) -> RequestedRun:
     """Parses the command line and reads the run's settings. Raises UserError for a mistake, or a damaged run.json."""
     options, _ = parser.parse_known_args(arguments)
-    checkpoint, flags = options.checkpoint, _settings(options, _OVERRIDABLE)
+    checkpoint, flags = options.checkpoint, _flags_of(options, _OVERRIDABLE)
     if checkpoint and checkpoint not in (NEWEST, BEST) and not (checkpoint.isdecimal() and len(checkpoint) < 12):
         raise UserError(f"checkpoint={checkpoint}: use the number of a step, {NEWEST} or {BEST}")
     address = parse(options.run, "run")
     if address is None:
         folder = expanded(options.run)
-    else:  # a local copy of what is needed
+    else:  # copies the files that are needed
         steps = f"{CHECKPOINTS}/{step_name(int(checkpoint))}/" if checkpoint.isdecimal() else f"{CHECKPOINTS}/"
 
         def is_needed(below: str) -> bool:
@@ -140,7 +141,7 @@ def read_request(parser: Parser, arguments: Sequence[str] | None) -> RequestedRu
         raise UserError(
             f"{options.run} is not the job directory of a run: {problem or f'{RUN_INFO} in it has no settings'}"
         )
-    functions = Overrides({**_as_stored(mapping(info, "config")), **flags}).own
+    functions = Overrides({**_known_settings(mapping(info, "config")), **flags}).own
     fields = {
         field.name: field for field in dataclasses.fields(functions.settings) if "data" in functions_taking(field)
     }
@@ -151,19 +152,20 @@ def read_request(parser: Parser, arguments: Sequence[str] | None) -> RequestedRu
     add_setting_flags(parser, [*fields.values()])
     options, unknown = parser.parse_known_args(arguments)
     refuse_unknown(unknown, [*known, *fields], functions.hint)
-    return RequestedRun(options.run, folder, dict(info), _settings(options, (*_OVERRIDABLE, *fields)), options)
+    return RequestedRun(options.run, folder, dict(info), _flags_of(options, (*_OVERRIDABLE, *fields)), options)
 
 
-def _as_stored(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings that are still read, without the names of callbacks and recipe, which may not exist here."""
-    return {name: value for name, value in config.items() if name not in _DROPPED} | {"callbacks": "", "recipe": ""}
+def _known_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns stored settings without ignored ones, callbacks and recipe, which may not exist on this machine."""
+    return {name: value for name, value in config.items() if name not in _IGNORED} | {"callbacks": "", "recipe": ""}
 
 
-def _settings(options: argparse.Namespace, names: Collection[str]) -> dict[str, str]:
+def _flags_of(options: argparse.Namespace, names: Collection[str]) -> dict[str, str]:
+    """Returns the texts of the flags that were given, of those in `names`."""
     return {name: text for name, text in vars(options).items() if name in names}
 
 
-def _resolved(values: Mapping[str, Any], flags: Mapping[str, str]) -> TrainConfig:
-    """Returns the settings of a run as another command uses them. Raises UserError if they contradict each other."""
-    before = Overrides({**values, **_OF_TRAINING})
+def _resolve(values: Mapping[str, Any], flags: Mapping[str, str]) -> TrainConfig:
+    """Resolves a run's settings and `flags` for a command that does not train. Raises UserError for contradictions."""
+    before = Overrides({**values, **_TRAINING_ONLY})
     return before.replace(**coerce_all(Overrides({**before.values, **flags}).own.settings, flags, "flags")).resolve()

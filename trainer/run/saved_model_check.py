@@ -1,4 +1,4 @@
-"""Checks a saved model: what `export` wrote, loaded and called on a few rows, against the model in memory."""
+"""Checks an export: loads what `export` wrote, calls it on a few rows, and compares it with the model in memory."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -18,31 +18,30 @@ from trainer.user_code.interface import ModelInterface, numbers_of, scalars_of, 
 
 _ROWS = 8
 DIFFERS = "what is saved is not the model in memory: it differs"
-# How far apart numbers may be that are the same but for rounding: what is saved computes in float32 where a run of
-# 16 bits does not.
-_SAME = {"float64": 1e-8, "float32": 5e-3, "mixed_bfloat16": 0.1, "mixed_float16": 0.1}
+# Relative tolerance by precision, for rounding alone. It is wide for 16 bits, since a saved model computes in float32.
+_TOLERANCES = {"float64": 1e-8, "float32": 5e-3, "mixed_bfloat16": 0.1, "mixed_float16": 0.1}
 
 
 def compare_saved(setup: TrainingSetup, folder: Path) -> str:
     """Compares what `export` wrote to `folder` with the model in memory, on a few rows; returns one line.
 
-    It begins with DIFFERS and names what differs, or says that all is equal, or why it was not compared: predictions,
-    and where Keras alone can load the compiled model its loss and metrics; of a GAN, those of the generator.
+    The line starts with DIFFERS and names what differs, or says that all agrees, or why nothing was compared. Compared
+    are predictions (of a GAN, those of its generator) and, if Keras loads the model compiled, its loss and metrics.
     """
     interface = ModelInterface.of(setup.model)
-    trained, tolerance = interface.templates()["model"], _SAME[setup.config.precision]
+    trained, tolerance = interface.templates()["model"], _TOLERANCES[setup.config.precision]
     is_whole, data = trained is setup.model, None
     if is_whole:
         count = next((leaf.shape[0] for leaf in symbolic_inputs(trained)), None) or _ROWS
         data = setup.dataset.as_fit(tf.nest.map_structure(tf.convert_to_tensor, setup.dataset.train.first(count)))
         x = data[0] if isinstance(data, tuple) else data
-    else:  # a generator, of noise and perhaps of labels
+    else:  # a generator: its inputs are noise and perhaps labels
         inputs_of = dict(named_leaves(model_inputs(trained)))
         drawn = [tf.constant(column) for column in random_rows(inputs_of, Servable({}, {}, {}), _ROWS)]
         x = drawn if len(drawn) > 1 else drawn[0]
     with tf.device("CPU:0"):
         served = tf.saved_model.load(str(folder / "saved_model"))
-        # The rows as the served model takes them: in the order of its signature, by name if there are several.
+        # saved_model/ takes the inputs one by one, in the order of its signature; named ones are matched by name.
         signature = served.serve.input_signature
         leaves = tf.nest.flatten(x)
         named = x if isinstance(x, dict) else {spec.name: leaf for spec, leaf in zip(signature, leaves, strict=False)}
@@ -62,37 +61,39 @@ def compare_saved(setup: TrainingSetup, folder: Path) -> str:
                     f"{error}: register its classes (https://keras.io/guides/serialization_and_saving/#custom-objects)"
                     ", or only python -m trainer.predict can load it, with the function of this run"
                 )
-        expected, again = _called(trained, x, 2)
-        if _apart(expected, again, tolerance):
+        expected, again = _predictions(trained, x, 2)
+        if _differ(expected, again, tolerance):
             return "not compared: two calls on the same rows differ, as the model draws at random when it is called"
         if loaded is None:
-            if _apart(interface.serve(expected), answers, tolerance):
+            if _differ(interface.serve(expected), answers, tolerance):
                 return f"{DIFFERS} in the predictions of saved_model/"
             return "saved_model/ predicts as the model in memory"
-        if _apart(expected, _called(loaded, x, 1)[0], tolerance):
+        if _differ(expected, _predictions(loaded, x, 1)[0], tolerance):
             line = f"{DIFFERS} in its predictions"
-            with suppress(Exception):  # a model without a graph of layers; the name must not hide the difference
+            # Looks for the first layer that differs. A model without a graph of layers has none to name.
+            with suppress(Exception):
                 for before, after in zip(trained.layers, loaded.layers, strict=True):
                     expected = keras.Model(trained.inputs, before.output)(x, training=False)
-                    if _apart(expected, keras.Model(loaded.inputs, after.output)(x, training=False), tolerance):
+                    if _differ(expected, keras.Model(loaded.inputs, after.output)(x, training=False), tolerance):
                         return f"{line}, first after {before.name} ({type(before).__name__})"
             return line
         if not (is_whole and loaded.compiled and isinstance(data, tuple) and len(data) > 1):
             return "model.keras predicts as the model in memory"
-        before, after = _tested(trained, data), _tested(loaded, data)
-    # Counts, as those of an accuracy, jump where 16-bit numbers differ a little: then the loss alone is compared.
-    names = [name for name in before.keys() & after.keys() if name == "loss" or tolerance < _SAME["mixed_bfloat16"]]
-    if apart := sorted(name for name in names if _apart(before[name], after[name], tolerance)):
+        before, after = _test_results(trained, data), _test_results(loaded, data)
+    # With 16-bit arithmetic a metric that counts, such as accuracy, jumps by tiny differences: compare only the loss.
+    only_loss = tolerance >= _TOLERANCES["mixed_bfloat16"]
+    names = [name for name in before.keys() & after.keys() if name == "loss" or not only_loss]
+    if differing := sorted(name for name in names if _differ(before[name], after[name], tolerance)):
         kind = interface.loss if isinstance(interface.loss, str) else type(interface.loss).__name__
-        which = f"its loss ({kind})" if apart == ["loss"] else ", ".join(apart)
-        return f"{DIFFERS} in {which}: {before[apart[0]]:.4g} before saving, {after[apart[0]]:.4g} once loaded"
+        which = f"its loss ({kind})" if differing == ["loss"] else ", ".join(differing)
+        return f"{DIFFERS} in {which}: {before[differing[0]]:.4g} before saving, {after[differing[0]]:.4g} once loaded"
     return "model.keras predicts and evaluates as the model in memory"
 
 
-def _called(model: keras.Model, x: Any, times: int) -> list[Any]:
-    """Returns what each of some calls predicts; no variable changes in the end.
+def _predictions(model: keras.Model, x: Any, times: int) -> list[Any]:
+    """Returns the predictions of several calls on the same input; no variable keeps a change.
 
-    A stateful layer, whose state is not saved, begins each call anew.
+    Stateful layers are reset before each call, because their state is not saved.
     """
     predictions = []
     with keras.StatelessScope():
@@ -104,8 +105,8 @@ def _called(model: keras.Model, x: Any, times: int) -> list[Any]:
     return predictions
 
 
-def _apart(before: Any, after: Any, tolerance: float) -> bool:
-    """Returns whether two nests of numbers differ by more than rounding."""
+def _differ(before: Any, after: Any, tolerance: float) -> bool:
+    """Returns whether two nests of numbers differ in shape or by more than the tolerance, relative to the largest."""
     for pair in zip(keras.tree.flatten(before), keras.tree.flatten(after), strict=False):
         a, b = (np.asarray(keras.ops.convert_to_numpy(value), np.float64) for value in pair)
         largest = np.abs(a[np.isfinite(a)]).max(initial=1e-6)
@@ -114,9 +115,9 @@ def _apart(before: Any, after: Any, tolerance: float) -> bool:
     return False
 
 
-def _tested(model: keras.Model, data: Any) -> dict[str, float]:
-    """Returns what test_step says of one batch; no variable changes."""
+def _test_results(model: keras.Model, data: Any) -> dict[str, float]:
+    """Returns the numbers of test_step for one batch; no variable keeps a change."""
     weights = [(weight, weight.value) for weight in model.weights if weight.regularizer is not None]
-    with keras.StatelessScope(weights):  # in which Keras only regularizes weights whose values are given
+    with keras.StatelessScope(weights):  # within it Keras only regularizes weights whose values are given here
         model.reset_metrics()
         return numbers_of(scalars_of(model.test_step(data)))

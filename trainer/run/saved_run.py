@@ -1,7 +1,7 @@
-"""Uses what a run trained: evaluates its model, or predicts by it, on any number of replicas of this machine.
+"""Evaluates the model that a run trained, or predicts with it, on any number of replicas of this machine.
 
-The exported model serves if Keras can load it, and has the loss and metrics to evaluate by. Else, and for a checkpoint,
-the run's function builds the model again.
+It uses the exported model if Keras can load it and, to evaluate, if it is compiled. Otherwise, and for a checkpoint,
+the run's own function builds the model again.
 """
 
 import dataclasses
@@ -38,9 +38,9 @@ from trainer.user_code.mistakes import as_user_mistake, load_function, message_o
 
 
 def evaluate(run: RequestedRun) -> tuple[dict[str, float], int, Classification | None]:
-    """Returns the loss and the metrics by name, the number of examples, and what a classifier predicts of each class.
+    """Returns loss and metrics by name, the number of examples, and for a classifier its predictions by class.
 
-    Raises UserError if they do not fit.
+    Raises UserError if the data do not fit the model, or if it has nothing to evaluate.
     """
     config, weights = run.config, weights_path(run)
     replicas = _replicas(config)
@@ -48,35 +48,36 @@ def evaluate(run: RequestedRun) -> tuple[dict[str, float], int, Classification |
     dataset = load_dataset(config, trains=False)
     examples = _examples_to_use(run, dataset)
     dataset = _with_classes_of_run(run, dataset)
-    model = _saved_network(run, weights, replicas, compiled=True)
+    model = _load_exported(run, weights, replicas, compiled=True)
     if model is None or not model.compiled:
-        model = _rebuilt(run, run.model_config, dataset, weights, replicas)
+        model = _rebuild_model(run, run.model_config, dataset, weights, replicas)
     else:
-        with _fitting(run, dataset), replicas.strategy.scope():
+        with _reporting_misfits(run, dataset), replicas.strategy.scope():
             build_compiled(model, dataset.as_fit(tf.nest.map_structure(tf.convert_to_tensor, examples.first(1))))
     if why := why_not_evaluated(model):
         raise UserError(f"{run.name} has nothing to evaluate: {why}")
     batch = config.evaluation_batch
     log.info(f"evaluates {weights}, {batch} rows at a time, on {', '.join(replicas.devices)}")
     evaluation = Evaluation(model, replicas, examples, batch, dataset.as_fit, dataset.class_names)
-    with _fitting(run, dataset):
+    with _reporting_misfits(run, dataset):
         values = evaluation()
     return {name.removeprefix("val_"): value for name, value in values.items()}, examples.count, evaluation.classes
 
 
 def predict(run: RequestedRun) -> tuple[dict[str, Any], int]:
-    """Returns the outputs as arrays (rows, …) by name, and the number of examples. Raises UserError as `evaluate`."""
+    """Returns the outputs as arrays (rows, …) by name, and the number of examples. Raises UserError like `evaluate`."""
     config, weights = run.config, weights_path(run)
     replicas = _replicas(config)
     set_precision_and_seed(config)
-    network = _saved_network(run, weights, replicas)
+    network = _load_exported(run, weights, replicas)
     if network is None:
         trained_on = load_dataset(run.trained, trains=False)
-        network = ModelInterface.of(_rebuilt(run, run.trained, trained_on, weights, replicas)).templates()["model"]
+        model = _rebuild_model(run, run.trained, trained_on, weights, replicas)
+        network = ModelInterface.of(model).templates()["model"]
     dataset = load_dataset(config, trains=False)
     examples = _examples_to_use(run, dataset)
     batch = config.evaluation_batch
-    if run.options.same_bytes:  # the rows of each call of a server of this model
+    if run.options.same_bytes:  # as many rows a call as the server of this model takes
         if "evaluation_batch_size" in run.flags or not (weights.parent / SERVING).is_file():
             raise UserError(
                 "same_bytes: it is for the model of a run, without --checkpoint and --evaluation_batch_size"
@@ -86,13 +87,13 @@ def predict(run: RequestedRun) -> tuple[dict[str, Any], int]:
         if symbolic_inputs(network):
             batch = independent_batch(*call_of(network, about), about, batch)
     log.info(f"predicts by {weights}, {batch} rows at a time, on {', '.join(replicas.devices)}")
-    with _fitting(run, dataset):
+    with _reporting_misfits(run, dataset):
         arrays = prediction.predict(network, replicas, examples, batch, dataset.as_fit)
     return arrays, examples.count
 
 
 def weights_path(run: RequestedRun) -> Path:
-    """Returns the file of the template model, or the folder of the checkpoint. Raises UserError if there is none."""
+    """Returns the template model's file or, with --checkpoint, that folder. Raises UserError if it does not exist."""
     choice = run.options.checkpoint
     if not choice:
         files = [run.folder / MODEL / name for name in ("model.keras", "model.weights.h5")]
@@ -108,7 +109,7 @@ def weights_path(run: RequestedRun) -> Path:
     newest = [*checkpoints][-1]
     if choice == NEWEST:
         name = newest
-    elif choice == BEST:  # which the newest one knows
+    elif choice == BEST:  # the newest checkpoint knows which one is the best
         try:
             manifest, _ = read_checkpoint(checkpoints[newest])
         except Damaged as error:
@@ -125,20 +126,23 @@ def weights_path(run: RequestedRun) -> Path:
 
 
 def _replicas(config: TrainConfig) -> Replicas:
-    """Returns this machine's replicas, each with a whole batch of evaluation at a time."""
+    """Returns this machine's replicas, each of which takes a whole evaluation batch at a time."""
     devices = len(local_devices(config, ONE_MACHINE))
     return make_replicas(dataclasses.replace(config, global_batch_size=devices * config.evaluation_batch))
 
 
 def _examples_to_use(run: RequestedRun, dataset: Dataset) -> AnyExamples:
-    """Returns the evaluation part if there is one, else all rows of the data that the command names."""
+    """Returns the evaluation examples if there are any, else all examples of the data that the command names.
+
+    Raises UserError if the run's own data have no evaluation examples.
+    """
     if dataset.evaluation is None and not run.has_other_data:
         raise UserError(f"{run.name}: its data {run.config.data} have no evaluation part: use --data")
     return dataset.evaluation or dataset.train
 
 
 def _with_classes_of_run(run: RequestedRun, dataset: Dataset) -> Dataset:
-    """Returns the dataset with the classes of the run. Raises UserError if its examples or classes are others."""
+    """Returns the dataset with the class names of the run. Raises UserError if its examples or classes differ."""
     about = mapping(run.info, "data")
     x, trained_x = (shape.split(" -> ")[0] for shape in (dataset.shape, str(about.get("example", dataset.shape))))
     if x != trained_x:
@@ -146,7 +150,7 @@ def _with_classes_of_run(run: RequestedRun, dataset: Dataset) -> Dataset:
     if not dataset.train.labelled and " -> " in str(about.get("example")):
         raise UserError(f"data={run.config.data}: it has no targets to evaluate: use trainer.predict for such rows")
     names, trained_names = dataset.class_names, tuple(map(str, items(about, "classes")))
-    numbers = tuple(map(str, range(len(names))))  # of labels whose largest may be missing here
+    numbers = tuple(map(str, range(len(names))))  # names of plain labels, the largest of which may be missing here
     if names != trained_names and (names != numbers or names != trained_names[: len(names)]):
         these, those = (", ".join(shown[:10]) + ", …" * (len(shown) > 10) or "none" for shown in (names, trained_names))
         raise UserError(
@@ -156,13 +160,10 @@ def _with_classes_of_run(run: RequestedRun, dataset: Dataset) -> Dataset:
     return dataclasses.replace(dataset, class_names=trained_names)
 
 
-def _rebuilt(
+def _rebuild_model(
     run: RequestedRun, config: TrainConfig, dataset: Dataset, weights: Path, replicas: Replicas
 ) -> keras.Model:
-    """Returns the model that the run's function builds, with these weights.
-
-    Raises UserError if they are damaged or do not fit.
-    """
+    """Builds the model by the run's function and loads `weights`. Raises UserError if they cannot be loaded into it."""
     with replicas.strategy.scope():
         model = build_model(config, dataset)
         if run.options.checkpoint:
@@ -173,15 +174,15 @@ def _rebuilt(
     return model
 
 
-def _saved_network(run: RequestedRun, path: Path, replicas: Replicas, *, compiled: bool = False) -> keras.Model | None:
-    """Returns the exported network; `compiled`: with loss and metrics, if it was exported so.
+def _load_exported(run: RequestedRun, path: Path, replicas: Replicas, *, compiled: bool = False) -> keras.Model | None:
+    """Loads the exported network; returns None for a checkpoint, or if the file has a class that is not registered.
 
-    None for a checkpoint, and for a file with a class that is not registered.
+    compiled: whether to give it the loss and metrics that the file holds, if any.
     """
     if run.options.checkpoint:
         return None
     if run.config.model not in MODELS:
-        with suppress(UserError):  # its import registers classes of the user's; a network of Keras's layers needs none
+        with suppress(UserError):  # the import registers the user's classes; a model of Keras's own layers needs none
             load_function(run.config.model, "model")
     with suppress(UserError), replicas.strategy.scope():
         return load_template(path, str(path), compiled=compiled)
@@ -189,8 +190,8 @@ def _saved_network(run: RequestedRun, path: Path, replicas: Replicas, *, compile
 
 
 @contextmanager
-def _fitting(run: RequestedRun, dataset: Dataset) -> Iterator[None]:
-    """Raises UserError, within the block, for what is raised where the data do not fit the model."""
+def _reporting_misfits(run: RequestedRun, dataset: Dataset) -> Iterator[None]:
+    """Opens the data for the block, and turns errors of data that do not fit the model into a UserError."""
     try:
         with dataset.reading():
             yield

@@ -1,10 +1,10 @@
-"""Answers rows with an exported model: together, as many as come, or in calls of a fixed number of rows.
+"""Answers rows with an exported model, for the HTTP server and for files of rows.
 
-By default a call has the rows that wait, filled up to one of some 40 sizes. With `same_bytes` each call has the same
+By default a call takes any number of rows, padded to one of some 40 sizes. With `same_bytes` each call has the same
 number of rows, so that the bytes of an answer depend on its row alone.
-The network is that of model.keras, called as `trainer.predict` calls it; if a class of it is not here, saved_model/.
-The rows of a file get a file of answers, and one of errors, for each 10,000 lines. A part appears whole, its errors
-before its answers, so the same command again goes on after the last part.
+The network is model.keras, called as `trainer.predict` calls it, or saved_model/ if one of its classes is missing here.
+Each 10,000 lines of a file get a file of answers, and one of errors if there are any. Files appear whole, errors before
+answers, so the same command again goes on after the last file of answers.
 """
 
 import base64
@@ -36,23 +36,24 @@ from trainer.user_code.interface import symbolic_inputs
 from trainer.user_code.mistakes import OUT_OF_RANGE
 
 Columns = tuple[Any, ...]  # an array for each input, with a row for each instance
-Call = Callable[..., Any]  # maps a tensor of a batch for each input to outputs
-_IMAGES = 256  # of a generator, in one call
-_MOST_ROWS, _MOST_NUMBERS = 1024, 2**22  # of a call; in its largest input or output, a limit of memory
+Call = Callable[..., Any]  # takes a batch as one tensor for each input, returns the outputs
+_IMAGES = 256  # that a generator makes in one call
+_MOST_ROWS = 1024  # in a call
+_MOST_NUMBERS = 2**22  # in the largest input or output of a call, which bounds its memory
 _MOST_SEED = 2**31 - 1
 
 
 class BadRow(ValueError):
-    """Reports a row that the model does not take; the text says why."""
+    """Reports a row that the model cannot answer; the text says why."""
 
 
 class ServedModel:
-    """Holds the model of a folder that `export` wrote. Raises UserError, calling it `name`, if it cannot be loaded."""
+    """Loads the model in a folder that `export` wrote. Raises UserError that names `name` if that fails."""
 
     def __init__(self, folder: Path, name: str, *, same_bytes: bool = False) -> None:
         self.about, self.same_bytes = read_servable(folder, name), same_bytes
         network = None
-        with suppress(UserError):  # a class may not be here
+        with suppress(UserError):  # a user's class may be missing here
             network = load_template(folder / "model.keras", name)
         if network is not None and symbolic_inputs(network):
             self._call, self._specs = call_of(network, self.about)
@@ -60,26 +61,26 @@ class ServedModel:
             log.info(f"{name}: served from saved_model/, as model.keras needs a class that is not here")
             network = tf.saved_model.load(str(folder / "saved_model"))
             self._specs = {spec.name: spec for spec in network.serve.input_signature}
-            self._call = _graph(network.serve, self._specs, self.about)
-        self._network = network  # the weights live as long as it
+            self._call = _as_graph(network.serve, self._specs, self.about)
+        self._network = network  # keeps its weights alive
         kinds = {name: np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype) for name, spec in self._specs.items()}
         shapes = {name: self.about.image or tf.TensorShape(spec.shape)[1:] for name, spec in self._specs.items()}
-        self._taken = {name: (tuple(shapes[name]), kind) for name, kind in kinds.items()}  # a row's shape and type
+        self._row_specs = {name: (tuple(shapes[name]), kind) for name, kind in kinds.items()}
 
     @cached_property
     def most_rows(self) -> int:
-        """Returns the most rows of a call; with `same_bytes`, each call has so many."""
+        """Returns the largest number of rows of a call; with `same_bytes`, every call has exactly this many."""
         if self.same_bytes:
             return independent_batch(self._call, self._specs, self.about, self.about.fixed_batch)
         shapes = [shape for _, shape in (*self.about.inputs.values(), *self.about.outputs.values())]
-        numbers = max(math.prod(size or 64 for size in shape) for shape in shapes)  # of a free length: a guess
+        numbers = max(math.prod(size or 64 for size in shape) for shape in shapes)  # 64: a guess for a varying size
         return max(8, min(_MOST_ROWS, _MOST_NUMBERS // max(numbers, 1)))
 
     def parsed(self, instances: Sequence[Any]) -> tuple[list[tuple[Sequence[int], Columns]], dict[int, BadRow]]:
-        """Returns the columns of the instances of each shape, with their places, and the errors of the others.
+        """Parses instances of JSON into blocks of equal shape, each (places, columns), and errors by place.
 
-        An instance is the value of the one input, or an object with a value for each; an image may be {"b64": …}, PNG
-        or JPEG; a generator takes {"seed": …}, and "label" if it has classes.
+        An instance is the value of the one input, or an object with a value for each; an image may be {"b64": …}, a
+        PNG or JPEG; a generator takes {"seed": …}, and "label" if it has classes.
         """
         with suppress(BadRow):
             return [(range(len(instances)), self._columns(instances))], {}
@@ -99,15 +100,15 @@ class ServedModel:
         return blocks, errors
 
     def answers(self, columns: Columns) -> list[Any]:
-        """Returns the answer of each row, as JSON has it, or the BadRow of one that the model cannot compute.
+        """Returns an answer for JSON to each of at most `most_rows` rows, or a BadRow if the model cannot compute it.
 
-        An answer holds the outputs by name, if there are several, or if a classifier knows the names of its classes:
-        then with the label and the probabilities. At most `most_rows` rows.
+        An answer is the one output, or an object of outputs by name if there are several. A classifier that knows the
+        names of its classes adds "probabilities" and "label".
         """
         count = len(columns[0])
         try:
             arrays = self._outputs(columns)
-        except tf.errors.InvalidArgumentError as error:  # of a row at least, such as a token that the model lacks
+        except tf.errors.InvalidArgumentError as error:  # a row is wrong, such as an unknown token: halve to find it
             if count > 1:
                 halves = slice(count // 2), slice(count // 2, None)
                 return [answer for half in halves for answer in self.answers(tuple(part[half] for part in columns))]
@@ -133,9 +134,9 @@ class ServedModel:
         return answers
 
     def _outputs(self, columns: Columns) -> dict[str, Any]:
-        """Returns the arrays of the outputs by name; computes as many rows as the call has, the last one repeated."""
+        """Returns the outputs as arrays by name. The call is padded by repeating the last row, and the result cut."""
         count = len(columns[0])
-        step = max(1, 1 << (count - 1).bit_length() >> 3)  # up to a quarter of the rows is repeated
+        step = max(1, 1 << (count - 1).bit_length() >> 3)  # few call sizes, each padded by a quarter at most
         repeated = (self.most_rows if self.same_bytes else -(-count // step) * step) - count
         if self.about.latent_dim:
             dimension, kind = self.about.latent_dim, self.noise_type
@@ -149,12 +150,12 @@ class ServedModel:
         return {name: array[:count] for name, array in named_outputs(outputs, self._network)}
 
     def images(self, *inputs: Any) -> UInt8Array:
-        """Returns a generator's images, (count, height, width, channels), of noise (count, latent_dim) and labels."""
+        """Returns a generator's images (count, height, width, channels) from noise (count, latent_dim) and labels."""
         firsts = range(0, len(inputs[0]), _IMAGES)
         return np.concatenate([self._call(*(part[at : at + _IMAGES] for part in inputs)).numpy() for at in firsts])
 
     def metadata(self) -> dict[str, Any]:
-        """Returns inputs, outputs and classes in the words of the V2 inference protocol."""
+        """Returns the model metadata of the V2 inference protocol: inputs, outputs and class names."""
 
         def tensor(name: str, dtype: str, shape: Sequence[int | None]) -> dict[str, Any]:
             kind = {"string": "BYTES", "bfloat16": "BF16"}.get(dtype) or dtype.upper().replace("FLOAT", "FP")
@@ -168,7 +169,7 @@ class ServedModel:
         }  # fmt: skip
 
     def _columns(self, instances: Sequence[Any]) -> Columns:
-        """Returns the columns of instances that have one shape. Raises BadRow if one does not fit the model."""
+        """Returns the columns of instances of one shape. Raises BadRow if an instance does not fit the model."""
         if self.about.latent_dim:  # the seeds of a generator's noise, and the labels if it has classes
             names, classes = ["seed", "label"] if self.about.classes else ["seed"], self.about.classes
             for instance in instances:
@@ -192,8 +193,8 @@ class ServedModel:
         return tuple(self._column(name, [row[name] for row in instances]) for name in self._specs)
 
     def _column(self, name: str, values: Sequence[Any]) -> Any:
-        """Returns the array of an input's values."""
-        shape, kind = self._taken[name]
+        """Returns the values of one input as an array. Raises BadRow if they do not fit its shape or type."""
+        shape, kind = self._row_specs[name]
         if any(isinstance(value, dict) for value in values):
             height, width, channels = self.about.image or (0, 0, 0)
             coded = all(isinstance(value, dict) and value.keys() == {"b64"} for value in values)
@@ -207,7 +208,7 @@ class ServedModel:
             except BadImage as error:
                 raise BadRow(f"{name}: the image cannot be decoded: {error}") from None
         array = None
-        with suppress(ValueError, OverflowError):  # rows of several lengths, numbers of any size
+        with suppress(ValueError, OverflowError):  # raised for rows of unequal lengths and for huge integers
             array = np.array(values, object if kind.kind == "O" else None)
         numbers = "whole numbers from 0 to 255" if self.about.image else f"numbers of {kind.name}"
         numeric = array is not None and array.dtype.kind in "biuf"
@@ -237,7 +238,7 @@ class ServedModel:
 
 
 def call_of(network: keras.Model, about: Servable) -> tuple[Call, dict[str, Any]]:
-    """Returns the function that predicts a batch as `trainer.predict` does, and the specs of its inputs by name."""
+    """Returns a function that predicts a batch as `trainer.predict` does, and the specs of its inputs by name."""
     structure = model_inputs(network)
     specs = dict(named_leaves(structure))
 
@@ -245,11 +246,11 @@ def call_of(network: keras.Model, about: Servable) -> tuple[Call, dict[str, Any]
         outputs = outputs_of(network, (keras.tree.pack_sequence_as(structure, leaves),))
         return to_uint8(outputs) if about.latent_dim else outputs
 
-    return _graph(called, specs, about), specs
+    return _as_graph(called, specs, about), specs
 
 
-def _graph(function: Call, specs: Mapping[str, Any], about: Servable) -> Call:
-    """Returns the function as one graph for any number of rows; images are uint8, and cast in it."""
+def _as_graph(function: Call, specs: Mapping[str, Any], about: Servable) -> Call:
+    """Returns the function as one graph for any number of rows; it takes images as uint8 and casts them."""
 
     def call(*leaves: Any) -> Any:
         pairs = zip(leaves, specs.values(), strict=True)
@@ -260,9 +261,9 @@ def _graph(function: Call, specs: Mapping[str, Any], about: Servable) -> Call:
 
 
 def independent_batch(call: Call, specs: Mapping[str, Any], about: Servable, rows: int) -> int:
-    """Returns `rows`, or 1 if on this machine the bytes of a row's output depend on its place among them.
+    """Returns `rows` if, on this machine, a row's output has the same bytes at any place in such a batch, else 1.
 
-    A kernel may sum the rows at the end of a batch in another order; a layer may draw at random.
+    They differ if a kernel sums the last rows of a batch in another order, or if a layer draws at random.
     """
 
     def outputs(shift: int) -> list[bytes]:
@@ -282,13 +283,14 @@ def _listed(names: Any) -> str:
 
 
 PART_ROWS = 10_000
-_ANSWERS_OF = "answers_of.json"  # digests of the model's files and of the rows
+_ANSWERS_OF = "answers_of.json"  # says which model and rows the answers in the folder belong to, by digests
 
 
 def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
-    """Writes OUT/predictions-00000.jsonl, … and OUT/errors-00000.jsonl, …; returns the counts of their lines.
+    """Writes OUT/predictions-00000.jsonl, … and OUT/errors-00000.jsonl, …; returns the numbers of answers and errors.
 
-    A line of answers is {"row": N, "prediction": …}, one of errors {"row": N, "error": "…"}; N counts lines from 0.
+    A line is {"row": N, "prediction": …} or {"row": N, "error": "…"}; N counts the lines of `rows` from 0.
+    Raises UserError if `out` is no folder's name, or holds answers of another model or other rows.
     """
     if "." in Path(out).name:
         raise UserError(f"out={out}: it becomes a folder of several files: use a name without a dot")
@@ -298,7 +300,7 @@ def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
         earlier = {path.name for path in target.iterdir()}
     else:
         earlier = {remote.address.name.rsplit("/", 1)[-1] for remote in connect().list(target)}
-    # The folder says what its answers are of: those of another model or of other rows are not mixed with them.
+    # Answers of another model or of other rows must not be mixed with those in the folder.
     about = {"model": dict(model.about.files), "rows": sha256_of(rows), "same_bytes": model.same_bytes}
     if _ANSWERS_OF not in earlier:
         _write(target, _ANSWERS_OF, [about])
@@ -319,7 +321,7 @@ def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
                 errors = _read(target / of_errors).splitlines() if of_errors in earlier else []
                 answers = lines[len(errors) :]
             else:
-                answers, errors = _answered(model, lines)
+                answers, errors = _answer_lines(model, lines)
                 if errors:
                     _write(target, of_errors, errors)
                 _write(target, name, answers)
@@ -328,8 +330,8 @@ def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
     return answered, failed
 
 
-def _answered(model: ServedModel, lines: Sequence[tuple[int, bytes]]) -> tuple[list[Any], list[Any]]:
-    """Returns the lines of answers and of errors."""
+def _answer_lines(model: ServedModel, lines: Sequence[tuple[int, bytes]]) -> tuple[list[Any], list[Any]]:
+    """Answers numbered lines of JSON; returns the entries of the file of answers and of the file of errors."""
     numbers, instances, results = [], [], {}
     for number, line in lines:
         try:
