@@ -1,4 +1,4 @@
-"""Starts a job: cluster, job directory, what earlier starts left, the data's files, workers and their devices."""
+"""Starts a job: reads the cluster, opens the job directory, reads earlier results, and connects the workers."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,14 +26,14 @@ from trainer.user_code.mistakes import as_user_mistake
 
 @dataclass
 class StartedJob:
-    """Holds what a job has from its start to its end, however often a rollback builds its model again."""
+    """Holds what a job needs from start to end, across rollbacks, each of which builds the model again."""
 
     config: TrainConfig
     command: Sequence[str]
     cluster: Cluster
     job_dir: JobDir
     result: RunResult
-    files: Mapping[str, Any]  # what is known of the files of the data before they are read; {} if they are no files
+    files: Mapping[str, Any]  # the data's files as listed before they are read; {} for data without files
     tracking: Tracking
     peers: Peers | None = None  # the other workers, once they have met
 
@@ -41,7 +41,7 @@ class StartedJob:
     def open(
         cls, config: TrainConfig, command: Sequence[str], began: float, job_dir: JobDir | None = None
     ) -> "StartedJob":
-        """Reads the cluster and the result of earlier processes; `job_dir`: if it is open already."""
+        """Reads the cluster, the result of earlier processes and the list of data files; opens `job_dir` if needed."""
         cluster = read_cluster()
         job_dir = job_dir or open_job_dir(config, make=cluster.is_chief)
         result = RunResult.of_job(config, job_dir if cluster.is_chief else None, began)
@@ -49,7 +49,7 @@ class StartedJob:
         job_dir.mirror.begin(job_dir.logs)
         try:
             files = files_of(config)
-        except (UserError, PlatformFault, OSError) as error:  # workers compare it, and loading the data reports it
+        except (UserError, PlatformFault, OSError) as error:  # loading the data will report it
             files = {"files of data": f"cannot be listed: {error}"}
         return cls(config, command, cluster, job_dir, result, files, tracking)
 
@@ -60,9 +60,9 @@ class StartedJob:
 
     @contextmanager
     def workers(self) -> Iterator[None]:
-        """Connects to the other workers within the block and notifies them of its end; writes a failure to result.json.
+        """Connects to the other workers for the block, and tells them how it ends; writes a failure to result.json.
 
-        Workers compare what they run: versions, devices, settings, arithmetic and files.
+        Workers that differ in versions, devices, settings, arithmetic or files refuse to start.
         """
         try:
             if self.cluster.several:
@@ -86,7 +86,7 @@ class StartedJob:
             raise
 
     def connect(self) -> Replicas:
-        """Starts TensorFlow, on all workers at once if there are several."""
+        """Starts TensorFlow, on all workers at the same time, and returns the replicas."""
         with self.peers.connecting() if self.peers else nullcontext():
             replicas = make_replicas(self.config, self.cluster)
         if self.peers:
@@ -98,8 +98,8 @@ class StartedJob:
     def refuse_changed_data(self, name: str, now: Mapping[str, Any]) -> None:
         """Raises UserError if the data differ from those of the run's checkpoints, unless data_changed=accept.
 
-        name: "files" or "content" of the data in run.json. Built-in sources never change their rows; those of another
-        version of TensorFlow may be rounded otherwise, so only their counts are compared.
+        name: what to compare `now` with in run.json: "files" or "content". Built-in sources never change, but another
+        version of TensorFlow may round their rows differently, so their digests are not compared.
         """
         config, job_dir = self.config, self.job_dir
         if any(isinstance(value, str) and value.startswith("cannot be listed") for value in now.values()):
@@ -119,15 +119,15 @@ class StartedJob:
         )
 
     def versions_by_step(self, before: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
-        """Returns which TensorFlow and Keras the run has had, and from which step on: this start goes on at `step`.
+        """Returns the versions of TensorFlow and Keras that the run has used, each with the step from which it did.
 
-        before: run.json of the start before. Other versions round otherwise, which is told in one line; raises
-        UserError where equal bits are promised.
+        before: run.json of the previous start; step: where this start resumes. Logs a warning if the versions have
+        changed, as they may round differently; raises UserError if the settings promise equal bits.
         """
-        config, had = self.config, mapping(before, "versions")
+        config, previous = self.config, mapping(before, "versions")
         now = {name: versions()[name] for name in ("tensorflow", "keras")}
         entries = [entry for entry in items(before, "versions_by_step") if isinstance(entry, dict)] or [{"step": 0}]
-        entries[-1] = {**entries[-1], **{name: had[name] for name in now if name in had}}
+        entries[-1] = {**entries[-1], **{name: previous[name] for name in now if name in previous}}
         entries = [entry for entry in entries if (number(entry.get("step")) or 0) < step]
         changes = differing(entries[-1], now) if entries else ""
         if changes and (config.virtual_replicas or config.deterministic):

@@ -1,4 +1,4 @@
-"""Trains one run from its restored state to its last step, and saves its state, beside variables too."""
+"""Trains one run from its restored state to its last step, and saves variables and all other state."""
 
 import copy
 import math
@@ -41,11 +41,11 @@ from trainer.user_code.interface import ModelInterface
 
 
 class Best:
-    """Holds the best value of one metric so far, and its step: of `best_metric` or what comes first in its stead.
+    """Holds the best value of one metric so far, and its step.
 
-    These are the metric of `early_stopping`, if it is measured, val_accuracy, FID and val_loss.
-
-    A value of another metric, or, of images, of other features or image counts, replaces it; NaN never does.
+    The metric is `best_metric`; without it, the first that is measured of: that of `early_stopping`, val_accuracy, FID,
+    val_loss. A value that is not comparable (another metric, or FID by other features or image counts) replaces the
+    best one; NaN never does.
     """
 
     def __init__(self, config: TrainConfig, model: keras.Model) -> None:
@@ -54,7 +54,7 @@ class Best:
         self._names = [config.best_metric] if config.best_metric else defaults
         self._features = f"{config.fid_features}, {config.fid_weights}, {config.fid_samples} images"
         self._state: dict[str, Any] = {}
-        self.improved = False  # by the newest measurement
+        self.improved = False  # whether a measurement has improved it since the last checkpoint
 
     def state(self) -> dict[str, Any]:
         """Returns {"metric", "features", "value", "step"}; {} if nothing has been measured."""
@@ -67,7 +67,7 @@ class Best:
             self._state = {"metric": state["metric"], "features": state["features"], "value": value, "step": step}
 
     def consider(self, values: Mapping[str, float], step: int) -> None:
-        """Compares a measurement with the best so far; the first one measured is the best."""
+        """Replaces the best value by this measurement if that is better, not comparable, or the first."""
         metric = next((name for name in self._names if name in values), None)
         if metric is None or math.isnan(values[metric]):
             return
@@ -81,7 +81,7 @@ class Best:
 
 @dataclass
 class RunState:
-    """Holds how far a run is, what it has measured, and what its callbacks know."""
+    """Holds what a checkpoint keeps besides variables: progress, measurements, and the state of callbacks."""
 
     progress: Progress
     reporter: Reporter
@@ -98,7 +98,7 @@ class RunState:
         return bool(self.restored.get("pending"))
 
     def values_of_epochs(self) -> dict[str, list[float]]:
-        """Returns what `fit` returns as History.history: by name, the value of each epoch so far."""
+        """Returns the values of each epoch so far, by name, like History.history of `fit`."""
         history = self.history.history.items()
         return {
             name: [float(value) for value in values if isinstance(value, SupportsFloat)] for name, values in history
@@ -117,24 +117,24 @@ class RunState:
         }
 
     def resume(self) -> None:
-        """Restores all but callbacks. Raises UserError if the state is not what this version stores."""
+        """Restores everything but callbacks. Raises UserError if another version has stored the state."""
         if self.restored:
-            with self._readable():
+            with self._refusing_other_versions():
                 self.progress.resume(self.restored)
                 self.reporter.resume(self.restored["reporter"])
                 self.best.resume(self.restored["best"])
 
     def resume_callbacks(self) -> None:
-        """Restores callbacks and the rates that they set, after their on_train_begin, in which Keras resets them."""
+        """Restores callbacks and learning rates, after on_train_begin, in which Keras's callbacks reset them."""
         if self.restored:
-            with self._readable():
+            with self._refusing_other_versions():
                 restore_callbacks(self.callbacks, self.restored["callbacks"])
                 history = self.restored["history"].items()
                 self.history.history = {name: [*numbers(dict(enumerate(values))).values()] for name, values in history}
                 self.rates.resume(self.restored["learning_rates"])
 
     @contextmanager
-    def _readable(self) -> Iterator[None]:
+    def _refusing_other_versions(self) -> Iterator[None]:
         try:
             yield
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -152,34 +152,34 @@ class TrainingRun:
     setup: TrainingSetup
     checkpoints: Checkpoints
     state: RunState
-    earlier: Mapping[str, Any]  # run.json, if an earlier start was of this very run
-    choice: XlaChoice | None = None  # of plain or compiled steps
+    earlier: Mapping[str, Any]  # run.json of an earlier start of this same run; else {}
+    choice: XlaChoice | None = None  # whether XLA compiles the steps
     before_hooks: dict[str, Any] = field(default_factory=dict)  # the state that a signal during the hooks saves
 
     def __post_init__(self) -> None:
         self.choice = XlaChoice.read(mapping(self.earlier, "compilation"))
 
     def save(self, *, pending: bool = False) -> None:
-        """Saves the current step; with `pending`, the state before this step's hooks ran. Then updates result.json."""
+        """Saves a checkpoint and writes result.json; `pending`: with the state before this step's hooks ran."""
         self.state.best.improved = False
         with self.job.result.goodput.within(SAVE):
             self.checkpoints.save(self.state.progress.step, self.before_hooks if pending else self.state.content())
             self.write_result("running")
 
     def write_result(self, state: str, error: str | None = None) -> None:
-        """Replaces result.json, on the chief."""
+        """Replaces result.json, on the chief; at the end with a digest of the variables if their bits are promised."""
         self.job.result.saving_seconds = self.checkpoints.saving_seconds
         measured: Result = {**self.state.reporter.summary(), "history": self.state.values_of_epochs()}
         virtual_replicas = self.job.config.virtual_replicas
         if self.job.is_chief and state != "running" and virtual_replicas and not self.job.result.depends_on_replicas:
             variables = variables_of(self.setup.model)
-            if not (self.setup.replicas.cluster.several and sharded(variables)):  # of which a worker has parts only
+            if not (self.setup.replicas.cluster.several and sharded(variables)):  # a worker has only parts of them
                 digest = digest_of(snapshot(variables))
                 measured["equal_bits"] = {"virtual_replicas": virtual_replicas, "sha256": digest}
         self.job.result.write(state, measured, error)
 
     def train(self, stop: StopRequest) -> Control:
-        """Trains until the last step, or until a signal, the budget or a callback stops it, and saves the state."""
+        """Trains to the last step, or until a signal, the budget or a callback ends it; saves, and returns what did."""
         config, model, state, goodput = self.job.config, self.setup.model, self.state, self.job.result.goodput
         progress, peers, result = state.progress, self.job.peers, self.job.result
         budget = 60 * config.max_minutes - result.wall_seconds if config.max_minutes else None
@@ -193,14 +193,14 @@ class TrainingRun:
         state.resume_callbacks()
         callbacks.on_epoch_begin((progress.step - state.pending) // progress.steps_per_epoch)
         hooks = self._hooks(callbacks, evaluate, control)
-        later = None
+        later_checks = None
         if needs_check(config, self.setup.replicas.count):
-            later = LaterReplicaChecks(self.job, self.setup, progress)
-            hooks.extend(later.hooks())
+            later_checks = LaterReplicaChecks(self.job, self.setup, progress)
+            hooks.extend(later_checks.hooks())
         if state.pending:
             run_due_hooks(hooks, progress, model)
         runner, rows, waits = self.setup.step_runner(), self.setup.rows_from(progress.step), WorkerWaits()
-        most = most_steps_of_a_call(state.callbacks, config.steps_per_loop)
+        most_steps = most_steps_of_a_call(state.callbacks, config.steps_per_loop)
         if not (progress.ends or control):
             log.info("builds the training step: seconds, or minutes for a large model with several replicas")
             with goodput.within(COMPILATION):
@@ -210,26 +210,26 @@ class TrainingRun:
                 choice = choose(config, model, self.setup.replicas, left, size, self.choice)
                 if choice.compiled:
                     at_once = steps_of_a_program(
-                        compiled, rows, min([most or MOST_AT_ONCE, *(hook.every for hook in hooks if hook.every)])
+                        compiled, rows, min([most_steps or MOST_AT_ONCE, *(hook.every for hook in hooks if hook.every)])
                     )
                     if at_once > 1:
                         log.info(f"jit_compile: a program of XLA runs up to {at_once} steps")
                         compiled = self.setup.step_runner(compiled=True, at_once=at_once)
                         rows = self.setup.rows_from(progress.step, at_once)
                     runner = compiled
-                self._keep(replace(choice, at_once=runner.at_once))
+                self._keep_choice(replace(choice, at_once=runner.at_once))
 
         def run_steps(first_step: int, count: int) -> StepLogs:
             nonlocal runner, rows
-            # The first call is of one step, which XLA compiles before it runs anything: if that fails, or a signal
-            # comes meanwhile, no variable has changed.
+            # The first call is of one step, and XLA compiles it before anything runs. So if that fails, or a signal
+            # arrives during it, no variable has changed.
             compiles = stop.nothing_to_save = runner.compiled and not progress.first_call_ended
             try:
                 return runner(rows, first_step, count)
             except Exception as error:
                 if not compiles or is_out_of_memory(error):
                     raise
-                self._keep(not_compiled(failure_of(error)))
+                self._keep_choice(not_compiled(failure_of(error)))
             finally:
                 stop.nothing_to_save = False
             runner, rows = self.setup.step_runner(), self.setup.rows_from(first_step)
@@ -255,18 +255,18 @@ class TrainingRun:
             profile.after_call()
             return state.reporter.on_call(progress, logs)
 
-        with closing(profile), closing(later) if later else nullcontext():
-            calls = CallSize(most)
+        with closing(profile), closing(later_checks) if later_checks else nullcontext():
+            calls = CallSize(most_steps)
             train(run_steps, model, progress, [*hooks, profile.cuts], callbacks, on_call, calls, control, begin)
-        goodput.enter(SAVE)  # until the end, with the export
+        goodput.enter(SAVE)  # the rest of the run counts as saving, the export too
         self.save(pending=bool(control.signal))
         self.checkpoints.wait()
         if not control.signal:
-            callbacks.on_train_end()  # which may restore older weights: a run that goes on needs the newest
+            callbacks.on_train_end()  # may restore older weights, so it comes after the checkpoint
         return control
 
-    def _keep(self, choice: XlaChoice) -> None:
-        """Takes the choice of plain or of compiled steps, and writes it to run.json."""
+    def _keep_choice(self, choice: XlaChoice) -> None:
+        """Takes the choice between plain and compiled steps, and writes it to run.json."""
         self.choice = choice
         if self.job.is_chief:
             self.job.job_dir.add_to_run_info(compilation=asdict(choice))
@@ -274,10 +274,10 @@ class TrainingRun:
     def _hooks(
         self, callbacks: keras.callbacks.CallbackList, evaluate: Evaluation | None, control: Control
     ) -> list[Hook]:
-        """Returns the hooks that run between calls to the device, in order: they report, measure, and end epochs.
+        """Returns the hooks that run between calls to the device, in order: they evaluate, end epochs, report and save.
 
-        The first copies the state for a signal to save, so that all others run on resume. An epoch's end may stop the
-        run: it comes early. The checkpoint is the last.
+        The first one copies the state; a signal during the others saves it, so that they run again on resume.
+        The end of an epoch comes early, as it may stop the run. The checkpoint comes last.
         """
         config, model, best, reporter = self.job.config, self.setup.model, self.state.best, self.state.reporter
         data, interface, during_events = self.setup.dataset, ModelInterface.of(model), self.job.result.goodput.within
@@ -285,7 +285,7 @@ class TrainingRun:
         if config.fid_every_steps:
             fid = make_fid(config, model, data.images("train"), control.watched())
         reporter.metric_names = [*(evaluate.names if evaluate else ()), *(fid.names if fid else ())]
-        if best_metric := config.best_metric:  # by which one checkpoint is the best
+        if best_metric := config.best_metric:  # refuses a metric that this run does not measure
             if best_metric.startswith("val_") and not evaluate:
                 refuse_unevaluated("best_metric", best_metric, ())
             check_known("best_metric", best_metric, "this run measures", reporter.metric_names)
@@ -303,18 +303,18 @@ class TrainingRun:
             if not (progress.ends or model.stop_training):
                 callbacks.on_epoch_begin(int(progress.epoch))
 
-        def measuring(measure: Callable[[], dict[str, float]], report: Callable[..., None]) -> Callable[..., None]:
+        def reporting(measure: Callable[[], dict[str, float]], report: Callable[..., None]) -> Callable[..., None]:
             def act(progress: Progress) -> None:
                 with during_events(EVENTS):
                     values = measure()
                 report(progress, values)
                 best.consider(values, progress.step)
-                # On all workers, as the chief alone knows what images are worth.
+                # All workers must save together, but only the chief has the measures of images.
                 best.improved = bool(self.setup.replicas.sum_over_workers([best.improved])[0])
 
             return act
 
-        def tested() -> dict[str, float]:
+        def evaluate_as_fit() -> dict[str, float]:
             assert evaluate
             callbacks.on_test_begin()
             values = evaluate()
@@ -323,15 +323,15 @@ class TrainingRun:
 
         hooks = [Hook(0, begin, requested=lambda: True)]
         if evaluate:
-            hooks.append(Hook(epoch, measuring(tested, reporter.evaluated)))
-        # Calls are cut at epoch ends too: an epoch's seconds are then measured, not apportioned.
+            hooks.append(Hook(epoch, reporting(evaluate_as_fit, reporter.evaluated)))
+        # This hook also ends calls to the device at epoch ends, so that the seconds of each epoch can be measured.
         # A callback that stops the run within an epoch ends that epoch, as in `fit`.
         hooks.append(Hook(epoch, end_epoch, at_end=False, requested=lambda: bool(model.stop_training)))
         hooks.append(Hook(config.report_every_steps, reporter.report))
         if evaluate and evaluate.class_count:
             hooks.append(Hook(0, lambda progress: reporter.classified(progress, evaluate.classes)))
         if fid:
-            hooks.append(Hook(config.fid_every_steps, measuring(fid, partial(reporter.quality, about=fid.about))))
+            hooks.append(Hook(config.fid_every_steps, reporting(fid, partial(reporter.quality, about=fid.about))))
         if sampler := interface.sampler:
             draw = partial(reporter.sample, sampler.sample, sampler.latent_dim, interface.generated_classes)
             hooks.append(Hook(config.sample_every_steps, during_events(EVENTS)(draw)))

@@ -1,4 +1,4 @@
-"""Builds data, schedule and model of a run, for training, the check and the benchmarks alike."""
+"""Builds the data, schedule and model of a run, for training, checks and benchmarks alike."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,36 +33,36 @@ from trainer.user_code.interface import ModelInterface
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """Holds the model, its data and the order of the data."""
+    """Holds the model, its data and their order, and makes what runs its steps."""
 
     config: TrainConfig
     replicas: Replicas
     dataset: Dataset
     model: keras.Model
     schedule: Schedule
-    content: dict[str, Any]  # counts, classes and digests of the data
+    content: dict[str, Any]  # counts, classes and digests of the data; {} if they are not needed
 
     def rows_from(self, first_step: int, at_once: int = 1) -> Any:
         """Returns the iterator for `step_runner`: this worker's rows of every step from `first_step` on.
 
-        `at_once`: those of so many steps together, from the multiple of it before, or their numbers alone if the GPU
-        holds all rows. On GPUs they are copied there while earlier steps run: a copy within a step waits for all that
-        it started.
+        `at_once`: the number of steps in each item, the first of which starts at a multiple of it. If the GPU holds all
+        rows, items are row numbers. On GPUs rows are copied ahead while earlier steps run, because a copy within a step
+        waits for everything that the step has started.
         """
         steps = self.batches_from(first_step - first_step % at_once, at_once)
         return copied_ahead(steps, self.replicas) if self.replicas.devices[0].startswith("GPU") else iter(steps)
 
     def batches_from(self, first_step: int, at_once: int = 1) -> Any:
-        """Returns this worker's rows of every step from `first_step` on, as `trainer.data.batches.batches` does."""
+        """Returns the tf.data.Dataset of `trainer.data.batches.batches`: this worker's rows from `first_step` on."""
         numbers = at_once > 1 and self.gather is not None
         return batches(self.dataset.train, self.schedule, self.replicas, first_step, at_once, numbers=numbers)
 
     @cached_property
     def gather(self) -> Callable[[Any], Any] | None:
-        """Returns the function from numbers to rows of data that are small enough to lie on a GPU; None for others.
+        """Copies all examples to the GPU and returns a function from row numbers to rows; None if they do not fit.
 
-        It is a program of XLA, as TensorFlow's own kernels on GPUs gather no bytes. What is int32 it holds as int64:
-        TensorFlow keeps int32 on the host, and would copy all of it for each program. Text cannot lie there.
+        XLA compiles it, as TensorFlow's own GPU kernels cannot gather bytes. int32 is held as int64, because TensorFlow
+        keeps int32 on the host and would copy all of it for each program. Text cannot be held on a GPU.
         """
         train, device = self.dataset.train, self.replicas.devices[0]
         leaves = tf.nest.flatten(train.arrays)
@@ -83,9 +83,10 @@ class TrainingSetup:
         return tf.function(gather, jit_compile=True, autograph=False)
 
     def step_runner(self, *, compiled: bool = False, at_once: int = 1) -> StepRunner:
-        """Returns what runs steps of the model on all replicas; `compiled`: by XLA, `at_once` a program.
+        """Returns the object that runs steps of the model on all replicas.
 
-        It takes what `rows_from` returns for the same `at_once`.
+        compiled: whether XLA compiles them, `at_once` steps in one program. Give it the rows of `rows_from` with the
+        same `at_once`.
         """
         as_fit = weighted_by_class(self.dataset.as_fit, self.config.class_weights)
         augment, soften = augmentation(self.config), softening(self.config, len(self.dataset.class_names))
@@ -96,7 +97,7 @@ class TrainingSetup:
 
 
 def free_memory(device: str) -> float:
-    """Returns the bytes that are free on each GPU; 0 for a CPU, whose rows are in its memory anyway."""
+    """Returns the free bytes of the fullest GPU; 0 if `device` is a CPU, whose memory holds the rows anyway."""
     gpus = ask_gpus("memory.free") if device.startswith("GPU") else []
     return 2**20 * min((mib for (mib,) in gpus if mib), default=0.0)
 
@@ -104,7 +105,7 @@ def free_memory(device: str) -> float:
 def build_setup(config: TrainConfig, replicas: Replicas) -> TrainingSetup:
     """Loads the data and builds the model with the precision and the seed of `config`.
 
-    Raises UserError for data that draw at random where the numbers are promised to be the same.
+    Raises UserError for data that draw at random if the settings need the same rows at every reading.
     """
     set_precision_and_seed(config)
     dataset = load_dataset(config)
@@ -124,7 +125,7 @@ def build_setup(config: TrainConfig, replicas: Replicas) -> TrainingSetup:
 def setup_with(
     config: TrainConfig, replicas: Replicas, dataset: Dataset, content: Mapping[str, Any] | None = None
 ) -> TrainingSetup:
-    """Builds the model for a dataset that is loaded, after `set_precision_and_seed`."""
+    """Builds the model and the schedule for a loaded dataset. Call `set_precision_and_seed` before."""
     with replicas.strategy.scope():
         model = build_model(config, dataset)
     per_step = ModelInterface.of(model).batches_per_step
@@ -133,9 +134,9 @@ def setup_with(
 
 
 def set_precision_and_seed(config: TrainConfig) -> None:
-    """Sets the precision of new layers, the seed of their initial weights, and restarts the count of layer names.
+    """Sets the precision and the random seeds for new layers, and restarts the numbering of their names.
 
-    `config.deterministic` and `config.tf32` apply to the whole process:
+    It also applies `config.deterministic` and `config.tf32`, to the whole process:
     https://www.tensorflow.org/api_docs/python/tf/config/experimental/enable_op_determinism
     https://www.tensorflow.org/api_docs/python/tf/config/experimental/enable_tensor_float_32_execution
     """
@@ -144,7 +145,7 @@ def set_precision_and_seed(config: TrainConfig) -> None:
     keras.config.set_dtype_policy(config.precision)
     keras.utils.set_random_seed(config.seed)
     seed_initializers(config.seed)
-    # Grappler would add gradients of several passes in an order of its own, and fuse swish in some graphs alone.
+    # Grappler would add the gradients of several shards in an order of its own, and fuse swish in some graphs only.
     rewrites = not config.virtual_replicas
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": rewrites, "remapping": rewrites})
     tf.config.experimental.enable_tensor_float_32_execution(config.tf32)
@@ -153,7 +154,7 @@ def set_precision_and_seed(config: TrainConfig) -> None:
 
 
 def starting_weights(config: TrainConfig, setup: TrainingSetup) -> None:
-    """Loads the weights of another run's checkpoint, or of a template, if the settings name one."""
+    """Loads the weights of --initial_checkpoint or --initial_model, if given, and logs where the run starts from."""
     if config.initial_checkpoint:
         folder = fetch_checkpoint(config.initial_checkpoint, "initial_checkpoint", config.cache_dir)
         load_weights(setup.model, folder, setup.replicas)
