@@ -1,4 +1,4 @@
-"""Turns failures of a run, of its memory and of its disk into the one line that the log and result.json report."""
+"""Turns the failure of a run, such as a full memory or disk, into the one line that the log and result.json have."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from trainer.cluster.strategy import Replicas
 
 @contextmanager
 def tensorflow_writing(path: Path) -> Iterator[None]:
-    """Turns errors of TensorFlow's own writing within the block into a UserError that names `path`.
+    """Turns an error of TensorFlow as it writes files, within the block, into a UserError that names `path`.
 
     TensorFlow reports a full disk as a ResourceExhaustedError, like exhausted memory.
     """
@@ -27,16 +27,16 @@ def tensorflow_writing(path: Path) -> Iterator[None]:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Returns whether memory ran out; another device may raise first, with an error of another type that quotes it."""
+    """Returns whether memory ran out. Another device may raise first, with another type of error that quotes it."""
     signs = ("OOM when allocating", "RESOURCE_EXHAUSTED", "OUT_OF_MEMORY")
     quoted = isinstance(error, tf.errors.OpError) and any(sign in str(error) for sign in signs)
     return quoted or isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError))
 
 
 def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:
-    """Returns the error with what to change."""
+    """Returns a UserError that lists the settings to change so that a step needs less memory."""
     rows, twice_as_many = replicas.rows, 2 * replicas.micro_batches
-    # The least number of micro-batches that halves the rows of each at least.
+    # The smallest number of micro-batches that at least halves the rows of each.
     finer = next((number for number in range(twice_as_many, rows + 1) if rows % number == 0), None)
     first = f"use --micro_batches={finer}, " if finer else ""
     if replicas.virtual:
@@ -57,8 +57,9 @@ def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:
 def half_precision(details: Sequence[Mapping[str, Any]] | None = None) -> str:
     """Returns the 16-bit precision that all visible GPUs compute fast; bfloat16 without GPUs.
 
-    details: of each GPU, as tf.config.experimental.get_device_details returns them. Cards below compute capability 8.0
-    (P100, V100, T4) have no bfloat16: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities
+    details: of each GPU, from tf.config.experimental.get_device_details; by default of all visible ones. Cards below
+    compute capability 8.0 (P100, V100, T4) have no bfloat16:
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities
     """
     if details is None:
         details = [tf.config.experimental.get_device_details(gpu) for gpu in tf.config.get_visible_devices("GPU")]
@@ -67,6 +68,6 @@ def half_precision(details: Sequence[Mapping[str, Any]] | None = None) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """Returns the error's text on one line, with its type if it is not one of ours."""
+    """Returns the error's text on one line, with its type unless it is one of this package."""
     expected = isinstance(error, (UserError, PlatformFault))
     return " ".join(str(error).split()) if expected else shortened(f"{type(error).__name__}: {error}", 2000)

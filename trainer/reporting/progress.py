@@ -1,4 +1,4 @@
-"""Counts how far a run is: results of calls to the device, their means over a range of steps, their speed."""
+"""Counts the progress of a run: the results of calls to the device, their means over steps, and the speed."""
 
 import math
 import statistics
@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from trainer.base.run_files.job_files import Scalars, StatsEntry
 
-_LEAST_SECONDS = 30.0  # of steps, before a worker is called slow
-_MUCH_LONGER = 0.1  # of the time of the steps
-# Values of the variables of Keras metrics after a range of steps, summed over replicas. They can be added over ranges;
-# results cannot: the mean of two AUCs is not an AUC.
+_LEAST_SECONDS = 30.0  # how long steps must have run before a worker is called slow
+_SLOW_SHARE = 0.1  # a slow worker makes the others wait for this share of the time of the steps
+# Values of the variables of Keras metrics over a range of steps, summed over replicas. Ranges can be added, while the
+# metrics' results cannot: the mean of two AUCs is not an AUC.
 MetricCounts = tuple[npt.NDArray[np.float64], ...]
 
 
@@ -28,7 +28,7 @@ class StepLogs:
     metrics: Mapping[str, float] = field(default_factory=dict)
     counts: MetricCounts = ()
     results: Callable[[MetricCounts], Mapping[str, float]] = lambda counts: {}  # computes `metrics` from counts
-    waits: tuple[float, ...] = ()  # the seconds that each worker lost in the call because a batch was not there
+    waits: tuple[float, ...] = ()  # seconds of the call in which each worker waited for a batch
 
     @property
     def count(self) -> int:
@@ -37,7 +37,7 @@ class StepLogs:
 
     @property
     def input_wait_seconds(self) -> float:
-        """Returns the seconds that the worker lost which lost most, and with it all others."""
+        """Returns the longest wait of a worker for its batches, which holds up all other workers too."""
         return max(self.waits, default=0.0)
 
     def means(self) -> Scalars:
@@ -46,7 +46,7 @@ class StepLogs:
         return {**means, **self.metrics}
 
     def sums(self, before: Scalars) -> Scalars:
-        """Adds the scalars to `before` step by step: the sum does not depend on how steps are grouped into calls."""
+        """Adds the scalars to `before`, one step at a time, so that sums do not depend on how many steps a call has."""
         start = np.array([[before.get(name, 0.0) for name in self.names]])
         totals = np.add.accumulate(np.concatenate([start, self.values]))[-1].tolist()
         return dict(zip(self.names, totals, strict=True))
@@ -54,7 +54,7 @@ class StepLogs:
     def first_not_finite(self) -> tuple[int, list[str]] | None:
         """Returns the first step (from 0) with a NaN or infinite loss, and the names of those losses.
 
-        A metric may be NaN, such as that of a class which a batch lacks; it counts where no scalar is called a loss.
+        Metrics may be NaN, such as that of a class missing from a batch. They count only if no scalar is a loss.
         """
         watched = [is_loss(name) for name in self.names]
         wrong = ~np.isfinite(self.values) & np.array(watched if any(watched) else [True] * len(watched), bool)
@@ -65,16 +65,16 @@ class StepLogs:
 
 
 class WorkerWaits:
-    """Adds up for how long each worker waited for its batches: in every sum over workers the others wait with it."""
+    """Adds up how long each worker waited for its batches, to name one that holds up all others."""
 
     def __init__(self) -> None:
         self._waits: list[float] = []
         self._seconds = 0.0
 
     def count(self, waits: Sequence[float], seconds: float) -> tuple[int, float] | None:
-        """Counts a call to the devices; returns the index of the slow worker, and by which share the steps took longer.
+        """Counts a call to the devices; returns the slow worker's index and the share of time that it costs, or None.
 
-        Returns None while no worker waits for a much larger share of the time than is usual among them.
+        A worker is slow if its share of time spent waiting is well above the median of the others.
         """
         before = self._waits or [0.0] * len(waits)
         self._waits = [total + wait for total, wait in zip(before, waits, strict=True)]
@@ -82,7 +82,7 @@ class WorkerWaits:
         most = max(self._waits)
         rest = sorted(self._waits)[:-1]
         share = (most - statistics.median(rest)) / self._seconds if rest and self._seconds else 0.0
-        slow = self._seconds >= _LEAST_SECONDS and share >= _MUCH_LONGER
+        slow = self._seconds >= _LEAST_SECONDS and share >= _SLOW_SHARE
         return (self._waits.index(most), share) if slow else None
 
 
@@ -101,7 +101,7 @@ class RunningMeans:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "RunningMeans":
-        """Restores what asdict() returned. Raises KeyError, TypeError or ValueError for anything else."""
+        """Restores the result of asdict(). Raises KeyError, TypeError or ValueError for anything else."""
         examples, steps, timed = (int(state[name]) for name in ("examples_per_step", "steps", "timed_steps"))
         counts = tuple(np.asarray(count, np.float64) for count in state.get("counts", ()))
         metrics = numbers(state.get("metrics", {}))
@@ -109,7 +109,7 @@ class RunningMeans:
         return cls(examples, steps, timed, seconds, waited, numbers(state["sums"]), counts, metrics)
 
     def add(self, logs: StepLogs, seconds: float, timed: bool) -> None:
-        """Adds one call with its scalars and metrics; `timed` as in `count`."""
+        """Adds one call: its steps, scalars and metrics. `timed` is as in `count`."""
         self.sums = logs.sums(self.sums)
         same_shapes = [count.shape for count in self.counts] == [count.shape for count in logs.counts]
         self.counts = tuple(map(np.add, self.counts, logs.counts)) if same_shapes else logs.counts
@@ -117,7 +117,7 @@ class RunningMeans:
         self.count(logs, seconds, timed)
 
     def count(self, logs: StepLogs, seconds: float, timed: bool) -> None:
-        """Counts the steps of one call; the call that traced the graph is not timed (timed=False)."""
+        """Counts the steps of one call, and its seconds if `timed`; the call that traced the graph is not timed."""
         self.steps += logs.count
         if timed:
             self.timed_steps += logs.count
@@ -130,23 +130,23 @@ class RunningMeans:
 
     @property
     def step_seconds(self) -> float | None:
-        """Returns mean seconds a step; None if no call was timed."""
+        """Returns the mean seconds per step; None if no call was timed."""
         return self.timed_seconds / self.timed_steps if self.timed_steps else None
 
     @property
     def input_wait_seconds(self) -> float | None:
-        """Returns mean seconds a step that were lost waiting for its batch; None if no call was timed."""
+        """Returns the mean seconds per step spent waiting for a batch; None if no call was timed."""
         return self.waited_seconds / self.timed_steps if self.timed_steps else None
 
     @property
     def images_per_second(self) -> float | None:
-        """Returns real images read a second; None if no call was timed."""
+        """Returns the real images read per second; None if no call was timed."""
         return self.examples_per_step / self.step_seconds if self.step_seconds else None
 
 
 @dataclass
 class Progress:
-    """Holds how far a run is. Steps and seconds count over all restarts; repeated steps count once."""
+    """Holds how far a run is, over all its restarts. A repeated step counts once."""
 
     step: int
     total_steps: int
@@ -154,14 +154,14 @@ class Progress:
     examples_per_step: int
     began: float = field(default_factory=time.monotonic)
     first_call_ended: float | None = None  # time.monotonic() after the call that traced the graph
-    seconds_before: float = 0.0  # of earlier processes
-    training_seconds: float = 0.0  # in calls to the device, without saving and sampling
-    call_seconds: float = 0.0  # of the newest call
+    seconds_before: float = 0.0  # seconds of earlier processes
+    training_seconds: float = 0.0  # seconds in calls to the device, without saving and sampling
+    call_seconds: float = 0.0  # seconds of the newest call
     call_timed: bool = False  # False if the newest call traced the graph
-    budget_spent: bool = False  # this process ends; another one may resume
+    budget_spent: bool = False  # whether --max_minutes is used up: this process ends, another one may resume
     unit: str = "images"  # what an example is called
-    flops: int = 0  # of a step over all replicas; 0 until they are known
-    peak_tflops: float = 0.0  # of all replicas, by the data sheet; 0 if it is not known
+    flops: int = 0  # FLOPs of a step over all replicas; 0 while unknown
+    peak_tflops: float = 0.0  # TFLOP/s of all replicas by the data sheet; 0 if unknown
     whole: RunningMeans = field(init=False)
     asked_steps: int = field(init=False)  # total_steps before early stopping
 
@@ -169,7 +169,7 @@ class Progress:
         self.whole, self.asked_steps = RunningMeans(self.examples_per_step), self.total_steps
 
     def state(self) -> dict[str, Any]:
-        """Returns the state for a checkpoint, without the step."""
+        """Returns what a checkpoint stores of this, without the step."""
         return {
             "seconds": self.seconds,
             "training_seconds": self.training_seconds,
@@ -185,7 +185,7 @@ class Progress:
             self.total_steps = int(state["total_steps"])
 
     def advance(self, logs: StepLogs, seconds: float) -> None:
-        """Counts one call. The first call of a process traces the graph and is not timed."""
+        """Counts one call to the device. The first call of a process traces the graph and is not timed."""
         self.call_timed = self.first_call_ended is not None
         self.first_call_ended = self.first_call_ended or time.monotonic()
         self.call_seconds = seconds
@@ -195,7 +195,7 @@ class Progress:
 
     @property
     def epoch(self) -> float:
-        """Returns epochs done, including the fraction of the current one."""
+        """Returns the number of epochs done, with the fraction of the current one."""
         return self.step / self.steps_per_epoch
 
     @property
@@ -210,15 +210,15 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Returns seconds since training began."""
+        """Returns the seconds since training began, over all processes."""
         return self.seconds_before + time.monotonic() - self.began
 
     def tflop_per_second(self, step_seconds: float | None) -> float | None:
-        """Returns 1e12 FLOPs a second of all replicas together, at so many seconds a step; None if unknown."""
+        """Returns the TFLOP/s of all replicas together, for the given seconds per step; None if unknown."""
         return float(rounded(self.flops / step_seconds / 1e12)) if self.flops and step_seconds else None
 
     def mfu(self, step_seconds: float | None) -> float | None:
-        """Returns its share of what the replicas' data sheet promises; None if unknown."""
+        """Returns the model FLOPs utilization, the share of the data sheet's TFLOP/s that is used; None if unknown."""
         rate = self.tflop_per_second(step_seconds)
         return float(rounded(rate / self.peak_tflops)) if rate and self.peak_tflops else None
 
@@ -241,7 +241,10 @@ def is_loss(name: str) -> bool:
 
 
 def numbers(values: Mapping[Any, Any]) -> Scalars:
-    """Returns numbers read from JSON, null as NaN. Raises TypeError, ValueError or AttributeError for other values."""
+    """Returns numbers that were read from JSON, with null as NaN.
+
+    Raises TypeError, ValueError or AttributeError for other values.
+    """
     return {name: math.nan if value is None else float(value) for name, value in values.items()}
 
 

@@ -1,4 +1,4 @@
-"""Reports a run in progress: status line or bar, stats.jsonl, TensorBoard, tuning metric, sample grids."""
+"""Reports a running job: log lines, progress bar, stats.jsonl, TensorBoard, tuning metric and sample grids."""
 
 import json
 import logging
@@ -35,18 +35,18 @@ from trainer.reporting.error_lines import tensorflow_writing
 from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind, numbers, rounded
 from trainer.reporting.resources import Gpus, memory_gib, peak_device_memory_gib
 
-_STATE = ("epoch_seconds", "final", "measured", "evaluated", "quality", "classes")  # of a checkpoint
-_WIDTH = 100  # of a line for people
-_LINES, _QUIET_S = 16, 120  # of reports in a run; or the longest time without one
-_NEWEST_METRICS = 100
+_STATE = ("epoch_seconds", "final", "measured", "evaluated", "quality", "classes")  # attributes in a checkpoint
+_WIDTH = 100  # columns of a log line
+_LINES, _QUIET_S = 16, 120  # log lines in a run without lines by epoch; the longest time without any line
+_NEWEST_METRICS = 100  # lines that Vertex AI's tuning reads
 _METRIC_FILE = "/tmp/hypertune/output.metrics"  # noqa: S108 (the path that Vertex AI reads)
 
 
 class Reporter:
-    """Counts every call to the device; reports at report steps and at epoch ends.
+    """Counts every call to the device, and reports at report steps and at epoch ends.
 
-    `job_dir` is None on a worker that is not the chief: it counts the same, and reports nothing. `devices`: this
-    worker's, as `GPU:0`.
+    `job_dir` is None on a worker that is not the chief, which counts the same but reports nothing. `devices` are those
+    of this worker, such as `GPU:0`.
     """
 
     def __init__(
@@ -62,20 +62,23 @@ class Reporter:
         self._latest_checkpoint, self._devices = latest_checkpoint, devices
         self._epoch_seconds: list[float] = []
         self._final: dict[str, Scalars] = {}
-        self._measured: Scalars = {}  # newest values of evaluation and of images
+        self._measured: Scalars = {}  # newest values of evaluations and of image quality
         self._evaluated: Scalars = {}
-        self._quality: QualityOf | None = None  # of the newest measures of images
-        self._classes: Mapping[str, Any] = {}  # what result.json has of `classified`
-        self.rollbacks = 0  # of the run, before what is reported
-        self.metric_names: Sequence[str] = ()  # of evaluation and of images: set before the first call
-        self._shown = progress.step, time.monotonic()  # at the newest line
+        self._quality: QualityOf | None = None  # what the newest image quality was measured with
+        self._classes: Mapping[str, Any] = {}  # for result.json, from `classified`
+        self.rollbacks = 0  # rollbacks of the run so far, noted in each line of stats.jsonl
+        self.metric_names: Sequence[str] = ()  # what evaluation and image quality report; set before the first call
+        self._shown = progress.step, time.monotonic()  # step and time of the newest log line
         self._bar: ProgressBar | None = None
         self._gpus: Gpus | None = None
         self._tensorboard: EventFiles | None = None
         self._tuning: TuningMetric | None = None
 
     def begin(self, *, repeats_step: bool = False) -> None:
-        """Opens what the chief writes, without the lines after the step to resume from, or from that step on."""
+        """Opens the chief's outputs, and drops from stats.jsonl the steps that will run again.
+
+        repeats_step: whether the hooks of the restored step will run again, too.
+        """
         if not (job_dir := self._job_dir):
             return
         step = self._progress.step
@@ -87,7 +90,7 @@ class Reporter:
         self._bar = ProgressBar("bar", "count", "text", total=total, completed=step, text="first step …")
 
     def state(self) -> dict[str, Any]:
-        """Returns the state for a checkpoint: a resumed run reports the same means and summary."""
+        """Returns what a checkpoint stores, so that a resumed run reports the same means and summary."""
         means = {"since_report": asdict(self._since_report), "since_epoch": asdict(self._since_epoch)}
         return {**means, **{name: getattr(self, f"_{name}") for name in _STATE}}
 
@@ -100,17 +103,17 @@ class Reporter:
         self._quality, self._classes = state["quality"], dict(state["classes"])
 
     def on_call(self, progress: Progress, logs: StepLogs) -> Scalars:
-        """Counts the newest call to the device; returns the means of the epoch so far.
+        """Counts the newest call to the device, updates the progress bar, and returns the epoch's means so far.
 
-        Raises UserError if the run never reports the tuning metric.
+        Raises UserError at the first call if this run does not report the tuning metric.
         """
-        if self._tuning and not progress.call_timed:  # the first call: only now the names are known
+        if self._tuning and not progress.call_timed:  # after the first call, when the names are known
             names = {*logs.means(), *self.metric_names}
             check_known("tuning_metric", self._tuning.name, "this run reports", names)
         for running in (self._since_report, self._since_epoch):
             running.add(logs, progress.call_seconds, progress.call_timed)
         if self._bar:
-            parts = []  # losses come last: a narrow terminal cuts them first
+            parts = []  # losses come last, where a narrow terminal cuts the line
             if progress.whole.images_per_second:
                 parts.append(f"{progress.whole.images_per_second:,.0f} {progress.unit}/s")
             if progress.seconds_left is not None:
@@ -120,14 +123,14 @@ class Reporter:
         return self._since_epoch.means()
 
     def report(self, progress: Progress) -> None:
-        """Reports the means since the last report."""
+        """Reports the means since the last report to stats.jsonl, the log, TensorBoard and tuning."""
         if not self._since_report.steps:
             return
         means = self._since_report.means()
         entry = self._entry("report", progress, self._since_report)
         self._since_report = RunningMeans(progress.examples_per_step)
         self._append(entry)
-        if not (self.by_epoch and self._final):  # then they are those of the last epoch
+        if not (self.by_epoch and self._final):  # else `epoch_end` sets them
             self._final = {"losses": entry["losses"], "metrics": entry["metrics"]}
         if self._bar:
             log.log(logging.INFO if on_vertex() else logging.DEBUG, status_line(entry, progress))
@@ -142,7 +145,7 @@ class Reporter:
         self._tune(progress, means)
 
     def epoch_end(self, progress: Progress) -> Scalars:
-        """Writes the epoch's line of stats.jsonl, including its evaluation; returns its scalars."""
+        """Writes the epoch's line of stats.jsonl and the log, with its evaluation; returns its scalars."""
         means = {**self._since_epoch.means(), **self._evaluated}
         entry: StatsEntry = {**self._entry("epoch", progress, self._since_epoch), **by_kind(means)}
         self._append(entry)
@@ -156,22 +159,22 @@ class Reporter:
         return means
 
     def evaluated(self, progress: Progress, values: Scalars) -> None:
-        """Reports loss and accuracy on the evaluation examples."""
+        """Reports the values of an evaluation."""
         self._evaluated = values
-        self._measure("evaluation", progress, values)
-        if progress.step % progress.steps_per_epoch:  # else the line of the epoch has them
+        self._report_measured("evaluation", progress, values)
+        if progress.step % progress.steps_per_epoch:  # at the end of an epoch its own line shows them
             self._show(progress, f"step {progress.step:,}/{progress.total_steps:,}", values)
 
     def quality(self, progress: Progress, values: Scalars, about: QualityOf) -> None:
-        """Reports measures of images by name, {} on a worker that is not the chief; `about`: Fid.about."""
+        """Reports image quality by name, {} on a worker that is not the chief; `about`: what it was measured with."""
         self._quality = about
-        self._measure("quality", progress, values, {"quality": about})
+        self._report_measured("quality", progress, values, {"quality": about})
         shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         if self._bar:
             log.info(f"step {progress.step:,}  {shown}  ({about['samples']:,} images, features of {about['features']})")
 
     def classified(self, progress: Progress, classes: Classification | None) -> None:
-        """Writes what the newest evaluation says of each class."""
+        """Writes the newest evaluation's results for each class to their file, and logs the least accurate classes."""
         if classes is None or not self._job_dir:
             return
         file = self._job_dir.root / CLASSES
@@ -187,19 +190,22 @@ class Reporter:
 
     @property
     def by_epoch(self) -> bool:
-        """Returns whether an epoch has a line: where its length is in epochs, or they are evaluated."""
+        """Returns whether each epoch gets a log line: if the run's length is in epochs, or if it evaluates."""
         return self._config.steps is None or any(name.startswith("val_") for name in self.metric_names)
 
     def _show(self, progress: Progress, head: str, values: Scalars, entry: StatsEntry | None = None) -> None:
-        """Logs a line for people of these values, with the speed and the time left where there is room."""
+        """Logs a line of these values on the chief, with speed, waiting and time left as far as there is room."""
         speed = f"{entry['images_per_second']:,.0f} {progress.unit}/s" if entry and entry["images_per_second"] else ""
         left = f"{duration(progress.seconds_left)} left" if progress.seconds_left else ""
-        waits = input_wait(entry) if entry else ""  # which is worth more room than the speed
+        waits = input_wait(entry) if entry else ""  # shown before the speed if room is short
         if self._bar:
             log.info(fitting_line(head, values, speed, "  ".join(filter(None, [waits, left]))))
             self._shown = progress.step, time.monotonic()
 
-    def _measure(self, kind: str, progress: Progress, values: Scalars, details: StatsEntry | None = None) -> None:
+    def _report_measured(
+        self, kind: str, progress: Progress, values: Scalars, details: StatsEntry | None = None
+    ) -> None:
+        """Reports values of an evaluation or of image quality to stats.jsonl, tuning and TensorBoard."""
         self._append({**_at(kind, progress), **by_kind(values), **(details or {})})
         self._measured.update(values)
         self._tune(progress, values)
@@ -207,9 +213,9 @@ class Reporter:
             self._tensorboard.scalars(progress.step, values)
 
     def sample(self, generate: Callable[..., Any], latent_dim: int, classes: int, progress: Progress) -> None:
-        """Writes a grid of the images that `generate` makes of noise; the noise is the same at every step.
+        """Writes a grid of images that `generate` makes from noise, which is the same at every step.
 
-        With classes, of which `generate` takes labels too, each row shows one.
+        If there are classes, `generate` also takes labels, and each row of the grid shows one class.
         """
         if not self._job_dir:
             return
@@ -223,7 +229,7 @@ class Reporter:
             self._tensorboard.image(progress.step, "samples", picture)
 
     def summary(self) -> Result:
-        """Returns epoch seconds, the devices' peak memory and final scalars for result.json."""
+        """Returns peak device memory, seconds of each epoch and final values for result.json."""
         measured = cast(dict[str, Scalars], by_kind(self._measured))
         final = {kind: {**self._final.get(kind, {}), **values} for kind, values in measured.items()}
         return {
@@ -234,12 +240,13 @@ class Reporter:
         }
 
     def close(self) -> None:
-        """Closes the bar and the event files."""
+        """Closes the progress bar, the GPU readings and the event files."""
         for part in (self._bar, self._gpus, self._tensorboard):
             if part:
                 part.close()
 
     def _entry(self, kind: str, progress: Progress, running: RunningMeans) -> StatsEntry:
+        """Returns a line of stats.jsonl with means, speed and memory."""
         return {
             **_at(kind, progress),
             "seconds": round(progress.seconds, 3),
@@ -256,7 +263,7 @@ class Reporter:
         }
 
     def _tune(self, progress: Progress, values: Scalars) -> None:
-        """Reports the tuning metric if it is among the values."""
+        """Reports the tuning metric to Vertex AI if it is among the values."""
         if self._tuning and self._tuning.name in values:
             self._tuning.report(progress.step, values[self._tuning.name], self._latest_checkpoint())
 
@@ -266,9 +273,9 @@ def _at(kind: str, progress: Progress) -> StatsEntry:
 
 
 def fitting_line(head: str, values: Scalars, speed: str, left: str) -> str:
-    """Returns a line of at most 100 columns: what has no room is left out, the speed first, then the last values.
+    """Returns a line of at most 100 columns, in which each value stands beside that of the evaluation (val_…).
 
-    A value stands beside that of the evaluation.
+    What has no room is left out: first the speed, then the last values.
     """
     names = [name for name in values if not name.startswith("val_")]
     names = [both for name in [*names, *(name[4:] for name in values if name[4:] not in names)]
@@ -276,7 +283,7 @@ def fitting_line(head: str, values: Scalars, speed: str, left: str) -> str:
     numbers = {name: f"{values[name]:.4g}" for name in names}
     shown = [f"{name} {text if len(text) <= 8 else f'{values[name]:.3g}':8}" for name, text in numbers.items()]
     room = _WIDTH - len(head)
-    parts = {}  # by place
+    parts = {}  # by place in the line; the loop goes from the most to the least important one
     for place in (*range(min(2, len(shown))), len(shown) + 1, *range(2, len(shown)), len(shown)):
         part = [*shown, speed, left][place]
         if part and len(part) + 2 <= room:
@@ -285,18 +292,18 @@ def fitting_line(head: str, values: Scalars, speed: str, left: str) -> str:
 
 
 def input_wait(entry: StatsEntry) -> str:
-    """Describes the share of a step in which the devices wait for rows; empty if it is small."""
+    """Returns text on the share of time in which the devices wait for rows; "" if it is small."""
     waited = (entry.get("input_wait_seconds") or 0.0) / (entry["step_seconds"] or 1.0)
     return f"waits for input {100 * waited:.0f} %" if waited >= MUCH else ""
 
 
 def status_line(entry: StatsEntry, progress: Progress) -> str:
-    """Returns step, losses and metrics, speed, memory and time left on one line."""
+    """Returns the line of a report: step, losses, metrics, speed, memory and time left."""
     parts = [f"step {progress.step:,}/{progress.total_steps:,}", f"epoch {progress.epoch:.1f}"]
     parts += [f"{name} {value:.4g}" for name, value in {**entry["losses"], **entry["metrics"]}.items()]
     if entry["images_per_second"]:
         parts += [f"{entry['images_per_second']:,.0f} {progress.unit}/s", f"{entry['step_seconds']:.3g} s/step"]
-    if (rate := entry.get("tflop_per_second") or 0.0) >= 0.01:  # a small network on a CPU has too few to say
+    if (rate := entry.get("tflop_per_second") or 0.0) >= 0.01:  # a small network on a CPU has too little to show
         mfu = entry.get("mfu")
         parts.append(f"{rate:.3g} TFLOP/s" + (f" (MFU {100 * mfu:.2g} %)" if mfu else ""))
     if waits := input_wait(entry):
@@ -312,9 +319,9 @@ def status_line(entry: StatsEntry, progress: Progress) -> str:
 
 
 class EventFiles:
-    """Writes TensorBoard's event files in `folder` with TensorFlow alone: a job does not need its package.
+    """Writes TensorBoard's event files to `folder`, without the tensorboard package.
 
-    It notes each start and its `first_step`: TensorBoard drops what earlier processes wrote from that step on.
+    Each start notes its `first_step`, from which on TensorBoard drops the points of earlier processes.
     """
 
     def __init__(self, folder: Path, first_step: int = 1) -> None:
@@ -324,14 +331,14 @@ class EventFiles:
                 tf.Graph().as_default(),
                 tf.compat.v1.summary.FileWriter(
                     str(folder),
-                    filename_suffix=f"-{first_step}",  # in a name before that of the points
+                    filename_suffix=f"-{first_step}",  # its name sorts before that of the points
                 ) as start,
             ):
                 start.add_session_log(tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START), first_step)
             self._writer = tf.summary.create_file_writer(str(folder))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds one point to each curve, and writes what is buffered."""
+        """Adds one point to each curve, and writes them to disk."""
         with tensorflow_writing(self._folder), self._writer.as_default():
             for name, value in values.items():
                 tf.summary.write(name, tf.constant(value, tf.float32), step=step, metadata=_plugin("scalars"))
@@ -345,7 +352,7 @@ class EventFiles:
             tf.summary.write(name, value, step=step, metadata=_plugin("images"))
 
     def close(self) -> None:
-        """Writes buffered events to disk and closes the files."""
+        """Writes buffered events to disk and closes the file."""
         with tensorflow_writing(self._folder):
             self._writer.close()
 
@@ -370,7 +377,7 @@ class TuningMetric:
         make_writable(self._file.parent, "tuning_metric's file, in")
 
     def report(self, step: int, value: float, checkpoint: str | None) -> None:
-        """Adds one line, with values as text as the reader expects."""
+        """Adds one line, with values as text as Vertex AI expects, and writes the newest ones."""
         line = {
             "timestamp": time.time(),
             "trial": self._trial,

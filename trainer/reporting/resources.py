@@ -15,7 +15,7 @@ _QUERY_EVERY_SECONDS = 10.0
 
 
 def memory_gib() -> float:
-    """Returns the resident memory of this process."""
+    """Returns the resident memory of this process in GiB."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return pages * resource.getpagesize() / _GIB
@@ -24,15 +24,15 @@ def memory_gib() -> float:
 
 
 def peak_memory_gib() -> float:
-    """Returns the largest resident memory that this process has had."""
+    """Returns the largest resident memory of this process so far in GiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / _GIB if sys.platform == "darwin" else peak * 1024 / _GIB
 
 
 def peak_device_memory_gib(devices: Sequence[str]) -> list[float]:
-    """Returns the most memory that TensorFlow has held on each of the devices so far; [] if it does not count it.
+    """Returns TensorFlow's peak memory so far on each device; [] for devices on which it does not count memory.
 
-    Weights, activations and workspaces of kernels count; the CUDA context and libraries take some 0.5 GiB besides.
+    It includes weights, activations and kernels' workspaces, but not the CUDA context and libraries (about 0.5 GiB).
     """
     try:
         peaks = [tf.config.experimental.get_memory_info(device)["peak"] for device in devices]
@@ -42,9 +42,9 @@ def peak_device_memory_gib(devices: Sequence[str]) -> list[float]:
 
 
 class Gpus:
-    """Reads memory and utilisation of this worker's first `count` NVIDIA GPUs, if nvidia-smi is installed.
+    """Reads memory and utilization of this worker's first `count` NVIDIA GPUs, if nvidia-smi is installed.
 
-    nvidia-smi takes up to seconds, so a thread runs it every 10 seconds and training never waits for it.
+    nvidia-smi can take seconds, so a thread runs it every 10 seconds, and training never waits for it.
     """
 
     def __init__(self, count: int) -> None:
@@ -58,7 +58,7 @@ class Gpus:
         return self._gpus
 
     def close(self) -> None:
-        """Ends the queries."""
+        """Stops the thread."""
         self._closed.set()
 
     def _watch(self) -> None:

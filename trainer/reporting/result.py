@@ -1,4 +1,4 @@
-"""Describes a run for run.json; counts its seconds, restarts and repeated steps, and writes its result.json."""
+"""Describes a run for run.json, counts its seconds, restarts and repeated steps, and writes result.json."""
 
 import dataclasses
 import hashlib
@@ -31,7 +31,7 @@ from trainer.reporting.resources import peak_memory_gib
 
 @dataclass
 class RunResult:
-    """Holds the counts of earlier processes of the run, adds those of this one, and alone writes result.json."""
+    """Holds counts of this and earlier processes of the run. Only this class writes result.json."""
 
     job_dir: JobDir | None  # None on a worker that is not the chief: it counts the same, and writes nothing
     before: Result  # result.json as the last process left it; {} for the first process
@@ -40,19 +40,19 @@ class RunResult:
     goodput: Goodput
     restarts: int = 0
     steps_repeated: int = 0  # counted up to the last reported step of each earlier process
-    saving_seconds: float = 0.0  # that this process waited for checkpoints
+    saving_seconds: float = 0.0  # how long this process waited for checkpoints
     rollbacks: int = 0
-    depends_on_replicas: list[str] = field(default_factory=list)  # what the user allowed to differ
-    saved_model: str = ""  # whether model/ is the model that was in memory
+    depends_on_replicas: list[str] = field(default_factory=list)  # differences that the user has allowed
+    saved_model: str = ""  # whether model/ agrees with the model in memory, in one line
     not_compared: str = ""  # why it is not known whether the number of replicas changes the result
-    replica_checks: dict[str, str] = field(default_factory=dict)  # as in result.json
-    job_began_at: float = 0.0  # seconds since 1970: the first process of this job of Vertex AI
-    slow_worker: dict[str, str] = field(default_factory=dict)  # as in result.json
+    replica_checks: dict[str, str] = field(default_factory=dict)  # outcome by the steps that were compared
+    job_began_at: float = 0.0  # when the first process of this Vertex AI job began, in seconds since 1970
+    slow_worker: dict[str, str] = field(default_factory=dict)  # its name and why; {} if there is none
     progress: Progress | None = None  # set once the data and the model are loaded
 
     @classmethod
     def of_job(cls, config: TrainConfig, job_dir: JobDir | None, began: float) -> "RunResult":
-        """Continues the counts of the job directory. A run that ended as planned is not counted as a restart."""
+        """Continues the counts in the job directory. It is a restart unless the last process ended as planned."""
         before = job_dir.read_result() if job_dir else {}
         restarted = before.get("state") in ("running", "interrupted", "failed")
         goodput = Goodput(began, before)
@@ -72,37 +72,37 @@ class RunResult:
 
     @property
     def wall_seconds(self) -> float:
-        """Returns the seconds of all processes up to now."""
+        """Returns the seconds of all processes of the run up to now."""
         return sum(self.goodput.seconds().values())
 
     def resume(self, progress: Progress) -> None:
-        """Counts the steps to repeat: those between the step to resume from and the last known one.
+        """Takes the progress to resume from, and counts the steps since then that have to be repeated.
 
-        That is the last one in stats.jsonl or result.json; after a rollback, of this process.
+        They go up to the last step in stats.jsonl or result.json or, after a rollback, up to that of this process.
         """
         reported = last_reported_step(self.job_dir.root) if self.job_dir else 0
         reached = self.progress.step if self.progress else max(self.before.get("steps", 0), reported)
         self.steps_repeated += max(0, reached - progress.step)
-        counted = self.progress.step if self.progress else self.before.get("steps", 0)  # as training so far
+        counted = self.progress.step if self.progress else self.before.get("steps", 0)  # goodput has these as training
         pace = self.progress.whole.step_seconds if self.progress else self.before.get("step_seconds")
         self.goodput.move(max(0, counted - progress.step) * (pace or 0.0), STEP, REPEATED)
         self.progress = progress
 
     def name_slow(self, name: str, why: str) -> None:
-        """Names, once, a worker that slows the others down."""
+        """Records and logs which worker slows the others down, unless one has been named before."""
         if not self.slow_worker:
             self.slow_worker = {"name": name, "why": why}
             log.warning(f"{name} is slow: {why}")
 
     def write(self, state: str, measured: Result, error: str | None = None) -> None:
-        """Replaces result.json; `measured`: what `Reporter.summary` returns."""
+        """Replaces result.json, on the chief. `measured`: values of the run, such as those of `Reporter.summary`."""
         if self.job_dir:
             self.job_dir.write(RESULT, {**self._content(state, error), **measured})
 
     def write_end(self, state: str, error: str, exit_code: int | None = None) -> None:
-        """Records a failure, or a hanging loop that was left at a limit, in result.json, which keeps its other values.
+        """Records in result.json a failure, or a stop while a step hung; its other values stay.
 
-        That of a finished run is left alone.
+        The result of a finished run is not touched.
         """
         about: Result = {} if exit_code is None else {"exit_code": exit_code, "settings": self.settings}
         if self.job_dir:
@@ -111,7 +111,7 @@ class RunResult:
                     self.job_dir.write(RESULT, {**known, **self._content(state, error), **about})
 
     def _content(self, state: str, error: str | None = None) -> Result:
-        """Returns what result.json says at any time: state, counts and seconds, without metrics."""
+        """Returns what result.json always has: state, counts and seconds, but no metrics."""
         seconds, progress = self.goodput.seconds(), self.progress
         reached: Result = {}
         if progress:
@@ -153,9 +153,9 @@ class RunResult:
 
 
 def refuse_hopeless_restart(config: TrainConfig, before: Result) -> None:
-    """Raises UserError if Vertex AI restarts a job that failed for a mistake of the user, with the same settings.
+    """Raises UserError if Vertex AI has restarted a job that failed because of a mistake, with unchanged settings.
 
-    Vertex AI restarts every job that exits non-zero. Elsewhere the user runs the command again, so it is tried again.
+    Vertex AI restarts every job that exits non-zero. Elsewhere it is the user who runs it again, so it is tried again.
     """
     if (
         same_job(before)
@@ -167,7 +167,7 @@ def refuse_hopeless_restart(config: TrainConfig, before: Result) -> None:
 
 
 def same_job(before: Result) -> bool:
-    """Returns whether the process that wrote `before` belonged to the same job of Vertex AI as this one."""
+    """Returns whether the process that wrote `before` belonged to the same Vertex AI job as this one."""
     job = before.get("vertex_job")
     return bool(job) and job == os.environ.get("CLOUD_ML_JOB_ID")
 
@@ -183,7 +183,7 @@ COMMAND = "TRAINER_COMMAND"  # set by `python -m deploy local` to the command th
 def run_info(
     config: TrainConfig, command: Sequence[str], replicas: Replicas, schedule: Schedule, total_steps: int
 ) -> RunInfo:
-    """Returns the content of run.json."""
+    """Returns the content of run.json that is known before training."""
     return {
         "config": dataclasses.asdict(config),
         "batch": replicas.sentence(),
@@ -225,6 +225,6 @@ def versions() -> dict[str, str]:
 
 
 def gpu_names() -> list[str]:
-    """Returns models of the visible GPUs, as "NVIDIA A100-SXM4-80GB"; "" if TensorFlow does not report one."""
+    """Returns the models of the visible GPUs, such as "NVIDIA A100-SXM4-80GB"; "" for one that is unknown."""
     details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
     return [str(detail.get("device_name", "")) for detail in details]
