@@ -1,1 +1,1 @@
-"""Proves that numbers are what they should be: on the devices of one machine, and on those of another day."""
+"""Checks numbers: across all devices and precisions of one machine, and against a golden file recorded earlier."""

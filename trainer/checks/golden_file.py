@@ -1,8 +1,8 @@
-"""Defines, reads and writes golden files, and compares a run with one: equal bits, rounding, or changed and where.
+"""Reads and writes golden files, and compares a run with one: equal bits, rounding, or changed and where.
 
-A golden file has the numbers of a run's first steps, and what they depend on: settings, data, sources, packages.
-A tensor is described by two projections on random signs: the root mean square of their differences estimates the L2
-norm of the difference of two tensors (Achlioptas 2003, doi:10.1016/S0022-0000(03)00025-4). Imports no TensorFlow.
+A golden file holds the numbers of a run's first steps, and what they depend on: settings, data, sources, packages.
+Of a tensor it holds two projections onto random signs. The root mean square of their differences estimates the L2 norm
+of the difference of two tensors (Achlioptas 2003, doi:10.1016/S0022-0000(03)00025-4). Imports no TensorFlow.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ def recorded_steps(last: int) -> list[int]:
 
 @dataclass
 class Golden:
-    """Holds a golden file; the keys of `moments`, `control` and each of `digests` are the steps."""
+    """Holds a golden file's content. The keys of `moments`, `control` and each item of `digests` are step numbers."""
 
     flags: Sequence[str]  # of the run, in the form of `trainer.task`
     settings: Mapping[str, Any]
@@ -40,12 +40,12 @@ class Golden:
     names: Sequence[str]  # of the variables in order: weights, then optimizers' slots and averages
     sizes: Sequence[int]
     learning_rate: float
-    moments: Mapping[str, Any]  # what `moment` returns
-    control: Mapping[str, Any]  # how far runs with other orders of the rows are from it
+    moments: Mapping[str, Any]  # the results of `moment`
+    control: Mapping[str, Any]  # largest differences of the same run with its rows in another order
     data: Mapping[str, Any]
     sources: Mapping[str, str]
     packages: Mapping[str, str]  # versions by name
-    digests: dict[str, Mapping[str, str]]  # of all bits, by the instruction set of the processor
+    digests: dict[str, Mapping[str, str]]  # of all bits, by the processor's instruction set and the step
 
 
 def read_golden(path: Path) -> Golden:
@@ -65,7 +65,7 @@ def read_golden(path: Path) -> Golden:
 
 
 def write_golden(path: Path, golden: Golden) -> None:
-    """Writes a golden file whole, a line for each step and each part, so that a difference of two files reads well."""
+    """Writes a golden file atomically, with a line for each step and each entry, so that a diff of two is readable."""
     lines = []
     for name, value in {"format": GOLDEN_FORMAT, **asdict(golden)}.items():
         parts = value if value and name in ("moments", "control", "settings", "sources", "packages") else {}
@@ -76,9 +76,9 @@ def write_golden(path: Path, golden: Golden) -> None:
 
 
 def moment(tensors: Mapping[str, npt.NDArray[Any]], losses: Mapping[str, float]) -> dict[str, Any]:
-    """Returns the record of a step as JSON: losses, a SHA-256 of all bits, each tensor's projections to 12 digits.
+    """Returns the record of a step for JSON: losses, a SHA-256 of all bits, each tensor's projections to 12 digits.
 
-    The order of the tensors counts, their names do not: a tensor's signs depend on its place alone.
+    A tensor's signs depend on its place alone, so tensors may be renamed but not reordered.
     """
     digest, projections = hashlib.sha256(), []
     for place, tensor in enumerate(tensors.values()):
@@ -91,15 +91,15 @@ def moment(tensors: Mapping[str, npt.NDArray[Any]], losses: Mapping[str, float])
 
 
 def distances(measured: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[float]:
-    """Returns the estimated L2 norm of the difference of each tensor of two moments; infinite for NaN and null."""
+    """Returns each tensor's estimated L2 norm of the difference of two moments; infinity if one is not finite."""
     pairs = zip(measured["projections"], recorded["projections"], strict=True)
     return [root_mean_square([_number(a) - _number(b) for a, b in zip(*pair, strict=True)]) for pair in pairs]
 
 
 def losses_apart(losses: Mapping[str, float], others: Mapping[str, float]) -> float:
-    """Returns the largest difference of a loss or metric that both have, relative to the largest of `others`.
+    """Returns the largest difference of the losses and metrics that both have, relative to the largest of `others`.
 
-    Infinite if a number is not finite in one of them alone.
+    It is infinite if a number is finite in only one of them.
     """
     pairs = [(_number(losses[name]), _number(value)) for name, value in others.items() if name in losses]
     pairs = [pair for pair in pairs if any(map(math.isfinite, pair))]
@@ -110,41 +110,41 @@ def losses_apart(losses: Mapping[str, float], others: Mapping[str, float]) -> fl
 
 
 def root_mean_square(values: Sequence[float]) -> float:
-    """Returns the root of the mean of squares, infinite if a value is not finite."""
+    """Returns the root mean square; infinity if a value is not finite."""
     mean = sum(value * value for value in values) / len(values)
     return math.sqrt(mean) if math.isfinite(mean) else math.inf
 
 
 def _number(value: float | None) -> float:
-    """Returns a number of JSON, in which null stands for NaN and infinity."""
+    """Returns a number read from JSON; null, which stands for NaN and infinity, becomes NaN."""
     return math.nan if value is None else value
 
 
 EQUAL, ROUNDING, CHANGED = "equal bits", "rounding", "CHANGED"
 METRICS = "losses or metrics of one alone"
-TIMES_CONTROL = 3.0  # allowed multiple of the effect of another order of rows, as in `trainer.check --on_gpus`
-_ONE_TENSOR = 10.0  # the same for one tensor: two projections estimate a norm within that, but for one case in 1e40
-# Differences that rounding alone may cause: relative to a tensor's norm, or to the effect of a hundred updates. A
-# weight without effect (a bias before batch norm) moves by rounding alone, and its control is chance.
+TIMES_CONTROL = 3.0  # allowed multiple of the control, the effect of another order of rows, as in `--on_gpus`
+_TIMES_CONTROL_OF_TENSOR = 10.0  # for one tensor, as its norm is an estimate: off by more in 1 case of 1e40
+# Differences up to this floor count as rounding whatever the control, relative to a tensor's norm or to a hundred
+# updates: a weight without effect (a bias before batch norm) moves by rounding alone, and its control is chance.
 _FLOOR_OF_FLOAT64, _FLOOR = 1e-10, 1e-6
 _UPDATES = 100
-_FIRST_NAMED = ("tensorflow", "keras", "numpy")  # of packages that differ
-_MOST_NAMED = 5
+_FIRST_NAMED = ("tensorflow", "keras", "numpy")  # named before other packages that differ
+_MOST_NAMED = 5  # differences that a line names
 
 
 @dataclass(frozen=True)
 class GoldenVerdict:
-    """Holds how a run compares with its golden file; times: the largest multiple of the control, 3 are allowed."""
+    """Holds how a run compares with its golden file: `kind` is EQUAL, ROUNDING or CHANGED."""
 
     kind: str
-    times: float = 0.0
-    step: int = 0  # the first that changed
+    times: float = 0.0  # the largest difference as a multiple of the control
+    step: int = 0  # the first step that changed
     tensor: str = ""  # the first tensor that changed in this step, in the order of the graph, or "a loss or metric"
-    reason: str = ""  # why a changed run could not be compared
+    reason: str = ""  # why a run counts as changed that could not be compared
 
 
 def compare_with_golden(golden: Golden, measured: Mapping[str, Any]) -> GoldenVerdict:
-    """Compares what `trainer.checks.golden_run.measure` wrote with a golden file."""
+    """Compares what `trainer.checks.golden_run.measure` wrote with a golden file; returns the verdict."""
     names, moments, sizes = measured["names"], measured["moments"], list(measured["sizes"])
     if sizes != list(golden.sizes):
         reason = f"the model has {len(sizes)} variables, {len(golden.sizes)} were recorded"
@@ -156,7 +156,7 @@ def compare_with_golden(golden: Golden, measured: Mapping[str, Any]) -> GoldenVe
     digests = golden.digests.get(measured["instructions"], {})
     same = (
         digests.get(step) == moments[step]["digest"]
-        # The losses that are reported are summed over replicas in another order than the gradients.
+        # Reported losses have no equal bits: replicas sum them in another order than gradients.
         and losses_apart(moments[step]["losses"], golden.moments[step]["losses"]) <= floor
         for step in map(str, golden.steps)
     )
@@ -174,7 +174,7 @@ def compare_with_golden(golden: Golden, measured: Mapping[str, Any]) -> GoldenVe
         ratios = [norm / most for norm, most in zip(norms, allowed, strict=True)]
         times = math.hypot(*norms) / math.hypot(*allowed)
         losses = losses_apart(now["losses"], recorded["losses"]) / max(control["losses"], floor)
-        changed = next((place for place, ratio in enumerate(ratios) if ratio > _ONE_TENSOR), None)
+        changed = next((place for place, ratio in enumerate(ratios) if ratio > _TIMES_CONTROL_OF_TENSOR), None)
         largest = max(largest, times, losses)
         if times > TIMES_CONTROL or changed is not None:
             place = ratios.index(max(ratios)) if changed is None else changed
@@ -185,14 +185,14 @@ def compare_with_golden(golden: Golden, measured: Mapping[str, Any]) -> GoldenVe
 
 
 def causes(golden: Golden, settings: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[str]:
-    """Yields how the measured run differs from the recorded one: settings, data, sources, packages, instruction set.
+    """Yields one line each on settings, data, sources, packages and instruction set: equal, or how they differ now.
 
-    Packages that were installed since then are left out. The first line names the losses and metrics that only one of
-    the runs has, if there are any.
+    If only one of the runs has some losses or metrics, a line before these names them. Packages that were not installed
+    at the recording are left out.
     """
     last = str(golden.steps[-1])
-    if of_one := golden.moments[last]["losses"].keys() ^ measured["moments"][last]["losses"].keys():
-        yield _difference(METRICS, sorted(of_one))
+    if only_in_one := golden.moments[last]["losses"].keys() ^ measured["moments"][last]["losses"].keys():
+        yield _difference(METRICS, sorted(only_in_one))
     pairs = {
         "settings": (golden.settings, settings),
         "data": (golden.data, measured["data"]),
@@ -211,5 +211,6 @@ def causes(golden: Golden, settings: Mapping[str, Any], measured: Mapping[str, A
 
 
 def _difference(part: str, names: Sequence[str]) -> str:
+    """Returns the line on `part`, with the names of what differs, if anything does."""
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return f"{part} differ: {', '.join(names[:_MOST_NAMED])}{more}" if names else f"{part} equal"

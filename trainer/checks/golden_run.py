@@ -1,7 +1,7 @@
 """Measures the first steps of a run for a golden file: losses, weights and optimizers' slots after some steps.
 
-The same steps with their rows in another order show what rounding alone changes: the control of every comparison. It
-trains as a run does, by `trainer.run.training_setup`, and writes its result whole, for `trainer.golden` to read.
+The control of every comparison are the same steps with their rows in another order, which shows what rounding alone
+changes. Steps are those of a real run, from `trainer.run.training_setup`; `trainer.golden` reads the result.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from trainer.training.checkpoint import snapshot, variables_of
 from trainer.training.steps import StepRunner
 
 _ORDERS = (7, 8)  # seeds of the orders of rows that make the control
-# From the widest vectors down: what the kernels of TensorFlow and its libraries choose by.
+# Processor features by which TensorFlow and its libraries choose kernels, the widest vectors first.
 _INSTRUCTIONS = ("amx_tile", "avx512_bf16", "avx512f", "avx2", "avx", "sve", "asimd")
 State = tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, float]]  # variables by name, losses and metrics
 
@@ -36,14 +36,14 @@ State = tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, float]]  # variables 
 def measure(config: TrainConfig, steps: Sequence[int], replicas: int, out: Path, *, control: bool) -> None:
     """Writes to `out` the run's numbers after each of `steps`, and what they depend on; only the chief writes.
 
-    control: whether to measure also how far the same steps with other orders of the rows are from it.
+    control: whether to also measure how much the numbers change if the rows are in another order.
     """
     config = dataclasses.replace(config, replicas=replicas, strategy="auto", expect_devices=0, jit_compile="false")
     cluster = read_cluster()
-    setup = _starting(config, cluster)
+    setup = _build_start(config, cluster)
     states = list(_states(setup, steps))
     functions = (config.model, config.data, config.callbacks)
-    files = dict(file for dotted in functions for file in own_sources(dotted))  # of the user's, by path in its package
+    files = dict(file for dotted in functions for file in own_sources(dotted))  # the user's own, by path in its package
     packages = ((package.metadata["Name"], package.version) for package in distributions())
     # The widest vector instructions of this processor, or its architecture.
     cpuinfo = Path("/proc/cpuinfo")
@@ -63,7 +63,7 @@ def measure(config: TrainConfig, steps: Sequence[int], replicas: int, out: Path,
     if control:
         largest: dict[int, tuple[Any, float]] = {}  # differences of the variables, and of the losses, by step
         for order in _ORDERS:
-            others = _states(_starting(config, cluster), steps, order)
+            others = _states(_build_start(config, cluster), steps, order)
             for step, (values, losses), (other_values, other_losses) in zip(steps, states, others, strict=True):
                 pairs = zip(values.values(), other_values.values(), strict=True)
                 norms = [float(np.linalg.norm(np.subtract(a, b, dtype=np.float64).ravel())) for a, b in pairs]
@@ -77,15 +77,15 @@ def measure(config: TrainConfig, steps: Sequence[int], replicas: int, out: Path,
         write_json(out, content)
 
 
-def _starting(config: TrainConfig, cluster: Cluster) -> TrainingSetup:
-    """Returns data and model as a run has them before its first step."""
+def _build_start(config: TrainConfig, cluster: Cluster) -> TrainingSetup:
+    """Builds data and model, with the weights that a run has before its first step."""
     setup = build_setup(config, make_replicas(config, cluster))
     starting_weights(config, setup)
     return setup
 
 
 def _states(setup: TrainingSetup, steps: Sequence[int], order: int | None = None) -> Iterator[State]:
-    """Yields the state after each of `steps`, in which the rows are in the order of this seed, if one is given."""
+    """Trains, and yields the state after each of `steps`. order: the seed of another order of rows, if any."""
     runner, rows = (setup.step_runner(), setup.rows_from(0)) if order is None else reordered(setup, order)
     variables, start = variables_of(setup.model), 0
     with setup.dataset.reading():
@@ -96,7 +96,7 @@ def _states(setup: TrainingSetup, steps: Sequence[int], order: int | None = None
 
 
 def reordered(setup: TrainingSetup, seed: int) -> tuple[StepRunner, Any]:
-    """Returns a runner and its rows, in which the rows of each micro-batch, and all draws, are permuted."""
+    """Returns a step runner and its rows with the rows and draws of each micro-batch permuted, as `seed` says."""
     rows = setup.replicas.rows // setup.replicas.micro_batches
     order = np.random.default_rng(seed).permutation(rows)
 
@@ -112,7 +112,7 @@ def reordered(setup: TrainingSetup, seed: int) -> tuple[StepRunner, Any]:
             drawn = super().draw_for_all(*arguments, **named)
             if not drawn.shape.rank or drawn.shape[0] is not None:
                 return drawn
-            whole = (rows, *drawn.shape[1:])  # only the running step knows whether these are all rows
+            whole = (rows, *drawn.shape[1:])  # only at run time is it known whether these are all rows
             return tf.cond(
                 tf.equal(tf.shape(drawn)[0], rows), lambda: in_order(tf.ensure_shape(drawn, whole)), lambda: drawn
             )

@@ -1,7 +1,7 @@
-"""Runs the same steps on all devices of this machine in every variant, compares them in bands, and measures them.
+"""Runs the same steps in every variant that this machine's devices allow, compares the results, and times them.
 
-Variants are precisions, TF32, XLA and numbers of devices (docs/gpus.md). Each trains by the same `TrainingSetup` as a
-run does, from the same weights; the result has one row for each variant, also for one that failed.
+Variants are precisions, TF32, XLA and numbers of devices (docs/gpus.md). Each trains from the same weights with the
+`TrainingSetup` of a real run. The result has one row for each variant, even if it failed.
 """
 
 import dataclasses
@@ -37,10 +37,10 @@ from trainer.run.training_setup import set_precision_and_seed, setup_with
 from trainer.training.checkpoint import WEIGHTS, put_back, snapshot, variables_of
 from trainer.training.steps import StepRunner, nodes_of
 
-# Allowed multiple of the control by which float32 may differ. The control is the same steps with the rows of each
-# batch in another order, so that sums are rounded otherwise.
+# Two float32 variants may differ by this multiple of the control, which is the difference that the same steps show
+# with the rows of each batch in another order, so that sums are rounded differently.
 TIMES_CONTROL = 3.0
-# Smaller controls are chance: the spacing of float32; more for a loss or a norm, in which differences may cancel.
+# A control below this is chance: the spacing of float32, and more for losses and norms, where differences may cancel.
 _LEAST_WEIGHTS, _LEAST_OTHERS = 1e-7, 1e-5
 
 
@@ -49,13 +49,14 @@ _LEAST_WEIGHTS, _LEAST_OTHERS = 1e-7, 1e-5
 # which no CPU has, gets the band of float16.
 BANDS = {"tf32": 0.03, "mixed_float16": 0.03, "mixed_bfloat16": 0.1}
 
-# Arrays by group, as moving statistics change by much more than what an optimizer trains, and would hide it.
+# Arrays by group. Moving statistics are a group of their own, since their large changes would hide those of trained
+# weights.
 Weights = Mapping[str, Sequence[npt.NDArray[np.float64]]]
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Holds what a variant computed in its first steps, as float64."""
+    """Holds what a variant computed in its first steps, in float64."""
 
     before: Weights  # before the first step
     after: Weights
@@ -65,7 +66,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Difference:
-    """Holds how far a variant is from another: relative numbers, and the largest allowed ones; None: no limit."""
+    """Holds the relative differences of a variant from another, and their limits; None means no limit."""
 
     weights: float
     loss: float
@@ -76,7 +77,7 @@ class Difference:
 
     @property
     def problem(self) -> str:
-        """Returns which numbers are above their limits; "" if none is."""
+        """Returns text on the differences that are above their limits; "" if there are none."""
         measured = {
             "weights": (self.weights, self.most_weights),
             "losses": (self.loss, self.most_loss),
@@ -85,16 +86,16 @@ class Difference:
         return ", ".join(
             f"{name} differ by {value:.1e}, more than {most:.1e}"
             for name, (value, most) in measured.items()
-            if most is not None and not value <= most  # NaN is too far
+            if most is not None and not value <= most  # written so that NaN counts as too far
         )
 
 
 def difference(variant: Trained, reference: Trained) -> Difference:
-    """Returns how far a variant is from another, without limits.
+    """Returns the differences of a variant from a reference, without limits.
 
-    Weights: the L2 norm of the difference of a group, relative to how far the steps moved it; of all groups the
-    largest; a group that did not move, as that of frozen weights, must be equal. Losses: relative to the largest loss
-    of the reference. Gradients: of their norms.
+    Weights: the largest L2 norm of a group's difference, relative to how far the steps moved it. A group that did not
+    move, such as frozen weights, must be equal. Losses: relative to the largest loss of the
+    reference. Gradients: the relative difference of the norms.
     """
     groups = [
         _norm(variant.after[group], after) / max(_norm(after, reference.before[group]), 1e-300)
@@ -107,13 +108,13 @@ def difference(variant: Trained, reference: Trained) -> Difference:
 
 
 def largest(differences: Sequence[Difference]) -> Difference:
-    """Returns the largest of several differences, kind by kind."""
+    """Returns the largest weights, loss and gradient differences among several, without limits."""
     kinds = ("weights", "loss", "gradient")
     return Difference(*(max(getattr(difference, kind) for difference in differences) for kind in kinds))
 
 
 def float32_difference(variant: Trained, base: Trained, control: Difference) -> Difference:
-    """Returns the difference of two float32 variants, whose limit is three times the control."""
+    """Returns the differences of two float32 variants, with three times the control as the limit."""
     return replace(
         difference(variant, base),
         most_weights=TIMES_CONTROL * max(control.weights, _LEAST_WEIGHTS),
@@ -123,7 +124,7 @@ def float32_difference(variant: Trained, base: Trained, control: Difference) -> 
 
 
 def banded_difference(variant: Trained, reference: Trained, band: float) -> Difference:
-    """Returns the difference of a variant with shorter factors from float64, whose limit is its band."""
+    """Returns the differences of a variant with rounded factors from float64, with `band` as the limit."""
     return replace(difference(variant, reference), most_loss=band, most_gradient=band)
 
 
@@ -136,12 +137,12 @@ def _largest(values: Sequence[float]) -> float:
     return math.nan if any(math.isnan(value) for value in values) else max(values, default=0.0)
 
 
-COMPARED_STEPS = 5  # of the comparison
+COMPARED_STEPS = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """Describes how the same steps are computed: the name in the table, and the settings that make the variant."""
+    """Describes one way to compute the same steps: its name in the table, and its settings."""
 
     name: str
     devices: int
@@ -152,16 +153,16 @@ class Variant:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Holds what a variant takes, and how several devices sum its gradients, as `CollectiveReduceV2 (nccl)`."""
+    """Holds the time and memory that a variant takes, and how several devices sum its gradients."""
 
-    first_seconds: float  # traces, compiles and runs the steps of the comparison
-    peak_gib: float | None  # of the fullest device; None where TensorFlow does not count it
+    first_seconds: float  # to trace, compile and run the compared steps
+    peak_gib: float | None  # memory of the fullest device; None where TensorFlow does not count it
     steps_per_second: float
-    sums: str
+    sums: str  # such as `CollectiveReduceV2 (nccl)`
 
 
 class Running:
-    """Runs a variant: the steps of the comparison at once, and then as many as are asked for."""
+    """Runs the compared steps of a variant when it is created, and more steps when it is called."""
 
     def __init__(self, runner: StepRunner, rows: Any, dataset: Dataset) -> None:
         self._runner, self._rows, self._dataset, self._step = runner, rows, dataset, COMPARED_STEPS
@@ -185,7 +186,7 @@ class Running:
         self.peak_gib = max(peak_device_memory_gib(runner.replicas.devices), default=None)
 
     def __call__(self, steps: int) -> float:
-        """Runs more steps; returns the seconds that they took."""
+        """Runs this many more steps; returns the seconds that they took."""
         began = time.monotonic()
         with self._dataset.reading():
             self._runner(self._rows, self._step, steps)
@@ -201,7 +202,7 @@ class Running:
 
 
 class Trials:
-    """Trains the first steps of one model in several variants, all from the weights that the first variant draws."""
+    """Trains the first steps of one model in several variants, all from the initial weights of the first variant."""
 
     def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
         self._config, self._dataset, self._start = config, dataset, dict[str, npt.NDArray[Any]]()
@@ -209,10 +210,9 @@ class Trials:
     def run(self, variant: Variant, replicas: Replicas, order: int | None = None) -> Running:
         """Builds a variant and runs its first steps.
 
-        order: a seed by which the rows of each global batch, and all draws, are in another order; on one replica, as
-        the order spans the global batch.
+        order: the seed of another order of the rows and draws of each global batch; only for one replica.
         """
-        gc.collect()  # a traced function and its model refer to each other: the variant before may still hold memory
+        gc.collect()  # frees the previous variant, whose traced function and model refer to each other
         log.info(f"{variant.name} on {', '.join(replicas.devices)} …")
         for device in replicas.devices:
             with suppress(ValueError):  # this device's allocator keeps no statistics
@@ -223,7 +223,7 @@ class Trials:
         )  # fmt: skip
         set_precision_and_seed(config)
         setup = setup_with(config, replicas, self._dataset)
-        # All have the weights of the first variant, because another precision would draw others.
+        # Every variant gets the weights of the first one, because another precision would draw different ones.
         variables = variables_of(setup.model)
         weights = {name: variables[name] for name in variables if name.startswith(WEIGHTS)}
         if self._start:
@@ -237,20 +237,20 @@ class Trials:
         return Running(runner, setup.rows_from(0), self._dataset)
 
     def measured(self, variant: Variant, replicas: Replicas, seconds: float) -> tuple[Trained, Cost]:
-        """Returns the result of the first steps, and the cost of a step, measured for `seconds`."""
+        """Runs a variant; returns its first steps' result and its cost. Its speed is measured for `seconds`."""
         running = self.run(variant, replicas)
         rate = steps_per_second(running, seconds)
         return running.trained, Cost(running.first_seconds, running.peak_gib, rate, running.sums())
 
 
 def steps_per_second(run: Callable[[int], float], seconds: float) -> float:
-    """Returns the median rate of `run(steps)`, in calls long enough for the time of a call itself not to matter."""
+    """Returns the median steps per second of `run(steps)`, in calls so long that the overhead of a call vanishes."""
     count, spent = 1, list[float]()
     until = time.monotonic() + seconds
     while not spent or time.monotonic() < until:
         spent.append(run(count) / count)
         count = max(1, min(2 * count, int(seconds / 3 / spent[-1])))
-    return 1.0 / float(np.median(spent[len(spent) // 2 :]))  # the first calls are short
+    return 1.0 / float(np.median(spent[len(spent) // 2 :]))  # the first half are short calls
 
 
 def _values(model: keras.Model) -> Weights:
@@ -263,13 +263,13 @@ def _array(variable: Any) -> npt.NDArray[np.float64]:
 
 
 REFERENCE = "float64 on the CPU"
-CONTROLS = (7, 8)  # seeds of the orders of rows
+CONTROLS = (7, 8)  # seeds of the orders of rows that make the control
 _HEADER = ("variant", "devices", "agrees", "weights", "losses", "gradients", "steps/s", "peak GiB", "first s")
 
 
 @dataclass
 class Row:
-    """Holds one line of the table: a variant, how far it is from `against`, and what it costs."""
+    """Holds one line of the table: a variant, its difference from `against`, its cost, and what is wrong with it."""
 
     name: str
     devices: int
@@ -279,7 +279,7 @@ class Row:
     problem: str = ""
 
     def cells(self) -> list[str]:
-        """Returns the line as the table shows it."""
+        """Returns the texts of the line's cells, in the order of _HEADER."""
         cells = [self.name, str(self.devices), "no" if self.problem else "yes"]
         for name in ("weights", "loss", "gradient"):
             most = getattr(self.difference, f"most_{name}", None)
@@ -293,17 +293,17 @@ class Row:
 
 @dataclass
 class GpuCheck:
-    """Holds the result of the check."""
+    """Holds the result of a check: a row for each variant, and what they were compared by."""
 
     model: str
     data: str
     batch: str
     devices: tuple[str, ...]
     gpus: list[str]  # models; empty on CPUs
-    control: Difference  # what the order of the rows alone changes in float32
-    float32_of_cpu: Difference  # from float64
+    control: Difference  # what another order of the rows changes in float32
+    float32_of_cpu: Difference  # of float32 from float64, both on the CPU
     rows: list[Row] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)  # what was not checked, and why
 
     @property
     def agrees(self) -> bool:
@@ -328,14 +328,15 @@ class GpuCheck:
 
 
 def check_on_gpus(config: TrainConfig, write: Callable[[dict[str, Any]], str], seconds: float) -> int:
-    """Checks all devices, prints one table, passes the result to `write`, returns the exit code.
+    """Checks all devices, logs a table, passes the result to `write`, and returns the exit code.
 
-    seconds: for which each speed is measured. On a machine without GPUs two logical CPU devices are checked.
+    write: stores the result and returns where. seconds: how long to measure each speed. Without GPUs, two logical CPU
+    devices are checked instead.
     """
     simulated = 0 if tf.config.get_visible_devices("GPU") else 2
     config = dataclasses.replace(config, replicas=config.replicas or simulated, strategy="auto", virtual_replicas=0)
     replicas = make_replicas(config)
-    tf.get_logger().setLevel("ERROR")  # it takes the steps of all variants for one function, and warns of retracing
+    tf.get_logger().setLevel("ERROR")  # it would take the variants for one function that is traced again and again
     check = checked(config, replicas, seconds)
     for line in check.table():
         log.info(line)
@@ -365,7 +366,7 @@ def variants(count: int) -> tuple[list[Variant], list[str]]:
     if count == 1:
         left_out.append("several devices: there is one")
     both = [dataclasses.replace(kind, devices=n) for kind in kinds for n in sorted({1, count})]
-    return both[1:], left_out  # without float32 on one device, with which they are compared
+    return both[1:], left_out  # all but the first, float32 on one device, which they are compared with
 
 
 def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
@@ -391,13 +392,13 @@ def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
         except NotCompilable as error:
             check.left_out.append(f"{variant.name} on {variant.devices}: {error}")
             continue
-        except Exception as error:  # it is a line of the table, and the others still run
+        except Exception as error:  # becomes this variant's line of the table; the others still run
             row.problem = one_line(error)
             log.debug("the whole traceback:", exc_info=error)
         else:
             if band := BANDS.get("tf32" if variant.tf32 else variant.precision):
                 row.against, row.difference = REFERENCE, banded_difference(trained, reference, band)
-            else:  # XLA's kernels round otherwise, as those of another processor do
+            else:  # XLA's kernels may round as differently as those of another processor
                 most = control if variant.jit_compile == "false" else largest([control, of_cpu])
                 row.against, row.difference = "float32 on one", float32_difference(trained, alone, most)
             row.problem = row.difference.problem

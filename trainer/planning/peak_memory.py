@@ -1,7 +1,8 @@
-"""Predicts a step's peak of memory at any number of rows from its allocations at two, by TensorFlow's own trace.
+"""Predicts a step's peak memory at any number of rows from traces of its allocations at two numbers of rows.
 
-Each allocation is `fixed + per_row x rows` bytes; the larger trace gives the order. So is what is held at each moment,
-and the peak is the largest of these lines: another moment may be the peak of a small batch than of a large one.
+Each allocation has `fixed + per_row x rows` bytes, and the larger trace gives the order of allocations. So the memory
+held at each moment is such a line, too, and the peak is the largest of these lines. Which one that is may depend on the
+number of rows.
 """
 
 import re
@@ -19,19 +20,19 @@ from trainer.base.errors import PlatformFault
 from trainer.base.run_files.plan_file import LinearInRows
 from trainer.invariance.internals import parse_profile
 
-_TEMPORARY = "temp"  # the kind of what one kernel needs while it runs
-_FLOAT32 = 1  # the number of the type in TensorFlow's protocol buffers
-_ROUNDED = 256  # bytes, of which TensorFlow's allocator gives multiples
-# Operations that do not wait for one another run in an order that differs from process to process: across the skip
-# connections of a U-Net tensors then live longer, and a step held 179.5 or 213.8 MB. So each tensor is also taken to be
-# freed later, by this part of a step's events, which is more than was seen (benchmarks/plan_memory.py).
-_LATE = 0.04
-_ROWS = 1.05 ** np.arange(400)  # at which a peak is looked for, 1 to 3e8: a peak between two is off by 0.1 % at most
+_TEMPORARY = "temp"  # TensorFlow's name for memory that one kernel needs while it runs
+_FLOAT32 = 1  # DataType.DT_FLOAT in TensorFlow's protocol buffers
+_UNIT = 256  # bytes: TensorFlow's allocator rounds sizes up to a multiple
+# The order of independent operations differs from process to process. Tensors of the skip connections of a U-Net may
+# then live longer: the same step held 179.5 or 213.8 MB. `worst_order` therefore frees each tensor later, by this share
+# of a step's events, which is more than was measured (benchmarks/plan_memory.py).
+_LATE_SHARE = 0.04
+_ROWS = 1.05 ** np.arange(400)  # where peaks are computed, 1 to 3e8; between two of them the error is 0.1 % at most
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """Holds one allocation: the operation, the kind of memory, the bytes asked for, and the number of their type."""
+    """Holds one allocation: its operation, kind of memory, requested bytes, and the number of its DataType."""
 
     operation: str
     kind: str
@@ -40,16 +41,16 @@ class Allocation:
 
     @property
     def temporary(self) -> bool:
-        """Returns whether it is a kernel's own: a GPU's kernels need other ones, or none."""
+        """Returns whether it is workspace of a CPU kernel; the kernel of a GPU needs another amount, or none."""
         return self.kind == _TEMPORARY
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Holds all allocations from the building of the model to the end of some steps with `rows` rows.
+    """Holds all allocations from building the model to the end of some steps with `rows` rows.
 
-    `order` has an allocation's index where it begins and ~index where it ends; those of the steps that count begin at
-    `order[step]`.
+    `order` has an allocation's index where it is made and ~index where it is freed. The steps that count start at
+    `order[step]`, after those that warm up.
     """
 
     rows: int
@@ -59,43 +60,43 @@ class Trace:
 
 
 class PeakMemory:
-    """Predicts memory from traces of two numbers of rows, the first the smaller one."""
+    """Predicts memory from two traces, the first of which has fewer rows, and the bytes of all variables, `state`."""
 
     def __init__(self, small: Trace, large: Trace, state: int) -> None:
         self._trace, self._state = large, state
         self._sizes = sizes(small, large)
 
     def device_lines(self, *, half: bool = False) -> list[LinearInRows]:
-        """Returns the lines whose largest is what a GPU holds: the state, and a step's tensors without temporaries.
+        """Returns the lines whose largest is a GPU's peak memory: the state and a step's tensors, no temporaries.
 
-        `half`: 16 bits for what is float32 and depends on the rows, and a 16-bit copy of the weights: at most half of
-        the state's bytes.
+        half: whether float32 tensors that depend on the rows have 16 bits. A 16-bit copy of the weights then adds at
+        most half of the state's bytes.
         """
 
         def size(index: int) -> LinearInRows:
             line, of = self._sizes[index], self._trace.allocations[index]
             return LinearInRows(line.fixed, line.per_row / 2) if half and of.type == _FLOAT32 else line
 
-        return _lines(self._trace, size, self._state * (1.5 if half else 1.0), temporaries=False)
+        return _pieces(self._trace, size, self._state * (1.5 if half else 1.0), temporaries=False)
 
     def cpu_lines(self) -> list[LinearInRows]:
-        """Returns the lines whose largest is what a CPU holds: the same with the kernels' temporaries."""
-        return _lines(self._trace, self._sizes.__getitem__, self._state, temporaries=True)
+        """Returns the lines whose largest is a CPU's peak memory, with the kernels' temporaries."""
+        return _pieces(self._trace, self._sizes.__getitem__, self._state, temporaries=True)
 
 
 def peak_bytes(trace: Trace, state: int, *, temporaries: bool) -> int:
-    """Returns what the traced step holds at most, with the state."""
-    lines = _lines(
+    """Returns the peak memory of the traced steps in bytes, with the state."""
+    lines = _pieces(
         trace, lambda index: LinearInRows(float(rounded(trace.allocations[index].bytes)), 0.0), state, temporaries
     )
     return round(max(line.fixed for line in lines))
 
 
 def worst_order(trace: Trace, state: int, steps: int) -> float:
-    """Returns how many times as much a step may hold, in another order of its operations, as in the traced one."""
-    order = list(_chosen(trace, trace.step, temporaries=False))
-    late, held, most = int(_LATE * len(order) / steps), state, state
-    waiting: deque[tuple[int, int]] = deque()  # where a tensor's memory is free at the latest, and its bytes
+    """Returns the factor by which the peak may grow if the operations run in another order than the traced one."""
+    order = list(_entries(trace, trace.step, temporaries=False))
+    late, held, most = int(_LATE_SHARE * len(order) / steps), state, state
+    waiting: deque[tuple[int, int]] = deque()  # the place where a tensor is freed at the latest, and its bytes
     for place, index in enumerate(order):
         while waiting and waiting[0][0] <= place:
             held -= waiting.popleft()[1]
@@ -109,21 +110,21 @@ def worst_order(trace: Trace, state: int, steps: int) -> float:
 
 
 def rounded(size: int) -> int:
-    """Returns the bytes that an allocation of `size` takes at least."""
-    return max(1, -(-size // _ROUNDED)) * _ROUNDED
+    """Returns the bytes that the allocator takes for a request of `size`."""
+    return max(1, -(-size // _UNIT)) * _UNIT
 
 
-def _chosen(trace: Trace, begin: int, temporaries: bool) -> Iterator[int]:
-    """Yields the trace's order from `begin` on, without the kernels' own memory unless `temporaries`."""
+def _entries(trace: Trace, begin: int, temporaries: bool) -> Iterator[int]:
+    """Yields the entries of the trace's order from `begin` on; those of temporaries only if `temporaries`."""
     for index in trace.order[begin:]:
         if temporaries or not trace.allocations[max(index, ~index)].temporary:
             yield index
 
 
-def _lines(trace: Trace, size: Callable[[int], LinearInRows], state: float, temporaries: bool) -> list[LinearInRows]:
-    """Returns what is held at each moment that is the peak at one of _ROWS."""
+def _pieces(trace: Trace, size: Callable[[int], LinearInRows], state: float, temporaries: bool) -> list[LinearInRows]:
+    """Returns the linear pieces of peak memory over the rows: the lines that are the largest at one of _ROWS."""
     fixed, per_row, lines = state, 0.0, [LinearInRows(state, 0.0)]
-    for index in _chosen(trace, trace.step, temporaries):
+    for index in _entries(trace, trace.step, temporaries):
         line, sign = size(max(index, ~index)), -1 if index < 0 else 1
         fixed, per_row = fixed + sign * line.fixed, per_row + sign * line.per_row
         lines.append(LinearInRows(fixed, per_row))
@@ -134,8 +135,7 @@ def _lines(trace: Trace, size: Callable[[int], LinearInRows], state: float, temp
 def sizes(small: Trace, large: Trace) -> list[LinearInRows]:
     """Returns how the bytes of each allocation of the larger trace depend on the rows.
 
-    An allocation is that of the same operation; where TensorFlow gave the work of equal operations to another of them,
-    or names none, that of the same rank by size. One that the smaller trace lacks grows with the rows.
+    Each is compared with its partner in the smaller trace. One without a partner counts as proportional to the rows.
     """
     partners, lines = _partners(small.allocations, large.allocations), []
     for index, allocation in enumerate(large.allocations):
@@ -147,16 +147,20 @@ def sizes(small: Trace, large: Trace) -> list[LinearInRows]:
 
 
 def _partners(small: Sequence[Allocation], large: Sequence[Allocation]) -> dict[int, int]:
-    """Returns the bytes of the same allocation in `small` for those of `large`, by index."""
+    """Returns, by index in `large`, the bytes of the same allocation in `small`.
+
+    The same allocation is one of the same operation. If there are not equally many of them, or if they have no name, it
+    is the one of the same rank by size among operations whose names differ in numbers only.
+    """
     partners: dict[int, int] = {}
     left = set(range(len(small))), set(range(len(large)))
     for exact in (True, False):  # first by the whole name of the operation, then without its numbers
         groups: tuple[dict[object, list[int]], ...] = (defaultdict(list), defaultdict(list))
         for group, indices, allocations in zip(groups, left, (small, large), strict=True):
             for index in sorted(indices):
-                of = allocations[index]
-                name = of.operation if exact else re.sub(r"_\d+", "", of.operation)
-                group[(name, of.kind, of.type) if name or not exact else id(of)].append(index)
+                each = allocations[index]
+                name = each.operation if exact else re.sub(r"_\d+", "", each.operation)
+                group[(name, each.kind, each.type) if name or not exact else id(each)].append(index)
         for key, larger in groups[1].items():
             smaller = groups[0].get(key, [])
             if not exact:
@@ -171,19 +175,20 @@ def _partners(small: Sequence[Allocation], large: Sequence[Allocation]) -> dict[
     return partners
 
 
-_LEVEL = 2  # of the trace: the first that has allocations
-_STEPS = "planned steps"
-_WARM_UP, COUNTED = 2, 4
+_HOST_TRACER_LEVEL = 2  # the lowest at which the profiler records allocations
+_STEPS = "planned steps"  # the name of an event that marks the steps in the trace
+_WARM_UP, COUNTED = 2, 4  # steps that run before those that count; steps that count
 _FREED = "MemoryDeallocation"
 _NAMES = ("MemoryAllocation", _FREED, _STEPS)
 
 
 def traced(rows: int, build: Callable[[], Callable[[], object]]) -> Trace:
-    """Runs `build` and then some times the step that it returns; returns all that they allocate.
+    """Runs `build` and then, several times, the step that it returns; returns a trace of all their allocations.
 
-    TensorFlow's CPU must use the allocator of GPUs (trainer.plan). The last COUNTED steps are marked.
+    The trace marks the last COUNTED steps. TensorFlow on the CPU must use the allocator of GPUs, as trainer.plan sets.
+    Raises PlatformFault if the trace has no allocation.
     """
-    options = tf.profiler.experimental.ProfilerOptions(_LEVEL, python_tracer_level=0, device_tracer_level=0)
+    options = tf.profiler.experimental.ProfilerOptions(_HOST_TRACER_LEVEL, python_tracer_level=0, device_tracer_level=0)
     with tempfile.TemporaryDirectory() as folder:
         tf.profiler.experimental.start(folder, options)
         try:
@@ -196,7 +201,7 @@ def traced(rows: int, build: Callable[[], Callable[[], object]]) -> Trace:
         finally:
             tf.profiler.experimental.stop()
         spaces = [parse_profile(file.read_bytes()) for file in Path(folder).rglob("*.xplane.pb")]
-    # Pairs the ends of allocations with their beginnings by address; what was allocated before the trace is left out.
+    # The address pairs an allocation with its end. What was allocated before the trace began is left out.
     allocations: list[Allocation] = []
     order: list[int] = []
     live: dict[Any, int] = {}
@@ -220,7 +225,7 @@ def traced(rows: int, build: Callable[[], Callable[[], object]]) -> Trace:
 
 
 def _events(spaces: Iterable[Any]) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
-    """Yields time, kind and values of each allocation, of the end of each, and of the beginning of the steps."""
+    """Yields time, name and values of each event of _NAMES: allocations, their ends, and the start of the steps."""
     for plane in (plane for space in spaces for plane in space.planes):
         names = {key: about.name for key, about in plane.event_metadata.items() if about.name in _NAMES}
         stats = {key: about.name for key, about in plane.stat_metadata.items()}

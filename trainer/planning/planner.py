@@ -1,10 +1,10 @@
-"""Makes the plan of a run: what a step needs by the rows of a replica.
+"""Makes the plan of a run: the memory and work of a step as functions of the rows of a replica.
 
-Memory is that of real steps on one replica, with three numbers of rows, which repeat the first ones of the data. Data
-set, prefetched batches and iterators, which stay on the host of a GPU, are none of what a step allocates: every step
-gets the same tensors. Work is counted in the graphs of these steps, and in those of two replicas, whose steps are
-traced and not run: FLOPs, of matrix products and convolutions alone, padding included, where a multiplication and an
-addition are two; bytes; all-reduces. What TensorFlow prunes, or computes once from constants, is not counted.
+Memory is measured in real steps on one replica, with three numbers of rows, which repeat the first ones of the data.
+Every step gets the same tensors, so data set, prefetched batches and iterators, which a GPU machine keeps on its host,
+are not counted. Work is counted in the graphs of these steps and of steps of two replicas, which are traced but not
+run: FLOPs (of matrix products and convolutions only, padding included; a multiplication and an addition are two), bytes
+and all-reduces. What TensorFlow prunes, or computes once from constants, is not counted.
 """
 
 import dataclasses
@@ -47,13 +47,13 @@ from trainer.training.checkpoint import variables_of
 from trainer.training.step_operations import NO_KERNEL, Operation, operations
 from trainer.user_code.interface import ModelInterface
 
-_REPEATED_ROWS = 16
+_REPEATED_ROWS = 16  # rows of the data of which all batches are made
 
 
 class MeasuredStep:
-    """Builds the model and the step of one number of rows on each of so many logical CPUs.
+    """Builds the model and a step with `rows` rows on each of `replicas` logical CPUs, and runs it when it is called.
 
-    In float32 where the run's precision has 16 bits, and without XLA: its operations on a CPU are not those on a GPU.
+    It computes in float32 where the run has 16 bits, and without XLA, whose operations differ between CPU and GPU.
     """
 
     def __init__(self, config: TrainConfig, dataset: Dataset, rows: int, replicas: int = 1) -> None:
@@ -67,10 +67,10 @@ class MeasuredStep:
         set_precision_and_seed(config)
         with as_on_gpus():
             setup = setup_with(config, make_replicas(config), dataset)
-        self.model, self.rows, self.replicas, self._made = setup.model, rows, replicas, 0
+        self.model, self.rows, self.replicas, self._steps_run = setup.model, rows, replicas, 0
         self.batches_per_step = ModelInterface.of(setup.model).batches_per_step
         self._runner = setup.step_runner()
-        shape = (replicas, self.batches_per_step, rows)  # of what `trainer.data.batches` yields
+        shape = (replicas, self.batches_per_step, rows)  # as `trainer.data.batches` yields them
 
         def repeated(part: Any) -> Any:
             tensor = tf.convert_to_tensor(part)
@@ -82,23 +82,23 @@ class MeasuredStep:
 
     @property
     def graph(self) -> Any:
-        """Returns the graph of the loop over steps, traced now if no step was run yet."""
+        """Returns the graph of the loop over steps; traces it if no step has run yet."""
         with as_on_gpus(), with_tables_as_of(self._times_rows):
             return self._runner.traced(self._rows).graph
 
     @property
     def state_bytes(self) -> int:
-        """Returns the bytes of all variables: weights, optimizers, averages."""
+        """Returns the bytes of all variables: weights, optimizers' slots and averages."""
         return sum(map(_bytes, variables_of(self.model).values()))
 
     @property
     def trained_bytes(self) -> int:
-        """Returns the bytes of the weights that have gradients."""
+        """Returns the bytes of the trainable weights."""
         return sum(map(_bytes, self.model.trainable_variables))
 
     @property
     def sums_within(self) -> bool:
-        """Returns whether a step on several replicas sums over them before its update, as batch norm over all rows."""
+        """Returns whether a step sums over replicas before its update, as synchronized batch norm does."""
         interface = ModelInterface.of(self.model)
         if interface.own_step:
             return not interface.compiles_gradients
@@ -106,7 +106,7 @@ class MeasuredStep:
         return any(layer.trainable and (layer.synchronized or self._synchronizes) for layer in norms)
 
     def sharded_bytes(self) -> int:
-        """Returns the bytes of which --shard_optimizer keeps 1/N on each of N replicas; 0 if it is refused."""
+        """Returns the bytes of which --shard_optimizer keeps 1/N on each of N replicas; 0 if this run refuses it."""
         try:
             return sum(
                 _bytes(slot) for optimizer in optimizers_of(self.model)
@@ -116,10 +116,10 @@ class MeasuredStep:
             return 0
 
     def __call__(self, steps: int = 1) -> None:
-        """Runs steps."""
-        with as_on_gpus():  # the first call traces
-            self._runner(self._rows, self._made, steps)
-        self._made += steps
+        """Runs this many steps."""
+        with as_on_gpus():  # the first call traces the graph
+            self._runner(self._rows, self._steps_run, steps)
+        self._steps_run += steps
 
 
 def _bytes(variable: Any) -> int:
@@ -127,33 +127,36 @@ def _bytes(variable: Any) -> int:
 
 
 _ROWS = (8, 16, 32)  # of the steps that are run
-_LOOPS = (1, 0, 0, 0)  # how often each loop is counted: that of the steps, and a model's own within it
-_TIMED_CALLS, _TIMED_S, _CALL_S = 5, 2.0, 0.1
+_LOOPS = (1, 0, 0, 0)  # counts the loop over steps once, and a model's own loops within it not at all
+_TIMED_CALLS, _TIMED_S = 5, 2.0  # a step is timed in so many calls, or for so long
+_CALL_S = 0.1  # a timed call has steps for this long
 Result = TypeVar("Result")
 
 
 def make_plan(config: TrainConfig) -> StepPlan:
-    """Measures steps on this machine's CPU and returns the plan. Raises UserError for a model or data that fail.
+    """Measures steps on this machine's CPU and returns the plan.
 
-    TensorFlow must not have started in this process: it gets two logical CPUs.
+    Raises UserError for a model or data that fail, or if the steps need more memory than this machine has. TensorFlow
+    must not have started in this process yet, as it gets two logical CPUs.
     """
     local_devices(dataclasses.replace(config, replicas=2, strategy="auto", expect_devices=0), ONE_MACHINE)
     set_precision_and_seed(config)
     dataset = load_dataset(config)
-    first, first_trace = _measured(config, dataset, _ROWS[0])
+    first, first_trace = _measure_step(config, dataset, _ROWS[0])
     state = first.state_bytes
     needed = peak_bytes(first_trace, state, temporaries=True)
-    most, memory = 2 * needed * _ROWS[-1] / _ROWS[0], os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if most > memory:  # with what building the model and fragments add to the largest step
+    limit = 2 * needed * _ROWS[-1] / _ROWS[0]  # twice the largest step, for fragmentation and for building the model
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if limit > memory:
         raise UserError(
-            f"a step with {_ROWS[-1]} rows needs up to {most / 2**30:.1f} GiB, this machine has {memory / 2**30:.1f}: "
+            f"a step with {_ROWS[-1]} rows needs up to {limit / 2**30:.1f} GiB, this machine has {memory / 2**30:.1f}: "
             "make the plan on a larger one (--out), and use it with `python -m deploy plan --plan=FILE`"
         )
-    (small_step, small), (large_step, large) = (_measured(config, dataset, rows) for rows in _ROWS[1:])
-    few, many = map(_seconds, (small_step, large_step))
+    (small_step, small), (large_step, large) = (_measure_step(config, dataset, rows) for rows in _ROWS[1:])
+    few, many = map(_seconds_per_step, (small_step, large_step))
     per_row = min(max(many - few, 0.0) / (large.rows - small.rows), many / large.rows)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    recomputed = None if config.remat else _tried("--remat", lambda: _recomputed(config, dataset))
+    recomputed = None if config.remat else _result_or_none("--remat", lambda: _measure_with_remat(config, dataset))
     return StepPlan(
         model=config.model, data=config.data, key=plan_key(config), versions=versions(),
         examples=dataset.train.count, batches_per_step=first.batches_per_step,
@@ -161,8 +164,8 @@ def make_plan(config: TrainConfig) -> StepPlan:
         memory=_memory(first_trace, small, large, state), trained_bytes=first.trained_bytes,
         slot_bytes=first.sharded_bytes(),
         work=work_by_rows(first, large_step),
-        work_of_two=_tried("a step of two replicas", lambda: work_of_replicas(config, dataset, 2)),
-        sums_within=first.sums_within, own_loops=not all(op.times for op in _counted(first)),
+        work_of_two=_result_or_none("a step of two replicas", lambda: work_of_replicas(config, dataset, 2)),
+        sums_within=first.sums_within, own_loops=not all(op.times for op in _kernels(first)),
         cpu=CpuSteps(LinearInRows(many - per_row * large.rows, per_row), cores),
         recomputed=recomputed and recomputed[0],
         recomputed_work=recomputed and recomputed[1],
@@ -170,11 +173,12 @@ def make_plan(config: TrainConfig) -> StepPlan:
 
 
 def work_of_replicas(config: TrainConfig, dataset: Dataset, replicas: int) -> Work:
-    """Returns what each of so many replicas does in a step, by its rows; nothing is run."""
+    """Returns the work of each of so many replicas in a step by its rows. It traces steps and runs none."""
     return work_by_rows(*(MeasuredStep(config, dataset, rows, replicas) for rows in _ROWS[::2]))
 
 
-def _measured(config: TrainConfig, dataset: Dataset, rows: int) -> tuple[MeasuredStep, Trace]:
+def _measure_step(config: TrainConfig, dataset: Dataset, rows: int) -> tuple[MeasuredStep, Trace]:
+    """Builds a step with `rows` rows and runs it in a trace of its memory; returns both."""
     again = ", again with --remat=blocks" if config.remat else ""
     log.info(f"runs some steps of {config.model} with {rows} rows on this CPU{again}")
     built: list[MeasuredStep] = []
@@ -187,26 +191,26 @@ def _measured(config: TrainConfig, dataset: Dataset, rows: int) -> tuple[Measure
     return built[0], trace
 
 
-def _seconds(step: MeasuredStep) -> float:
-    """Returns the seconds of a step outside of a trace: the least of calls, of several steps where these are short."""
+def _seconds_per_step(step: MeasuredStep) -> float:
+    """Times the step outside of a trace; returns the seconds of a step in the fastest of several calls."""
     times, count = list[float](), 1
     while len(times) < _TIMED_CALLS and sum(times) < _TIMED_S:
         began, worked = time.perf_counter(), time.process_time()
-        step(count)  # on a busy machine it lasts longer than its threads work
+        step(count)  # on a busy machine the wall time may exceed the processor time of its threads: take the lesser
         times.append(min(time.perf_counter() - began, time.process_time() - worked) / count)
         count = max(1, round(_CALL_S / times[-1]))
     return min(times)
 
 
-def _recomputed(config: TrainConfig, dataset: Dataset) -> tuple[Memory, Work]:
-    """Returns the memory and the work of steps with --remat=blocks."""
+def _measure_with_remat(config: TrainConfig, dataset: Dataset) -> tuple[Memory, Work]:
+    """Measures steps with --remat=blocks; returns their memory and work."""
     again = dataclasses.replace(config, remat=BLOCKS)
-    (small, small_trace), (large, large_trace) = (_measured(again, dataset, rows) for rows in _ROWS[1:])
+    (small, small_trace), (large, large_trace) = (_measure_step(again, dataset, rows) for rows in _ROWS[1:])
     return _memory(small_trace, small_trace, large_trace, large.state_bytes), work_by_rows(small, large)
 
 
-def _tried(name: str, measure: Callable[[], Result]) -> Result | None:
-    """Returns what `measure` does; None if it fails: the plan of plain steps on one replica stands."""
+def _result_or_none(name: str, measure: Callable[[], Result]) -> Result | None:
+    """Returns the result of `measure`, or None and logs why if it fails: the rest of the plan still holds."""
     try:
         return measure()
     except Exception as error:
@@ -215,7 +219,7 @@ def _tried(name: str, measure: Callable[[], Result]) -> Result | None:
 
 
 def _memory(first: Trace, small: Trace, large: Trace, state: int) -> Memory:
-    """Returns the lines of memory, from the two larger traces, and how far the order and the first one are off."""
+    """Returns the memory lines of the two larger traces, and how far the order or the first trace may exceed them."""
     predicted = PeakMemory(small, large, state)
     device = predicted.device_lines()
     above = peak_bytes(first, state, temporaries=False) / peak_of(device, first.rows)
@@ -227,14 +231,15 @@ def _memory(first: Trace, small: Trace, large: Trace, state: int) -> Memory:
 
 
 def _bytes_of(examples: AnyExamples | None) -> int:
-    """Returns the bytes of examples that lie in the host's memory; 0 for those that are read as they are needed."""
+    """Returns the bytes of examples in the host's memory; 0 for examples that are read when they are needed."""
     return sum(array.nbytes for array in tf.nest.flatten(examples.arrays)) if examples else 0
 
 
 def work_by_rows(small: MeasuredStep, large: MeasuredStep) -> Work:
-    """Returns what a replica does in a step by its rows, from steps of two numbers of rows on as many replicas.
+    """Returns the work of one replica in a step as a function of its rows, from steps with two numbers of rows.
 
-    The graph has the operations of each replica; those beside them, on the host, are left out where there are several.
+    Both steps have equally many replicas, and their graphs have the operations of every one. Operations that a graph of
+    several replicas has only once are left out, as the host runs them.
     """
 
     def line(few: int, many: int) -> LinearInRows:
@@ -243,9 +248,9 @@ def work_by_rows(small: MeasuredStep, large: MeasuredStep) -> Work:
 
     counts, pairs = (
         Counter[tuple[str, LinearInRows, LinearInRows]](),
-        zip(_counted(small), _counted(large), strict=True),
+        zip(_kernels(small), _kernels(large), strict=True),
     )
-    summed = list[int]()
+    summed = list[int]()  # bytes of each all-reduce
     for few, many in pairs:
         if many.reduced_bytes:
             summed.append(many.reduced_bytes)
@@ -259,5 +264,6 @@ def work_by_rows(small: MeasuredStep, large: MeasuredStep) -> Work:
     return Work(work, len(summed) // large.replicas, sum(summed) // large.replicas)
 
 
-def _counted(step: MeasuredStep) -> list[Operation]:
+def _kernels(step: MeasuredStep) -> list[Operation]:
+    """Returns the operations of a step that run a kernel."""
     return [op for op in operations(step.graph, _LOOPS, step.rows) if op.type not in NO_KERNEL]
