@@ -129,6 +129,7 @@ def banded_difference(variant: Trained, reference: Trained, band: float) -> Diff
 
 
 def _norm(weights: Sequence[npt.NDArray[np.float64]], others: Sequence[npt.NDArray[np.float64]]) -> float:
+    """Returns the L2 norm of the difference of two groups of arrays."""
     return math.sqrt(sum(float(np.sum(np.square(a - b))) for a, b in zip(weights, others, strict=True)))
 
 
@@ -254,6 +255,7 @@ def steps_per_second(run: Callable[[int], float], seconds: float) -> float:
 
 
 def _values(model: keras.Model) -> Weights:
+    """Returns copies of the model's weights, grouped by whether they are trained."""
     groups = {"trained": model.trainable_weights, "others": model.non_trainable_weights}
     return {name: [_array(variable) for variable in weights] for name, weights in groups.items()}
 
@@ -370,7 +372,7 @@ def variants(count: int) -> tuple[list[Variant], list[str]]:
 
 
 def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
-    """Trains the first steps in each variant, on every device and on one of them, and compares them."""
+    """Trains the first steps in each variant, on all devices and on one of them, and returns how they compare."""
     set_precision_and_seed(dataclasses.replace(config, precision="float32"))
     trials, count = Trials(config, load_dataset(config)), every.count
     replicas = {1: make_replicas(dataclasses.replace(config, replicas=1, expect_devices=0)), count: every}

@@ -49,8 +49,8 @@ class Allocation:
 class Trace:
     """Holds all allocations from building the model to the end of some steps with `rows` rows.
 
-    `order` has an allocation's index where it is made and ~index where it is freed. The steps that count start at
-    `order[step]`, after those that warm up.
+    `order` has an allocation's index where it is made and ~index, which is negative, where it is freed. The steps that
+    count start at `order[step]`, after those that warm up.
     """
 
     rows: int

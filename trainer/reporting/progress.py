@@ -179,6 +179,7 @@ class Progress:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state` returned."""
         self.seconds_before, self.training_seconds = float(state["seconds"]), float(state["training_seconds"])
         self.whole = RunningMeans.restored(state["whole"])
         if state["asked_steps"] == self.asked_steps:  # a run that early stopping ended stays ended

@@ -95,6 +95,7 @@ class Reporter:
         return {**means, **{name: getattr(self, f"_{name}") for name in _STATE}}
 
     def resume(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state` returned."""
         self._since_report = RunningMeans.restored(state["since_report"])
         self._since_epoch = RunningMeans.restored(state["since_epoch"])
         self._epoch_seconds = [float(seconds) for seconds in state["epoch_seconds"]]
@@ -142,7 +143,7 @@ class Reporter:
         if self._tensorboard:
             speed = {"images_per_second": entry["images_per_second"]} if entry["images_per_second"] else {}
             self._tensorboard.scalars(progress.step, {**means, **speed, "memory_gib": entry["memory_gib"]})
-        self._tune(progress, means)
+        self._report_to_tuning(progress, means)
 
     def epoch_end(self, progress: Progress) -> Scalars:
         """Writes the epoch's line of stats.jsonl and the log, with its evaluation; returns its scalars."""
@@ -184,6 +185,7 @@ class Reporter:
         log.info(f"least accurate classes: {least}; see {CLASSES}")
 
     def _append(self, entry: StatsEntry) -> None:
+        """Appends a line to stats.jsonl, on the chief, with the time and the rollbacks so far."""
         if self._job_dir:
             after: StatsEntry = {"rollbacks": self.rollbacks} if self.rollbacks else {}
             self._job_dir.append_stats({**entry, "time": round(time.time(), 3), **after})
@@ -206,9 +208,9 @@ class Reporter:
         self, kind: str, progress: Progress, values: Scalars, details: StatsEntry | None = None
     ) -> None:
         """Reports values of an evaluation or of image quality to stats.jsonl, tuning and TensorBoard."""
-        self._append({**_at(kind, progress), **by_kind(values), **(details or {})})
+        self._append({**_head(kind, progress), **by_kind(values), **(details or {})})
         self._measured.update(values)
-        self._tune(progress, values)
+        self._report_to_tuning(progress, values)
         if self._tensorboard:
             self._tensorboard.scalars(progress.step, values)
 
@@ -248,7 +250,7 @@ class Reporter:
     def _entry(self, kind: str, progress: Progress, running: RunningMeans) -> StatsEntry:
         """Returns a line of stats.jsonl with means, speed and memory."""
         return {
-            **_at(kind, progress),
+            **_head(kind, progress),
             "seconds": round(progress.seconds, 3),
             "images_per_second": rounded(running.images_per_second),
             "step_seconds": rounded(running.step_seconds),
@@ -262,13 +264,14 @@ class Reporter:
             "peak_device_memory_gib": peak_device_memory_gib(self._devices),
         }
 
-    def _tune(self, progress: Progress, values: Scalars) -> None:
+    def _report_to_tuning(self, progress: Progress, values: Scalars) -> None:
         """Reports the tuning metric to Vertex AI if it is among the values."""
         if self._tuning and self._tuning.name in values:
             self._tuning.report(progress.step, values[self._tuning.name], self._latest_checkpoint())
 
 
-def _at(kind: str, progress: Progress) -> StatsEntry:
+def _head(kind: str, progress: Progress) -> StatsEntry:
+    """Returns what every line of stats.jsonl starts with."""
     return {"kind": kind, "step": progress.step, "epoch": round(progress.epoch, 4)}
 
 
@@ -358,6 +361,7 @@ class EventFiles:
 
 
 def _plugin(name: str) -> Any:
+    """Returns metadata by which TensorBoard shows a value in the dashboard of this name."""
     metadata = tf.compat.v1.SummaryMetadata()
     metadata.plugin_data.plugin_name = name
     return metadata

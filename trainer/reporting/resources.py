@@ -62,6 +62,7 @@ class Gpus:
         self._closed.set()
 
     def _watch(self) -> None:
+        """Reads the GPUs again and again until `close`."""
         while not self._closed.is_set():
             self._gpus = read_gpus()[: self._count]
             self._closed.wait(_QUERY_EVERY_SECONDS)

@@ -261,12 +261,12 @@ def random_rows(specs: Mapping[str, Any], about: Servable, rows: int) -> list[An
 
     def column(spec: Any) -> Any:
         shape = (rows, *(about.image or (size or 3 for size in spec.shape[1:])))
-        kind = np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype)
+        dtype = np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype)
         if about.image:
             return draw.integers(0, 256, shape, np.uint8)
-        if kind.kind == "O":
+        if dtype.kind == "O":
             return np.full(shape, b"a b", object)
-        return draw.normal(size=shape).astype(kind) if kind.kind == "f" else np.zeros(shape, kind)
+        return draw.normal(size=shape).astype(dtype) if dtype.kind == "f" else np.zeros(shape, dtype)
 
     return [column(spec) for spec in specs.values()]
 

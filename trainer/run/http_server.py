@@ -89,6 +89,7 @@ class Batcher:
         return taken
 
     async def _answer_calls(self) -> None:
+        """Makes call after call while rows wait, and gives each part its answers or the error of its call."""
         while True:
             await self._arrived.wait()
             taken = self._next_call()
@@ -258,4 +259,5 @@ def _blocks(model: ServedModel, content: bytes) -> list[tuple[Sequence[int], Col
 
 
 def _refused(status: int, why: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Returns an error response whose JSON says why, in one line."""
     return JSONResponse({"error": " ".join(why.split())[:500]}, status, headers)

@@ -136,8 +136,8 @@ def prepare(job: StartedJob, replicas: Replicas) -> TrainingRun:
     job.result.resume(progress)
     about, _ = read_run_info(job_dir.root)
     stored = mapping(about, "config")
-    same = bool(restored) or all(stored.get(name) == value for name, value in fixed_settings(config).items())
-    return TrainingRun(job, setup, checkpoints, state, about if same else {})
+    same_run = bool(restored) or all(stored.get(name) == value for name, value in fixed_settings(config).items())
+    return TrainingRun(job, setup, checkpoints, state, about if same_run else {})
 
 
 def _dependences(setup: TrainingSetup) -> list[str]:
@@ -247,12 +247,15 @@ class JobWatch(LimitWatch):
         super().__init__(read_limits(), log.warning, self._stop, self._leave_step, ran_s)
 
     def works(self) -> bool:
+        """Returns whether training runs now, so that GPUs should be busy."""
         return self._job.result.goodput.phase in (STEP, OTHER)
 
     def saves(self) -> bool:
+        """Returns whether the job saves, evaluates or samples now."""
         return self._job.result.goodput.phase in (SAVE, EVENTS)
 
     def due(self) -> str:
+        """Returns why the job is to end; "" if it may go on. With several workers, all of them have to be idle."""
         if not (peers := self._job.peers):
             return super().due()
         idle = peers.share_idle(self.idle_s)

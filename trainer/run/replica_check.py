@@ -267,9 +267,9 @@ def compare(
     # A weight without effect (a bias before batch norm) has only rounding errors for gradients, which Adam, with its
     # epsilon of 1e-7, turns into up to 1e-8 of an update. So a difference is relative to a hundred updates at least.
     rate = float(getattr(ModelInterface.of(alone.model).optimizer, "learning_rate", config.learning_rate))
-    moved = 100 * COMPARED_STEPS * rate
+    hundred_updates = 100 * COMPARED_STEPS * rate
     differences = [
-        float(np.linalg.norm(a - b) / max(float(np.linalg.norm(a)), moved * np.sqrt(a.size), 1e-30))
+        float(np.linalg.norm(a - b) / max(float(np.linalg.norm(a)), hundred_updates * np.sqrt(a.size), 1e-30))
         for a, b in zip(alone.model.get_weights(), together.model.get_weights(), strict=True)
     ]
     losses = {name: (value, together.means[name]) for name, value in alone.means.items()}

@@ -63,9 +63,9 @@ class ServedModel:
             self._specs = {spec.name: spec for spec in network.serve.input_signature}
             self._call = _as_graph(network.serve, self._specs, self.about)
         self._network = network  # keeps its weights alive
-        kinds = {name: np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype) for name, spec in self._specs.items()}
+        dtypes = {name: np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype) for name, spec in self._specs.items()}
         shapes = {name: self.about.image or tf.TensorShape(spec.shape)[1:] for name, spec in self._specs.items()}
-        self._row_specs = {name: (tuple(shapes[name]), kind) for name, kind in kinds.items()}
+        self._row_specs = {name: (tuple(shapes[name]), dtype) for name, dtype in dtypes.items()}
 
     @cached_property
     def most_rows(self) -> int:
@@ -136,14 +136,15 @@ class ServedModel:
     def _outputs(self, columns: Columns) -> dict[str, Any]:
         """Returns the outputs as arrays by name. The call is padded by repeating the last row, and the result cut."""
         count = len(columns[0])
-        step = max(1, 1 << (count - 1).bit_length() >> 3)  # few call sizes, each padded by a quarter at most
-        repeated = (self.most_rows if self.same_bytes else -(-count // step) * step) - count
+        # Sizes are multiples of an eighth of the next power of two: few sizes, and at most a quarter of padding.
+        multiple = max(1, (1 << (count - 1).bit_length()) >> 3)
+        padding = (self.most_rows if self.same_bytes else -(-count // multiple) * multiple) - count
         if self.about.latent_dim:
             dimension, kind = self.about.latent_dim, self.noise_type
             rows = [noise(seed, 1, dimension, kind) for seed in columns[0].tolist()]
             columns = (np.concatenate(rows), *columns[1:])
-        if repeated:
-            columns = tuple(np.concatenate([column, np.repeat(column[-1:], repeated, 0)]) for column in columns)
+        if padding:
+            columns = tuple(np.concatenate([column, np.repeat(column[-1:], padding, 0)]) for column in columns)
         outputs = self._call(*map(tf.constant, columns))
         if self.about.latent_dim:
             return {"predictions": outputs.numpy()[:count]}
@@ -194,7 +195,7 @@ class ServedModel:
 
     def _column(self, name: str, values: Sequence[Any]) -> Any:
         """Returns the values of one input as an array. Raises BadRow if they do not fit its shape or type."""
-        shape, kind = self._row_specs[name]
+        shape, dtype = self._row_specs[name]
         if any(isinstance(value, dict) for value in values):
             height, width, channels = self.about.image or (0, 0, 0)
             coded = all(isinstance(value, dict) and value.keys() == {"b64"} for value in values)
@@ -209,13 +210,13 @@ class ServedModel:
                 raise BadRow(f"{name}: the image cannot be decoded: {error}") from None
         array = None
         with suppress(ValueError, OverflowError):  # raised for rows of unequal lengths and for huge integers
-            array = np.array(values, object if kind.kind == "O" else None)
-        numbers = "whole numbers from 0 to 255" if self.about.image else f"numbers of {kind.name}"
+            array = np.array(values, object if dtype.kind == "O" else None)
+        numbers = "whole numbers from 0 to 255" if self.about.image else f"numbers of {dtype.name}"
         numeric = array is not None and array.dtype.kind in "biuf"
         if array is not None and numeric:
             given = array
             with np.errstate(all="ignore"):
-                array = given.astype(np.uint8 if self.about.image else kind)
+                array = given.astype(np.uint8 if self.about.image else dtype)
             exact = array.dtype.kind in "fb" or np.array_equal(array, given)
             if not exact or not np.isfinite(array.astype(np.float64)).all():
                 raise BadRow(f"{name}: it must hold finite {numbers} only")
@@ -223,7 +224,7 @@ class ServedModel:
         fitting = [size in (None, length) for size, length in zip(shape, sizes, strict=False)]
         if array is None or len(sizes) != len(shape) or not all(fitting):
             raise BadRow(f"{name}: it must have the shape {[size or 'any' for size in shape]}")
-        if kind.kind == "O":
+        if dtype.kind == "O":
             if not all(isinstance(text, str) for text in array.flat):
                 raise BadRow(f"{name}: it must be text")
             return np.vectorize(str.encode, otypes=[object])(array)
@@ -256,8 +257,8 @@ def _as_graph(function: Call, specs: Mapping[str, Any], about: Servable) -> Call
         pairs = zip(leaves, specs.values(), strict=True)
         return function(*(leaf if leaf.dtype == tf.string else tf.cast(leaf, spec.dtype) for leaf, spec in pairs))
 
-    taken = [tf.TensorSpec(spec.shape, tf.uint8 if about.image else spec.dtype) for spec in specs.values()]
-    return tf.function(call, autograph=False).get_concrete_function(*taken)
+    signature = [tf.TensorSpec(spec.shape, tf.uint8 if about.image else spec.dtype) for spec in specs.values()]
+    return tf.function(call, autograph=False).get_concrete_function(*signature)
 
 
 def independent_batch(call: Call, specs: Mapping[str, Any], about: Servable, rows: int) -> int:
@@ -279,6 +280,7 @@ def independent_batch(call: Call, specs: Mapping[str, Any], about: Servable, row
 
 
 def _listed(names: Any) -> str:
+    """Returns the sorted names with commas for an error, at most 200 characters."""
     return ", ".join(sorted(map(str, names)))[:200] or "nothing"
 
 
@@ -351,6 +353,7 @@ def _answer_lines(model: ServedModel, lines: Sequence[tuple[int, bytes]]) -> tup
 
 
 def _read(file: Path | Address) -> bytes:
+    """Returns the content of a file; b"" if it is remote and does not exist."""
     if isinstance(file, Path):
         return file.read_bytes()
     remote = connect().get(file)
@@ -358,6 +361,7 @@ def _read(file: Path | Address) -> bytes:
 
 
 def _write(target: Path | Address, name: str, entries: Sequence[Any]) -> None:
+    """Writes a whole file of JSON Lines to a folder that is local or at gs://."""
     content = "".join(f"{json.dumps(entry)}\n" for entry in entries).encode()
     if isinstance(target, Path):
         write_whole(target / name, content)

@@ -142,5 +142,6 @@ class StartedJob:
         return [*entries, {"step": step, **now}] if changes or not entries else entries
 
     def _write_failure(self, error: str, code: int) -> None:
+        """Writes a failed result.json, and sends what the job directory still has to send."""
         self.result.write_end("failed", error, code)
         self.job_dir.mirror.leave()

@@ -135,6 +135,7 @@ class RunState:
 
     @contextmanager
     def _refusing_other_versions(self) -> Iterator[None]:
+        """Turns errors that state of another version raises, within the block, into a UserError."""
         try:
             yield
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
