@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -28,6 +29,7 @@ from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.run_files.job_files import read_json
+from trainer.base.settings.fields import Parser
 from trainer.base.storage import write_whole
 from trainer.base.storage.gcs import Conflict, NoPermission
 from trainer.base.storage.local_files import is_running
@@ -83,7 +85,9 @@ class Submission:
     @property
     def detached(self) -> bool:
         """Returns whether the command had --detach: given again, it creates another job."""
-        return not {"--detach", "--detach=true"}.isdisjoint(self.command.partition(" -- ")[0].lower().split())
+        cli = Parser(add_help=False)
+        cli.add_boolean("detach", "do not follow the job")
+        return bool(cli.parse_known_args(shlex.split(self.command.partition(" -- ")[0]))[0].detach)
 
     def write(self) -> None:
         """Replaces the file of this submission in the index, and in its folder."""

@@ -106,10 +106,10 @@ def forecast(
         estimates = list(priced_estimates(tier, seconds.plus(installing), lost))
         usd = tier.usd_by_strategy
         unknown = [STRATEGIES[strategy] for strategy in usd if usd[strategy] is None]
-        if not estimates:
-            problems.append(f"no price: give --price_per_hour={tier.name}=USD")
-        elif usd.get("SPOT") is not None and "SPOT" not in {priced.strategy for priced in estimates}:
+        if usd.get("SPOT") is not None and "SPOT" not in {priced.strategy for priced in estimates}:
             problems.append("as spot, preemptions might lose more than is done")
+        elif not estimates:
+            problems.append(f"no price: give --price_per_hour={tier.name}=USD")
         if tier.price.lower_bound:
             problems.append("its prices are lower bounds, without Vertex AI's fee, which is not known")
         if unknown and estimates:

@@ -120,7 +120,7 @@ class ServedModel:
         for array in arrays.values():
             finite &= np.isfinite(array.reshape(count, -1)).all(axis=1)
         if self.about.scores:
-            scores = np.where(finite[:, None], arrays["predictions"], 0).astype(np.float64)
+            scores = np.where(finite[:, None], arrays["predictions"], 1).astype(np.float64)
             if self.about.scores == "logits":
                 scores = np.exp(scores - scores.max(axis=1, keepdims=True))
             arrays["probabilities"] = scores / scores.sum(axis=1, keepdims=True)

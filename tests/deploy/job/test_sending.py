@@ -2,6 +2,7 @@
 
 import pytest
 
+from deploy.job.ledger import Submission
 from deploy.job.sending import Creation
 from deploy.platform import buckets
 from deploy.platform.errors import gcloud_error, lost_response
@@ -110,3 +111,11 @@ def test_a_record_is_replaced_only_by_who_read_it() -> None:
     assert buckets.read(uri) == ("two\n", second)
     buckets.delete(uri, second)
     assert buckets.read(uri) == ("", 0)
+
+
+@pytest.mark.parametrize(("words", "detached"), [
+    ("cpu --detach", True), ("--detach cpu", True), ("cpu --detach=yes", True), ("cpu --detach false", False),
+    ("cpu --no_detach", False), ("cpu -- --detach", False), ("cpu", False),
+])  # fmt: skip
+def test_a_detached_command_is_known_in_every_form_that_its_parser_takes(words: str, detached: bool) -> None:
+    assert Submission("1", command=f"python -m deploy submit {words}").detached is detached

@@ -238,7 +238,7 @@ class TrainConfig:
             refuse(
                 (
                     count < 2 or count & (count - 1),
-                    f"{flag} is no power of 2, by which sums are added in pairs: take {power}",
+                    f"{flag}: use a power of 2 from 2 on, as sums are added in pairs: take {power}",
                 ),
                 (
                     count % replicas,

@@ -77,7 +77,7 @@ def test_a_switch_with_a_third_value_may_stand_alone(flags: list[str], value: st
     (["--micro_batches=0"], "micro_batches=0 must be at least 1"),
     (["--micro_batches=5"], "=64 does not divide over micro_batches=5: take 60 or 65"),
     (["--replicas=4", "--micro_batches=32"], "=64 does not divide over 4 replicas x micro_batches=32: take 128"),
-    (["--virtual_replicas=6"], "virtual_replicas=6 is no power of 2, by which sums are added in pairs: take 4"),
+    (["--virtual_replicas=6"], "virtual_replicas=6: use a power of 2 from 2 on, as sums are added in pairs: take 4"),
     (["--virtual_replicas=4", "--replicas=8"], "virtual_replicas=4 does not divide over 8 replicas: use 1, 2, 4 … 4"),
     (["--virtual_replicas=8", "--global_batch_size=20"], "=20 does not divide over virtual_replicas=8: take 16"),
     (["--model=mlp", "--virtual_replicas=8", "--global_batch_size=8", "--mixup=0.2"], "mixes pairs): take 16"),
