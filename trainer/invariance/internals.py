@@ -48,7 +48,7 @@ FACTS = {
     "keras.optimizers.Optimizer._backend_update_step": "--shard_optimizer would update whole weights by parts of slots",
     "keras.optimizers.Optimizer._get_variable_index": "a variable would be updated by the slots of another one",
     "keras.optimizers.Optimizer._trainable_variables": "slots and averages would be paired with the wrong weights",
-    "keras.optimizers.Optimizer._model_variables_moving_average": "evaluation and export would lack the averages",
+    "keras.optimizers.Optimizer._model_variables_moving_average": "moving averages would be sharded",
     "keras.optimizers.Optimizer._var_key": "a sharded update would not find its slots",
     "keras.optimizers.Adam._momentums": "Adam would use the wrong slots",
     "keras.optimizers.Adam._velocities": "Adam would use the wrong slots",

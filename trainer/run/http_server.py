@@ -80,12 +80,15 @@ class Batcher:
         """Removes and returns the parts of the next call: in order, those of the first one's shape that fit."""
         self._parts = [part for part in self._parts if not part.answered.done()]  # the client may have disconnected
         taken: list[_Part] = []
+        left: list[_Part] = []
         room = self.model.most_rows
         for part in self._parts:
             if part.shapes == self._parts[0].shapes and len(part.columns[0]) <= room:
                 taken.append(part)
                 room -= len(part.columns[0])
-        self._parts = [part for part in self._parts if part not in taken]
+            else:
+                left.append(part)
+        self._parts = left
         return taken
 
     async def _answer_calls(self) -> None:

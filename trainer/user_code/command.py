@@ -92,14 +92,14 @@ def quiet_start() -> Iterator[None]:
 
 
 def start_command(
-    words: Sequence[str], log_file: Path, more: Mapping[str, str] = MappingProxyType({}), *, on_gpus: bool = False
+    words: Sequence[str], log_file: Path, more: Mapping[str, str] = MappingProxyType({})
 ) -> subprocess.Popen[bytes]:
-    """Starts `python -m WORDS` outside of this job's cluster and folders, and without GPUs unless `on_gpus`.
+    """Starts `python -m WORDS` outside of this job's cluster and folders, and without GPUs.
 
     Its output goes to `log_file`; more: other environment variables to set.
     """
     inherited = {name: value for name, value in os.environ.items() if name not in _JOB_VARIABLES}
-    environment = {**inherited, **({} if on_gpus else {"CUDA_VISIBLE_DEVICES": "-1"}), **more}
+    environment = {**inherited, "CUDA_VISIBLE_DEVICES": "-1", **more}
     with log_file.open("wb") as output:
         return subprocess.Popen([sys.executable, "-m", *words], stdin=subprocess.DEVNULL, stdout=output,
                                 stderr=subprocess.STDOUT, env=environment)  # fmt: skip

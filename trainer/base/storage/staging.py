@@ -121,7 +121,7 @@ class Staged:
     def __init__(self, address: Address, name: str, cache_dir: str = "") -> None:
         self._gcs, self._setting = connect(), f"{name}={address}"
         listed = _listed.get(address) or listing(address)
-        del _listed[address]
+        _listed.pop(address, None)
         single = len(listed) == 1 and listed[0].address == address
         self.objects = {remote.address.name[len(address.prefix) :]: remote for remote in listed}
         if not self.objects:
@@ -226,7 +226,7 @@ def in_parallel(work: Callable[[Item, threading.Event], None], items: Collection
 def transfer_bar(label: str, size: int, files: int, quiet: bool = False) -> Iterator[Callable[[int], None]]:
     """Yields a thread-safe function that adds transferred bytes, or subtracts bytes that are downloaded again.
 
-    Shows a bar on a terminal, a log line every 30 seconds elsewhere, and logs bytes and speed at the end.
+    Shows a bar on a terminal, a log line every 30 seconds elsewhere, and logs files, bytes and seconds at the end.
     """
     began = logged = time.monotonic()
     transferred, lock = 0, threading.Lock()
