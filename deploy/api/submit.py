@@ -103,13 +103,13 @@ def prepare(
     if asked.check:
         order = dataclasses.replace(order, subject=f"check-{order.subject}")
     jobs = _candidates(asked, program, order, unfollowed)
+    works = [] if asked.check else [job.workload for job in jobs]
+    memory = memory_lines(works, plan=asked.plan, force=asked.force)  # which makes the plans that are missing
     confirmation = partial(
         cost_confirmation, [(job.tier, 1) for job in jobs], planned_usd(jobs), asked, alternatives=True
     )
     sources = list(dict.fromkeys(package.uri(job.gcp.bucket) for job in jobs for package in job.packages))
     record = Submission(order.submission, command=command, sources=sources)
-    works = [] if asked.check else [job.workload for job in jobs]
-    memory = memory_lines(works, plan=asked.plan, force=asked.force)  # which makes the plans that are missing
     return SubmittedJob(jobs, record, session, [*describe(jobs), *memory], confirmation, register)
 
 

@@ -8,6 +8,7 @@ comparison has a copy of its file in its own folder.
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import platform
@@ -87,7 +88,8 @@ class Submission:
         """Returns whether the command had --detach: given again, it creates another job."""
         cli = Parser(add_help=False)
         cli.add_boolean("detach", "do not follow the job")
-        return bool(cli.parse_known_args(shlex.split(self.command.partition(" -- ")[0]))[0].detach)
+        words = itertools.takewhile("--".__ne__, shlex.split(self.command))  # what follows is a script's own
+        return bool(cli.parse_known_args(words)[0].detach)
 
     def write(self) -> None:
         """Replaces the file of this submission in the index, and in its folder."""
@@ -164,7 +166,7 @@ def find_elsewhere(job: str, gcp: GcpConfig, backend: Platform, clock: Clock) ->
         attempts = records.setdefault(submission, Submission(submission)).attempts
         # Labels number the attempts: earlier ones that this region does not list keep their places.
         unlisted = int(number) - 1 - len(attempts)
-        attempts += [Attempt("", gcp.project, gcp.region, None, "", "NOT SUBMITTED")] * unlisted
+        attempts += [Attempt("", gcp.project, gcp.region, None, "", "NOT SUBMITTED") for _ in range(unlisted)]
         attempts.append(attempt)
     known = find_attempt(job, reversed(records.values()))
     if known:

@@ -63,16 +63,17 @@ def user_sources(
         )
     top = folder if folder.is_dir() else folder.parent
     allowed = {top / line.removeprefix(ALLOW).strip() for line in _ignore_lines(top) if line.startswith(ALLOW)}
-    findings, scanned = list[str](), 0
+    findings, scanned = list[tuple[str, str]](), 0
     for name, path in files.items():
         if path not in allowed:
             as_text = sizes[name] <= TEXT_BYTES and scanned + sizes[name] <= _SCANNER_BYTES
             scanned += sizes[name] * as_text
-            findings += [f"{name}, {finding}" for finding in find_credentials(path, as_text=as_text)]
+            findings += [(name, finding) for finding in find_credentials(path, as_text=as_text)]
     if findings:
-        inner = files[findings[0].partition(", ")[0]].relative_to(top).as_posix()
+        inner = files[findings[0][0]].relative_to(top).as_posix()
+        named = "; ".join(f"{name}, {finding}" for name, finding in findings)
         raise UserError(
-            f"package: these look like credentials: {'; '.join(findings)}: they would be stored in the bucket and in "
+            f"package: these look like credentials: {named}: they would be stored in the bucket and in "
             "the job, whose own account needs no key: move them out of the folder, or name the files in .gcloudignore. "
             f"What is harmless: a line {ALLOW}{inner} in {top.name}/.gcloudignore, or in the line itself "
             "# pragma: allowlist secret"

@@ -46,7 +46,9 @@ def local_workers(
     pools = tier.spec["workerPoolSpecs"][:2]
     counts = [int(pool.get("replicaCount", 1)) for pool in pools]
     addresses, devices = iter(free_addresses(sum(counts))), _devices(tier.accelerators, sum(counts))
-    cluster = {f"workerpool{pool}": [next(addresses) for _ in range(count)] for pool, count in enumerate(counts)}
+    cluster = {
+        f"workerpool{pool}": [next(addresses) for _ in range(count)] for pool, count in enumerate(counts) if count
+    }
     # Each worker gets its part of this process's cores; if there are more workers than cores, they share them.
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     share = max(1, len(cores) // sum(counts))

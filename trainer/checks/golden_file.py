@@ -56,7 +56,7 @@ def read_golden(path: Path) -> Golden:
     try:
         if not problem:
             golden = Golden(**content)
-            if golden.moments.keys() == golden.control.keys() == {str(step) for step in golden.steps}:
+            if golden.steps and golden.moments.keys() == golden.control.keys() == {str(step) for step in golden.steps}:
                 return golden
             problem = f"{path} is damaged (a step lacks numbers)"
     except (TypeError, AttributeError) as error:

@@ -112,7 +112,7 @@ class Travelling(NamedTuple):
         replica = tf.distribute.get_replica_context()
         replicas = replica.num_replicas_in_sync
         for gradient in gradients:
-            value, rows, size = dense(gradient), None, None
+            value, rows, size = gradient, None, None
             if replicas > 1 and isinstance(gradient, tf.IndexedSlices):
                 size = tf.get_static_value(gradient.dense_shape)
                 slices, count = gradient.values, gradient.values.shape[0]
@@ -123,7 +123,7 @@ class Travelling(NamedTuple):
                     rows = tf.reshape(place[:, None] * tf.cast(gradient.indices, tf.int64), (-1,))
                     place = tf.reshape(tf.cast(place, slices.dtype), (-1, *[1] * len(slices.shape)))
                     value = tf.reshape(place * slices, (-1, *slices.shape[1:]))
-            travelling.values.append(value)
+            travelling.values.append(dense(value))
             travelling.rows.append(rows)
             travelling.sizes.append(size)
         return travelling

@@ -212,7 +212,9 @@ class Fid:
         self._rows = tf.constant(np.resize(chosen, padded), tf.int64)
         self._noise = noise(seed + 1, padded, model.latent_dim, keras.config.floatx())
         self._labels: Any = None
-        if conditional:  # read together with their images
+        if conditional and reals.targets is not None:
+            self._labels = reals.targets[self._rows.numpy()].astype(np.int32)
+        elif conditional:  # they are read together with their images
             parts = (reals.gather(self._rows[at : at + batch])[1].numpy() for at in range(0, padded, batch))
             self._labels = np.concatenate([*parts]).astype(np.int32)
         self._generator: Any = None

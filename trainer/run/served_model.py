@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError, reason
 from trainer.base.log import log
+from trainer.base.run_files.job_files import mapping
 from trainer.base.run_files.serving_file import Servable, read_servable
 from trainer.base.storage import make_writable, output_address, write_whole
 from trainer.base.storage.gcs import connect
@@ -307,7 +308,10 @@ def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
     if _ANSWERS_OF not in earlier:
         _write(target, _ANSWERS_OF, [about])
     else:
-        before = json.loads(_read(target / _ANSWERS_OF))
+        try:
+            before = mapping({"answers": json.loads(_read(target / _ANSWERS_OF))}, "answers")
+        except ValueError:  # it is damaged: nobody knows whose answers these are
+            before = {}
         differing = [name for name in about if before.get(name, False) != about[name]]
         if differing:
             raise UserError(f"out={out}: its answers are of another {' and other '.join(differing)}: use another --out")

@@ -116,6 +116,7 @@ def test_a_record_is_replaced_only_by_who_read_it() -> None:
 @pytest.mark.parametrize(("words", "detached"), [
     ("cpu --detach", True), ("--detach cpu", True), ("cpu --detach=yes", True), ("cpu --detach false", False),
     ("cpu --no_detach", False), ("cpu -- --detach", False), ("cpu", False),
+    ("cpu '--arguments=--x -- --y' --detach", True), ("cpu '--arguments=--x -- --detach'", False),
 ])  # fmt: skip
 def test_a_detached_command_is_known_in_every_form_that_its_parser_takes(words: str, detached: bool) -> None:
     assert Submission("1", command=f"python -m deploy submit {words}").detached is detached
