@@ -18,21 +18,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from .script_output import Output
 from .script_reports import Record
 from .starter import say
 
 if TYPE_CHECKING:
     from trainer.base.limit_watch import LimitWatch
 
-PIPE = "VERTEX_REPORT_PIPE"
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def main() -> int:
-    """Runs the script to its end, passes on its output and signals to it, and returns the job's exit code.
+    """Runs the script to its end, passes signals on to it, and returns the job's exit code.
 
     It is the script's, or 128 + n if signal n ended the script, or 0 if a limit of the job stopped it.
     """
@@ -57,21 +56,21 @@ def main() -> int:
     if record:
         record.begin()
     with tempfile.TemporaryDirectory() as folder:
-        pipe = os.path.join(folder, "reports")
-        os.mkfifo(pipe)
-        # Opened for writing, too: otherwise the pipe would end whenever the script closes it.
-        reports = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+        # `vertex_report` appends to this file whatever the script reports.
+        file = Path(folder, "reports.jsonl")
+        file.touch()
         command = [sys.executable, *plan["command"], *sys.argv[1:]]
-        environment = {"PYTHONUNBUFFERED": "1", **torch, **variables, PIPE: pipe}
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        output = Output(process, reports, record.take if record else lambda line: None)
-        return _followed(process, output, record, shlex.join(plan["command"]))
+        environment = {"PYTHONUNBUFFERED": "1", **torch, **variables, "VERTEX_REPORT_FILE": str(file)}
+        with file.open("rb") as reports:
+            process = subprocess.Popen(command, env=environment)
+            return _followed(process, reports, record, shlex.join(plan["command"]))
 
 
-def _followed(process: subprocess.Popen[bytes], output: Output, record: Record | None, name: str) -> int:
+def _followed(process: subprocess.Popen[bytes], reports: BinaryIO, record: Record | None, name: str) -> int:
     """Waits for the script's end, watches the job's limits meanwhile, records how it ended and returns the exit code.
 
-    Signals that end this process are passed on to the script. `name`: what messages call the script.
+    Signals that end this process are passed on to the script. `reports`: the file of its reports; `name`: what messages
+    call the script.
     """
     signals: list[int] = []
 
@@ -82,7 +81,6 @@ def _followed(process: subprocess.Popen[bytes], output: Output, record: Record |
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     watch: LimitWatch | None = None
-    reports = 0
     if os.environ.get("TRAINER_LIMITS"):
         # A job has this file in its archive. It is not imported in a local run, which has no limits, since a package of
         # the user's may have the same name there.
@@ -91,18 +89,22 @@ def _followed(process: subprocess.Popen[bytes], output: Output, record: Record |
         watch = LimitWatch(read_limits(), lambda line: say(line, "WARNING"), process.terminate, process.kill)
         watch.idle_s = -math.inf  # a script may prepare for long: idle time counts from its first use or report
     with watch.looking() if watch else contextlib.nullcontext():
-        while process.poll() is None:
+        unfinished = b""  # the end of the reports, after the last line break
+        ended = False
+        while not ended:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.2)
+            ended = process.returncode is not None  # looked at before the last reports are read
+            *lines, unfinished = (unfinished + reports.read()).split(b"\n")
             if record:
+                for line in lines:
+                    record.take(line)
                 record.write_if_due()
-            if watch and record and record.reports > reports:
-                watch.active, reports = True, record.reports
-    output.finish()
+            if watch and lines:
+                watch.active = True
     code = 128 - process.returncode if process.returncode < 0 else process.returncode
-    last = output.last_error.decode(errors="replace").strip()[:500]
     end: dict[str, Any] = {"state": "interrupted" if signals else "failed", "exit_code": code}
-    end["error"] = f"{name} exited with status {code}" + (f": {last}" if last else "")
+    end["error"] = f"{name} exited with status {code}: its traceback, if it printed one, is in the job's log"
     if watch and watch.reason:
         end, code = {"state": "stopped", "error": watch.reason}, 0  # Vertex AI would restart it for another exit code
     elif not code and not signals:

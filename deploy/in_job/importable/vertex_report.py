@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from typing import Any
 
 
@@ -20,12 +21,12 @@ def report(step: int, examples: int | None = None, total_steps: int | None = Non
     TensorFlow or PyTorch. Raises TypeError for other values. Outside of a job the report is printed as a line.
     """
     counts = {"step": step, "examples": examples, "total_steps": total_steps}
-    line = {name: int(count) for name, count in counts.items() if count is not None}
-    text = json.dumps({**line, **{name: float(value) for name, value in values.items()}}) + "\n"
-    pipe = os.environ.get("VERTEX_REPORT_PIPE")
-    if not pipe:
-        print(text, end="", flush=True)
+    line: dict[str, float] = {name: int(count) for name, count in counts.items() if count is not None}
+    line |= {name: float(value) for name, value in values.items()}
+    reports = os.environ.get("VERTEX_REPORT_FILE")
+    if not reports:
+        print(json.dumps(line), flush=True)
         return
     # Each report is one short write, so that the reports of several processes do not mix.
-    with open(pipe, "ab", buffering=0) as file:
-        file.write(text.encode())
+    with open(reports, "ab", buffering=0) as file:
+        file.write(json.dumps([time.monotonic(), line]).encode() + b"\n")

@@ -41,12 +41,10 @@ def test_a_script_with_fit_has_the_numbers_of_a_recipe() -> None:
 
 
 TORCH = """
-import json
-import os
-
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from vertex_report import report
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)
@@ -59,7 +57,7 @@ for step in range(1, 21):
     loss.backward()
     optimizer.step()
     dist.all_reduce(loss.detach())
-    print(json.dumps({"step": step, "examples": 64 * step, "loss": loss.item()}))
+    report(step=step, examples=64 * step, loss=loss)
 dist.barrier()
 dist.destroy_process_group()
 """

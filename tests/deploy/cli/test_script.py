@@ -13,7 +13,7 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.cli import compare, jobs, submit
-from deploy.job.script import WORKER, ScriptRun, read_script
+from deploy.job.script import ScriptRun, read_script
 from deploy.platform import local as processes
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.local import LocalJob, local_workers
@@ -81,18 +81,27 @@ def test_a_script_finds_what_vertex_gives_it(monkeypatch: pytest.MonkeyPatch) ->
         assert "vertex_report.py" in os.listdir(found["path"][1])
 
 
-def test_its_numbers_come_from_reports_and_from_printed_lines(capsys: Capture) -> None:
-    """In the order in which they were made, also beside a progress bar that ends no line."""
-    script(f"{REPORTS}\nimport json\nprint('80/80', end='\\r')\n"
-           "print(json.dumps({'step': 90, 'examples': 5760, 'loss': float('nan'), 'accuracy': 0.75}))\n")  # fmt: skip
+TORN = """
+if os.fork() == 0:
+    report(step=90, examples=5760, loss=float("nan"), accuracy=0.75)
+    os._exit(0)
+os.wait()
+with open(os.environ["VERTEX_REPORT_FILE"], "ab") as file:
+    file.write(b"[1.0, {")
+"""
+
+
+def test_its_numbers_come_from_its_reports() -> None:
+    """In the order in which they were made, also from a process that it starts, and with a torn last line."""
+    script(f"import os{REPORTS}{TORN}")
     assert local("cpu") == 0
     lines = [json.loads(line) for line in Path("runs/a/stats.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [*range(10, 91, 10)]
     assert [line["metrics"]["accuracy"] for line in lines[-2:]] == [1.0, 0.75]
     assert lines[-1]["losses"] == {"loss": None}
+    assert min(line["step_seconds"] for line in lines[1:8]) >= 0.001, "10 ms for 10 steps, whenever they are read"
     about = json.loads(Path("runs/a/run.json").read_text())
     assert (about["total_steps"], about["data"]) == (80, {"unit": "examples", "examples_per_step": 64})
-    assert '[workerpool0-0] 80/80\r{"step": 90' in capsys.readouterr().out.replace("\n[workerpool0-0] {", "\r{")
 
 
 def test_a_report_outside_a_job_is_printed() -> None:
@@ -102,23 +111,14 @@ def test_a_report_outside_a_job_is_printed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends", "code", "error"),
-    [
-        ("sys.exit(7)", 7, "train.py exited with status 7"),
-        ("raise ValueError('no such\\ncolumn')", 1, "train.py exited with status 1: column"),
-        ("os.kill(os.getpid(), 9)", 137, "train.py exited with status 137"),
-    ],
+    ("ends", "code"), [("sys.exit(7)", 7), ("raise ValueError", 1), ("os.kill(os.getpid(), 9)", 137)]
 )
-def test_the_exit_code_is_its_own(ends: str, code: int, error: str, capsys: Capture) -> None:
+def test_the_exit_code_is_its_own(ends: str, code: int, capsys: Capture) -> None:
     script(f"import os, sys\nprint('begins')\n{ends}")
     assert local("cpu") == code
     found = result()
-    assert (found["state"], found["exit_code"], found["error"], found["wall_seconds"] > 0) == (
-        "failed",
-        code,
-        error,
-        True,
-    )
+    assert (found["state"], found["exit_code"], found["wall_seconds"] > 0) == ("failed", code, True)
+    assert found["error"].startswith(f"train.py exited with status {code}: ")
     assert f"exited with a non-zero status of {code}." in capsys.readouterr().err
 
 
@@ -152,20 +152,6 @@ def test_a_script_that_hangs_leaves_no_process(tmp_path: Path, monkeypatch: pyte
             break
         time.sleep(0.05)
     assert (len(pids), [pid for pid in pids if is_alive(pid)]) == (2, [])
-
-
-def test_very_many_logs_pass_in_little_memory(tmp_path: Path) -> None:
-    """24 MB, of which 8 are one line; the report after them counts."""
-    path = script("import sys\nfor _ in range(1_000): print('x' * 16_000)\nsys.stdout.write('y' * 8_000_000 + '\\n')\n"
-                  "print('{\"step\": 5, \"loss\": 0.5}')")  # fmt: skip
-    code = f"import sys\nfrom {WORKER} import main\ncode = main()\nsys.exit(open('/proc/self/status').read())"
-    _, plan = ScriptRun(load_tier("cpu"), read_script(str(path), "", "", [])).local_program(tmp_path / "job")
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **plan}
-    done = run([sys.executable, "-c", code], env=environment)
-    assert (done.returncode, len(done.stdout)) == (1, 1_000 * 16_001 + 8_000_001 + len('{"step": 5, "loss": 0.5}\n'))
-    (most,) = [int(line.split()[1]) for line in done.stderr.splitlines() if line.startswith("VmHWM")]
-    assert most < 40_000, "KiB"
-    assert result(str(tmp_path / "job"))["steps"] == 5
 
 
 def test_a_script_without_numbers_has_time_and_state(capsys: Capture) -> None:
@@ -267,7 +253,7 @@ def test_numbers_that_cannot_be_written_end_no_script(vertex: Emulator, session:
     assert submit.main(["cpu", "--script=mine/train.py", *WHERE, "--backend=sdk"], session) == 0
     shown = capsys.readouterr().out
     assert "reaches its end" in shown
-    assert shown.count("the numbers of this script cannot be written to its job directory: status 403") == 1
+    assert shown.count("the numbers of this script cannot be kept in its job directory: status 403") == 1
 
 
 def test_jobs_of_a_script_are_compared(
