@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import trainer
 
@@ -18,7 +19,13 @@ if Path(next(iter(trainer.__path__))).parent != _PACKAGE_ROOT:  # some of Google
 from trainer.base.errors import DONE, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError  # noqa: E402
 from trainer.base.settings.fields import nearest  # noqa: E402
 
-# verb -> its help. Only the requested verb's module, deploy.cli.VERB, is imported; its `main` returns the exit code.
+# Only the module of the requested verb is imported. Its `main` runs the verb, or the function of the verb's name if the
+# module, named here, has several verbs; both return the exit code.
+MODULES = {
+    "jobs": "jobs", "watch": "jobs", "logs": "jobs", "cancel": "jobs", "report": "runs", "track": "runs",
+    "register": "runs",
+}  # fmt: skip
+# verb -> its help
 VERBS = {
     "local": "rehearse a job locally, in the environment of Vertex AI",
     "machines": "print the tiers or, with --all, the machines, with prices",
@@ -102,7 +109,7 @@ def program() -> int:
     A Ctrl-C after the verb has finished is ignored, so that it does not change the exit code.
     """
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions: docs/vertex.md
-        importlib.import_module("deploy.cli.completion").complete([*PROGRAMS, *VERBS])
+        _complete()
     for number in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:  # Windows has no SIGHUP
         if signal.getsignal(number) is signal.SIG_DFL:  # what nohup ignores stays ignored
             signal.signal(number, signal.default_int_handler)
@@ -138,15 +145,31 @@ def _run(words: Sequence[str]) -> int:
         known = [*PROGRAMS, *VERBS]
         hint = f"; did you mean '{_SYNONYMS[verb]}'?" if verb in _SYNONYMS else nearest(verb, known)
         raise UserError(f"{verb}: unknown verb{hint} Known: {', '.join(known)}")
-    module = importlib.import_module(f"deploy.cli.{verb}")
+    module = importlib.import_module(f"deploy.cli.{MODULES.get(verb, verb)}")
     from deploy.api.keywords import check_arguments, split_words  # imported late: it would slow down --help
     from deploy.base.console import printed_on
 
     check_arguments(arguments)
     prints_document = {"--json", "--spec"} & {*split_words(arguments)[0]}  # alone on stdout: the text goes to stderr
     with printed_on(sys.stderr if prints_document else None, command=True):
-        code: int = module.main(arguments)
+        code: int = getattr(module, verb if verb in MODULES else "main")(arguments)
     return code
+
+
+def _complete() -> None:
+    """Prints the verbs, tiers and recipes that are possible at the cursor of a shell, and ends the process."""
+    import argparse  # imported late: it would slow down --help
+
+    from deploy.tiers.tier import tier_names
+    from trainer.base.settings.resolution import recipe_names
+
+    cli = argparse.ArgumentParser(add_help=False)
+    cli.add_argument("verb", choices=[*PROGRAMS, *VERBS])
+    tiers: Any = cli.add_argument("tiers", nargs="*")
+    tiers.completer = lambda **_: tier_names()
+    recipe: Any = cli.add_argument("--recipe")
+    recipe.completer = lambda **_: recipe_names()
+    importlib.import_module("argcomplete").autocomplete(cli)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Implements the command line: one module per verb, with the name of the verb, and the flags that verbs share."""
+"""Implements the command line: the verbs, most in a module of their name, and the flags that they share."""

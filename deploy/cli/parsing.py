@@ -10,7 +10,6 @@ from deploy.api.keywords import LISTED, package_folder, read_settings, split_wor
 from deploy.base.options import declare
 from deploy.job.job import Program
 from deploy.job.script import read_script
-from deploy.job.workload import JobOptions
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import Parser, add_setting_flags, flag_values, nearest, refuse_unknown
 from trainer.base.settings.resolution import Overrides, flags_of, own_settings
@@ -82,20 +81,6 @@ def parse(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Ov
     args, unknown = cli.parse_known_args(arguments)
     refuse_unknown(unknown, cli.flags, settings.hint, LISTED)
     return args, read_settings({name: value for name, value in vars(args).items() if name in names}, first)
-
-
-def add_target(cli: Parser) -> None:
-    """Adds the arguments that name a job, as `attach` takes them."""
-    cli.add_argument(
-        "job",
-        nargs="?",
-        default="",
-        metavar="JOB",
-        help="its name, display name, number or submission (default: the last)",
-    )
-    declare(cli, JobOptions, "project", "backend")
-    cli.add_argument("--region", default="", metavar="NAME,NAME", help="where to look for it (default: gcloud's "
-                     "ai/region, and those of the submissions from this folder)")  # fmt: skip
 
 
 def write_document(args: argparse.Namespace, verb: str, **content: Any) -> None:

@@ -124,7 +124,7 @@ def test_a_setting_may_be_emptied(capsys: Capture) -> None:
 
 def test_a_fault_of_the_platform_is_one_line_too(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     fault = "gs://bucket/runs: Cloud Storage does not answer as it should"
-    monkeypatch.setattr("deploy.cli.report.main", Mock(side_effect=PlatformFault(fault)))
+    monkeypatch.setattr("deploy.cli.runs.report", Mock(side_effect=PlatformFault(fault)))
     assert main(["report", "gs://bucket/runs"]) == 1
     assert capsys.readouterr().err == f"error: {fault}: run the same command again later\n"
 
@@ -133,7 +133,7 @@ def test_a_fault_of_the_platform_is_one_line_too(monkeypatch: pytest.MonkeyPatch
     ("told", "shown"), [((), "stopped: run the same command again to go on\n"), (("projects/p/…/7",), "")]
 )
 def test_ctrl_c_is_told_once(told: tuple[str, ...], shown: str, monkeypatch: Patch, capsys: Capture) -> None:
-    monkeypatch.setattr("deploy.cli.report.main", Mock(side_effect=KeyboardInterrupt(*told)))
+    monkeypatch.setattr("deploy.cli.runs.report", Mock(side_effect=KeyboardInterrupt(*told)))
     assert main(["report", "run"]) == 75
     assert capsys.readouterr().err == shown
 

@@ -18,7 +18,7 @@ from unittest.mock import Mock
 import pytest
 
 from deploy.__main__ import main as deploy
-from deploy.cli import cancel, jobs, logs, submit, watch
+from deploy.cli import jobs, submit
 from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.emulator import Emulator
 from tests.docs.commands import Command, documented
@@ -76,11 +76,11 @@ def dry_run(command: Command, session: Session) -> None:
 
 def run_on_emulator(command: Command, session: Session) -> None:
     """Runs the command on a job that was submitted to an emulated Vertex AI."""
-    verbs = {"watch": watch.main, "logs": logs.main, "jobs": jobs.main, "cancel": cancel.main}
     sdk, verb = ["--backend=sdk"], command.words[3]
     job = ["--recipe=wgan_gp_digits", "--image=us-docker.pkg.dev/p/r/x:1", "--bucket=gs://bucket", "--detach"]
     assert submit.main(["cpu", *job, *sdk], session) == 0
-    assert verbs[verb]([*command.arguments, *sdk, *(["--yes"] if verb == "cancel" else [])], session) in (0, 75)
+    run_verb: Callable[[list[str], Session], int] = getattr(jobs, verb)
+    assert run_verb([*command.arguments, *sdk, *(["--yes"] if verb == "cancel" else [])], session) in (0, 75)
 
 
 def make(command: Command, session: Session) -> None:
@@ -148,9 +148,9 @@ CUTOFFS = {
     "deploy prices": "deploy.cli.prices.read_skus",
     "deploy bill": "deploy.cli.bill.find_attempt",
     "deploy clean": "deploy.cli.clean.ThreadPoolExecutor",
-    "deploy report": "deploy.cli.report.write_report",
-    "deploy track": "deploy.cli.track.track",
-    "deploy register": "deploy.cli.register.read_registration",
+    "deploy report": "deploy.cli.runs.write_report",
+    "deploy track": "deploy.cli.runs.tracked_runs.track",
+    "deploy register": "deploy.cli.runs.read_registration",
     "deploy predict": "deploy.cli.predict.find_version",
 }
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from deploy.cli import cancel, submit, watch
+from deploy.cli import jobs, submit
 from deploy.job import ledger, sending
 from deploy.platform.errors import STATE_UNKNOWN, JobUnknown
 from deploy.platform.gcloud_and_sdk import Session
@@ -83,9 +83,9 @@ def test_a_job_that_appears_after_the_second_ctrl_c_is_found_by_its_label(
     if finder == "submit":
         assert submit.main(["cpu", *SDK], session) == 0
     else:
-        verb: Any = {"watch": watch, "cancel": cancel}[finder]
+        verb: Any = {"watch": jobs.watch, "cancel": jobs.cancel}[finder]
         more = ["--yes"] if finder == "cancel" else []
-        assert verb.main([submission, "--backend=sdk", *more], session) == 0
+        assert verb([submission, "--backend=sdk", *more], session) == 0
     assert (len(cloud.jobs), attempts()[0]["job"]) == (1, job["name"])
 
 

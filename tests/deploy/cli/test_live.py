@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deploy.cli import jobs, submit, watch
+from deploy.cli import jobs, submit
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.tiers.tier import load_tier
 from tests.deploy.cli.test_watch import SDK
@@ -61,7 +61,7 @@ def test_a_watch_shows_progress_and_money_that_can_be_recomputed(
         flying.asleep = end
 
     flying.asleep = restarted
-    assert watch.main([priced["name"], *SDK], session) == 0
+    assert jobs.watch([priced["name"], *SDK], session) == 0
     shown = [line.split("  ", 1)[-1] for line in capsys.readouterr().out.splitlines()]
     assert shown[1] == "step 250 of 1,000 (25%), 0:02:30 left, loss 0.004; 1.80 USD so far, 36.00 at most"
     # A minute later; 50 s for 150 steps.
@@ -86,7 +86,7 @@ def test_jobs_are_listed_region_by_region_with_machine_labels_progress_and_money
     cloud.create(PARENT, {"displayName": "not ours", "jobSpec": SPEC})
 
     def listed(*flags: str) -> list[str]:
-        assert jobs.main([*SDK, *flags], session) == 0
+        assert jobs.jobs([*SDK, *flags], session) == 0
         return capsys.readouterr().out.splitlines()
 
     header, first, _, progress, second, about = listed("--region=us-central1")
@@ -121,7 +121,7 @@ def test_progress_that_cannot_be_read_ends_no_watch(
             cloud.end(priced, "SUCCEEDED")
 
     flying.asleep = end
-    assert watch.main([priced["name"], *SDK], session) == 0
+    assert jobs.watch([priced["name"], *SDK], session) == 0
     shown = capsys.readouterr().out
     assert shown.count("no progress: gs://my-bucket/7/stats.jsonl: no permission to read it") == 1
 

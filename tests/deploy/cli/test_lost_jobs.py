@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deploy.cli import bill, cancel, jobs, submit, watch
+from deploy.cli import bill, jobs, submit
 from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, Job, attempts, needs_gcloud
 from tests.deploy.emulator import PARENT, POSTS, QUOTA, Emulator, Fault, ends
@@ -82,7 +82,7 @@ def test_the_search_outlasts_a_minute_and_ten_listings(
     told = [line for line in shown.err.splitlines() if line.startswith("looks for the job by its label")]
     assert len(told) >= 4, "every ten seconds"
     cloud.lists_nothing = 0
-    assert jobs.main(["--backend=sdk", "--project=my-proj", "--region=us-central1"], session) == 0
+    assert jobs.jobs(["--backend=sdk", "--project=my-proj", "--region=us-central1"], session) == 0
     assert states(cloud) == ["PENDING", "CANCELLED"]
 
 
@@ -104,15 +104,15 @@ def test_a_double_that_is_listed_much_later_is_cancelled_while_the_first_is_foll
     assert attempts()[0]["job"] == cloud.jobs["1000"]["name"]
 
 
-@pytest.mark.parametrize("verb", [watch, cancel])
+@pytest.mark.parametrize("verb", [jobs.watch, jobs.cancel])
 def test_whoever_looks_later_ends_the_double(verb: Any, cloud: Emulator, session: Session, job: Job) -> None:
     double = cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s1"}})
     stranger = cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s2"}})
     cloud.begin(double)
-    if verb is watch:
+    if verb is jobs.watch:
         cloud.end(job, "SUCCEEDED")
-    yes = ["--yes"] if verb is cancel else []
-    assert verb.main([job["name"], "--backend=sdk", "--project=my-proj", *yes], session) == 0
+    yes = ["--yes"] if verb is jobs.cancel else []
+    assert verb([job["name"], "--backend=sdk", "--project=my-proj", *yes], session) == 0
     assert (double["state"], stranger["state"]) == ("JOB_STATE_CANCELLED", "JOB_STATE_PENDING")
 
 
@@ -122,9 +122,9 @@ def test_a_command_that_was_pasted_again_makes_no_double(cloud: Emulator, sessio
     cloud.begin(job)
     cloud.end(job, "FAILED")
     again = cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s1"}})
-    assert jobs.main([*where, "--region=us-central1"], session) == 0
-    assert cancel.main([job["name"], *where], session) == 0
-    assert watch.main([job["name"], *where], session) == 1  # that of the first, not of the second
+    assert jobs.jobs([*where, "--region=us-central1"], session) == 0
+    assert jobs.cancel([job["name"], *where], session) == 0
+    assert jobs.watch([job["name"], *where], session) == 1  # that of the first, not of the second
     assert again["state"] == "JOB_STATE_PENDING"
 
 
@@ -250,7 +250,7 @@ def test_sigterm_answers_as_ctrl_c(
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
     flying.asleep = lambda: os.kill(os.getpid(), signal.SIGTERM)
-    assert watch.main([job["name"], f"--backend={backend}", "--project=my-proj"], session) == 75
+    assert jobs.watch([job["name"], f"--backend={backend}", "--project=my-proj"], session) == 75
     assert (
         f"no longer watched, and not cancelled; watch it: python -m deploy watch {job['name']}"
         in capsys.readouterr().out
@@ -285,7 +285,7 @@ def test_a_job_is_found_from_another_folder_by_any_of_its_names(
             "name": job["name"]}[kind]  # fmt: skip
     ends("SUCCEEDED")(cloud, job)
     regions = ["--backend=sdk", "--region=us-east1,us-central1"]
-    assert watch.main([name, *regions], session) == 0
+    assert jobs.watch([name, *regions], session) == 0
     monkeypatch.setattr(bill, "billed_usd", lambda table, labels, clock: dict.fromkeys(labels, 0.5))
     capsys.readouterr()
     assert bill.main([name, "--table=p.d.gcp_billing_export_v1_0A", *regions], session) == 0
@@ -294,4 +294,4 @@ def test_a_job_is_found_from_another_folder_by_any_of_its_names(
     assert (after_it["job"], after_it["tier"], after_it["state"]) == (before["job"], "cpu", "SUCCEEDED")
     assert json.loads(next(Path("runs/submitted").glob("*.json")).read_text())["command"].endswith(" --detach")
     with refused("job 'another': neither this folder nor us-east1, us-central1 has it: give its name, display name"):
-        watch.main(["another", *regions], session)
+        jobs.watch(["another", *regions], session)

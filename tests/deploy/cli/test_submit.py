@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from deploy.__main__ import main
-from deploy.cli import submit, watch
+from deploy.cli import jobs, submit
 from deploy.packaging.images import BuiltImage, remember
 from deploy.packaging.packages import packages_with
 from deploy.platform.errors import STATE_UNKNOWN, JobUnknown
@@ -173,7 +173,7 @@ def test_detached_it_is_named_in_the_record_and_watched_later(
     assert f"python -m deploy watch {job['name']}" in capsys.readouterr().out
     cloud.begin(job)
     cloud.end(job, "SUCCEEDED")
-    assert watch.main(["--backend=sdk"], session) == 0  # without a name: the last one
+    assert jobs.watch(["--backend=sdk"], session) == 0  # without a name: the last one
     assert attempts()[0]["state"] == "SUCCEEDED"
     with pytest.raises(UserError, match="--detach is for one tier in one region"):
         submit.main(["cpu", "t4x1", *SDK, "--detach"], session)

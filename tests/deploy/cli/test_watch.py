@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deploy.api.jobs import attach
-from deploy.cli import cancel, jobs, logs, submit, watch
+from deploy.cli import jobs, submit
 from deploy.job.ledger import Attempt, Submission
 from deploy.platform.errors import JobUnknown, stocked_out
 from deploy.platform.gcloud_and_sdk import Session
@@ -33,7 +33,7 @@ def watched(session: Session, job: Job, capsys: Capture) -> Watched:
     """Returns a function that watches the job, expects the exit `code`, and returns the output and the errors."""
 
     def run(code: int = 0) -> tuple[str, str]:
-        assert watch.main([job["name"], *SDK], session) == code
+        assert jobs.watch([job["name"], *SDK], session) == code
         shown = capsys.readouterr()
         return shown.out, shown.err
 
@@ -137,7 +137,7 @@ def test_a_job_of_unknown_state_has_not_failed(
 
     step_by_step(flying, lose)
     with pytest.raises(JobUnknown) as caught:
-        watch.main([job["name"], *SDK], session)
+        jobs.watch([job["name"], *SDK], session)
     error = str(caught.value)
     assert fix in error
     assert f"the job may still be running; watch it: python -m deploy watch {job['name']}" in error
@@ -145,7 +145,7 @@ def test_a_job_of_unknown_state_has_not_failed(
 
 def test_a_job_that_does_not_exist_is_not_reported_as_running(cloud: Emulator, session: Session) -> None:
     with pytest.raises(UserError, match="not found: check --project=my-proj and --region=us-central1") as caught:
-        watch.main([f"{PARENT}/customJobs/7", *SDK], session)
+        jobs.watch([f"{PARENT}/customJobs/7", *SDK], session)
     assert "watch it" not in str(caught.value)
 
 
@@ -206,16 +206,16 @@ def test_logs_are_printed_without_following(
     for number in (3, 1, 2, 0):
         cloud.log(job, f"line {number}", f"workerpool{number % 2}-0", time=f"2026-11-20T10:00:0{number}Z")
     cloud.log(job, "now")
-    assert logs.main([job["name"], *SDK, *flags], session) == 0
+    assert jobs.logs([job["name"], *SDK, *flags], session) == 0
     assert [line.rpartition("  ")[2] for line in capsys.readouterr().out.splitlines()] == texts
     assert flying.slept == 0
 
 
 def test_no_line_and_no_worker_are_said(session: Session, job: Job, capsys: Capture) -> None:
-    assert logs.main([job["name"], *SDK, "--worker=3"], session) == 0
+    assert jobs.logs([job["name"], *SDK, "--worker=3"], session) == 0
     assert "no lines in its log of that time or worker" in capsys.readouterr().err
     with pytest.raises(UserError, match="worker=chief: 0 is the chief"):
-        logs.main([job["name"], *SDK, "--worker=chief"], session)
+        jobs.logs([job["name"], *SDK, "--worker=chief"], session)
 
 
 def test_the_last_logs_are_retried_for_half_a_minute(
@@ -248,7 +248,7 @@ def test_ctrl_c_leaves_the_job_running_and_prints_how_to_watch_it(
 )
 def test_an_unknown_job_is_refused(arguments: list[str], line: str, session: Session) -> None:
     with pytest.raises(UserError, match=line):
-        watch.main([*arguments, "--backend=sdk"], session)
+        jobs.watch([*arguments, "--backend=sdk"], session)
 
 
 def test_jobs_are_those_of_gclouds_region_and_of_the_submissions_here_if_no_flag_names_one(
@@ -256,15 +256,15 @@ def test_jobs_are_those_of_gclouds_region_and_of_the_submissions_here_if_no_flag
 ) -> None:
     monkeypatch.delenv("CLOUDSDK_CORE_PROJECT")
     with pytest.raises(UserError, match="project is missing: use --project=ID"):
-        jobs.main(["--backend=sdk"], session)
+        jobs.jobs(["--backend=sdk"], session)
     with pytest.raises(UserError, match="region is missing: use --region=us-central1"):
-        jobs.main(SDK, session)
+        jobs.jobs(SDK, session)
     Submission("s1", [Attempt("cpu", "my-proj", "us-east1", None, "gs://bucket/demo")]).write()
     for flags, region in (([], "us-east1"), (["--region=us-west1"], "us-west1")):
-        assert jobs.main(["--backend=sdk", *flags], session) == 0
+        assert jobs.jobs(["--backend=sdk", *flags], session) == 0
         assert capsys.readouterr().out == f"no jobs of this package in {region}\n"
     monkeypatch.setenv("CLOUDSDK_AI_REGION", "us-central1")
-    assert jobs.main(["--backend=sdk"], session) == 0
+    assert jobs.jobs(["--backend=sdk"], session) == 0
     regions = ("us-central1", "us-east1")
     assert capsys.readouterr().out == "".join(f"no jobs of this package in {region}\n" for region in regions)
 
@@ -276,13 +276,13 @@ def test_cancel_asks_cancels_and_waits(
     cloud.begin(job)
     monkeypatch.setattr("builtins.input", answers.pop)
     with pytest.raises(UserError, match="not cancelled"):
-        cancel.main([job["name"], *SDK], session)
+        jobs.cancel([job["name"], *SDK], session)
     assert job["state"] == "JOB_STATE_RUNNING"
     assert capsys.readouterr().err.startswith("cancel demo (RUNNING, 0:00:0")
-    assert cancel.main([job["name"], *SDK], session) == 0
+    assert jobs.cancel([job["name"], *SDK], session) == 0
     assert job["state"] == "JOB_STATE_CANCELLED"
     assert capsys.readouterr().out.endswith("CANCELLED\n")
-    assert cancel.main([job["name"], *SDK], session) == 0  # already over: no question
+    assert jobs.cancel([job["name"], *SDK], session) == 0  # already over: no question
     assert answers == []
 
 

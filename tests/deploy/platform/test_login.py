@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from google.auth.exceptions import DefaultCredentialsError
 
-from deploy.cli import watch
+from deploy.cli import jobs
 from deploy.platform import buckets
 from deploy.platform.errors import describe_error
 from deploy.platform.gcloud_and_sdk import Gcloud, Sdk, Session
@@ -110,7 +110,7 @@ def test_one_login_alone_does_everything(
     flying.asleep = asleep
     flying.sleep(3595)
     session = Session(Clock(lambda: flying.time, flying.sleep), lambda *_: backend)
-    assert watch.main([name, "--project=my-proj"], session) == 0
+    assert jobs.watch([name, "--project=my-proj"], session) == 0
     shown = capsys.readouterr()
     assert "the last words" in shown.out
     logs = "".join(file.read_text() for file in Path(os.environ["CLOUDSDK_CONFIG"], "logs").rglob("*.log"))

@@ -10,7 +10,7 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1
 
-from deploy.cli import predict, register, submit
+from deploy.cli import predict, runs, submit
 from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.conftest import JOB, Capture, Command, FlyingClock, needs_gcloud, run
 from tests.deploy.emulator import Emulator, Fault, ends
@@ -38,7 +38,7 @@ ROWS = ("gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1
 
 
 def registered(session: Session, folder: Path, *more: str) -> int:
-    return register.main([str(folder), "--name=digits", f"--image={IMAGE}", *PLACE, *more], session)
+    return runs.register([str(folder), "--name=digits", f"--image={IMAGE}", *PLACE, *more], session)
 
 
 def test_a_run_is_one_version_and_aliases_move_only_when_asked(
