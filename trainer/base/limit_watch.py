@@ -35,17 +35,6 @@ class StopLimits:
         """Returns the limits as JSON, for `read_limits`; "" without a limit."""
         return json.dumps(asdict(self)) if self.idle_s or self.over_s else ""
 
-    @property
-    def idle(self) -> str:
-        """Returns the line that says why a job with idle GPUs is stopped."""
-        return f"all GPUs were below {IDLE_PERCENT:.0f} % for {self.idle_s / 60:.3g} minutes (--stop_if_idle)"
-
-    @property
-    def over(self) -> str:
-        """Returns the line that says why a job that takes longer than its plan is stopped."""
-        planned = f"{self.factor:g} times the upper end of its plan"
-        return f"the job has run for {self.over_s / 3600:.3g} hours, {planned} (--stop_if_over)"
-
 
 def read_limits(environment: Mapping[str, str] = os.environ) -> StopLimits:
     """Returns the limits of this job, zeros without any."""
@@ -142,9 +131,14 @@ class LimitWatch:
 
     def reached(self, idle_s: float) -> str:
         """Returns why the job is to end if the GPUs have been idle for `idle_s`, else ""; warns at half of a limit."""
-        limits, reason = self.limits, ""
-        ran_s = self._at - self._began
-        for seconds, limit, text in ((ran_s, limits.over_s, limits.over), (idle_s, limits.idle_s, limits.idle)):
+        planned = f"{self.limits.factor:g} times the upper end of its plan"
+        over = f"the job has run for {self.limits.over_s / 3600:.3g} hours, {planned} (--stop_if_over)"
+        idle_minutes = f"{self.limits.idle_s / 60:.3g} minutes"
+        idle = f"all GPUs were below {IDLE_PERCENT:.0f} % for {idle_minutes} (--stop_if_idle)"
+        reason = ""
+        for seconds, limit, text in (
+            (self._at - self._began, self.limits.over_s, over), (idle_s, self.limits.idle_s, idle)
+        ):  # fmt: skip
             if limit and seconds >= limit / 2:
                 self._warn_once(f"halfway to a limit at which this job ends itself: {text}")
                 reason = text if seconds >= limit else reason

@@ -161,11 +161,11 @@ def test_a_script_that_stalls_ends_as_stopped(
     script = read_script("train.py", "", "", [])
     shutil.unpack_archive(built(script.package()).build(), "unpacked", "zip")
     _, plan = ScriptRun(load_tier("cpu"), script).local_program(tmp_path / "job")
-    limits = StopLimits(idle_s=1800.0)
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": "unpacked/ours", "TRAINER_LIMITS": limits.text, **plan}
+    limits = StopLimits(idle_s=1800.0).text
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": "unpacked/ours", "TRAINER_LIMITS": limits, **plan}
     done = run([sys.executable, "-S", "-c", WATCHES.replace("GRACE\n", f"{grace}\n")], env=environment)
     assert done.returncode == 0, done.stderr
     assert "halfway to a limit" in done.stdout
     result = json.loads((tmp_path / "job" / "result.json").read_text())
-    assert (result["state"], result["error"], result["steps"]) == ("stopped", limits.idle, 5)
+    assert (result["state"], result["error"], result["steps"]) == ("stopped", WHY, 5)
     assert Path("saved").exists() == (handler == "save")

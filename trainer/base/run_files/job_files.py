@@ -179,7 +179,7 @@ def append_stats(folder: Path, entry: StatsEntry) -> None:
 def read_stats(folder: Path) -> tuple[list[StatsEntry], str]:
     """Returns the valid lines of stats.jsonl in `folder`, and what is wrong with the file or with other lines."""
     try:
-        text = _stats_text(folder)
+        text = (folder / STATS).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return [], f"{folder / STATS} is missing"
     except OSError as error:
@@ -203,11 +203,8 @@ def last_reported_step(folder: Path) -> int:
 
 def _valid_entries(folder: Path) -> list[StatsEntry]:
     """Returns the valid lines; raises OSError for a file that cannot be read, so that it is not overwritten."""
-    return parse_stats(_stats_text(folder)) if (folder / STATS).is_file() else []
-
-
-def _stats_text(folder: Path) -> str:
-    return (folder / STATS).read_text(encoding="utf-8", errors="replace")
+    file = folder / STATS
+    return parse_stats(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else []
 
 
 def parse_stats(text: str) -> list[StatsEntry]:

@@ -1,8 +1,8 @@
 """Keeps the files of a job directory in Cloud Storage, or leaves them in the local folder.
 
 A run reads and writes local files only. If its job directory is an address, it works in a scratch folder: `outline`
-downloads the small files before anything is read, `fetch` downloads the rest of a checkpoint when it is needed; what
-is `put` is uploaded by a background thread, in the order in which it was queued.
+downloads the small files before anything is read, and starts the thread that uploads what is `put`, in the order in
+which it was queued; `fetch` downloads the rest of a checkpoint when it is needed.
 
 A failed upload is retried until `close`, with a warning each time, even if the login is refused. If an upload is
 rejected, because a permission is missing or another run writes the same object, the next `put` raises the error.
@@ -56,8 +56,6 @@ class Mirror:
         self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run_tasks, name="uploader", daemon=True)
-        if self._addresses:
-            self._thread.start()
 
     def address_of(self, path: Path) -> Address | None:
         """Returns the address of `path`; None outside the mirrored folders."""
@@ -79,7 +77,10 @@ class Mirror:
         return any(name and not name.startswith(".") and not name.endswith("/") for name in names)
 
     def outline(self, root: Path, checkpoints: Path) -> None:
-        """Downloads the run's files and the manifests of its checkpoints."""
+        """Downloads the run's files and the manifests of its checkpoints, then starts to upload.
+
+        The folders must be locked: what another process has left in them is removed.
+        """
         for scratch in self._addresses:  # the bucket is right, not what an earlier process left in the scratch folders
             if (scratch / _UNSENT).exists():  # keep the newest files that could not be uploaded, in a backup folder
                 for older in scratch.parent.glob("unsent-*"):
@@ -104,6 +105,8 @@ class Mirror:
             for checkpoint, files in self._outlined.items():
                 checkpoint.mkdir(parents=True)
                 connect().download(files.pop(MANIFEST), checkpoint / MANIFEST)
+        if self._addresses:
+            self._thread.start()
 
     def fetch(self, checkpoint: Path) -> None:
         """Downloads the files of a checkpoint of which only the manifest is local."""
@@ -126,20 +129,16 @@ class Mirror:
 
         Raises the error of an earlier upload that was rejected.
         """
-        self._queue(path)
+        if self.address_of(path):
+            with self._changed:
+                if self.rejection:
+                    raise self.rejection
+                if path.is_dir():
+                    self._forget(path)
+                self._tasks.setdefault(path, self._upload)  # a queued task will send the newest content
+                self._changed.notify_all()
         if time.monotonic() >= self._logs_due:
             self._put_logs()
-
-    def _queue(self, path: Path) -> None:
-        if self.address_of(path) is None:
-            return
-        with self._changed:
-            if self.rejection:
-                raise self.rejection
-            if path.is_dir():
-                self._forget(path)
-            self._tasks.setdefault(path, self._upload)  # a queued task will send the newest content
-            self._changed.notify_all()
 
     def _put_logs(self) -> None:
         self._logs_due = time.monotonic() + _LOGS_SECONDS
@@ -148,7 +147,7 @@ class Mirror:
                 state = file.stat().st_size, file.stat().st_mtime_ns
                 if file.is_file() and self._logs_sent.get(file) != state:
                     self._logs_sent[file] = state
-                    self._queue(file)
+                    self.put(file)
 
     def remove(self, folder: Path) -> None:
         """Removes a folder and its queued tasks locally, and later its objects.
@@ -169,18 +168,17 @@ class Mirror:
 
     def finish(self, seconds: float = _FINISHING_SECONDS) -> None:
         """Waits for all uploads. Raises PlatformFault, naming pending files, after `seconds`; UserError if rejected."""
-        pending = self._pending(seconds)
+        pending = self.join(seconds)
         if self.rejection:
             raise self.rejection
         if pending:
-            raise PlatformFault(f"not uploaded within {seconds:g} seconds: {pending}")
+            raise PlatformFault(f"not uploaded within {seconds:g} seconds: {', '.join(pending)}")
 
     def leave(self, seconds: float = LEAVING_SECONDS) -> None:
         """Waits for all uploads; after `seconds`, logs a warning that names the pending files."""
-        if pending := self._pending(seconds):
-            rejected = self.rejection is not None
-            why = "rejected by Cloud Storage" if rejected else f"not uploaded within {seconds:g} seconds"
-            log.warning(f"{why}: {pending}; files uploaded earlier are intact")
+        if pending := self.join(seconds):
+            why = "rejected by Cloud Storage" if self.rejection else f"not uploaded within {seconds:g} seconds"
+            log.warning(f"{why}: {', '.join(pending)}; files uploaded earlier are intact")
 
     def close(self) -> None:
         """Ends the uploads after the running one, and marks scratch folders if files were not uploaded."""
@@ -192,23 +190,20 @@ class Mirror:
             self._closed = True
             self._changed.notify_all()
 
-    def _pending(self, seconds: float) -> str:
+    def join(self, seconds: float) -> list[str]:
+        """Queues the logs that have changed, and waits up to `seconds` until all is sent or an upload is rejected.
+
+        Returns the addresses of what is still pending, which stays queued.
+        """
         with suppress(UserError, PlatformFault):  # of an earlier upload
             self._put_logs()
-        return ", ".join(self.where(Path(path)) for path in self.join(seconds))
-
-    def join(self, seconds: float) -> list[str]:
-        """Waits up to `seconds` until the queue is empty or an upload is rejected.
-
-        Returns the local paths that are still pending; they stay queued.
-        """
         with self._changed:
             self._changed.notify_all()
             self._changed.wait_for(
                 lambda: self.rejection or not (self._tasks or self._running or self._outdated), seconds
             )
             running = [self._running] if self._running else []
-            return list(dict.fromkeys(map(str, [*running, *self._tasks])))
+            return list(dict.fromkeys(map(self.where, [*running, *self._tasks])))
 
     def _forget(self, folder: Path) -> None:
         self._tasks = {path: work for path, work in self._tasks.items() if not path.is_relative_to(folder)}
@@ -223,28 +218,24 @@ class Mirror:
                     return
                 if not self._tasks:
                     self._tasks, self._outdated = self._outdated, {}
-                self._running = next(iter(self._tasks))
-                work = self._tasks.pop(self._running)
-            while True:
-                try:
-                    work(self._running)
-                except FileNotFoundError as error:
-                    log.warning(f"{error.filename}: deleted before it could be uploaded")
-                except Conflict as error:
-                    self.rejection = UserError(f"{error}: wait until it has ended, or use another --job_dir")
-                except (RefusedToken, PlatformFault, OSError) as error:  # these may pass
-                    log.warning(f"{error} (retrying in {_RETRY_SECONDS} s)")
-                    with self._changed:
-                        self._changed.wait(_RETRY_SECONDS)  # a join or a new task ends the wait
-                    if self._closed:
-                        return
-                    if isinstance(error, RefusedToken):
-                        with suppress(UserError, PlatformFault):
-                            connect().log_in()
-                    continue
-                except Exception as error:  # a missing permission or a bug: nothing more can be uploaded
-                    self.rejection = error
-                break
+                path = self._running = next(iter(self._tasks))
+                work = self._tasks.pop(path)
+            try:
+                work(path)
+            except FileNotFoundError as error:
+                log.warning(f"{error.filename}: deleted before it could be uploaded")
+            except Conflict as error:
+                self.rejection = UserError(f"{error}: wait until it has ended, or use another --job_dir")
+            except (RefusedToken, PlatformFault, OSError) as error:  # these may pass
+                log.warning(f"{error} (retrying in {_RETRY_SECONDS} s)")
+                with self._changed:
+                    self._tasks = {path: work, **self._tasks}
+                    self._changed.wait(_RETRY_SECONDS)  # a join or a new task ends the wait
+                if isinstance(error, RefusedToken):
+                    with suppress(UserError, PlatformFault):
+                        connect().log_in()
+            except Exception as error:  # a missing permission or a bug: nothing more can be uploaded
+                self.rejection = error
             with self._changed:
                 if not self.rejection:
                     self._running = None

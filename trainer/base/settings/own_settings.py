@@ -26,7 +26,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Optional, Union, cast, get_args, get_origin
 
 from trainer.base.errors import UserError, reason
-from trainer.base.settings.fields import TYPE_NAMES, Setting, coerce, nearest, setting
+from trainer.base.settings.fields import TYPE_NAMES, Setting, coerce, nearest
 from trainer.base.settings.train_config import DATA_KINDS, MAY_CHANGE, MODELS, TrainConfig
 
 REQUIRED = dataclasses.MISSING  # the default of a parameter without one
@@ -36,25 +36,33 @@ _NAMES: dict[str, Any] = {  # names that the type of a parameter may use
     "Annotated": Annotated, "Literal": Literal, "Optional": Optional, "Union": Union,
 }  # fmt: skip
 _ALLOWED = "use bool, int, float, str, a Literal of values of one of them, or any of these with `| None`"
+_FUNCTIONS_KEY = "functions"  # in a field's metadata: `Parameter.functions`
 _MOST_STEPS = 20  # imports to follow for a name: they may form a circle
 _MEANINGS = {**TYPE_NAMES, str: "text"}  # in --help, for a parameter without a description
 
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """Describes a keyword-only parameter; `about`: the Setting in its annotation, as `Annotated[int, Setting(…)]`."""
+    """Describes a keyword-only parameter.
+
+    about: the Setting in its annotation, as `Annotated[int, Setting(…)]`; functions: the settings that name a function
+    with this parameter, as model=mine.nets:build.
+    """
 
     name: str
     kind: type  # bool, int, float or str
     optional: bool
     default: Any
     about: Setting
+    functions: tuple[str, ...] = ()
 
-    @cached_property
+    @property
     def field(self) -> "dataclasses.Field[Any]":
         """Returns the parameter as a field of a settings dataclass."""
-        about = {**vars(self.about), "meaning": self.about.meaning or _MEANINGS[self.kind]}
-        field: dataclasses.Field[Any] = setting(self.default, **about)
+        meaning = self.about.meaning or _MEANINGS[self.kind]
+        group = f"settings of {' and '.join(self.functions)}"
+        metadata = {**vars(self.about), "meaning": meaning, "group": group, _FUNCTIONS_KEY: self.functions}
+        field: dataclasses.Field[Any] = dataclasses.field(default=self.default, metadata=metadata)
         field.name, field.type = self.name, self.kind | None if self.optional else self.kind
         return field
 
@@ -153,22 +161,20 @@ class _Module:
             if source is None:
                 raise Unreadable(f"{name} has no source")
             file = (spec.origin or name).removeprefix(os.getcwd() + os.sep)
-        except SyntaxError as error:  # the file declares an unknown encoding
-            raise UserError(f"{origin}: cannot import {name} ({reason(error)})") from None
-        except (ImportError, ValueError, AttributeError, TypeError, OSError) as error:
-            raise Unreadable(f"{name} is not found: {reason(error)}") from None
-        # Python 3.11 fails if another thread parses at the same time, which a garbage collection can let happen:
-        # https://github.com/python/cpython/issues/106905
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError, MemoryError) as error:
+            # Python 3.11 fails if another thread parses at the same time, which a garbage collection can let happen:
+            # https://github.com/python/cpython/issues/106905
+            collects = gc.isenabled()
+            gc.disable()
+            try:
+                tree = ast.parse(source)
+            finally:
+                if collects:
+                    gc.enable()
+        except (SyntaxError, MemoryError) as error:
             place = f"{file}:{error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else reason(error)
             raise UserError(f"{origin}: cannot import {name} ({place})") from None
-        finally:
-            if collects:
-                gc.enable()
+        except (ImportError, ValueError, AttributeError, TypeError, OSError) as error:
+            raise Unreadable(f"{name} is not found: {reason(error)}") from None
         package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
         return cls(name, first, origin, package, file, source, tree)
 
@@ -275,26 +281,27 @@ def _evaluated(module: _Module, node: ast.AST | None, steps: int = 0) -> Any:
 
 def _types_and_setting(annotation: Any) -> tuple[set[type], Setting]:
     """Returns the plain types that an annotation allows, and the Setting that Literal and Annotated add to them."""
-    origin, parts = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return {*map(type, parts)}, Setting("", choices=tuple(part for part in parts if part is not None))
-    if origin is Annotated:
-        kinds, about = _types_and_setting(parts[0])
-        for part in parts[1:]:
-            if isinstance(part, Setting):
-                about = dataclasses.replace(part, choices=about.choices)
-            elif isinstance(part, str):
-                about = dataclasses.replace(about, meaning=part)
-        return kinds, about
-    if origin in (Union, UnionType):
-        alternatives = [_types_and_setting(part) for part in parts]
-        about = max((about for _, about in alternatives), key=lambda about: about != Setting(""))
-        return set().union(*(kinds for kinds, _ in alternatives)), about
-    return {annotation}, Setting("")
+    kinds: set[type] = set()
+    choices: list[Any] = []
+    about = Setting("")
+    parts = [annotation]
+    for part in parts:  # the list grows by the parts of each part
+        origin = get_origin(part)
+        if origin is Literal:
+            kinds |= {*map(type, get_args(part))}
+            choices += [value for value in get_args(part) if value is not None]
+        elif origin in (Annotated, Union, UnionType):
+            parts += get_args(part)
+        elif isinstance(part, Setting):
+            about = part
+        elif isinstance(part, str):
+            about = dataclasses.replace(about, meaning=part)
+        else:
+            kinds.add(part)
+    return kinds, dataclasses.replace(about, choices=tuple(choices))
 
 
 FUNCTIONS = ("model", "data", "callbacks")  # settings that may name a function with settings
-_FUNCTIONS_KEY = "functions"  # in a field's metadata: the functions that take the setting
 
 
 def is_dotted(value: str) -> bool:
@@ -316,24 +323,24 @@ class OwnSettings:
     @cached_property
     def settings(self) -> type[TrainConfig]:
         """Returns TrainConfig with a field for each setting. Raises UserError if a parameter cannot be a setting."""
-        parameters: dict[str, tuple[Parameter, tuple[str, ...]]] = {}  # parameter and functions by the setting's name
+        parameters: dict[str, Parameter] = {}
         for function, of_function in self._parameters_and_failures[0].items():
+            flag = self._flag(function)
             for parameter in of_function:
                 ours = parameter.name.removeprefix("no_")
                 if hasattr(TrainConfig, ours) or parameter.name in ("help", "print_config", "verbose"):
                     raise UserError(
-                        f"{self._flag(function)}: its setting {parameter.name} has the name of a flag of the trainer: "
-                        f"read config.{ours}, or rename the parameter"
+                        f"{flag}: its setting {parameter.name} has the name of a flag of the trainer: read "
+                        f"config.{ours}, or rename the parameter"
                     )
-                first, functions = parameters.get(parameter.name, (parameter, ()))
-                if functions and str(parameter) != str(first):
+                first = parameters.get(parameter.name, parameter)
+                if str(first) != str(parameter):
                     raise UserError(
-                        f"{self._flag(functions[0])} and {self._flag(function)} both have a setting {first.name}, as "
-                        f"{first} and as {parameter}: give it one type and default, or two names"
+                        f"{first.functions[0]} and {flag} both have a setting {first.name}, as {first} and as "
+                        f"{parameter}: give it one type and default, or two names"
                     )
-                parameters[parameter.name] = (first, (*functions, function))
-        groups = tuple(" and ".join(map(self._flag, functions)) for _, functions in parameters.values())
-        return _subclass(tuple(parameters.values()), groups)
+                parameters[parameter.name] = dataclasses.replace(first, functions=(*first.functions, flag))
+        return _subclass(tuple(parameters.values()))
 
     def hint(self, name: str) -> str:
         """Returns a hint why `name` is not known as a setting, for the end of an error line; "" if there is none."""
@@ -386,15 +393,11 @@ def settings_of_models() -> dict[str, dict[str, Parameter]]:
 
 
 @lru_cache(maxsize=64)
-def _subclass(parameters: tuple[tuple[Parameter, tuple[str, ...]], ...], groups: tuple[str, ...]) -> type[TrainConfig]:
+def _subclass(parameters: tuple[Parameter, ...]) -> type[TrainConfig]:
     """Returns TrainConfig with these fields added; cached, so that configs with equal fields can be compared."""
     if not parameters:
         return TrainConfig
-    fields = []
-    for (parameter, functions), group in zip(parameters, groups, strict=True):
-        metadata = {**parameter.field.metadata, "group": f"settings of {group}", _FUNCTIONS_KEY: functions}
-        field: Any = dataclasses.field(default=parameter.default, metadata=metadata)
-        fields.append((parameter.name, parameter.field.type, field))
+    fields = [(field.name, field.type, field) for field in (parameter.field for parameter in parameters)]
     settings = dataclasses.make_dataclass(
         "TrainConfig", fields, bases=(TrainConfig,), frozen=True, kw_only=True, namespace={"__module__": __name__}
     )
@@ -411,7 +414,7 @@ def refuse_missing_modules(config: TrainConfig) -> None:
 
 def functions_taking(field: "dataclasses.Field[Any]") -> tuple[str, ...]:
     """Returns which of FUNCTIONS take this field as a setting of their own; () for a setting of the trainer."""
-    return tuple(field.metadata.get(_FUNCTIONS_KEY, ()))
+    return tuple(flag.partition("=")[0] for flag in field.metadata.get(_FUNCTIONS_KEY, ()))
 
 
 def fixed_settings(config: TrainConfig) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,10 +27,18 @@ def write_one(root: Path, name: str) -> Path:
     return root / name
 
 
+@contextmanager
+def opened(bucket: Bucket, root: Path) -> Iterator[Mirror]:
+    """Mirrors the folder to runs/7 as a run does that has locked it."""
+    with closing(Mirror({root: bucket.address("runs/7")})) as mirror:
+        mirror.outline(root, root / "checkpoints")
+        yield mirror
+
+
 @pytest.fixture
 def sender(bucket: Bucket, root: Path) -> Iterator[Mirror]:
-    with closing(Mirror({root: bucket.address("runs/7")})) as sender:
-        yield sender
+    with opened(bucket, root) as mirror:
+        yield mirror
 
 
 def checkpoint(root: Path, step: int, content: bytes = b"weights") -> Path:
@@ -61,7 +69,7 @@ def test_the_manifest_comes_last_and_goes_first(bucket: Bucket, proxy: Proxy, se
     proxy.faults.append(Fault(403, "POST", "/upload/", times=FOREVER, after=1))
     checkpoint(root, 5, b"other weights")
     sender.put(folder)
-    assert str(folder) in sender.join(10)
+    assert sender.join(10) == [bucket.url("runs/7/checkpoints/step-00000005")]
     assert not any(name.endswith("manifest.json") for name in bucket.names())
 
 
@@ -84,30 +92,28 @@ def test_the_newest_content_of_a_file_wins(bucket: Bucket, sender: Mirror, root:
     assert bucket.content("runs/7/stats.jsonl") == b"4\n"
 
 
-def test_logs_go_along_once_a_minute_and_at_the_end(bucket: Bucket, proxy: Proxy, root: Path) -> None:
+def test_logs_go_along_once_a_minute_and_at_the_end(bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path) -> None:
     logs = root / "logs"
     logs.mkdir()
-    with closing(Mirror({root: bucket.address("runs/7")})) as mirror:
-        mirror.begin(logs)
-        write_one(logs, "events")
-        mirror.put(write_one(root, "result.json"))
-        assert mirror.join(10) == []
-        assert bucket.names() == ["runs/7/result.json"]
-        for _ in range(2):
-            mirror.finish(10)
-        assert proxy.count("POST", "/upload/") == 2  # unchanged: not sent again
-        (logs / "events").write_bytes(b"12")
-        mirror._logs_due = 0.0
-        mirror.put(Path("/elsewhere"))
-        assert mirror.join(10) == []
-        assert bucket.content("runs/7/logs/events") == b"12"
+    sender.begin(logs)
+    write_one(logs, "events")
+    sender.put(write_one(root, "result.json"))
+    until(bucket.names)
+    assert bucket.names() == ["runs/7/result.json"]
+    for _ in range(2):
+        sender.finish(10)
+    assert proxy.count("POST", "/upload/") == 2  # unchanged: not sent again
+    (logs / "events").write_bytes(b"12")
+    sender._logs_due = 0.0
+    sender.put(Path("/elsewhere"))
+    until(lambda: bucket.content("runs/7/logs/events") == b"12")
 
 
 @pytest.mark.parametrize("status", [503, 401])
 def test_an_outage_is_outlived(bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path, status: int) -> None:
     proxy.faults.append(Fault(status, "POST", "/upload/", times=FOREVER))
     sender.put(write_one(root, "x"))
-    assert sender.join(0.3) == [str(root / "x")]
+    assert sender.join(0.3) == [bucket.url("runs/7/x")]
     proxy.heal()
     assert sender.join(20) == []
     assert bucket.content("runs/7/x") == b"1"
@@ -118,7 +124,7 @@ def test_a_refusal_reaches_the_next_put(bucket: Bucket, proxy: Proxy, sender: Mi
     assert sender.join(10) == []
     proxy.faults.append(Fault(403, "POST", "/upload/", times=FOREVER))
     sender.put(write_one(root, "y"))
-    assert sender.join(10) == [str(root / "y")]
+    assert sender.join(10) == [bucket.url("runs/7/y")]
     assert sender.rejection is not None
     with pytest.raises(UserError, match=r"no permission to write it \(roles/storage.objectUser\)"):
         sender.put(write_one(root, "z"))
@@ -136,7 +142,7 @@ def test_of_two_runs_in_one_folder_the_first_ends(
         gcs.connect().upload(b"of another run", bucket.address("runs/7/result.json"))
     (root / "result.json").write_bytes(b"2")
     sender.put(root / "result.json")
-    assert sender.join(10) == [str(root / "result.json")]
+    assert sender.join(10) == [bucket.url("runs/7/result.json")]
     told = (
         r"result.json: another run writes it: host other process 7, 20.* UTC: wait until it has ended, or use another"
     )
@@ -149,12 +155,12 @@ def test_files_that_could_not_be_sent_are_kept_by_the_next_start(
     bucket: Bucket, proxy: Proxy, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     proxy.faults.append(Fault(401, "POST", "/upload/", times=FOREVER))
-    with closing(Mirror({root: bucket.address("runs/7")})) as mirror:
+    with opened(bucket, root) as mirror:
         mirror.put(write_one(root, "result.json"))
         mirror.leave(0.3)
     proxy.heal()
-    with closing(Mirror({root: bucket.address("runs/7")})) as mirror:
-        mirror.outline(root, root / "checkpoints")
+    with opened(bucket, root):
+        pass
     (kept,) = root.parent.glob("unsent-*")
     assert (kept / "result.json").read_bytes() == b"1"
     assert str(kept) in caplog.text
@@ -190,11 +196,11 @@ def test_a_checkpoint_made_again_is_kept(bucket: Bucket, proxy: Proxy, sender: M
     assert folder.exists()
 
 
-def test_a_closed_one_tries_no_longer(proxy: Proxy, sender: Mirror, root: Path) -> None:
+def test_a_closed_one_tries_no_longer(bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path) -> None:
     proxy.faults.append(Fault(503, "POST", "/upload/", times=FOREVER))
     sender.put(write_one(root, "x"))
     until(lambda: proxy.count("POST", "/upload/"))
     sender.close()
     sender._thread.join(30)
     assert not sender._thread.is_alive()
-    assert sender.join(0) == [str(root / "x")]
+    assert sender.join(0) == [bucket.url("runs/7/x")]

@@ -40,22 +40,25 @@ class VertexApi:
         """
         from google.auth.transport.requests import AuthorizedSession
 
-        with AuthorizedSession(credentials()) as session:
-            url = f"{self._service}/{name}"
-            answer = session.request(method, url, json=body, params=query, timeout=_TIMEOUT_S)
-        if answer.status_code == allowed:
-            return None
-        if answer.status_code in (400, 401, 403, 404):
-            why = f"Vertex AI refuses it ({answer.status_code}): {shortened(answer.text)}"
-            raise UserError(f"{self._subject}: {why}: the account needs roles/aiplatform.user (docs/permissions.md)")
-        answer.raise_for_status()
-        content: Json = answer.json()
-        if "/operations/" not in content.get("name", ""):
-            return content
-        if content.get("done"):
-            return dict(content.get("response", {}))
-        time.sleep(1.0)
-        return self.call("GET", content["name"])  # the sender limits how long it takes
+        url = f"{self._service}/{name}"
+        while True:  # the sender limits how long an operation takes
+            with AuthorizedSession(credentials()) as session:
+                answer = session.request(method, url, json=body, params=query, timeout=_TIMEOUT_S)
+            if answer.status_code == allowed:
+                return None
+            if answer.status_code in (400, 401, 403, 404):
+                why = f"Vertex AI refuses it ({answer.status_code}): {shortened(answer.text)}"
+                needed = "the account needs roles/aiplatform.user (docs/permissions.md)"
+                raise UserError(f"{self._subject}: {why}: {needed}")
+            answer.raise_for_status()
+            content: Json = answer.json()
+            if "/operations/" not in content.get("name", ""):
+                return content
+            if content.get("done"):
+                return dict(content.get("response", {}))
+            time.sleep(1.0)
+            url = f"{self._service}/{content['name']}"
+            method, body, query = "GET", None, {}
 
     def made(self, collection: str, identity: str, key: str, body: Json) -> Json:
         """Returns the resource `identity`, created if it is missing; key: the query parameter that has the id."""
