@@ -24,6 +24,8 @@ from trainer.training.loop import StopRequest
 FLAGS = ("--model=mlp", "--dropout=0.3", "--steps=40", "--steps_per_loop=1", "--report_every_steps=5",
          "--evaluation_fraction=0.2", f"--callbacks={__name__}:callbacks")  # fmt: skip
 IDLE = StopLimits(idle_s=1800.0)
+WHY_IDLE = "all GPUs were below 10 % for 30 minutes (--stop_if_idle)"
+WHY_OVER = "the job has run for 0.5 hours, 1.5 times the upper end of its plan (--stop_if_over)"
 LONGEST_SECONDS = 120.0  # that a start waits for its watch
 
 
@@ -61,7 +63,7 @@ def test_a_job_ends_itself_and_the_same_command_goes_on(small_config: Make, tmp_
     monkeypatch.setattr(Stalling, "planted", planted)
     monkeypatch.setattr(Stalling, "request", lambda self: signals._stop)
     over = StopLimits(over_s=1800.0, factor=1.5)
-    for limits, reason, stall, steps in ((over, over.over, 0, 1), (IDLE, IDLE.idle, 23, 24)):
+    for limits, reason, stall, steps in ((over, WHY_OVER, 0, 1), (IDLE, WHY_IDLE, 23, 24)):
         monkeypatch.setattr(Stalling, "step", stall)
         monkeypatch.setenv(LIMITS, limits.text)
         folder = run(config)
@@ -118,7 +120,7 @@ def test_phases_that_need_no_gpu_are_no_stall(monkeypatch: Patch) -> None:
     for _ in range(3):
         worker.spend(890, STEP, 0.0)
         worker.spend(3600, EVENTS, 60.0)
-    assert worker.request.reason == IDLE.idle
+    assert worker.request.reason == WHY_IDLE
 
 
 class Peers:
@@ -141,7 +143,7 @@ def test_one_idle_worker_of_two_is_named_and_stops_nothing(monkeypatch: Patch) -
     assert (worker.request.reason, worker.slow) == ("", {"worker 0"})
     peers.other = 1800.0
     worker.spend(60, OTHER, 0.0)
-    assert worker.request.reason == peers.stopped == IDLE.idle
+    assert worker.request.reason == peers.stopped == WHY_IDLE
     peers = Peers(is_chief=False)
     worker = Worker(monkeypatch, peers)
     worker.spend(7200, STEP, 0.0)
