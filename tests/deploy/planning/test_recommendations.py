@@ -76,10 +76,15 @@ def test_the_fastest_is_one_tier_by_what_differs_and_the_cheaper_of_equal_ones(t
     for name, hours, usd in jobs:
         tier = forecast(load_tier(name), plan, TrainConfig(steps=1000), load_machines())
         choices.append((tier, PricedEstimate("STANDARD", usd, hours, hours.times(usd))))
-    table = Plan(plan, [], "", [], budget_usd=1.3)
-    table.__dict__["offers"] = choices
-    budget, cheapest, fastest, *_ = table.sentences()
-    assert budget == "for 1.30 USD: perhaps l4x8 standard 1.20 USD (0.50 - 1.50) 72 min (30 - 90)"
+    for limit, answer in (
+        (1.3, "for 1.30 USD: perhaps l4x8 standard 1.20 USD (0.50 - 1.50) 72 min (30 - 90)"),
+        (1.1, "for 1.10 USD: unlikely l4x8 standard 1.20 USD (0.50 - 1.50) 72 min (30 - 90)"),
+        (0.4, "for 0.40 USD: none: the cheapest costs at least 0.50 USD"),
+    ):
+        table = Plan(plan, [], "", [], budget_usd=limit)
+        table.__dict__["offers"] = choices
+        budget, cheapest, fastest, *_ = table.sentences()
+        assert budget == answer
     assert cheapest.startswith("cheapest: l4x8 standard 1.20 USD")
     assert fastest.startswith("fastest: l4x2 standard 4.16 USD (2.40 - 5.60)")
 
