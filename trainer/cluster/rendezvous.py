@@ -45,7 +45,6 @@ _LONGEST_LINE = 256 * 1024  # bytes; the settings of a run are a few kilobytes
 _ANSWER_SECONDS = 10.0
 _LOG_SECONDS = 10.0  # between two lines that name the missing workers
 _RETRY_SECONDS = 0.2  # between two tries to connect
-_MOST_NAMES = 8  # of workers on a line
 # Environment variables that must be equal on all workers, though their processors may differ.
 _SWITCHES = re.compile(r"(TF|XLA|CUDNN|CUBLAS|NVIDIA_TF32|ONEDNN|DNNL|MKL|KERAS)_?\w*")
 # Of these, the variables that may differ between machines, or that change no number.
@@ -138,11 +137,6 @@ class Peers:
     def begin_call(self) -> None:
         """Counts a call to the devices, or another stage of the job, which all workers make together."""
         self._calls += 1
-
-    @property
-    def is_chief(self) -> bool:
-        """Returns whether this worker is the chief."""
-        return self._cluster.is_chief
 
     def share_idle(self, seconds: float) -> list[float]:
         """Sends for how long our GPUs have been idle; on the chief, returns the times of all workers by index."""
@@ -342,8 +336,7 @@ def _gather(
     workers: dict[int, tuple[Link, Any]] = {}  # connection and `runs` by index
     try:
         while missing := [index for index in range(1, cluster.workers) if index not in workers]:
-            names = ", ".join(map(cluster.name, missing[:_MOST_NAMES]))
-            names += f" and {len(missing) - _MOST_NAMES} more" if len(missing) > _MOST_NAMES else ""
+            names = shortened(", ".join(map(cluster.name, missing)))
             if (now := time.monotonic()) > began + timeout_seconds:
                 raise PlatformFault(f"{names} did not start within {timeout_seconds:.0f} seconds (see its log)")
             if now > logged + _LOG_SECONDS:

@@ -5,7 +5,7 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -133,8 +133,10 @@ def make_replicas(config: TrainConfig, cluster: Cluster = ONE_MACHINE) -> Replic
     """
     devices = local_devices(config, cluster)
     rows = config.rows_per_replica(len(devices) * cluster.workers)
-    # On one machine TensorFlow chooses by itself, as `auto` does.
-    collectives = collective_implementation(config.communication if cluster.several else "auto", devices)
+    # GPUs sum by NCCL. TensorFlow's own AUTO uses the ring, by gRPC through the hosts, even between workers with GPUs;
+    # on one machine --communication=ring has no effect, as TensorFlow chooses by itself.
+    by_ring = cluster.several and config.communication == "ring"
+    collectives = "nccl" if devices[0].startswith("GPU") and not by_ring else "ring"
     if cluster.several:
         await_silent_workers(config.worker_timeout_seconds)
         kinds = tf.distribute.experimental.CommunicationImplementation
@@ -155,14 +157,6 @@ def make_replicas(config: TrainConfig, cluster: Cluster = ONE_MACHINE) -> Replic
     micro_batches = config.micro_batches_on(len(devices) * cluster.workers)
     virtual = config.virtual_replicas
     return Replicas(strategy, devices, rows, config.global_batch_size, cluster, used, micro_batches, virtual)
-
-
-def collective_implementation(communication: str, devices: Sequence[str]) -> str:
-    """Returns how replicas on these devices all-reduce: `nccl` on GPUs, unless the ring is asked for; else `ring`.
-
-    TensorFlow's own AUTO uses the ring, by gRPC through the hosts, even between workers with GPUs.
-    """
-    return "nccl" if devices[0].startswith("GPU") and communication != "ring" else "ring"
 
 
 def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:

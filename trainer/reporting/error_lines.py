@@ -1,9 +1,8 @@
 """Turns the failure of a run, such as a full memory or disk, into the one line that the log and result.json have."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
@@ -54,15 +53,13 @@ def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:
     )
 
 
-def half_precision(details: Sequence[Mapping[str, Any]] | None = None) -> str:
+def half_precision() -> str:
     """Returns the 16-bit precision that all visible GPUs compute fast; bfloat16 without GPUs.
 
-    details: of each GPU, from tf.config.experimental.get_device_details; by default of all visible ones. Cards below
-    compute capability 8.0 (P100, V100, T4) have no bfloat16:
+    Cards below compute capability 8.0 (P100, V100, T4) have no bfloat16:
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities
     """
-    if details is None:
-        details = [tf.config.experimental.get_device_details(gpu) for gpu in tf.config.get_visible_devices("GPU")]
+    details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
     old = any(detail.get("compute_capability", (8, 0)) < (8, 0) for detail in details)
     return "mixed_float16" if old else "mixed_bfloat16"
 

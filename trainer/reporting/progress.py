@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.base.run_files.job_files import Scalars, StatsEntry
+from trainer.base.run_files.job_files import Scalars, Speeds, StatsEntry
 
 _LEAST_SECONDS = 30.0  # how long steps must have run before a worker is called slow
 _SLOW_SHARE = 0.1  # a slow worker makes the others wait for this share of the time of the steps
@@ -76,8 +76,7 @@ class WorkerWaits:
 
         A worker is slow if its share of time spent waiting is well above the median of the others.
         """
-        before = self._waits or [0.0] * len(waits)
-        self._waits = [total + wait for total, wait in zip(before, waits, strict=True)]
+        self._waits = [total + wait for total, wait in zip(self._waits or [0.0] * len(waits), waits, strict=True)]
         self._seconds += seconds
         most = max(self._waits)
         rest = sorted(self._waits)[:-1]
@@ -214,14 +213,21 @@ class Progress:
         """Returns the seconds since training began, over all processes."""
         return self.seconds_before + time.monotonic() - self.began
 
-    def tflop_per_second(self, step_seconds: float | None) -> float | None:
-        """Returns the TFLOP/s of all replicas together, for the given seconds per step; None if unknown."""
-        return float(rounded(self.flops / step_seconds / 1e12)) if self.flops and step_seconds else None
+    def speeds(self, running: RunningMeans) -> Speeds:
+        """Returns the speeds of the steps in `running`, as stats.jsonl and result.json have them; None if unknown.
 
-    def mfu(self, step_seconds: float | None) -> float | None:
-        """Returns the model FLOPs utilization, the share of the data sheet's TFLOP/s that is used; None if unknown."""
-        rate = self.tflop_per_second(step_seconds)
-        return float(rounded(rate / self.peak_tflops)) if rate and self.peak_tflops else None
+        TFLOP/s are those of all replicas together. MFU, the model FLOPs utilization, is the share of the data sheet's
+        TFLOP/s that is used.
+        """
+        seconds = running.step_seconds
+        rate = rounded(self.flops / seconds / 1e12) if self.flops and seconds else None
+        return {
+            "images_per_second": rounded(running.images_per_second),
+            "step_seconds": rounded(seconds),
+            "input_wait_seconds": rounded(running.input_wait_seconds),
+            "tflop_per_second": rate,
+            "mfu": rounded(rate / self.peak_tflops) if rate and self.peak_tflops else None,
+        }
 
     @property
     def seconds_left(self) -> float | None:

@@ -32,7 +32,7 @@ from trainer.base.storage import make_writable, write_whole, writing
 from trainer.data.sample_grids import UInt8Array, encode_png, sample_grid
 from trainer.reporting.classification import Classification, write_classes
 from trainer.reporting.error_lines import tensorflow_writing
-from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind, numbers, rounded
+from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind, numbers
 from trainer.reporting.resources import Gpus, memory_gib, peak_device_memory_gib
 
 _STATE = ("epoch_seconds", "final", "measured", "evaluated", "quality", "classes")  # attributes in a checkpoint
@@ -128,9 +128,9 @@ class Reporter:
         if not self._since_report.steps:
             return
         means = self._since_report.means()
-        entry = self._entry("report", progress, self._since_report)
+        entry = self._entry(progress, self._since_report)
         self._since_report = RunningMeans(progress.examples_per_step)
-        self._append(entry)
+        self._append("report", progress, entry)
         if not (self.by_epoch and self._final):  # else `epoch_end` sets them
             self._final = {"losses": entry["losses"], "metrics": entry["metrics"]}
         if self._bar:
@@ -148,8 +148,8 @@ class Reporter:
     def epoch_end(self, progress: Progress) -> Scalars:
         """Writes the epoch's line of stats.jsonl and the log, with its evaluation; returns its scalars."""
         means = {**self._since_epoch.means(), **self._evaluated}
-        entry: StatsEntry = {**self._entry("epoch", progress, self._since_epoch), **by_kind(means)}
-        self._append(entry)
+        entry: StatsEntry = {**self._entry(progress, self._since_epoch), **by_kind(means)}
+        self._append("epoch", progress, entry)
         if self.by_epoch:
             self._final = cast(dict[str, Scalars], by_kind(self._since_epoch.means()))
             total = math.ceil(progress.total_steps / progress.steps_per_epoch)
@@ -184,11 +184,12 @@ class Reporter:
         least = ", ".join(f"{name} {share:.3f}" for name, share in classes.least_accurate(3))
         log.info(f"least accurate classes: {least}; see {CLASSES}")
 
-    def _append(self, entry: StatsEntry) -> None:
-        """Appends a line to stats.jsonl, on the chief, with the time and the rollbacks so far."""
+    def _append(self, kind: str, progress: Progress, entry: StatsEntry) -> None:
+        """Appends a line to stats.jsonl, on the chief, with the step, the time and the rollbacks so far."""
+        head: StatsEntry = {"kind": kind, "step": progress.step, "epoch": round(progress.epoch, 4)}
+        after: StatsEntry = {"rollbacks": self.rollbacks} if self.rollbacks else {}
         if self._job_dir:
-            after: StatsEntry = {"rollbacks": self.rollbacks} if self.rollbacks else {}
-            self._job_dir.append_stats({**entry, "time": round(time.time(), 3), **after})
+            self._job_dir.append_stats({**head, **entry, "time": round(time.time(), 3), **after})
 
     @property
     def by_epoch(self) -> bool:
@@ -208,7 +209,7 @@ class Reporter:
         self, kind: str, progress: Progress, values: Scalars, details: StatsEntry | None = None
     ) -> None:
         """Reports values of an evaluation or of image quality to stats.jsonl, tuning and TensorBoard."""
-        self._append({**_head(kind, progress), **by_kind(values), **(details or {})})
+        self._append(kind, progress, {**by_kind(values), **(details or {})})
         self._measured.update(values)
         self._report_to_tuning(progress, values)
         if self._tensorboard:
@@ -247,20 +248,15 @@ class Reporter:
             if part:
                 part.close()
 
-    def _entry(self, kind: str, progress: Progress, running: RunningMeans) -> StatsEntry:
-        """Returns a line of stats.jsonl with means, speed and memory."""
+    def _entry(self, progress: Progress, running: RunningMeans) -> StatsEntry:
+        """Returns what a line of stats.jsonl says of some steps: means, speed and memory."""
         return {
-            **_head(kind, progress),
             "seconds": round(progress.seconds, 3),
-            "images_per_second": rounded(running.images_per_second),
-            "step_seconds": rounded(running.step_seconds),
-            "input_wait_seconds": rounded(running.input_wait_seconds),
-            "tflop_per_second": progress.tflop_per_second(running.step_seconds),
-            "mfu": progress.mfu(running.step_seconds),
+            **progress.speeds(running),
             "untimed_steps": running.steps - running.timed_steps,
             **by_kind(running.means()),
             "memory_gib": round(memory_gib(), 3),
-            "gpus": self._gpus.read() if self._gpus else [],
+            "gpus": self._gpus.readings if self._gpus else [],
             "peak_device_memory_gib": peak_device_memory_gib(self._devices),
         }
 
@@ -268,11 +264,6 @@ class Reporter:
         """Reports the tuning metric to Vertex AI if it is among the values."""
         if self._tuning and self._tuning.name in values:
             self._tuning.report(progress.step, values[self._tuning.name], self._latest_checkpoint())
-
-
-def _head(kind: str, progress: Progress) -> StatsEntry:
-    """Returns what every line of stats.jsonl starts with."""
-    return {"kind": kind, "step": progress.step, "epoch": round(progress.epoch, 4)}
 
 
 def fitting_line(head: str, values: Scalars, speed: str, left: str) -> str:
@@ -362,9 +353,7 @@ class EventFiles:
 
 def _plugin(name: str) -> Any:
     """Returns metadata by which TensorBoard shows a value in the dashboard of this name."""
-    metadata = tf.compat.v1.SummaryMetadata()
-    metadata.plugin_data.plugin_name = name
-    return metadata
+    return tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name=name))
 
 
 class TuningMetric:
@@ -383,11 +372,8 @@ class TuningMetric:
     def report(self, step: int, value: float, checkpoint: str | None) -> None:
         """Adds one line, with values as text as Vertex AI expects, and writes the newest ones."""
         line = {
-            "timestamp": time.time(),
-            "trial": self._trial,
-            self.name: str(value),
-            "global_step": str(step),
+            "timestamp": time.time(), "trial": self._trial, self.name: str(value), "global_step": str(step),
             "checkpoint_path": checkpoint or "",
-        }
+        }  # fmt: skip
         self._lines.append(json.dumps(line, sort_keys=True) + "\n")
         write_whole(self._file, "".join(self._lines))

@@ -48,14 +48,12 @@ class Gpus:
     """
 
     def __init__(self, count: int) -> None:
-        self._count, self._gpus = count, list[dict[str, float | None]]()
+        self._count = count
+        # The newest {"memory_gib", "utilization_percent"} of each GPU; [] until they are known.
+        self.readings: list[dict[str, float | None]] = []
         self._closed = threading.Event()
         if count:
             threading.Thread(target=self._watch, name="nvidia-smi", daemon=True).start()
-
-    def read(self) -> list[dict[str, float | None]]:
-        """Returns the newest {"memory_gib", "utilization_percent"} of each GPU, without waiting; [] until known."""
-        return self._gpus
 
     def close(self) -> None:
         """Stops the thread."""
@@ -64,5 +62,5 @@ class Gpus:
     def _watch(self) -> None:
         """Reads the GPUs again and again until `close`."""
         while not self._closed.is_set():
-            self._gpus = read_gpus()[: self._count]
+            self.readings = read_gpus()[: self._count]
             self._closed.wait(_QUERY_EVERY_SECONDS)

@@ -1,12 +1,9 @@
-"""Describes a run for run.json, counts its seconds, restarts and repeated steps, and writes result.json."""
+"""Counts the seconds, restarts and repeated steps of a run, and writes result.json."""
 
-import dataclasses
 import hashlib
 import os
 import platform
-import shlex
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -19,13 +16,10 @@ from trainer.base.errors import USER_MUST_CHANGE, UserError
 from trainer.base.log import log
 from trainer.base.run_files.goodput import REPEATED, STEP, Goodput
 from trainer.base.run_files.job_directory import JobDir
-from trainer.base.run_files.job_files import RESULT, Result, RunInfo, last_reported_step, trainer_commit
+from trainer.base.run_files.job_files import RESULT, Result, Speeds, last_reported_step
 from trainer.base.settings.resolution import to_yaml
-from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.cluster_spec import gpu_environment
-from trainer.cluster.strategy import Replicas, simulated_devices
-from trainer.reporting.progress import Progress, rounded
+from trainer.reporting.progress import Progress
 from trainer.reporting.resources import peak_memory_gib
 
 
@@ -122,17 +116,13 @@ class RunResult:
                 "epochs": round(progress.epoch, 4),
                 "startup_seconds": None if ended is None else round(ended - self.began, 3),
                 "training_seconds": round(progress.training_seconds, 3),
-                "images_per_second": rounded(progress.whole.images_per_second),
-                "step_seconds": rounded(progress.whole.step_seconds),
-                "input_wait_seconds": rounded(progress.whole.input_wait_seconds),
                 "step_flops": progress.flops or None,
-                "tflop_per_second": progress.tflop_per_second(progress.whole.step_seconds),
-                "mfu": progress.mfu(progress.whole.step_seconds),
             }
         return {
             "state": state,
             "error": error,
             **reached,
+            **(progress.speeds(progress.whole) if progress else Speeds()),
             "vertex_job": os.environ.get("CLOUD_ML_JOB_ID"),
             "written_at": round(time.time(), 3),
             "job_began_at": round(self.job_began_at, 3),
@@ -175,42 +165,6 @@ def same_job(before: Result) -> bool:
 def settings_digest(config: TrainConfig) -> str:
     """Returns a digest of all settings except the recipe's name."""
     return hashlib.sha256(to_yaml(config).encode()).hexdigest()[:16]
-
-
-COMMAND = "TRAINER_COMMAND"  # set by `python -m deploy local` to the command that the user typed
-
-
-def run_info(
-    config: TrainConfig, command: Sequence[str], replicas: Replicas, schedule: Schedule, total_steps: int
-) -> RunInfo:
-    """Returns the content of run.json that is known before training."""
-    return {
-        "config": dataclasses.asdict(config),
-        "batch": replicas.sentence(),
-        "cluster": {
-            "workers": replicas.cluster.workers,
-            "addresses": list(replicas.cluster.addresses),
-            "replicas": replicas.count,
-            "rows_per_replica": replicas.rows,
-        },
-        "devices": list(replicas.devices),  # of each worker
-        "gpus": gpu_names()[: replicas.local],  # of this worker
-        "gpu_environment": gpu_environment(),
-        "on_vertex": os.environ.get("CLOUD_ML_JOB_ID", "").isdigit(),  # `deploy local` calls its jobs local-…
-        "simulated": simulated_devices() > 0,  # logical CPU devices stand for accelerators
-        "strategy": "MultiWorkerMirroredStrategy" if replicas.cluster.several else type(replicas.strategy).__name__,
-        "collectives": replicas.collectives,
-        "data": {
-            "examples": schedule.examples,
-            "examples_per_step": schedule.examples_per_step,
-            "steps_per_epoch": schedule.steps_per_epoch,
-        },
-        "total_steps": total_steps,
-        "versions": versions(),
-        "git_commit": trainer_commit(),
-        "command": os.environ.get(COMMAND) or shlex.join(command),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
 
 
 def versions() -> dict[str, str]:

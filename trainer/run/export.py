@@ -4,6 +4,7 @@ model.keras is compiled like the trained model if Keras can load that by itself,
 """
 
 import io
+import json
 import logging
 import re
 import tempfile
@@ -26,6 +27,9 @@ from trainer.invariance.internals import all_layers
 from trainer.reporting.error_lines import tensorflow_writing
 from trainer.user_code.interface import ModelInterface, output_names, symbolic_inputs
 from trainer.user_code.mistakes import where_raised
+
+# Keras warns at each save that HDF5 is a legacy format.
+logging.getLogger("absl").addFilter(lambda record: "as an HDF5 file" not in record.getMessage())
 
 
 def export(
@@ -220,13 +224,7 @@ def _save_h5(template: keras.Model, path: Path) -> None:
         return
     # HDF5 crashes on a full disk, so an ordinary file of at least the same size is written first, which raises.
     path.write_bytes(bytes(8 * template.count_params() + 64 * 1024))
-    absl = logging.getLogger("absl")  # silenced: Keras warns at each save that the format is legacy
-    level = absl.level
-    absl.setLevel(logging.ERROR)
-    try:
-        template.save(path, include_optimizer=False)
-    finally:
-        absl.setLevel(level)
+    template.save(path, include_optimizer=False)
 
 
 def _save_for_serving(template: keras.Model, interface: ModelInterface, input_spec: Any, folder: Path) -> None:
@@ -283,76 +281,60 @@ def compiled_as(template: keras.Model, model: keras.Model, *, save_optimizer: bo
     always keeps that state.
     """
     compiled, interface = model.compiled, ModelInterface.of(model)
+    plain_compile, why_not = interface.plain_compile, ""
+    if compiled and not plain_compile:
+        why_not = _why_not_compiled(model, has_steps=template is model)
+    if why_not:
+        warn_once(f"model.keras is not compiled, as {why_not}: compile it after loading, or use trainer.evaluate")
+    if why_not or not compiled:
+        template.compiled = False
+    elif template is not model:
+        config = plain_compile() if plain_compile else keras.saving.deserialize_keras_object(model.get_compile_config())
+        template.compile(**config)
+        if save_optimizer:
+            template.optimizer.build(template.trainable_variables)
+            used = getattr(interface.optimizer, "inner_optimizer", interface.optimizer)
+            trained, new = (
+                # A learning rate is a variable only if it is no schedule.
+                [variable for variable in optimizer.variables if variable.name != "learning_rate"]
+                for optimizer in (used, template.optimizer)
+            )
+            if [source.shape for source in trained] == [target.shape for target in new]:
+                for source, target in zip(trained, new, strict=True):
+                    target.assign(keras.ops.convert_to_numpy(source))
+            else:  # because of LoRA or frozen weights
+                warn_once(
+                    "model.keras has no state of the optimizer: once loaded it trains other weights than this run, as "
+                    "LoRA is merged and single weights are not frozen in it"
+                )
     try:
-        arguments: Mapping[str, Any] | None = None
-        if compiled and interface.plain_compile:
-            arguments = interface.plain_compile()
-        elif compiled:
-            arguments = _compile_arguments(model, has_steps=template is model)
-        if arguments is None:
-            template.compiled = False
-        elif template is not model:
-            template.compile(**arguments)
-            if save_optimizer:
-                _copy_optimizer_state(getattr(interface.optimizer, "inner_optimizer", interface.optimizer), template)
         yield
     finally:
         model.compiled = compiled
 
 
-def _compile_arguments(model: keras.Model, *, has_steps: bool) -> Mapping[str, Any] | None:
-    """Returns the arguments of `compile`, or None, with a warning, if loading them needs the user's code.
+def _why_not_compiled(model: keras.Model, *, has_steps: bool) -> str:
+    """Returns why loading what `compile` got needs the user's code; "" if Keras finds each part by itself.
 
     has_steps: whether the template has the model's own train_step and test_step.
     """
     kind = type(model)
-    own = [name for name in _STEP_METHODS if getattr(kind, name) is not getattr(keras.Model, name) and not has_steps]
-    why = f"{kind.__name__} has a {own[0]} of its own" if own else ""
-    config: Mapping[str, Any] = {}
+    own = [name for name in _STEP_METHODS if getattr(kind, name) is not getattr(keras.Model, name)]
+    if own and not has_steps:
+        return f"{kind.__name__} has a {own[0]} of its own"
+    parts: list[dict[str, Any]] = []  # every object of JSON in the configuration, however deep
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras warns that it cannot save a lambda
         try:
-            config = config if own else model.get_compile_config()
+            json.loads(json.dumps(model.get_compile_config(), default=str), object_hook=parts.append)
         except Exception as error:  # a user's get_config may raise anything
-            why = f"the get_config of a part of it fails ({error})"
-    for part in _serialized_objects(config):  # Keras has to find each one by itself
-        if part["class_name"] == "function":
+            return f"the get_config of a part of it fails ({error})"
+    for part in parts:
+        name = part.get("registered_name") or part.get("class_name")
+        of_keras = str(part.get("module")).startswith("keras") and not part.get("registered_name")
+        if part.get("class_name") == "function":
             name = str(part["config"])
             of_keras = hasattr(keras.losses, name) or hasattr(keras.metrics, name)
-        else:
-            name = part.get("registered_name") or part["class_name"]
-            of_keras = str(part.get("module")).startswith("keras") and not part.get("registered_name")
-        if not of_keras:
-            why = why or f"its {name} is code of yours"
-    if not why:
-        arguments: Mapping[str, Any] = keras.saving.deserialize_keras_object(config)
-        return arguments
-    warn_once(f"model.keras is not compiled, as {why}: compile it after loading, or use trainer.evaluate")
-    return None
-
-
-def _serialized_objects(config: Any) -> Iterator[dict[str, Any]]:
-    """Yields the serialized objects in the configuration of `compile`."""
-    if isinstance(config, dict) and "class_name" in config:
-        yield config
-    if isinstance(config, (dict, list, tuple)):
-        for value in config.values() if isinstance(config, dict) else config:
-            yield from _serialized_objects(value)
-
-
-def _copy_optimizer_state(trained: keras.optimizers.Optimizer, template: keras.Model) -> None:
-    """Copies an optimizer's slots to the template's optimizer, or warns that they do not fit."""
-    template.optimizer.build(template.trainable_variables)
-    before, after = (
-        # A learning rate is a variable only if it is no schedule.
-        [variable for variable in optimizer.variables if variable.name != "learning_rate"]
-        for optimizer in (trained, template.optimizer)
-    )
-    if [source.shape for source in before] != [target.shape for target in after]:  # because of LoRA or frozen weights
-        warn_once(
-            "model.keras has no state of the optimizer: once loaded it trains other weights than this run, as LoRA is "
-            "merged and single weights are not frozen in it"
-        )
-        return
-    for source, target in zip(before, after, strict=True):
-        target.assign(keras.ops.convert_to_numpy(source))
+        if name and not of_keras:
+            return f"its {name} is code of yours"
+    return ""

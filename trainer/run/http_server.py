@@ -5,7 +5,6 @@ https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/
 
 import asyncio
 import dataclasses
-import itertools
 import json
 import os
 import socket
@@ -42,7 +41,7 @@ class _Part:
     """Holds rows of one shape from one request, at most as many as a call takes, and the future of their answers."""
 
     columns: Columns
-    answered: asyncio.Future[list[Any]]
+    answers: asyncio.Future[list[Any]]
 
     @property
     def shapes(self) -> tuple[Any, ...]:
@@ -58,67 +57,56 @@ class Batcher:
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model
-        self._parts: list[_Part] = []
-        self._arrived = asyncio.Event()
+        self._waiting: list[_Part] = []
+        self._calls: asyncio.Task[None] | None = None  # makes call after call while parts wait
         self._thread = ThreadPoolExecutor(1, "model")
         self._short_rows = 0  # a call of at most so many rows has taken less than _SHORT_CALL_S
-        self._worker = asyncio.create_task(self._answer_calls())
 
-    async def answers(self, columns: Columns) -> list[Any]:
+    async def answer(self, columns: Columns) -> list[Any]:
         """Returns the answers to rows of one shape, in order; a BadRow for each row that has none."""
         answers: list[Any] = []
         most = self.model.most_rows
         for at in range(0, len(columns[0]), most):
             rows = tuple(column[at : at + most] for column in columns)
             part = _Part(rows, asyncio.get_running_loop().create_future())
-            self._parts.append(part)
-            self._arrived.set()
-            answers += await part.answered
+            self._waiting.append(part)
+            if not self._calls or self._calls.done():
+                self._calls = asyncio.create_task(self._answer_waiting())
+            answers += await part.answers
         return answers
 
-    def _next_call(self) -> list[_Part]:
-        """Removes and returns the parts of the next call: in order, those of the first one's shape that fit."""
-        self._parts = [part for part in self._parts if not part.answered.done()]  # the client may have disconnected
-        taken: list[_Part] = []
-        left: list[_Part] = []
-        room = self.model.most_rows
-        for part in self._parts:
-            if part.shapes == self._parts[0].shapes and len(part.columns[0]) <= room:
-                taken.append(part)
-                room -= len(part.columns[0])
-            else:
-                left.append(part)
-        self._parts = left
-        return taken
-
-    async def _answer_calls(self) -> None:
-        """Makes call after call while rows wait, and gives each part its answers or the error of its call."""
-        while True:
-            await self._arrived.wait()
-            taken = self._next_call()
-            if not taken:
-                self._arrived.clear()
-                continue
+    async def _answer_waiting(self) -> None:
+        """Makes call after call while parts wait, and gives each part its answers or the error of its call."""
+        while self._waiting:
+            # A call takes parts in their order: those of the first one's shape that fit.
+            shapes, room = self._waiting[0].shapes, self.model.most_rows
+            taken: list[_Part] = []
+            left: list[_Part] = []
+            for part in self._waiting:
+                if part.shapes == shapes and len(part.columns[0]) <= room:
+                    taken.append(part)
+                    room -= len(part.columns[0])
+                else:
+                    left.append(part)
+            self._waiting = left
             try:
                 together = zip(*(part.columns for part in taken), strict=True)
                 columns = tuple(rows[0] if len(taken) == 1 else np.concatenate(rows) for rows in together)
                 began, count = time.perf_counter(), len(columns[0])
                 if count <= self._short_rows:
-                    answers = self.model.answers(columns)
+                    answers = self.model.answer(columns)
                 else:
                     loop = asyncio.get_running_loop()
-                    answers = await loop.run_in_executor(self._thread, self.model.answers, columns)
+                    answers = await loop.run_in_executor(self._thread, self.model.answer, columns)
                 short = time.perf_counter() - began < _SHORT_CALL_S
                 self._short_rows = max(self._short_rows, count) if short else min(self._short_rows, count - 1)
             except Exception as error:  # only the requests of this call fail; the server goes on
                 for part in taken:
-                    if not part.answered.done():
-                        part.answered.set_exception(error)
+                    part.answers.set_exception(error)
                 continue
             for part in taken:
                 count = len(part.columns[0])
-                if not part.answered.done():
-                    part.answered.set_result(answers[:count])
+                part.answers.set_result(answers[:count])
                 answers = answers[count:]
             await asyncio.sleep(0)  # lets the event loop send answers and read requests
 
@@ -187,12 +175,11 @@ def application(load: Callable[[], ServedModel], stop: Callable[[Exception], Non
             return await asyncio.get_running_loop().run_in_executor(parser, function, *arguments)
 
         blocks = await run(_blocks, batcher.model, content)
-        if len(blocks) == 1:
-            answers = await batcher.answers(blocks[0][1])
-        else:
-            parts = await asyncio.gather(*(batcher.answers(columns) for _, columns in blocks))
-            pairs = (zip(places, part, strict=True) for (places, _), part in zip(blocks, parts, strict=True))
-            answers = [answer for _, answer in sorted(itertools.chain(*pairs), key=lambda pair: pair[0])]
+        parts = await asyncio.gather(*(batcher.answer(columns) for _, columns in blocks))
+        by_place: dict[int, Any] = {}
+        for (places, _), part in zip(blocks, parts, strict=True):
+            by_place |= zip(places, part, strict=True)
+        answers = [by_place[at] for at in range(len(by_place))]
         for at, answer in enumerate(answers):
             if isinstance(answer, BadRow):
                 raise BadRow(f"instances[{at}]: {answer}")
@@ -255,7 +242,7 @@ def _blocks(model: ServedModel, content: bytes) -> list[tuple[Sequence[int], Col
     instances = body["instances"]
     if not isinstance(instances, list) or not instances:
         raise BadRow("instances: it must be a list with a row at least")
-    blocks, errors = model.parsed(instances)
+    blocks, errors = model.parse(instances)
     if errors:
         raise BadRow(f"instances[{min(errors)}]: {errors[min(errors)]}")
     return blocks

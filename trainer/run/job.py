@@ -16,18 +16,19 @@ from trainer.base.limit_watch import LimitWatch, read_limits
 from trainer.base.log import duration, log, on_vertex
 from trainer.base.run_files.goodput import EVENTS, OTHER, RESTORE, SAVE, START, STEP
 from trainer.base.run_files.job_directory import JobDir
-from trainer.base.run_files.job_files import RUN_INFO, SKIPPED_IMAGES, mapping, read_run_info
+from trainer.base.run_files.job_files import RUN_INFO, SKIPPED_IMAGES, RunInfo, mapping, read_run_info, trainer_commit
 from trainer.base.settings.accelerators import peak_tflops
 from trainer.base.settings.own_settings import fixed_settings
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.strategy import Replicas
+from trainer.cluster.cluster_spec import gpu_environment
+from trainer.cluster.strategy import Replicas, simulated_devices
 from trainer.data.examples import first_not_finite
 from trainer.invariance.gradients import keeps_averages, use_averages
 from trainer.invariance.layers import depends_on_replicas, refresh_normalization
 from trainer.reporting.error_lines import is_out_of_memory, out_of_memory
 from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
-from trainer.reporting.result import gpu_names, refuse_hopeless_restart, run_info
+from trainer.reporting.result import gpu_names, refuse_hopeless_restart, versions
 from trainer.run.export import export
 from trainer.run.replica_check import COMPARED_STEPS, ReplicaCheck, act_on_verdict, needs_check
 from trainer.run.saved_model_check import DIFFERS, compare_saved
@@ -37,6 +38,7 @@ from trainer.run.training_setup import TrainingSetup, build_setup, set_precision
 from trainer.training.callbacks import load_callbacks
 from trainer.training.checkpoint import Checkpoints, LearningRates, make_whole, variables_of
 from trainer.training.loop import Control, StopRequest, leave_on_signals, stop_on_signals
+from trainer.training.xla_choice import XlaChoice
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import message_of
 
@@ -55,12 +57,12 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
 
     with closing(job.job_dir.mirror), signals, job.tracking, job.workers():
         refuse_hopeless_restart(config, job.result.before)  # once all workers have met, so that all of them are told
-        if job.is_chief:
+        if job.cluster.is_chief:
             job.refuse_changed_data("files", job.files)
         replicas = job.connect()
         job.result.rollbacks = replicas.from_chief(job.result.rollbacks)
         checked = "replica_check" in read_run_info(job.job_dir.root)[0]
-        compares = job.is_chief and not checked and needs_check(config, replicas.count)
+        compares = job.cluster.is_chief and not checked and needs_check(config, replicas.count)
         with closing(ReplicaCheck(command[3:])) if compares else nullcontext() as check:
             while True:
                 try:
@@ -79,7 +81,7 @@ def _attempt(run: TrainingRun, check: ReplicaCheck | None) -> int:
         job.tracking.begin()  # sends to the tracker what an earlier start could not
         log.info(ended)
         return DONE
-    if job.is_chief:
+    if job.cluster.is_chief:
         _describe(run)
     job.tracking.begin()
     if check and not run.state.restored:
@@ -124,10 +126,11 @@ def prepare(job: StartedJob, replicas: Replicas) -> TrainingRun:
     if schedule.left_out:
         rows = f"{schedule.left_out:,} rows"
         log.info(f"each epoch trains on whole batches and leaves out {rows} (fit has a last, smaller batch)")
-    progress = Progress(restored.get("step", 0), total, schedule.steps_per_epoch, schedule.examples_per_step)
-    progress.unit = setup.dataset.unit
-    progress.peak_tflops = replicas.count * peak_tflops((*gpu_names(), "")[0], config)
-    written = job_dir if job.is_chief else None
+    progress = Progress(
+        restored.get("step", 0), total, schedule.steps_per_epoch, schedule.examples_per_step,
+        unit=setup.dataset.unit, peak_tflops=replicas.count * peak_tflops((*gpu_names(), "")[0], config),
+    )  # fmt: skip
+    written = job_dir if job.cluster.is_chief else None
     reporter = Reporter(config, written, progress, lambda: checkpoints.latest, replicas.devices)
     reporter.rollbacks = job.result.rollbacks
     best, rates_now = Best(config, setup.model), LearningRates(setup.model)
@@ -137,7 +140,8 @@ def prepare(job: StartedJob, replicas: Replicas) -> TrainingRun:
     about, _ = read_run_info(job_dir.root)
     stored = mapping(about, "config")
     same_run = bool(restored) or all(stored.get(name) == value for name, value in fixed_settings(config).items())
-    return TrainingRun(job, setup, checkpoints, state, about if same_run else {})
+    earlier = about if same_run else {}
+    return TrainingRun(job, setup, checkpoints, state, earlier, XlaChoice.read(mapping(earlier, "compilation")))
 
 
 def _dependences(setup: TrainingSetup) -> list[str]:
@@ -151,7 +155,7 @@ def _dependences(setup: TrainingSetup) -> list[str]:
 def _ended_before(run: TrainingRun) -> str | None:
     """Returns the line to log if an earlier start has already ended this run, else None. Only the chief decides."""
     config, before, progress, job_dir = run.job.config, run.job.result.before, run.state.progress, run.job.job_dir
-    if not run.job.is_chief or before.get("steps") != progress.step or not job_dir.mirror.holds(job_dir.model):
+    if not run.job.cluster.is_chief or before.get("steps") != progress.step or not job_dir.mirror.holds(job_dir.model):
         return None
     state, asked = before.get("state"), progress.asked_steps
     if state == "done" and (progress.finished or before.get("asked_steps") == asked):
@@ -174,22 +178,54 @@ def _describe(run: TrainingRun) -> None:
     """
     config, setup, job_dir, data = run.job.config, run.setup, run.job.job_dir, run.setup.dataset
     run.job.refuse_changed_data("content", setup.content)
-    about = run_info(config, run.job.command, setup.replicas, setup.schedule, run.state.progress.total_steps)
     notes = dict(data.notes)
     if skipped := notes.pop("skipped", []):
         job_dir.write(SKIPPED_IMAGES, skipped)
-    about["data"] |= {"classes": list(data.class_names), "skipped": len(skipped), **notes, "example": data.shape}
-    about["data"] |= {"unit": data.unit, "files": dict(run.job.files), "content": setup.content}
-    about["depends_on_replicas"] = _dependences(setup)
+    replicas, schedule = setup.replicas, setup.schedule
+    about: RunInfo = {
+        "config": dataclasses.asdict(config),
+        "batch": replicas.sentence(),
+        "cluster": {
+            "workers": replicas.cluster.workers,
+            "addresses": list(replicas.cluster.addresses),
+            "replicas": replicas.count,
+            "rows_per_replica": replicas.rows,
+        },
+        "devices": list(replicas.devices),  # of each worker
+        "gpus": gpu_names()[: replicas.local],  # of this worker
+        "gpu_environment": gpu_environment(),
+        "on_vertex": os.environ.get("CLOUD_ML_JOB_ID", "").isdigit(),  # `deploy local` calls its jobs local-…
+        "simulated": simulated_devices() > 0,  # logical CPU devices stand for accelerators
+        "strategy": "MultiWorkerMirroredStrategy" if replicas.cluster.several else type(replicas.strategy).__name__,
+        "collectives": replicas.collectives,
+        "data": {
+            "examples": schedule.examples,
+            "examples_per_step": schedule.examples_per_step,
+            "steps_per_epoch": schedule.steps_per_epoch,
+            "classes": list(data.class_names),
+            "skipped": len(skipped),
+            **notes,
+            "example": data.shape,
+            "unit": data.unit,
+            "files": dict(run.job.files),
+            "content": setup.content,
+        },
+        "total_steps": run.state.progress.total_steps,
+        "versions": versions(),
+        "git_commit": trainer_commit(),
+        "command": os.environ.get("TRAINER_COMMAND") or shlex.join(run.job.command),  # `deploy local` sets it
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "depends_on_replicas": _dependences(setup),
+        "compilation": dataclasses.asdict(run.choice) if run.choice else {},  # replaced once this start has chosen
+        "versions_by_step": run.job.versions_by_step(run.earlier, run.state.progress.step),
+        "id": run.earlier.get("id") or secrets.token_hex(8),
+    }
     verdict = read_run_info(job_dir.root)[0].get("replica_check")
     if verdict:
         about["replica_check"] = verdict
         about["replica_checks"] = run.job.result.replica_checks
     if config.virtual_replicas and not (verdict or {}).get("problems"):
         about["equal_bits"] = config.virtual_replicas
-    about["compilation"] = dataclasses.asdict(run.choice) if run.choice else {}  # replaced once this start has chosen
-    about["versions_by_step"] = run.job.versions_by_step(run.earlier, run.state.progress.step)
-    about["id"] = run.earlier.get("id") or secrets.token_hex(8)
     job_dir.write(RUN_INFO, about)
     if config.track:
         job_dir.mirror.finish()  # so that a restart elsewhere continues the same run of the tracker
@@ -207,7 +243,7 @@ def _train_and_export(run: TrainingRun) -> Control:
             control = run.train(stop)
         if not control.signal:
             make_whole(variables_of(setup.model), setup.replicas)
-        if run.job.is_chief and not control.signal:
+        if run.job.cluster.is_chief and not control.signal:
             optimizer = ModelInterface.of(setup.model).optimizer
             if keeps_averages(optimizer):
                 log.info("exports the moving averages of the weights (use_ema), as after fit")
@@ -259,7 +295,7 @@ class JobWatch(LimitWatch):
         if not (peers := self._job.peers):
             return super().due()
         idle = peers.share_idle(self.idle_s)
-        if not peers.is_chief:
+        if not self._job.cluster.is_chief:
             return peers.stop_reason
         if max(idle) >= self.limits.idle_s > 2 * min(idle):
             slow = self._job.cluster.name(idle.index(max(idle)))
@@ -314,7 +350,7 @@ def _finish(run: TrainingRun, control: Control) -> int:
         log.warning(
             f"the budget of {run.job.config.max_minutes:g} minutes is spent: --max_minutes has to be more to go on"
         )
-    if not run.job.is_chief:
+    if not run.job.cluster.is_chief:
         return DONE
     # Logs times, last and best values, where the files are, and which command to run next.
     config, job_dir, where = run.job.config, run.job.job_dir, mirror.where

@@ -156,22 +156,22 @@ class ReplicaCheck:
         self._folder.cleanup()
 
 
-def act_on_verdict(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False) -> None:
+def act_on_verdict(
+    verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False, when: str = "before training"
+) -> None:
     """Logs a verdict or, unless `allowed` (--allow_replica_dependence), refuses to train.
 
-    Raises UserError if the steps differ, or were not compared though several replicas are `paid` for, and
-    PlatformFault if the comparison itself failed.
+    when: when the steps were compared. Raises UserError if they differ, or were not compared though several replicas
+    are `paid` for, and PlatformFault if the comparison itself failed.
     """
     if verdict.draws:
         log.warning(f"steps on 1 and on 2 replicas agree so far, but {other_numbers(verdict.draws)}")
     if verdict.equal_bits:
-        log.info("equal bits: steps on 1 and on 2 replicas, compared before training")
+        log.info(f"equal bits: steps on 1 and on 2 replicas, compared {when}")
     elif verdict.agrees:
-        log.info(
-            f"steps on 1 and on 2 replicas give the same, compared in float64 before training {verdict.reason}".rstrip()
-        )
+        log.info(f"steps on 1 and on 2 replicas give the same, compared in float64 {when} {verdict.reason}".rstrip())
     elif verdict.agrees is None:
-        line = f"one replica and two were not compared before training: {verdict.reason}"
+        line = f"one replica and two were not compared {when}: {verdict.reason}"
         if verdict.fault and not allowed:
             raise PlatformFault(f"{line}: --allow_replica_dependence trains all the same")
         if paid and verdict.not_compared and not allowed:
@@ -402,26 +402,22 @@ class LaterReplicaChecks:
         if self._child and (self._child.ended or progress.ends):
             verdict = self._child.verdict(0.0 if progress.budget_spent else _FINAL_WAIT_SECONDS)
             self.close()
-            result, steps = self._job.result, self._compared
-            self._record(steps, verdict)
-            problems = f"{'; '.join(verdict.problems)} (steps {steps}, from the state of this run)"
-            if verdict.agrees is None:
-                log.warning(f"steps {steps} of one replica and of two were not compared: {verdict.reason}")
-            elif verdict.agrees:
-                log.info(f"steps {steps} on 1 and on 2 replicas give the same, compared beside the run")
-            elif self._job.config.allow_replica_dependence:
-                log.warning(f"the result depends on the number of replicas, as allowed: {problems}")
-                result.depends_on_replicas = [*result.depends_on_replicas, problems]
-            else:
-                raise UserError(f"{problems}: {REMEDY}")
+            self._record(self._compared, verdict)
+            # A comparison that fails by itself ends no run that trains, and the draws are in the log already.
+            where = f"(steps {self._compared}, from the state of this run)"
+            problems = [f"{problem} {where}" for problem in verdict.problems]
+            verdict = replace(verdict, problems=problems, fault=False, draws=[])
+            allowed = self._job.config.allow_replica_dependence
+            act_on_verdict(verdict, allowed=allowed, when=f"beside the run, steps {self._compared}")
+            self._job.result.depends_on_replicas = [*self._job.result.depends_on_replicas, *problems]
         if progress.step in self._steps and not progress.ends:
             steps = f"{progress.step + 1:,} to {progress.step + COMPARED_STEPS:,}"
             # Every worker holds a part of sharded slots, so all take part in the snapshot.
-            of_worker = self._variables if self._job.is_chief else sharded(self._variables)
+            of_worker = self._variables if self._job.cluster.is_chief else sharded(self._variables)
             values = snapshot(of_worker, self._replicas)
             if self._child:
                 self._record(steps, ReplicaVerdict(None, reason=f"that of steps {self._compared} still ran"))
-            elif self._job.is_chief:
+            elif self._job.cluster.is_chief:
                 epoch = progress.step // progress.steps_per_epoch
                 manifest = {"step": progress.step, "state": {"epoch": epoch}}
                 self._child, self._compared = ReplicaCheck(self._job.command[3:], values, manifest), steps
@@ -429,6 +425,6 @@ class LaterReplicaChecks:
 
     def _record(self, steps: str, verdict: ReplicaVerdict) -> None:
         """Writes the outcome to run.json; the next writing of result.json has it, too."""
-        if self._job.is_chief:
+        if self._job.cluster.is_chief:
             self._job.result.replica_checks[steps] = verdict.outcome
             self._job.job_dir.add_to_run_info(replica_checks=self._job.result.replica_checks)

@@ -40,6 +40,15 @@ def compare_saved(setup: TrainingSetup, folder: Path) -> str:
         drawn = [tf.constant(column) for column in random_rows(inputs_of, Servable({}, {}, {}), _ROWS)]
         x = drawn if len(drawn) > 1 else drawn[0]
     with tf.device("CPU:0"):
+        loaded = None
+        if (folder / "model.keras").exists():
+            try:
+                loaded = load_template(folder / "model.keras", "model.keras", compiled=True)
+            except UserError as error:
+                warn_once(
+                    f"{error}: register its classes (https://keras.io/guides/serialization_and_saving/#custom-objects)"
+                    ", or only python -m trainer.predict can load it, with the function of this run"
+                )
         served = tf.saved_model.load(str(folder / "saved_model"))
         # saved_model/ takes the inputs one by one, in the order of its signature; named ones are matched by name.
         signature = served.serve.input_signature
@@ -52,15 +61,6 @@ def compare_saved(setup: TrainingSetup, folder: Path) -> str:
         answers = served.serve(
             *(leaf if leaf.dtype == spec.dtype else tf.cast(leaf, spec.dtype) for leaf, spec in pairs)
         )
-        loaded = None
-        if (folder / "model.keras").exists():
-            try:
-                loaded = load_template(folder / "model.keras", "model.keras", compiled=True)
-            except UserError as error:
-                warn_once(
-                    f"{error}: register its classes (https://keras.io/guides/serialization_and_saving/#custom-objects)"
-                    ", or only python -m trainer.predict can load it, with the function of this run"
-                )
         expected, again = _predictions(trained, x, 2)
         if _differ(expected, again, tolerance):
             return "not compared: two calls on the same rows differ, as the model draws at random when it is called"

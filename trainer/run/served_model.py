@@ -64,9 +64,13 @@ class ServedModel:
             self._specs = {spec.name: spec for spec in network.serve.input_signature}
             self._call = _as_graph(network.serve, self._specs, self.about)
         self._network = network  # keeps its weights alive
-        dtypes = {name: np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype) for name, spec in self._specs.items()}
-        shapes = {name: self.about.image or tf.TensorShape(spec.shape)[1:] for name, spec in self._specs.items()}
-        self._row_specs = {name: (tuple(shapes[name]), dtype) for name, dtype in dtypes.items()}
+        self._row_specs = {
+            name: (
+                tuple(self.about.image or tf.TensorShape(spec.shape)[1:]),
+                np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype),
+            )
+            for name, spec in self._specs.items()
+        }
 
     @cached_property
     def most_rows(self) -> int:
@@ -77,7 +81,7 @@ class ServedModel:
         numbers = max(math.prod(size or 64 for size in shape) for shape in shapes)  # 64: a guess for a varying size
         return max(8, min(_MOST_ROWS, _MOST_NUMBERS // max(numbers, 1)))
 
-    def parsed(self, instances: Sequence[Any]) -> tuple[list[tuple[Sequence[int], Columns]], dict[int, BadRow]]:
+    def parse(self, instances: Sequence[Any]) -> tuple[list[tuple[Sequence[int], Columns]], dict[int, BadRow]]:
         """Parses instances of JSON into blocks of equal shape, each (places, columns), and errors by place.
 
         An instance is the value of the one input, or an object with a value for each; an image may be {"b64": …}, a
@@ -100,7 +104,7 @@ class ServedModel:
             blocks.append((places, tuple(map(np.concatenate, zip(*rows, strict=True)))))
         return blocks, errors
 
-    def answers(self, columns: Columns) -> list[Any]:
+    def answer(self, columns: Columns) -> list[Any]:
         """Returns an answer for JSON to each of at most `most_rows` rows, or a BadRow if the model cannot compute it.
 
         An answer is the one output, or an object of outputs by name if there are several. A classifier that knows the
@@ -112,7 +116,7 @@ class ServedModel:
         except tf.errors.InvalidArgumentError as error:  # a row is wrong, such as an unknown token: halve to find it
             if count > 1:
                 halves = slice(count // 2), slice(count // 2, None)
-                return [answer for half in halves for answer in self.answers(tuple(part[half] for part in columns))]
+                return [answer for half in halves for answer in self.answer(tuple(part[half] for part in columns))]
             value = OUT_OF_RANGE.search(str(error))
             return [BadRow(f"the model cannot compute it: {value[0] if value else reason(error)}")]
         if self.about.latent_dim:
@@ -184,14 +188,12 @@ class ServedModel:
                 if classes and not 0 <= values["label"] < classes:
                     raise BadRow(f"label={str(values['label'])[:20]}: the classes are 0 to {classes - 1}")
             return tuple(np.array([instance[name] for instance in instances], np.int32) for name in names)
-        named = [isinstance(instance, dict) and "b64" not in instance for instance in instances]
-        if len(self._specs) == 1 and not any(named):
+        if len(self._specs) == 1 and not any(isinstance(row, dict) and "b64" not in row for row in instances):
             return (self._column(next(iter(self._specs)), instances),)
-        for instance, has_names in zip(instances, named, strict=True):
-            if not has_names:
-                raise BadRow(f"it must be an object with {_listed(self._specs)}")
-            if instance.keys() != self._specs.keys():
-                raise BadRow(f"it has {_listed(instance)}, and the model's inputs are {_listed(self._specs)}")
+        for instance in instances:
+            if not isinstance(instance, dict) or instance.keys() != self._specs.keys():
+                has = f"it has {_listed(instance)}, and " if isinstance(instance, dict) else ""
+                raise BadRow(f"{has}it must be an object with {_listed(self._specs)}")
         return tuple(self._column(name, [row[name] for row in instances]) for name in self._specs)
 
     def _column(self, name: str, values: Sequence[Any]) -> Any:
@@ -209,29 +211,28 @@ class ServedModel:
                 raise BadRow(f"{name}: the image is not written in base64: {error}") from None
             except BadImage as error:
                 raise BadRow(f"{name}: the image cannot be decoded: {error}") from None
-        array = None
-        with suppress(ValueError, OverflowError):  # raised for rows of unequal lengths and for huge integers
-            array = np.array(values, object if dtype.kind == "O" else None)
-        numbers = "whole numbers from 0 to 255" if self.about.image else f"numbers of {dtype.name}"
-        numeric = array is not None and array.dtype.kind in "biuf"
-        if array is not None and numeric:
-            given = array
-            with np.errstate(all="ignore"):
-                array = given.astype(np.uint8 if self.about.image else dtype)
-            exact = array.dtype.kind in "fb" or np.array_equal(array, given)
-            if not exact or not np.isfinite(array.astype(np.float64)).all():
-                raise BadRow(f"{name}: it must hold finite {numbers} only")
-        sizes = () if array is None else array.shape[1:]
+        is_text = dtype.kind == "O"
+        wrong_shape = BadRow(f"{name}: it must have the shape {[size or 'any' for size in shape]}")
+        try:
+            array = np.array(values, object if is_text else None)
+        except (ValueError, OverflowError):  # raised for rows of unequal lengths and for huge integers
+            raise wrong_shape from None
+        sizes = array.shape[1:]
         fitting = [size in (None, length) for size, length in zip(shape, sizes, strict=False)]
-        if array is None or len(sizes) != len(shape) or not all(fitting):
-            raise BadRow(f"{name}: it must have the shape {[size or 'any' for size in shape]}")
-        if dtype.kind == "O":
+        if len(sizes) != len(shape) or not all(fitting):
+            raise wrong_shape
+        if is_text:
             if not all(isinstance(text, str) for text in array.flat):
                 raise BadRow(f"{name}: it must be text")
             return np.vectorize(str.encode, otypes=[object])(array)
-        if not numeric:
-            raise BadRow(f"{name}: it must hold finite {numbers} only")
-        return array
+        if array.dtype.kind in "biuf":
+            with np.errstate(all="ignore"):
+                column = array.astype(np.uint8 if self.about.image else dtype)
+            exact = column.dtype.kind in "fb" or np.array_equal(column, array)
+            if exact and np.isfinite(column.astype(np.float64)).all():
+                return column
+        numbers = "whole numbers from 0 to 255" if self.about.image else f"numbers of {dtype.name}"
+        raise BadRow(f"{name}: it must hold finite {numbers} only")
 
     @property
     def noise_type(self) -> Any:
@@ -345,12 +346,12 @@ def _answer_lines(model: ServedModel, lines: Sequence[tuple[int, bytes]]) -> tup
             numbers.append(number)
         except (ValueError, RecursionError) as error:
             results[number] = BadRow(str(error))
-    blocks, bad = model.parsed(instances)
+    blocks, bad = model.parse(instances)
     results |= {numbers[at]: error for at, error in bad.items()}
     for places, columns in blocks:
         for at in range(0, len(places), model.most_rows):
             part = tuple(column[at : at + model.most_rows] for column in columns)
-            results |= zip((numbers[place] for place in places[at:]), model.answers(part), strict=False)
+            results |= zip((numbers[place] for place in places[at:]), model.answer(part), strict=False)
     errors = [{"row": row, "error": str(value)} for row, value in sorted(results.items()) if isinstance(value, BadRow)]
     answers = [{"row": row, "prediction": results[row]} for row in sorted(results.keys() - {e["row"] for e in errors})]
     return answers, errors

@@ -50,13 +50,8 @@ class StartedJob:
         try:
             files = files_of(config)
         except (UserError, PlatformFault, OSError) as error:  # loading the data will report it
-            files = {"files of data": f"cannot be listed: {error}"}
+            files = {"listing of data": f"failed: {error}"}
         return cls(config, command, cluster, job_dir, result, files, tracking)
-
-    @property
-    def is_chief(self) -> bool:
-        """Returns whether this worker writes the files."""
-        return self.cluster.is_chief
 
     @contextmanager
     def workers(self) -> Iterator[None]:
@@ -102,8 +97,6 @@ class StartedJob:
         version of TensorFlow may round their rows differently, so their digests are not compared.
         """
         config, job_dir = self.config, self.job_dir
-        if any(isinstance(value, str) and value.startswith("cannot be listed") for value in now.values()):
-            return
         before = mapping(mapping(read_run_info(job_dir.root)[0], "data"), name)
         compared = {key: old for key, old in before.items() if config.data not in DATA_SOURCES or "digest" not in key}
         changes = differing(compared, now)

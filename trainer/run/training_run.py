@@ -14,7 +14,7 @@ import keras
 from trainer.base.errors import UserError
 from trainer.base.log import log
 from trainer.base.run_files.goodput import COMPILATION, EVENTS, INPUT, OTHER, SAVE, STEP
-from trainer.base.run_files.job_files import Result, mapping
+from trainer.base.run_files.job_files import Result
 from trainer.base.settings.rules import OF_IMAGES, check_known
 from trainer.base.settings.train_config import TrainConfig
 from trainer.measures.evaluation import Evaluation, evaluation
@@ -63,8 +63,10 @@ class Best:
     def resume(self, state: Mapping[str, Any]) -> None:
         """Restores what `state()` returned."""
         if state and state["value"] is not None:
-            value, step = float(state["value"]), int(state["step"])
-            self._state = {"metric": state["metric"], "features": state["features"], "value": value, "step": step}
+            self._state = {
+                "metric": state["metric"], "features": state["features"],
+                "value": float(state["value"]), "step": int(state["step"]),
+            }  # fmt: skip
 
     def consider(self, values: Mapping[str, float], step: int) -> None:
         """Replaces the best value by this measurement if that is better, not comparable, or the first."""
@@ -154,11 +156,8 @@ class TrainingRun:
     checkpoints: Checkpoints
     state: RunState
     earlier: Mapping[str, Any]  # run.json of an earlier start of this same run; else {}
-    choice: XlaChoice | None = None  # whether XLA compiles the steps
+    choice: XlaChoice | None  # whether XLA compiles the steps; at first that of the earlier start
     before_hooks: dict[str, Any] = field(default_factory=dict)  # the state that a signal during the hooks saves
-
-    def __post_init__(self) -> None:
-        self.choice = XlaChoice.read(mapping(self.earlier, "compilation"))
 
     def save(self, *, pending: bool = False) -> None:
         """Saves a checkpoint and writes result.json; `pending`: with the state before this step's hooks ran."""
@@ -172,7 +171,8 @@ class TrainingRun:
         self.job.result.saving_seconds = self.checkpoints.saving_seconds
         measured: Result = {**self.state.reporter.summary(), "history": self.state.values_of_epochs()}
         virtual_replicas = self.job.config.virtual_replicas
-        if self.job.is_chief and state != "running" and virtual_replicas and not self.job.result.depends_on_replicas:
+        promised = virtual_replicas and not self.job.result.depends_on_replicas
+        if self.job.cluster.is_chief and state != "running" and promised:
             variables = variables_of(self.setup.model)
             if not (self.setup.replicas.cluster.several and sharded(variables)):  # a worker has only parts of them
                 digest = digest_of(snapshot(variables))
@@ -186,7 +186,7 @@ class TrainingRun:
         budget = 60 * config.max_minutes - result.wall_seconds if config.max_minutes else None
         control = Control(self.setup.replicas, stop, 60 * config.checkpoint_every_minutes or None, budget)
         evaluate = evaluation(model, control.watched(), self.setup.dataset, config.evaluation_batch)
-        if has_own_parts(config) and self.job.is_chief and not state.restored:
+        if has_own_parts(config) and self.job.cluster.is_chief and not state.restored:
             rehearse(self.setup, evaluate)
         callbacks = bind([*state.callbacks, state.history], model, progress, evaluate.names if evaluate else ())
         model.stop_training = False
@@ -236,7 +236,7 @@ class TrainingRun:
             runner, rows = self.setup.step_runner(), self.setup.rows_from(first_step)
             return runner(rows, first_step, count)
 
-        profile = StepProfile(config.profiled, self.job.job_dir.logs if self.job.is_chief else None, progress)
+        profile = StepProfile(config.profiled, self.job.job_dir.logs if self.job.cluster.is_chief else None, progress)
 
         def begin() -> None:
             if peers:
@@ -269,7 +269,7 @@ class TrainingRun:
     def _keep_choice(self, choice: XlaChoice) -> None:
         """Takes the choice between plain and compiled steps, and writes it to run.json."""
         self.choice = choice
-        if self.job.is_chief:
+        if self.job.cluster.is_chief:
             self.job.job_dir.add_to_run_info(compilation=asdict(choice))
 
     def _hooks(

@@ -114,7 +114,7 @@ def test_a_status_line_is_complete() -> None:
     progress.flops = 6_170_000_000_000
     for peak, shown in ((0, ""), (2 * 494, " (MFU 1.2 %)")):
         progress.peak_tflops = peak
-        entry |= {"tflop_per_second": progress.tflop_per_second(0.5), "mfu": progress.mfu(0.5)}
+        entry |= progress.speeds(progress.whole)
         assert f"12.3 TFLOP/s{shown}  1.00 GiB" in status_line(entry, progress)
 
 
@@ -168,15 +168,15 @@ def test_training_never_waits_for_nvidia_smi(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     gpus = Gpus(1)
-    assert gpus.read() == []
+    assert gpus.readings == []
     answer = os.open(answers, os.O_RDWR)  # which never waits for a reader
     os.write(answer, b"2048, 87\n")
     until = time.monotonic() + 20
-    while not gpus.read() and time.monotonic() < until:
+    while not gpus.readings and time.monotonic() < until:
         time.sleep(0.01)
     gpus.close()
     os.close(answer)
-    assert gpus.read() == [{"memory_gib": 2.0, "utilization_percent": 87.0}]
+    assert gpus.readings == [{"memory_gib": 2.0, "utilization_percent": 87.0}]
     assert (tmp_path / "calls").read_text() == "--id=2,3\n"
 
 

@@ -233,8 +233,13 @@ def test_out_of_memory_names_settings_that_save_memory(settings: dict[str, Any],
     assert advice in str(out_of_memory(config, make_replicas(config)))
     for cause, found in (("OOM when allocating tensor", True), ("something else", False)):
         assert is_out_of_memory(tf.errors.InternalError(None, None, f"Collective ops is aborted by: {cause}")) is found
-    cards = [{"compute_capability": (7, 5)}]
-    assert (half_precision([]), half_precision(cards)) == ("mixed_bfloat16", "mixed_float16")
+
+
+def test_old_cards_compute_fast_in_float16(monkeypatch: Patch) -> None:
+    assert half_precision() == "mixed_bfloat16"
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["GPU:0"])
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: {"compute_capability": (7, 5)})
+    assert half_precision() == "mixed_float16"
 
 
 def test_a_callback_can_stop_the_run(small_config: Make) -> None:

@@ -11,7 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -113,9 +114,9 @@ def images(count: int) -> Any:
 
 def answered(model: ServedModel, instances: list[Any]) -> list[Any]:
     """Returns the answers of rows of one shape."""
-    ((_, columns),), errors = model.parsed(instances)
+    ((_, columns),), errors = model.parse(instances)
     assert not errors
-    return model.answers(columns)
+    return model.answer(columns)
 
 
 @pytest.mark.processor
@@ -160,7 +161,7 @@ def test_the_model_of_a_recipe_or_an_example_answers_a_row_as_trainer_predict(fl
     model = ServedModel(job / "model", "run", same_bytes=True)
 
     def answers(first: int, after: int) -> list[Any]:
-        return model.answers(tuple(np.asarray(leaf)[first:after] for leaf in x))
+        return model.answer(tuple(np.asarray(leaf)[first:after] for leaf in x))
 
     most = max(1, model.most_rows - 1)
     for at in range(0, 60, most):
@@ -191,15 +192,16 @@ def test_inputs_have_names_and_a_class_that_is_not_here_is_served_from_the_saved
         ("size", "FP32", [-1, 3]), ("word", "BYTES", [-1])
     ]  # fmt: skip
     for bad, line in (
-        ({"size": [1, 2, 3]}, "it has size, and the model's inputs are size, word"),
+        ({"size": [1, 2, 3]}, "it has size, and it must be an object with size, word"),
         ([1], "it must be an object with size, word"),
         ({"size": [1, 2, 3], "word": 7}, "word: it must be text"),
         ({"size": [[1]], "word": "a"}, "size: it must have the shape [3]"),
         ({"size": ["a", "b", "c"], "word": "a"}, "size: it must hold finite numbers of float32 only"),
         ({"size": [1e300, 0, 0], "word": "a"}, "size: it must hold finite"),
-        ({"size": [float("inf")], "word": "a"}, "size: it must hold finite"),
+        ({"size": [float("inf"), 0, 0], "word": "a"}, "size: it must hold finite"),
+        ({"size": [1, [2], 3], "word": "a"}, "size: it must have the shape [3]"),
     ):  # fmt: skip
-        _, errors = model.parsed([row, bad, row])
+        _, errors = model.parse([row, bad, row])
         assert [*errors] == [1]
         assert str(errors[1]).startswith(line)
 
@@ -221,7 +223,7 @@ def test_a_row_that_the_model_cannot_compute_fails_alone(tmp_path: Path) -> None
     async def requested() -> list[Any]:
         batcher = server_module.Batcher(model)
         rows = [[1, 2]], [[4, 0], [3, 9]], [[4, 0]]
-        return await asyncio.gather(*(batcher.answers(model.parsed(of)[0][0][1]) for of in rows))
+        return await asyncio.gather(*(batcher.answer(model.parse(of)[0][0][1]) for of in rows))
 
     first, (beside, refused_one), last = asyncio.run(requested())
     assert (first, [beside], last) == ([good[0]], [good[1]], [good[1]])
@@ -258,7 +260,7 @@ def test_a_generator_draws_by_seed_and_label(tmp_path: Path) -> None:
         ({"seed": 7, "label": 3}, "the classes are 0 to 2"), ({"seed": 7.5, "label": 0}, "whole numbers"),
         (7, "whole numbers"), ({"seed": True, "label": 0}, "whole numbers"),
     ):  # fmt: skip
-        assert line in str(model.parsed([bad])[1][0])
+        assert line in str(model.parse([bad])[1][0])
 
 
 def test_an_answer_that_is_not_finite_is_an_error_of_its_row(tmp_path: Path) -> None:
@@ -331,35 +333,24 @@ def test_a_body_that_does_not_come_or_is_too_large_by_its_header_is_refused(
     assert "a request failed" not in caplog.text  # its client has gone
 
 
-@pytest.mark.parametrize(
-    ("most_rows", "expected"),
-    [(8, [[1] * 8, [2, 3, 3, 1, 1], []]), (2, [[1] * 2, [2, 4], [3, 3], *[[1] * 2] * 4, []])],
-)
-def test_requests_that_wait_share_a_call(
-    most_rows: int, expected: list[list[int]], model: ServedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A large request waits for its next part behind the others; a client that has gone is left out."""
-    monkeypatch.setattr(model, "most_rows", most_rows)
+@pytest.mark.parametrize(("most_rows", "expected"), [
+    (8, [[1] * 8, [2, 3, 3, 1, 1]]), (2, [[1] * 2, [2], [3, 3], *[[1] * 2] * 4]),
+])  # fmt: skip
+def test_requests_that_wait_share_a_call(most_rows: int, expected: list[list[int]]) -> None:
+    """A large request waits for its next part behind the others, and each gets the answers to its own rows."""
+    calls: list[list[int]] = []
 
-    async def calls() -> list[list[Any]]:
-        batcher = server_module.Batcher(model)
-        batcher._worker.cancel()
-        requests: Any = ([1] * 10, [2], [3, 3], [5], *([[4]] if most_rows == 2 else []))
-        asked = [asyncio.ensure_future(batcher.answers((np.array(rows),))) for rows in requests]
-        await asyncio.sleep(0)
-        asked[3].cancel()
-        taken = []
-        for _ in expected:
-            await asyncio.sleep(0)
-            parts = batcher._next_call()
-            taken.append([row for part in parts for row in part.columns[0]])
-            for part in parts:
-                part.answered.set_result([])
-            await asyncio.sleep(0)
-        await asyncio.gather(*asked, return_exceptions=True)
-        return taken
+    def answer(columns: Any) -> list[int]:
+        calls.append(columns[0].tolist())
+        return calls[-1]
 
-    assert asyncio.run(calls()) == expected
+    async def answered() -> list[list[int]]:
+        batcher = server_module.Batcher(cast(ServedModel, SimpleNamespace(most_rows=most_rows, answer=answer)))
+        return await asyncio.gather(*(batcher.answer((np.array(rows),)) for rows in requests))
+
+    requests = [[1] * 10, [2], [3, 3]]
+    assert asyncio.run(answered()) == requests
+    assert calls == expected
 
 
 def test_requests_that_are_too_many_are_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,14 +87,14 @@ def test_a_job_ends_itself_and_the_same_command_goes_on(small_config: Make, tmp_
 class Worker:
     """Holds a worker's watch, and the worker that it names as slow."""
 
-    def __init__(self, monkeypatch: Patch, peers: Any = None) -> None:
+    def __init__(self, monkeypatch: Patch, peers: Any = None, *, is_chief: bool = True) -> None:
         monkeypatch.setenv(LIMITS, IDLE.text)
         self.planted, self.request, self.slow = PlantedWatch(monkeypatch), StopRequest(), set[str]()
         self._goodput = Goodput(0.0, {})
         result = SimpleNamespace(
             goodput=self._goodput, job_began_at=time.time(), name_slow=lambda name, why: self.slow.add(name)
         )
-        cluster = SimpleNamespace(name=lambda index: f"worker {index}")
+        cluster = SimpleNamespace(is_chief=is_chief, name=lambda index: f"worker {index}")
         job: Any = SimpleNamespace(peers=peers, result=result, cluster=cluster)
         self._watch = JobWatch(job, self.request)
 
@@ -126,8 +126,7 @@ def test_phases_that_need_no_gpu_are_no_stall(monkeypatch: Patch) -> None:
 class Peers:
     """Stands for the connections to another worker, whose GPUs have been idle for `other` seconds."""
 
-    def __init__(self, *, is_chief: bool = True) -> None:
-        self.is_chief, self.stop_reason, self.other, self.stopped = is_chief, "", 0.0, ""
+    stop_reason, other, stopped = "", 0.0, ""
 
     def share_idle(self, seconds: float) -> list[float]:
         return [seconds, self.other]
@@ -144,8 +143,8 @@ def test_one_idle_worker_of_two_is_named_and_stops_nothing(monkeypatch: Patch) -
     peers.other = 1800.0
     worker.spend(60, OTHER, 0.0)
     assert worker.request.reason == peers.stopped == WHY_IDLE
-    peers = Peers(is_chief=False)
-    worker = Worker(monkeypatch, peers)
+    peers = Peers()
+    worker = Worker(monkeypatch, peers, is_chief=False)
     worker.spend(7200, STEP, 0.0)
     assert not worker.request.reason
     peers.stop_reason = "the chief says so"

@@ -85,14 +85,17 @@ class QualityOf(TypedDict, total=False):
     formulas: int  # version of the formulas
 
 
-class WorkDone(TypedDict, total=False):
-    """Describes a run's compute rate, counting the matrix products and convolutions in the graph of a step."""
+class Speeds(TypedDict, total=False):
+    """Describes how fast steps run; TFLOP/s count the matrix products and convolutions in the graph of a step."""
 
+    images_per_second: float | None
+    step_seconds: float | None
+    input_wait_seconds: float | None  # the part of step_seconds spent waiting for the batch
     tflop_per_second: float | None  # of all replicas
     mfu: float | None  # model FLOPs utilization: its share of the GPUs' data-sheet rate at the run's precision
 
 
-class StatsEntry(WorkDone, total=False):
+class StatsEntry(Speeds, total=False):
     """Describes one line of stats.jsonl: a report, epoch, evaluation, or measurement of images."""
 
     kind: str
@@ -101,9 +104,6 @@ class StatsEntry(WorkDone, total=False):
     step: int
     epoch: float
     seconds: float
-    images_per_second: float | None
-    step_seconds: float | None
-    input_wait_seconds: float | None  # the part of step_seconds spent waiting for the batch
     untimed_steps: int  # steps that step_seconds leaves out; above 0 in the first line after each start
     losses: Scalars
     metrics: Scalars
@@ -113,7 +113,7 @@ class StatsEntry(WorkDone, total=False):
     quality: QualityOf  # in the line of a measurement of images
 
 
-class Result(WorkDone, total=False):
+class Result(Speeds, total=False):
     """Describes result.json: how far a run is, and how it ended."""
 
     state: str  # running, interrupted, stopped, failed, budget, done
@@ -128,9 +128,6 @@ class Result(WorkDone, total=False):
     epochs: float
     startup_seconds: float | None  # from the start of the process to the end of its first step
     training_seconds: float
-    images_per_second: float | None
-    step_seconds: float | None
-    input_wait_seconds: float | None  # as in stats.jsonl
     step_flops: int | None  # of all replicas; a multiplication and an addition are two FLOPs
     wall_seconds: float
     goodput: dict[str, float]  # seconds of each class of trainer.base.run_files.goodput; their sum is wall_seconds
