@@ -12,20 +12,18 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from trainer.base.errors import DONE, UserError
 from trainer.base.settings.resolution import own_settings, resolve
 from trainer.base.settings.train_config import TrainConfig
+from trainer.checks.golden_run import runner_and_rows
 from trainer.cluster.strategy import make_replicas
-from trainer.invariance.step import StepContext
 from trainer.reporting.progress import StepLogs
 from trainer.run import job
 from trainer.run.start import StartedJob
 from trainer.run.training_run import TrainingRun
 from trainer.run.training_setup import build_setup
 from trainer.training.loop import StopRequest
-from trainer.training.steps import StepRunner
 
 
 @contextmanager
@@ -36,10 +34,14 @@ def refused(line: str) -> Iterator[None]:
     assert "\n" not in str(caught.value)
 
 
-def run_steps(config: TrainConfig, steps: int) -> tuple[keras.Model, StepLogs]:
-    """Returns a fresh model after `steps` steps in one call, and what the call returned."""
+def run_steps(config: TrainConfig, steps: int, order: int | None = None) -> tuple[keras.Model, StepLogs]:
+    """Returns a fresh model after `steps` steps in one call, and what the call returned.
+
+    order: the seed by which the rows of each batch, and what is drawn for them, are permuted.
+    """
     setup = build_setup(config, make_replicas(config))
-    return setup.model, setup.step_runner()(setup.rows_from(0), 0, steps)
+    runner, rows = runner_and_rows(setup, order)
+    return setup.model, runner(rows, 0, steps)
 
 
 def run_job(config: TrainConfig) -> Path:
@@ -80,19 +82,6 @@ def largest_difference(one: dict[str, Any], other: dict[str, Any], smallest_norm
     assert one.keys() == other.keys()
     norms = {name: max(float(np.linalg.norm(one[name])), smallest_norm) for name in one}
     return max(float(np.linalg.norm(one[name] - other[name])) / norms[name] for name in one)
-
-
-def permute_rows(monkeypatch: pytest.MonkeyPatch, rows: int, seed: int) -> None:
-    """Changes the order of the rows of every later global batch, and of the noise drawn for it."""
-    order = np.random.default_rng(seed).permutation(rows)
-    draw, take = StepContext.draw, StepRunner._rows_of
-    monkeypatch.setattr(StepContext, "draw", lambda self, *given: tf.gather(draw(self, *given), order))
-
-    def taken(self: StepRunner, batch: Any, replica: Any) -> Any:
-        axis = 1 if self._interface.stacked else 0
-        return tf.nest.map_structure(lambda part: tf.gather(part, order, axis=axis), take(self, batch, replica))
-
-    monkeypatch.setattr(StepRunner, "_rows_of", taken)
 
 
 def small(*flags: str) -> TrainConfig:

@@ -9,10 +9,9 @@ and measures these GPUs (docs/gpus.md); gpu_check.json, in --job_dir or else in 
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Any
 
 from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError
 from trainer.base.log import log, on_vertex, set_verbose
@@ -134,18 +133,20 @@ def _check_gpus(config: TrainConfig, seconds: float) -> int:
     with quiet_start():
         from trainer.checks.on_gpus import check_on_gpus
 
-    def write(content: Mapping[str, Any]) -> str:
-        if job_dir is None:
-            write_json(Path(GPU_CHECK), content)
-            return GPU_CHECK
-        job_dir.write(GPU_CHECK, content)
-        job_dir.mirror.finish()
-        return job_dir.mirror.where(job_dir.root / GPU_CHECK)
-
     with closing(job_dir.mirror) if job_dir else nullcontext():
         if job_dir:
             job_dir.mirror.begin(job_dir.logs)
-        return check_on_gpus(config, write, seconds)
+        content, where = check_on_gpus(config, seconds), GPU_CHECK
+        if job_dir:
+            job_dir.write(GPU_CHECK, content)
+            job_dir.mirror.finish()
+            where = job_dir.mirror.where(job_dir.root / GPU_CHECK)
+        else:
+            write_json(Path(GPU_CHECK), content)
+    if not content["agrees"]:
+        return USER_MUST_CHANGE
+    log.info(f"all agree; the numbers are in {where}")
+    return DONE
 
 
 if __name__ == "__main__":

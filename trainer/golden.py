@@ -51,7 +51,6 @@ _DEFAULT_STEPS = 30  # if no flag gives the run's length
 _SMALL = {"precision": "float64", "global_batch_size": 16, "width": 8}
 _LONGEST_SECONDS = 1_800.0  # after which a measuring process counts as hung
 _MEASURE = "measure"  # the internal verb of a measuring process
-Way = tuple[int, int]  # how a run is repeated: replicas of each worker, workers
 
 
 @command("starts from scratch")
@@ -60,28 +59,23 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(__doc__)
         return DONE
-    verbs = {"record": record, "check": check, _MEASURE: measure}
+    verbs = {"record": record, "check": check, _MEASURE: measure_here}
     if arguments[0] not in verbs:
         raise UserError(f"{arguments[0]!r} is no verb of trainer.golden: use record or check")
     return verbs[arguments[0]](arguments[1:])
 
 
 def parser_of(verb: str) -> Parser:
-    """Returns the parser of the flags of one verb. `resolve` parses the run's settings."""
+    """Returns the parser of the flags of `record` or `check`. `resolve` parses the run's settings."""
     parser = Parser(prog=f"python -m trainer.golden {verb}", description=__doc__, add_help=verb == "check")
     if verb == "record":
         parser.add_argument("--out", default="", metavar="FILE", help="the golden file")
-    elif verb == "check":
+    else:
         parser.add_argument("files", nargs="+", metavar="FILE")
         parser.add_argument("--replicas", type=_parse_counts, default=[1], help="numbers of replicas (default: 1)")
         workers = "numbers of workers, with one replica each (default: 1)"
         parser.add_argument("--workers", type=_parse_counts, default=[1], help=workers)
         parser.add_argument("--junit", default="", metavar="FILE", help="the verdicts as JUnit's XML")
-    else:
-        parser.add_argument("--out", required=True)
-        parser.add_argument("--after", type=_parse_counts, required=True)
-        parser.add_argument("--on", type=int, required=True)
-        parser.add_argument("--control", action="store_true")
     return parser
 
 
@@ -114,7 +108,7 @@ def record(arguments: Sequence[str]) -> int:
         raise UserError("--out=FILE is missing: name the golden file, as golden/mine.json")
     refuse_missing_modules(request.config)
     out, steps, settings = Path(options.out), recorded_steps(request.config.steps or 1), _settings(request.config)
-    result = measured(flags, steps, control=True)
+    result = measure_in_processes(flags, steps, control=True)
     bits = {step: moment["digest"] for step, moment in result["moments"].items()}
     digests: dict[str, Mapping[str, str]] = {result.pop("instructions"): bits}
     if out.exists():
@@ -133,25 +127,25 @@ def record(arguments: Sequence[str]) -> int:
 
 def _settings(config: TrainConfig) -> dict[str, Any]:
     """Returns the settings as they read after a round trip through JSON, for comparison with a golden file."""
-    settings: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
-    return settings
+    return dict(json.loads(json.dumps(dataclasses.asdict(config))))
 
 
 def check(arguments: Sequence[str]) -> int:
     """Repeats the run of each golden file, logs one line a file, writes --junit, and returns the exit code."""
     options = parser_of("check").parse_args(arguments)
-    ways = [(count, 1) for count in options.replicas] + [(1, count) for count in options.workers if count > 1]
+    ways = {f"replicas={count}": {"replicas": count} for count in options.replicas}
+    ways |= {f"workers={count}": {"workers": count} for count in options.workers if count > 1}
     failures: dict[str, str] = {}
     for file in map(Path, options.files):
         golden = read_golden(file)
         try:
             settings = _settings(resolve(golden.flags).config)
-            results = [measured(golden.flags, golden.steps, *way) for way in ways]
+            results = [measure_in_processes(golden.flags, golden.steps, **way) for way in ways.values()]
         except UserError as error:
             raise UserError(f"{file}: {error}") from None
-        verdicts = [(way, compare_with_golden(golden, result)) for way, result in zip(ways, results, strict=True)]
-        line = described(verdicts, list(causes(golden, settings, results[0])))
-        changed = any(verdict.kind == CHANGED for _, verdict in verdicts)
+        verdicts = {way: compare_with_golden(golden, result) for way, result in zip(ways, results, strict=True)}
+        line = line_of(verdicts, list(causes(golden, settings, results[0])))
+        changed = any(verdict.kind == CHANGED for verdict in verdicts.values())
         failures[file.stem] = line if changed else ""
         (log.error if changed else log.info)("%s   %s", file.stem, line)
     if options.junit:
@@ -165,37 +159,28 @@ def check(arguments: Sequence[str]) -> int:
     return USER_MUST_CHANGE if any(failures.values()) else DONE
 
 
-def described(verdicts: Sequence[tuple[Way, GoldenVerdict]], differences: Sequence[str]) -> str:
-    """Returns the line about one file: what changed, or else on which replicas and workers bits or rounding agree."""
-    by_kind = {kind: [way for way, verdict in verdicts if verdict.kind == kind] for kind in (EQUAL, ROUNDING, CHANGED)}
+def line_of(verdicts: Mapping[str, GoldenVerdict], differences: Sequence[str]) -> str:
+    """Returns the line about one file: what changed, or else on which replicas and workers bits or rounding agree.
+
+    verdicts: by the flag of the repeated run, such as `replicas=2`; differences: what `causes` yields.
+    """
+    by_kind = {kind: [way for way in verdicts if verdicts[way].kind == kind] for kind in (EQUAL, ROUNDING, CHANGED)}
     if by_kind[CHANGED]:
-        verdict = next(verdict for _, verdict in verdicts if verdict.kind == CHANGED)
+        verdict = verdicts[by_kind[CHANGED][0]]
         where = verdict.reason or f"first in {verdict.tensor}, {verdict.times:.3g} times the control"
-        ways = "" if len(by_kind[CHANGED]) == len(verdicts) else f" on {_listed(by_kind[CHANGED])}"
-        return f"{CHANGED}{ways} from step {verdict.step}, {where}; {', '.join(differences)}"
-    parts = [part for part in differences if part.startswith(METRICS)]
-    if by_kind[EQUAL]:
-        parts.insert(0, f"{EQUAL} on {_listed(by_kind[EQUAL])}")
+        ways = ", ".join(by_kind[CHANGED])
+        return f"{CHANGED} on {ways} from step {verdict.step}, {where}; {', '.join(differences)}"
+    parts = [f"{kind} on {', '.join(ways)}" for kind, ways in by_kind.items() if ways]
     if by_kind[ROUNDING]:
-        times = max(verdict.times for _, verdict in verdicts)
-        differing = ", ".join(part for part in differences if " differ: " in part and part not in parts)
-        parts.append(
-            f"{ROUNDING} on {_listed(by_kind[ROUNDING])}: {times:.1f} of {TIMES_CONTROL:.0f} times what another order "
-            f"of the rows does{f' ({differing})' if differing else ''}"
-        )
+        times = max(verdict.times for verdict in verdicts.values())
+        parts.append(f"{times:.1f} of {TIMES_CONTROL:.0f} times what another order of the rows does")
+        parts += [difference for difference in differences if " differ: " in difference]
+    else:
+        parts += [difference for difference in differences if difference.startswith(METRICS)]
     return "; ".join(parts)
 
 
-def _listed(ways: Sequence[Way]) -> str:
-    """Returns text such as `1 and 2 replicas and 2 workers`."""
-    replicas, workers = [way[0] for way in ways if way[1] == 1], [way[1] for way in ways if way[1] > 1]
-    counts = ((replicas, "replica"), (workers, "worker"))
-    return " and ".join(
-        f"{' and '.join(map(str, many))} {noun}{'s' * (many != [1])}" for many, noun in counts if many
-    )  # fmt: skip
-
-
-def measured(
+def measure_in_processes(
     flags: Sequence[str], steps: Sequence[int], replicas: int = 1, workers: int = 1, *, control: bool = False
 ) -> dict[str, Any]:
     """Runs the given flags of trainer.task on the CPU, and returns what `trainer.checks.golden_run.measure` writes.
@@ -215,8 +200,8 @@ def measured(
     with TemporaryDirectory(prefix="trainer-golden-") as name:
         folder, processes = Path(name), list[subprocess.Popen[bytes]]()
         out, logs = folder / "measured.json", [folder / f"log-{index}" for index in range(workers)]
-        words = ["trainer.golden", _MEASURE, f"--out={out}", f"--on={replicas}",
-                 f"--after={','.join(map(str, steps))}", *(["--control"] if control else []), *flags]  # fmt: skip
+        options = json.dumps({"steps": steps, "replicas": replicas, "out": str(out), "control": control})
+        words = ["trainer.golden", _MEASURE, options, *flags]
         try:
             for file, environment in zip(logs, environments, strict=True):
                 processes.append(start_command(words, file, environment))
@@ -238,14 +223,14 @@ def measured(
     return content
 
 
-def measure(arguments: Sequence[str]) -> int:
-    """Measures in this process, which `measured` has started; returns the exit code."""
-    options, settings = parser_of(_MEASURE).parse_known_args(arguments)
-    config = resolve(settings).config
+def measure_here(arguments: Sequence[str]) -> int:
+    """Measures in this process, which `measure_in_processes` starts, by JSON and flags; returns the exit code."""
+    options = json.loads(arguments[0])
+    config = resolve(arguments[1:]).config
     refuse_missing_modules(config)
     with quiet_start():
         from trainer.checks import golden_run
-    golden_run.measure(config, options.after, options.on, Path(options.out), control=options.control)
+    golden_run.measure(config, **options)
     return DONE
 
 

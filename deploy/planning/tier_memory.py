@@ -8,7 +8,7 @@ from deploy.planning.step_time import CONSTANTS, Interval, is_looped, step_secon
 from deploy.tiers.machine_table import Accelerator, Machines, load_machines
 from deploy.tiers.tier import Tier
 from trainer.base.run_files.plan_file import StepPlan, largest_rows, peak_of
-from trainer.base.settings.accelerators import arithmetic, lie_on_card, scratch_mib
+from trainer.base.settings.accelerators import arithmetic, data_fit_on_gpu, scratch_mib
 from trainer.base.settings.train_config import BLOCKS, TrainConfig
 
 GIB = 2**30
@@ -132,7 +132,7 @@ def _overhead(plan: StepPlan, config: TrainConfig, tier: Tier) -> float:
     several = tier.devices > 1
     fixed = (CONSTANTS.context_gib + CONSTANTS.workspace_gib + CONSTANTS.nccl_gib * several) * GIB
     memory = (load_machines().accelerators[tier.accelerator_type].memory_gb or 0) * GIB
-    if lie_on_card(plan.data_bytes, memory) and is_looped(plan, config, tier.devices):
+    if data_fit_on_gpu(plan.data_bytes, memory) and is_looped(plan, config, tier.devices):
         fixed += plan.data_bytes  # the data are kept on the device
     return fixed + summed + gradients * several  # all-reduces copy the gradients into one buffer
 

@@ -27,13 +27,13 @@ from trainer.run.training_setup import TrainingSetup, build_setup, starting_weig
 from trainer.training.checkpoint import snapshot, variables_of
 from trainer.training.steps import StepRunner
 
-_ORDERS = (7, 8)  # seeds of the orders of rows that make the control
+ORDERS = (7, 8)  # seeds of the orders of rows that make the control
 # Processor features by which TensorFlow and its libraries choose kernels, the widest vectors first.
 _INSTRUCTIONS = ("amx_tile", "avx512_bf16", "avx512f", "avx2", "avx", "sve", "asimd")
 State = tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, float]]  # variables by name, losses and metrics
 
 
-def measure(config: TrainConfig, steps: Sequence[int], replicas: int, out: Path, *, control: bool) -> None:
+def measure(config: TrainConfig, steps: Sequence[int], replicas: int, out: Path | str, *, control: bool) -> None:
     """Writes to `out` the run's numbers after each of `steps`, and what they depend on; only the chief writes.
 
     control: whether to also measure how much the numbers change if the rows are in another order.
@@ -62,7 +62,7 @@ def measure(config: TrainConfig, steps: Sequence[int], replicas: int, out: Path,
     }
     if control:
         largest: dict[int, tuple[Any, float]] = {}  # differences of the variables, and of the losses, by step
-        for order in _ORDERS:
+        for order in ORDERS:
             others = _states(_build_start(config, cluster), steps, order)
             for step, (values, losses), (other_values, other_losses) in zip(steps, states, others, strict=True):
                 pairs = zip(values.values(), other_values.values(), strict=True)
@@ -74,7 +74,7 @@ def measure(config: TrainConfig, steps: Sequence[int], replicas: int, out: Path,
             for step, (norms, losses) in largest.items()
         }
     if cluster.is_chief:
-        write_json(out, content)
+        write_json(Path(out), content)
 
 
 def _build_start(config: TrainConfig, cluster: Cluster) -> TrainingSetup:
@@ -86,7 +86,7 @@ def _build_start(config: TrainConfig, cluster: Cluster) -> TrainingSetup:
 
 def _states(setup: TrainingSetup, steps: Sequence[int], order: int | None = None) -> Iterator[State]:
     """Trains, and yields the state after each of `steps`. order: the seed of another order of rows, if any."""
-    runner, rows = (setup.step_runner(), setup.rows_from(0)) if order is None else reordered(setup, order)
+    runner, rows = runner_and_rows(setup, order)
     variables, start = variables_of(setup.model), 0
     with setup.dataset.reading():
         for step in steps:
@@ -95,14 +95,19 @@ def _states(setup: TrainingSetup, steps: Sequence[int], order: int | None = None
             yield snapshot(variables), logs.means()
 
 
-def reordered(setup: TrainingSetup, seed: int) -> tuple[StepRunner, Any]:
-    """Returns a step runner and its rows with the rows and draws of each micro-batch permuted, as `seed` says."""
+def runner_and_rows(
+    setup: TrainingSetup, order: int | None = None, *, compiled: bool = False
+) -> tuple[StepRunner, Any]:
+    """Returns a step runner and its rows. order: the seed by which rows and draws of each micro-batch are permuted."""
+    runner = setup.step_runner(compiled=compiled)
+    if order is None:
+        return runner, setup.rows_from(0)
     rows = setup.replicas.rows // setup.replicas.micro_batches
-    order = np.random.default_rng(seed).permutation(rows)
+    permutation = np.random.default_rng(order).permutation(rows)
 
     def in_order(values: Any, axis: int = 0) -> Any:
         firsts = np.arange(0, values.shape[axis], rows)
-        return tf.gather(values, (firsts[:, None] + order).ravel(), axis=axis)
+        return tf.gather(values, (firsts[:, None] + permutation).ravel(), axis=axis)
 
     class Reordered(StepContext):
         def draw(self, *arguments: Any, **named: Any) -> Any:
@@ -120,6 +125,5 @@ def reordered(setup: TrainingSetup, seed: int) -> tuple[StepRunner, Any]:
     def permuted(*parts: Any) -> Any:  # (replicas, batches, rows, …)
         return tf.nest.map_structure(lambda part: in_order(part, axis=2), parts)
 
-    runner = setup.step_runner()
     runner.context = Reordered
     return runner, iter(setup.batches_from(0).map(permuted))

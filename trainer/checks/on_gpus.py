@@ -4,13 +4,12 @@ Variants are precisions, TF32, XLA and numbers of devices (docs/gpus.md). Each t
 `TrainingSetup` of a real run. The result has one row for each variant, even if it failed.
 """
 
-import dataclasses
 import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import keras
@@ -18,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.base.errors import DONE, USER_MUST_CHANGE
 from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
-from trainer.checks.golden_run import reordered
+from trainer.checks.golden_file import TIMES_CONTROL
+from trainer.checks.golden_run import ORDERS, runner_and_rows
 from trainer.cluster.cluster_spec import gpu_environment
 from trainer.cluster.strategy import Replicas, make_replicas
 from trainer.data.dataset import Dataset
@@ -33,17 +32,15 @@ from trainer.reporting.error_lines import half_precision, one_line
 from trainer.reporting.progress import is_loss
 from trainer.reporting.resources import peak_device_memory_gib
 from trainer.reporting.result import gpu_names, versions
+from trainer.run.replica_check import COMPARED_STEPS
 from trainer.run.training_setup import set_precision_and_seed, setup_with
-from trainer.training.checkpoint import WEIGHTS, put_back, snapshot, variables_of
-from trainer.training.steps import StepRunner, nodes_of
+from trainer.training.checkpoint import WEIGHTS, assign_values, snapshot, variables_of
+from trainer.training.steps import nodes_of
 
-# Two float32 variants may differ by this multiple of the control, which is the difference that the same steps show
+# Two float32 variants may differ by TIMES_CONTROL times the control, which is the difference that the same steps show
 # with the rows of each batch in another order, so that sums are rounded differently.
-TIMES_CONTROL = 3.0
 # A control below this is chance: the spacing of float32, and more for losses and norms, where differences may cancel.
 _LEAST_WEIGHTS, _LEAST_OTHERS = 1e-7, 1e-5
-
-
 # The largest allowed relative difference of losses and gradients from float64. TF32 and float16 round factors to 11
 # bits, bfloat16 to 8. Each band is more than ten times the difference of the recipes on a CPU (docs/gpus.md); TF32,
 # which no CPU has, gets the band of float16.
@@ -104,7 +101,8 @@ def difference(variant: Trained, reference: Trained) -> Difference:
     scale = max(max(map(abs, reference.losses.values()), default=1.0), 1e-300)
     losses = [abs(variant.losses[name] - value) / scale for name, value in reference.losses.items()]
     gradient = abs(variant.gradient_norm - reference.gradient_norm) / max(reference.gradient_norm, 1e-300)
-    return Difference(_largest(groups), _largest(losses), gradient)
+    # NumPy's maximum is NaN if one of the values is.
+    return Difference(float(np.max(groups, initial=0.0)), float(np.max(losses, initial=0.0)), gradient)
 
 
 def largest(differences: Sequence[Difference]) -> Difference:
@@ -133,15 +131,7 @@ def _norm(weights: Sequence[npt.NDArray[np.float64]], others: Sequence[npt.NDArr
     return math.sqrt(sum(float(np.sum(np.square(a - b))) for a, b in zip(weights, others, strict=True)))
 
 
-def _largest(values: Sequence[float]) -> float:
-    """Returns the largest value, NaN if one is NaN."""
-    return math.nan if any(math.isnan(value) for value in values) else max(values, default=0.0)
-
-
-COMPARED_STEPS = 5
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Variant:
     """Describes one way to compute the same steps: its name in the table, and its settings."""
 
@@ -152,7 +142,7 @@ class Variant:
     jit_compile: str = "false"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Cost:
     """Holds the time and memory that a variant takes, and how several devices sum its gradients."""
 
@@ -162,63 +152,26 @@ class Cost:
     sums: str  # such as `CollectiveReduceV2 (nccl)`
 
 
-class Running:
-    """Runs the compared steps of a variant when it is created, and more steps when it is called."""
-
-    def __init__(self, runner: StepRunner, rows: Any, dataset: Dataset) -> None:
-        self._runner, self._rows, self._dataset, self._step = runner, rows, dataset, COMPARED_STEPS
-        began, before = time.monotonic(), _values(runner.model)
-        with dataset.reading():
-            logs = runner(rows, 0, COMPARED_STEPS)
-        self.first_seconds = time.monotonic() - began
-        losses = {name: value for name, value in logs.means().items() if is_loss(name)}
-        after = _values(runner.model)
-        # The root mean square norm of the gradients since the start. Adam's second moments are their mean squares:
-        # v / (1 - beta_2^t) after t updates (Kingma and Ba 2015, section 3).
-        squares = [
-            _array(moment).sum() / max(1.0 - adam.beta_2 ** float(_array(adam.iterations)), 1e-9)
-            for adam in reachable(runner.model)
-            if isinstance(adam, keras.optimizers.Adam)
-            for moment in adam.variables
-            if moment.name.endswith("velocity")
-        ]
-        changes = [np.square(b - a).sum() for a, b in zip(before["trained"], after["trained"], strict=True)]
-        self.trained = Trained(before, after, losses, float(np.sqrt(sum(squares or changes))))
-        self.peak_gib = max(peak_device_memory_gib(runner.replicas.devices), default=None)
-
-    def __call__(self, steps: int) -> float:
-        """Runs this many more steps; returns the seconds that they took."""
-        began = time.monotonic()
-        with self._dataset.reading():
-            self._runner(self._rows, self._step, steps)
-        self._step += steps
-        return time.monotonic() - began
-
-    def sums(self) -> str:
-        """Returns the operations that sum over devices in the traced step; "" on one device."""
-        nodes = nodes_of(self._runner.traced(self._rows).graph) if self._runner.replicas.count > 1 else []
-        sums = [node for node in nodes if node.op.startswith(("CollectiveReduce", "NcclAllReduce"))]
-        hints = {(node.op, node.attr["communication_hint"].s.decode()) for node in sums}
-        return ", ".join(sorted(f"{name} ({hint})" if hint else name for name, hint in hints))
-
-
 class Trials:
     """Trains the first steps of one model in several variants, all from the initial weights of the first variant."""
 
     def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
         self._config, self._dataset, self._start = config, dataset, dict[str, npt.NDArray[Any]]()
 
-    def run(self, variant: Variant, replicas: Replicas, order: int | None = None) -> Running:
-        """Builds a variant and runs its first steps.
+    def run(
+        self, variant: Variant, replicas: Replicas, order: int | None = None, seconds: float = 0.0
+    ) -> tuple[Trained, Cost]:
+        """Builds a variant and runs its first steps; returns their result and its cost.
 
-        order: the seed of another order of the rows and draws of each global batch; only for one replica.
+        order: the seed of another order of the rows and draws of each global batch; only for one replica. seconds: how
+        long to measure its speed, by further steps.
         """
         gc.collect()  # frees the previous variant, whose traced function and model refer to each other
         log.info(f"{variant.name} on {', '.join(replicas.devices)} …")
         for device in replicas.devices:
             with suppress(ValueError):  # this device's allocator keeps no statistics
                 tf.config.experimental.reset_memory_stats(device)
-        config = dataclasses.replace(
+        config = replace(
             self._config, replicas=variant.devices, precision=variant.precision, tf32=variant.tf32,
             jit_compile=variant.jit_compile,
         )  # fmt: skip
@@ -228,20 +181,44 @@ class Trials:
         variables = variables_of(setup.model)
         weights = {name: variables[name] for name in variables if name.startswith(WEIGHTS)}
         if self._start:
-            put_back(weights, self._start, replicas)
+            assign_values(weights, self._start, replicas)
             refresh_normalization(setup.model)
         else:
             self._start = snapshot(weights)
-        if order is not None:
-            return Running(*reordered(setup, order), self._dataset)
-        runner = setup.step_runner(compiled=variant.jit_compile == "true")
-        return Running(runner, setup.rows_from(0), self._dataset)
+        runner, rows = runner_and_rows(setup, order, compiled=variant.jit_compile == "true")
+        before, began, step = _values(setup.model), time.monotonic(), COMPARED_STEPS
+        with self._dataset.reading():
+            logs = runner(rows, 0, COMPARED_STEPS)
+        first_seconds = time.monotonic() - began
+        losses = {name: value for name, value in logs.means().items() if is_loss(name)}
+        after = _values(setup.model)
+        # The root mean square norm of the gradients since the start. Adam's second moments are their mean squares:
+        # v / (1 - beta_2^t) after t updates (Kingma and Ba 2015, section 3).
+        squares = [
+            _array(moment).sum() / max(1.0 - adam.beta_2 ** float(_array(adam.iterations)), 1e-9)
+            for adam in reachable(setup.model)
+            if isinstance(adam, keras.optimizers.Adam)
+            for moment in adam.variables
+            if moment.name.endswith("velocity")
+        ]
+        changes = [np.square(b - a).sum() for a, b in zip(before["trained"], after["trained"], strict=True)]
+        trained = Trained(before, after, losses, float(np.sqrt(sum(squares or changes))))
+        peak_gib = max(peak_device_memory_gib(replicas.devices), default=None)
+        # The operations of the traced step that sum over devices; none on one device.
+        nodes = nodes_of(runner.traced(rows).graph) if replicas.count > 1 else []
+        sums = [node for node in nodes if node.op.startswith(("CollectiveReduce", "NcclAllReduce"))]
+        hints = {(node.op, node.attr["communication_hint"].s.decode()) for node in sums}
+        names = ", ".join(sorted(f"{name} ({hint})" if hint else name for name, hint in hints))
 
-    def measured(self, variant: Variant, replicas: Replicas, seconds: float) -> tuple[Trained, Cost]:
-        """Runs a variant; returns its first steps' result and its cost. Its speed is measured for `seconds`."""
-        running = self.run(variant, replicas)
-        rate = steps_per_second(running, seconds)
-        return running.trained, Cost(running.first_seconds, running.peak_gib, rate, running.sums())
+        def run_more(count: int) -> float:
+            nonlocal step
+            began = time.monotonic()
+            with self._dataset.reading():
+                runner(rows, step, count)
+            step += count
+            return time.monotonic() - began
+
+        return trained, Cost(first_seconds, peak_gib, steps_per_second(run_more, seconds), names)
 
 
 def steps_per_second(run: Callable[[int], float], seconds: float) -> float:
@@ -265,7 +242,6 @@ def _array(variable: Any) -> npt.NDArray[np.float64]:
 
 
 REFERENCE = "float64 on the CPU"
-CONTROLS = (7, 8)  # seeds of the orders of rows that make the control
 _HEADER = ("variant", "devices", "agrees", "weights", "losses", "gradients", "steps/s", "peak GiB", "first s")
 
 
@@ -307,16 +283,12 @@ class GpuCheck:
     rows: list[Row] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)  # what was not checked, and why
 
-    @property
-    def agrees(self) -> bool:
-        """Returns whether all numbers are within their limits."""
-        return not any(row.problem for row in self.rows)
-
     def content(self) -> dict[str, Any]:
         """Returns the content of gpu_check.json."""
         ended = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        about = {"agrees": self.agrees, "versions": versions(), "gpu_environment": gpu_environment(), "ended": ended}
-        return {**about, **dataclasses.asdict(self)}
+        agrees = not any(row.problem for row in self.rows)
+        about = {"agrees": agrees, "versions": versions(), "gpu_environment": gpu_environment(), "ended": ended}
+        return {**about, **asdict(self)}
 
     def table(self) -> Iterator[str]:
         """Yields the lines for a terminal."""
@@ -329,27 +301,22 @@ class GpuCheck:
         yield from (f"left out: {line}" for line in self.left_out)
 
 
-def check_on_gpus(config: TrainConfig, write: Callable[[dict[str, Any]], str], seconds: float) -> int:
-    """Checks all devices, logs a table, passes the result to `write`, and returns the exit code.
+def check_on_gpus(config: TrainConfig, seconds: float) -> dict[str, Any]:
+    """Checks all devices, logs a table and what is wrong, and returns the content of gpu_check.json.
 
-    write: stores the result and returns where. seconds: how long to measure each speed. Without GPUs, two logical CPU
-    devices are checked instead.
+    seconds: how long to measure each speed. Without GPUs, two logical CPU devices are checked instead.
     """
     simulated = 0 if tf.config.get_visible_devices("GPU") else 2
-    config = dataclasses.replace(config, replicas=config.replicas or simulated, strategy="auto", virtual_replicas=0)
+    config = replace(config, replicas=config.replicas or simulated, strategy="auto", virtual_replicas=0)
     replicas = make_replicas(config)
     tf.get_logger().setLevel("ERROR")  # it would take the variants for one function that is traced again and again
     check = checked(config, replicas, seconds)
     for line in check.table():
         log.info(line)
-    where = write(check.content())
     for row in check.rows:
         if row.problem:
             log.error(f"{row.name} on {row.devices}: {row.problem}")
-    if not check.agrees:
-        return USER_MUST_CHANGE
-    log.info(f"all agree; the numbers are in {where}")
-    return DONE
+    return check.content()
 
 
 def variants(count: int) -> tuple[list[Variant], list[str]]:
@@ -367,21 +334,21 @@ def variants(count: int) -> tuple[list[Variant], list[str]]:
         left_out.append("mixed_bfloat16: a GPU here is below compute capability 8.0")
     if count == 1:
         left_out.append("several devices: there is one")
-    both = [dataclasses.replace(kind, devices=n) for kind in kinds for n in sorted({1, count})]
+    both = [replace(kind, devices=n) for kind in kinds for n in sorted({1, count})]
     return both[1:], left_out  # all but the first, float32 on one device, which they are compared with
 
 
 def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
     """Trains the first steps in each variant, on all devices and on one of them, and returns how they compare."""
-    set_precision_and_seed(dataclasses.replace(config, precision="float32"))
+    set_precision_and_seed(replace(config, precision="float32"))
     trials, count = Trials(config, load_dataset(config)), every.count
-    replicas = {1: make_replicas(dataclasses.replace(config, replicas=1, expect_devices=0)), count: every}
-    cpu = dataclasses.replace(replicas[1], strategy=tf.distribute.OneDeviceStrategy("CPU:0"), devices=("CPU:0",))
+    replicas = {1: make_replicas(replace(config, replicas=1, expect_devices=0)), count: every}
+    cpu = replace(replicas[1], strategy=tf.distribute.OneDeviceStrategy("CPU:0"), devices=("CPU:0",))
     base = Variant("float32", 1)
-    alone, cost = trials.measured(base, replicas[1], seconds)
-    reference = trials.run(Variant(REFERENCE, 1, precision="float64"), cpu).trained
-    on_cpu = trials.run(base, cpu).trained
-    control = largest([difference(trials.run(base, replicas[1], seed).trained, alone) for seed in CONTROLS])
+    alone, cost = trials.run(base, replicas[1], seconds=seconds)
+    reference, _ = trials.run(Variant(REFERENCE, 1, precision="float64"), cpu)
+    on_cpu, _ = trials.run(base, cpu)
+    control = largest([difference(trials.run(base, replicas[1], order)[0], alone) for order in ORDERS])
     of_cpu, names = difference(on_cpu, reference), [name or "unknown" for name in gpu_names()]
     check = GpuCheck(config.model, config.data, every.sentence(), every.devices, names, control, of_cpu)
     from_reference = float32_difference(alone, reference, largest([control, of_cpu]))
@@ -390,7 +357,7 @@ def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
     for variant in others:
         row = Row(variant.name, variant.devices)
         try:
-            trained, row.cost = trials.measured(variant, replicas[variant.devices], seconds)
+            trained, row.cost = trials.run(variant, replicas[variant.devices], seconds=seconds)
         except NotCompilable as error:
             check.left_out.append(f"{variant.name} on {variant.devices}: {error}")
             continue
@@ -409,8 +376,8 @@ def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
                 row.problem = "; ".join(filter(None, (row.problem, slow)))
         check.rows.append(row)
     if config.deterministic:
-        first, second = (trials.run(Variant("float32", count), every).trained for _ in range(2))
-        far = dataclasses.replace(difference(second, first), most_weights=0.0, most_loss=0.0, most_gradient=0.0)
+        first, second = (trials.run(Variant("float32", count), every)[0] for _ in range(2))
+        far = replace(difference(second, first), most_weights=0.0, most_loss=0.0, most_gradient=0.0)
         check.rows.append(Row("float32, again", count, "float32 before", far, problem=far.problem))
     else:
         check.left_out.append("the same steps twice: without --deterministic they need not have equal bits")

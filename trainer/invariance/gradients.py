@@ -68,20 +68,22 @@ def sum_first(optimizer: Any, *, mean: bool = False) -> Any:
             raise UserError(
                 f"{setting}={value}: {type(inner).__name__} cannot do this on {replicas} replicas: {advice}"
             )
-    for each in (inner, *getattr(inner, "optimizers", ())):  # a MultiOptimizer has several
-        disable_gradient_sum(each)
+    for member in (inner, *getattr(inner, "optimizers", ())):  # a MultiOptimizer has several
+        disable_gradient_sum(member)
     begin_update, apply = fuse_updates(inner), optimizer.apply
 
     def apply_summed(summed: Sequence[Any], variables: Sequence[Any] | None) -> None:
         begin_update()
-        apply([divided(gradient, replicas) for gradient in summed] if mean else summed, variables)
+        if mean:
+            summed = [None if gradient is None else gradient / replicas for gradient in summed]
+        apply(summed, variables)
 
     def apply_sum(gradients: Sequence[Any], variables: Sequence[Any] | None = None) -> None:
         if (pending := _pending.get()) is not None:
             pending.append(Update(apply_sum, list(gradients), variables, apply_summed))
             return
-        travelling = Travelling.of(gradients)
-        apply_summed(travelling.summed().gradients(), variables)
+        exchanged = ExchangedGradients.of(gradients)
+        apply_summed(exchanged.summed().gradients(), variables)
 
     summing = wrap(
         "keras.optimizers.Optimizer.apply",
@@ -92,7 +94,7 @@ def sum_first(optimizer: Any, *, mean: bool = False) -> Any:
     return optimizer
 
 
-class Travelling(NamedTuple):
+class ExchangedGradients(NamedTuple):
     """Holds gradients in the form in which replicas exchange them; None stays None.
 
     TensorFlow gives the gradient of an embedding's table as slices, one for each row of the batch. Several may belong
@@ -106,9 +108,9 @@ class Travelling(NamedTuple):
     sizes: list[Any]  # the shape of the table of slices; None for a gradient
 
     @classmethod
-    def of(cls, gradients: Sequence[Any]) -> "Travelling":
+    def of(cls, gradients: Sequence[Any]) -> "ExchangedGradients":
         """Returns this replica's gradients in that form."""
-        travelling = cls([], [], [])
+        exchanged = cls([], [], [])
         replica = tf.distribute.get_replica_context()
         replicas = replica.num_replicas_in_sync
         for gradient in gradients:
@@ -123,14 +125,14 @@ class Travelling(NamedTuple):
                     rows = tf.reshape(place[:, None] * tf.cast(gradient.indices, tf.int64), (-1,))
                     place = tf.reshape(tf.cast(place, slices.dtype), (-1, *[1] * len(slices.shape)))
                     value = tf.reshape(place * slices, (-1, *slices.shape[1:]))
-            travelling.values.append(dense(value))
-            travelling.rows.append(rows)
-            travelling.sizes.append(size)
-        return travelling
+            exchanged.values.append(dense(value))
+            exchanged.rows.append(rows)
+            exchanged.sizes.append(size)
+        return exchanged
 
-    def summed(self) -> "Travelling":
+    def summed(self) -> "ExchangedGradients":
         """Returns the sums over replicas."""
-        return Travelling(all_reduce_sum(self.values), all_reduce_sum(self.rows), self.sizes)
+        return ExchangedGradients(all_reduce_sum(self.values), all_reduce_sum(self.rows), self.sizes)
 
     def gradients(self) -> list[Any]:
         """Returns the gradients, each as large as its table."""
@@ -148,13 +150,6 @@ def with_tables_as_of(times: float) -> Iterator[None]:
         yield
     finally:
         _row_factors.pop()
-
-
-def divided(gradient: Any, divisor: float) -> Any:
-    """Divides a gradient; None stays None."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values / divisor, gradient.indices, gradient.dense_shape)
-    return None if gradient is None else gradient / divisor
 
 
 def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:

@@ -432,22 +432,16 @@ def without_merging(strategy: Any) -> Iterator[None]:
     alone = wrapped(
         "tensorflow.distribute.StrategyExtended._use_merge_call", lambda original: False, owner=strategy.extended
     )
-    with alone, own_values_assigned():
-        yield
 
-
-def own_values_assigned() -> AbstractContextManager[None]:
-    """Makes each replica assign its own value where TensorFlow would take the first replica's, as for Keras's counters.
-
-    The replicas' values must be equal. XLA cannot wait for the first replica.
-    """
-
-    def apply(original: Any, value: Any, aggregation: Any, destinations: Any) -> Any:
+    def own_value(original: Any, value: Any, aggregation: Any, destinations: Any) -> Any:
         first = aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
         return value if first else original(value, aggregation, destinations)
 
+    # TensorFlow would take the first replica's value, as for Keras's counters, and XLA cannot wait for it. The values
+    # of all replicas are equal.
     name = "tensorflow.python.distribute.values.apply_aggregation_replica_context"
-    return wrapped(name, apply, None, None, None)
+    with alone, wrapped(name, own_value, None, None, None):
+        yield
 
 
 def _place(name: str, owner: Any) -> tuple[Any, str]:

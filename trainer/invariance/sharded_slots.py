@@ -7,8 +7,9 @@ slot keeps the shape of its weight, but its values are in a flat variable, in wh
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from trainer.base.errors import UserError
 from trainer.base.log import log
 from trainer.invariance.gradients import optimizers_of
 from trainer.invariance.internals import averages_of, key_of, replace_value, trained_by, wrap_updates
+from trainer.invariance.step import holding
 
 # Optimizers that update each element of a weight independently of the other elements.
 _ELEMENTWISE = {
@@ -28,7 +30,7 @@ _ELEMENTWISE = {
 }
 _LEAST_ELEMENTS = 1024  # of a replica's part: slots of smaller weights stay whole
 
-_rehearsing: list[None] = []  # not empty within `parts_of_others_as_zeros`
+_rehearsing: ContextVar[bool] = ContextVar("rehearsing", default=False)  # true within `parts_of_others_as_zeros`
 _part_numbers = itertools.count()  # each update of a part has a resource of its own
 
 
@@ -75,7 +77,7 @@ class ShardedSlot(keras.Variable):
     def numpy(self) -> Any:
         """Returns the values of the whole slot. Raises UserError if other workers have parts of it."""
         parts, _, replicas = self._parts()
-        if len(parts) < replicas and not _rehearsing:
+        if len(parts) < replicas and not _rehearsing.get():
             raise UserError(
                 f"shard_optimizer: {self.path} is read on one worker, as by a callback that saves the optimizer, and "
                 "others have parts of it: drop that callback, or --shard_optimizer"
@@ -92,14 +94,9 @@ class ShardedSlot(keras.Variable):
         return parts, workers.task_id * len(parts) if workers else 0, strategy.num_replicas_in_sync
 
 
-@contextmanager
-def parts_of_others_as_zeros() -> Iterator[None]:
+def parts_of_others_as_zeros() -> AbstractContextManager[bool]:
     """Lets one worker read slots in the block, parts on others as zeros: a rehearsal of the export needs no values."""
-    _rehearsing.append(None)
-    try:
-        yield
-    finally:
-        _rehearsing.pop()
+    return holding(_rehearsing, True)
 
 
 def shard_optimizers(model: keras.Model) -> None:

@@ -34,15 +34,15 @@ from trainer.run.training_setup import TrainingSetup, build_setup, set_precision
 from trainer.training.callbacks import load_callbacks
 from trainer.training.checkpoint import (
     WEIGHTS,
+    assign_values,
     digest_of,
-    put_back,
     read_checkpoint,
     sharded,
     snapshot,
     variables_of,
     write_checkpoint,
 )
-from trainer.training.loop import Cuts, Hook
+from trainer.training.loop import Hook
 from trainer.training.steps import nodes_of
 from trainer.user_code.command import last_error, start_command
 from trainer.user_code.interface import ModelInterface
@@ -329,7 +329,7 @@ def _run_steps(config: TrainConfig, replicas: int, precision: str, state: Path |
         first_step, variables = manifest["step"], variables_of(setup.model)
         if variables.keys() != values.keys():  # float16 wraps the optimizer for loss scaling, float64 does not
             variables = {name: variable for name, variable in variables.items() if name.startswith(WEIGHTS)}
-        put_back(variables, values, setup.replicas)
+        assign_values(variables, values, setup.replicas)
         floats_of_variables()
         params = {"epochs": config.epochs or 1, "steps": setup.schedule.steps_per_epoch, "verbose": 0}
         callbacks = keras.callbacks.CallbackList(load_callbacks(config), model=setup.model, **params)
@@ -383,10 +383,9 @@ class LaterReplicaChecks:
         if before and not job.config.allow_replica_dependence:
             raise UserError(f"steps {before[0]} differ on 1 and on 2 replicas, as an earlier start found: {REMEDY}")
 
-    def hooks(self) -> Sequence[Hook]:
-        """Returns two hooks: one ends calls to the device at the compared steps, the other acts after each call."""
-        cuts = Cuts(0, lambda progress: None, at_end=False, steps=self._steps)
-        return [cuts, Hook(0, self._act, requested=lambda: True)]
+    def hook(self) -> Hook:
+        """Returns the hook that ends calls to the device at the compared steps, and acts after each call."""
+        return Hook(0, self._act, requested=lambda: True, cuts=self._steps)
 
     def close(self) -> None:
         """Kills the child, if one runs."""

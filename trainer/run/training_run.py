@@ -27,11 +27,11 @@ from trainer.run.replica_check import LaterReplicaChecks, needs_check
 from trainer.run.start import StartedJob
 from trainer.run.training_setup import TrainingSetup
 from trainer.training.callbacks import (
-    bind,
+    callback_list,
+    higher_is_better,
     most_steps_of_a_call,
     refuse_unevaluated,
     restore_callbacks,
-    rises,
     state_of_callbacks,
 )
 from trainer.training.checkpoint import Checkpoints, LearningRates, digest_of, sharded, snapshot, variables_of
@@ -76,7 +76,7 @@ class Best:
         features = self._features if metric in OF_IMAGES else None
         now: dict[str, Any] = {"metric": metric, "features": features, "value": values[metric], "step": step}
         comparable = all(self._state.get(part) == now[part] for part in ("metric", "features"))
-        better = operator.gt if rises(self._model, metric, "best_metric") else operator.lt
+        better = operator.gt if higher_is_better(self._model, metric, "best_metric") else operator.lt
         if not comparable or better(now["value"], self._state["value"]):
             self._state, self.improved = now, True
 
@@ -188,7 +188,9 @@ class TrainingRun:
         evaluate = evaluation(model, control.watched(), self.setup.dataset, config.evaluation_batch)
         if has_own_parts(config) and self.job.cluster.is_chief and not state.restored:
             rehearse(self.setup, evaluate)
-        callbacks = bind([*state.callbacks, state.history], model, progress, evaluate.names if evaluate else ())
+        callbacks = callback_list(
+            [*state.callbacks, state.history], model, progress, evaluate.names if evaluate else ()
+        )
         model.stop_training = False
         callbacks.on_train_begin()
         state.resume_callbacks()
@@ -197,7 +199,7 @@ class TrainingRun:
         later_checks = None
         if needs_check(config, self.setup.replicas.count):
             later_checks = LaterReplicaChecks(self.job, self.setup, progress)
-            hooks.extend(later_checks.hooks())
+            hooks.append(later_checks.hook())
         if state.pending:
             run_due_hooks(hooks, progress, model)
         runner, rows, waits = self.setup.step_runner(), self.setup.rows_from(progress.step), WorkerWaits()
@@ -290,7 +292,7 @@ class TrainingRun:
             if best_metric.startswith("val_") and not evaluate:
                 refuse_unevaluated("best_metric", best_metric, ())
             check_known("best_metric", best_metric, "this run measures", reporter.metric_names)
-            rises(model, best_metric, "best_metric")
+            higher_is_better(model, best_metric, "best_metric")
 
         def begin(progress: Progress) -> None:
             self.before_hooks = copy.deepcopy(self.state.content(pending=True))

@@ -13,7 +13,7 @@ from trainer.base.errors import UserError
 from trainer.base.limit_watch import ask_gpus
 from trainer.base.log import log
 from trainer.base.run_files.serving_file import fetch_checkpoint, fetch_model
-from trainer.base.settings.accelerators import lie_on_card
+from trainer.base.settings.accelerators import data_fit_on_gpu
 from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
@@ -67,7 +67,7 @@ class TrainingSetup:
         train, device = self.dataset.train, self.replicas.devices[0]
         leaves = tf.nest.flatten(train.arrays)
         size = sum(leaf.nbytes for leaf in leaves)
-        if not size or not lie_on_card(size, free_memory(device)) or any(leaf.dtype.hasobject for leaf in leaves):
+        if not size or not data_fit_on_gpu(size, free_memory(device)) or any(leaf.dtype.hasobject for leaf in leaves):
             return None
 
         def placed(leaf: Any) -> Any:

@@ -38,13 +38,13 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
         """Raises UserError, after the first call to the device, if epochs cannot be compared by `monitor`."""
         if not self.checked:
             check_known("early_stopping", self.monitor, "an epoch has", {*(logs or {}), *self.evaluated})
-            rises(self.model, self.monitor, "early_stopping")
+            higher_is_better(self.model, self.monitor, "early_stopping")
             self.checked = True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Counts the epochs without improvement; NaN is none, although Keras takes any first value for the best."""
         if self.best is None:
-            self.best = -math.inf if rises(self.model, self.monitor, "early_stopping") else math.inf
+            self.best = -math.inf if higher_is_better(self.model, self.monitor, "early_stopping") else math.inf
         super().on_epoch_end(epoch, logs)
         if self.stopped_epoch == epoch > 0:
             log.info(f"early stopping: {self.monitor} did not improve in {self.patience} epochs")
@@ -57,7 +57,7 @@ def _mode(monitor: str) -> str:
     return "max" if "accuracy" in monitor or monitor in OF_IMAGES else "auto"
 
 
-def rises(model: keras.Model, monitor: str, setting: str) -> bool:
+def higher_is_better(model: keras.Model, monitor: str, setting: str) -> bool:
     """Returns whether higher values of `monitor` are better. Raises UserError, naming the setting, if it is unknown.
 
     A loss should fall and an accuracy should rise; for any other value Keras looks up the model's metric of that name.
@@ -167,7 +167,7 @@ def most_steps_of_a_call(callbacks: list[keras.callbacks.Callback], steps_per_lo
 _OF_THE_OPTIMIZER = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
 
 
-def bind(
+def callback_list(
     callbacks: list[keras.callbacks.Callback], model: keras.Model, progress: Progress, evaluated: Sequence[str]
 ) -> keras.callbacks.CallbackList:
     """Returns `callbacks`, set up as in `fit`; raises UserError if one needs what this run does not have."""

@@ -133,7 +133,9 @@ def digest_of(values: Mapping[str, npt.NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
-def put_back(variables: Mapping[str, Any], values: Mapping[str, npt.NDArray[Any]] | None, replicas: Replicas) -> None:
+def assign_values(
+    variables: Mapping[str, Any], values: Mapping[str, npt.NDArray[Any]] | None, replicas: Replicas
+) -> None:
     """Sets every variable to its value on all replicas of all workers. Only the chief needs `values`."""
     with replicas.strategy.scope():
         for name, variable in variables.items():
@@ -204,7 +206,7 @@ class Checkpoints:
         manifest = self._replicas.from_chief(manifest)
         if manifest is None:
             return {}
-        put_back(self._variables, values, self._replicas)
+        assign_values(self._variables, values, self._replicas)
         self._saved = (manifest["step"], bool(manifest["state"].get("pending")))
         return {**manifest["state"], "step": manifest["step"]}
 
@@ -340,7 +342,7 @@ def load_weights(model: keras.Model, path: Path, replicas: Replicas, origin: str
     variables = {name: variable for name, variable in variables_of(model).items() if name.startswith(WEIGHTS)}
     saved = {name: value for name, value in values.items() if name.startswith(WEIGHTS)}
     check_fits(variables, {name: value.shape for name, value in saved.items()}, origin)
-    put_back(variables, saved if replicas.cluster.is_chief else None, replicas)
+    assign_values(variables, saved if replicas.cluster.is_chief else None, replicas)
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,11 +68,9 @@ def stop_on_signals() -> Iterator[StopRequest]:
             over.set()
 
 
-@contextmanager
-def leave_on_signals() -> Iterator[None]:
+def leave_on_signals() -> AbstractContextManager[None]:
     """Makes SIGINT and SIGTERM end the process with exit code 75 within the block, also while it waits in C++."""
-    with _received(lambda name: leave_at_once()):
-        yield
+    return _received(lambda name: leave_at_once())
 
 
 @contextmanager
@@ -191,16 +189,21 @@ CALL_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Hook:
-    """Runs `act` every `every` steps (0: never), when `requested`, and, if `at_end`, when steps or budget are done."""
+    """Runs `act` every `every` steps (0: never), when `requested`, and, if `at_end`, when steps or budget are done.
+
+    cuts: further steps at which calls to the device end.
+    """
 
     every: int
     act: Callable[[Progress], None]
     at_end: bool = True
     requested: Callable[[], bool] = lambda: False
+    cuts: Sequence[int] = ()
 
     def next_after(self, step: int, total: int) -> int:
         """Returns the first step after `step` at which a call must end, at most `total`."""
-        return min((step // self.every + 1) * self.every, total) if self.every else total
+        multiple = (step // self.every + 1) * self.every if self.every else total
+        return min([multiple, total, *(cut for cut in self.cuts if cut > step)])
 
     def due(self, progress: Progress) -> bool:
         """Returns whether to act now."""
@@ -282,21 +285,6 @@ def run_due_hooks(hooks: Sequence[Hook], progress: Progress, model: keras.Model)
 OPTIONS = tf.profiler.experimental.ProfilerOptions(host_tracer_level=2, python_tracer_level=0, device_tracer_level=1)
 
 
-@dataclass(frozen=True)
-class Cuts(Hook):
-    """Does nothing but end calls to the device at `steps`."""
-
-    steps: tuple[int, ...] = ()
-
-    def next_after(self, step: int, total: int) -> int:
-        """Returns the next of the steps, or `total`."""
-        return min((cut for cut in self.steps if step < cut < total), default=total)
-
-    def due(self, progress: Progress) -> bool:
-        """Returns False."""
-        return False
-
-
 @dataclass
 class StepProfile:
     """Profiles `steps` (counted from 1) on each worker that has a folder for `logs`.
@@ -313,7 +301,7 @@ class StepProfile:
     def cuts(self) -> Hook:
         """Returns the hook that ends calls before and after the profiled steps."""
         bounds = (self.steps.start - 1, self.steps.stop - 1) if self.steps else ()
-        return Cuts(0, lambda progress: None, at_end=False, steps=bounds)
+        return Hook(0, lambda progress: None, at_end=False, cuts=bounds)
 
     def before_call(self) -> None:
         """Starts the profile if the next call begins with its first step."""

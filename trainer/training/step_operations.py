@@ -71,11 +71,12 @@ def operations(
             continue
         name = f"{scope}{op.name}"
         if op.type in ("PartitionedCall", "StatefulPartitionedCall"):
-            yield from operations(_function(graph, op, "f"), loops, rows, f"{name}/", times)
+            yield from operations(graph_of_function(graph, op.get_attr("f").name), loops, rows, f"{name}/", times)
         elif op.type in ("While", "StatelessWhile"):
             if not loops:
                 raise ValueError(f"{name} is a loop without a number of iterations")
-            yield from operations(_function(graph, op, "body"), loops[1:], rows, f"{name}/", times * loops[0])
+            body = graph_of_function(graph, op.get_attr("body").name)
+            yield from operations(body, loops[1:], rows, f"{name}/", times * loops[0])
         else:
             written = sum(_tensor_bytes(tensor, rows) for tensor in op.outputs)
             moved = written + sum(_tensor_bytes(tensor, rows) for tensor in op.inputs)
@@ -90,10 +91,6 @@ def flops_of(graph: Any, rows: int) -> int:
         return sum(op.flops for op in operations(graph, rows=rows))
     except ValueError:
         return 0
-
-
-def _function(graph: Any, op: Any, attribute: str) -> Any:
-    return graph_of_function(graph, op.get_attr(attribute).name)
 
 
 def _flops(op: Any, rows: int | None) -> int:

@@ -5,8 +5,8 @@ It also measures how much time the loop over steps lost by waiting for batches.
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from trainer.cluster.strategy import Replicas
-from trainer.invariance.gradients import Travelling, Update, all_reduce_sum, postponed_updates
+from trainer.invariance.gradients import ExchangedGradients, Update, all_reduce_sum, postponed_updates
 from trainer.invariance.internals import losses_reduced_by, without_merging
 from trainer.invariance.losses import (
     parts_of_batch,
@@ -191,16 +191,12 @@ class StepRunner:
             on_each = self.replicas.strategy.run(self._program(steps, begin, end), args=(data,))
         return self.replicas.strategy.experimental_local_results(on_each)[0]
 
-    @contextmanager
-    def _losses_reduced(self) -> Iterator[None]:
+    def _losses_reduced(self) -> AbstractContextManager[None]:
         """Makes Keras's losses in the block add up over replicas, or average, to the loss of the global batch."""
         if self._interface.means_of_rows:
-            with losses_reduced_by(reduce_to_mean, lambda: 1):
-                yield
-        else:
-            parts = parts_of_batch if self.replicas.micro_batches > 1 or self.replicas.virtual else None
-            with losses_reduced_by(reduce_over_replicas, parts):
-                yield
+            return losses_reduced_by(reduce_to_mean, lambda: 1)
+        parts = parts_of_batch if self.replicas.micro_batches > 1 or self.replicas.virtual else None
+        return losses_reduced_by(reduce_over_replicas, parts)
 
     def _on_replicas(self, batch: Any, step: Any) -> Any:
         """Returns the scalars of each replica's step.
@@ -224,13 +220,13 @@ class StepRunner:
             with postponed_updates() as postponed:
                 scalars = self._compilable(self._replica_step, data, step, program)
             updates[:] = postponed
-            travelling = [Travelling.of(update.gradients) for update in postponed]
-            sizes[:] = [gradients.sizes for gradients in travelling]
-            return scalars, [gradients[:2] for gradients in travelling]
+            exchanged = [ExchangedGradients.of(update.gradients) for update in postponed]
+            sizes[:] = [gradients.sizes for gradients in exchanged]
+            return scalars, [gradients[:2] for gradients in exchanged]
 
         def update(summed: Any) -> None:
             for pending, (values, rows), table_sizes in zip(updates, summed, sizes, strict=True):
-                pending.apply_summed(Travelling(values, rows, table_sizes).gradients(), pending.variables)
+                pending.apply_summed(ExchangedGradients(values, rows, table_sizes).gradients(), pending.variables)
 
         sizes = list[Any]()
         with without_merging(self.replicas.strategy):
@@ -291,16 +287,32 @@ class StepRunner:
     def _replica_rows(self, batch: Any, step: Any) -> Any:
         """Returns the data of this replica's step, augmented and with soft labels, shard by shard if there are any."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        context, data = self._context(step), self._rows_of(batch, replica)
-        if not context.virtual_replicas or self._interface.stacked:
-            return self._changed(data, context)
+        context, stacked = self._context(step), self._interface.stacked
+        # A batch of one replica may be on its device. That of several is cut on the host, so that each device gets
+        # only the rows of its replica (as uint8, if they are images).
+        of_one = all(part.shape[0] == 1 for part in tf.nest.flatten(batch))
+        local = 0 if of_one else replica - self.replicas.first
+        with nullcontext() if of_one else tf.device("CPU:0"):
+            parts = tf.nest.map_structure(lambda part: part[local] if stacked else part[local, 0], batch)
+        data = self.as_fit(parts)
+        if not context.virtual_replicas or stacked:
+            return self._augmented(data, context)
         shards = map(context.micro_batch, range(context.micro_batches))
-        changed = [self._changed(tf.nest.map_structure(shard.part, data), shard) for shard in shards]
+        changed = [self._augmented(tf.nest.map_structure(shard.part, data), shard) for shard in shards]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *changed)
 
-    def _changed(self, data: Any, step: StepContext) -> Any:
-        """Returns `data` augmented, and with soft labels if the run has them."""
-        data = self._augmented(data, step)
+    def _augmented(self, data: Any, step: StepContext) -> Any:
+        """Returns `data` with its images changed at random and with soft labels, as far as the run has them.
+
+        Each global batch of a step has separate draws.
+        """
+        images = data[0] if isinstance(data, tuple) else data
+        if self.augment and self._interface.stacked:
+            batches = range(self._interface.batches_per_step)
+            images = tf.stack([self.augment(images[i], step.within(f"batch {i}")) for i in batches])
+        elif self.augment:
+            images = self.augment(images, step)
+        data = (images, *data[1:]) if isinstance(data, tuple) else images
         return self.soften(data, step) if self.soften else data
 
     def _replica_step(self, data: Any, step: Any, program: Program | None = None) -> Any:
@@ -317,27 +329,6 @@ class StepRunner:
         self._names = tuple(sorted(scalars))
         parts = self.replicas.count if self._interface.means_of_rows else 1
         return tf.stack([scalars[name] / parts for name in self._names])
-
-    def _rows_of(self, batch: Any, replica: Any) -> Any:
-        """Returns this replica's rows of a batch, as the `data` that train_step takes."""
-        stacked, of_one = self._interface.stacked, all(part.shape[0] == 1 for part in tf.nest.flatten(batch))
-        # A batch of one replica may be on its device. That of several is cut on the host, so that each device gets
-        # only the rows of its replica (as uint8, if they are images).
-        local = 0 if of_one else replica - self.replicas.first
-        with nullcontext() if of_one else tf.device("CPU:0"):
-            parts = tf.nest.map_structure(lambda part: part[local] if stacked else part[local, 0], batch)
-        return self.as_fit(parts)
-
-    def _augmented(self, data: Any, step: StepContext) -> Any:
-        """Returns `data` with its images changed at random; each global batch of a step has separate draws."""
-        if self.augment is None:
-            return data
-        if isinstance(data, tuple):
-            return (self._augmented(data[0], step), *data[1:])
-        if not self._interface.stacked:
-            return self.augment(data, step)
-        batches = range(self._interface.batches_per_step)
-        return tf.stack([self.augment(data[i], step.within(f"batch {i}")) for i in batches])
 
 
 def nodes_of(graph: Any) -> list[Any]:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.fixtures import Capture, Patch
+from tests.support import run_steps
 from trainer import golden
 from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError
 from trainer.base.settings.resolution import resolve
@@ -30,11 +31,8 @@ from trainer.checks.golden_file import (
     read_golden,
     write_golden,
 )
-from trainer.checks.golden_run import reordered
-from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
-from trainer.golden import described
-from trainer.run.training_setup import build_setup
+from trainer.golden import line_of
 from trainer.training.checkpoint import snapshot, variables_of
 
 STEPS = [1, 2]
@@ -140,7 +138,7 @@ def test_what_differs_is_named() -> None:
         more["moments"][str(step)]["losses"]["auc"] = 0.5
     named = "losses or metrics of one alone differ: auc"
     assert next(causes(golden, golden.settings, more)) == named
-    assert described([((1, 1), compare_with_golden(golden, more))], [named]) == f"equal bits on 1 replica; {named}"
+    assert line_of({"replicas=1": compare_with_golden(golden, more)}, [named]) == f"equal bits on replicas=1; {named}"
     settings = {**golden.settings, **dict.fromkeys("abcdefg", 1)}
     assert next(causes(golden, settings, content())) == "settings differ: a, b, c, d, e and 2 more"
 
@@ -169,10 +167,8 @@ def test_rows_in_another_order_change_no_more_than_rounding() -> None:
     config = resolve([*flags, "--global_batch_size=8", "--learning_rate=0.1"]).config
     weights = []
     for order in (None, 7):
-        setup = build_setup(config, make_replicas(config))
-        runner, rows = reordered(setup, order) if order else (setup.step_runner(), setup.rows_from(0))
-        runner(rows, 0, 2)
-        weights.append(snapshot(variables_of(setup.model)))
+        model, _ = run_steps(config, 2, order)
+        weights.append(snapshot(variables_of(model)))
     for name, values in weights[0].items():
         np.testing.assert_allclose(weights[1][name], values, rtol=1e-10, atol=1e-12, err_msg=name)
 
@@ -256,7 +252,7 @@ def test_a_users_model_is_recorded_checked_and_found_changed(
     assert (tmp_path / "golden" / "mine.json").stat().st_size < 12_000
     code, out, err = command("check", "golden/mine.json", "--replicas=1,2", "--workers=2")
     assert code == DONE, err
-    assert out.startswith("mine   equal bits on 1 replica")
+    assert out.startswith("mine   equal bits on replicas=1")
     file = tmp_path / "golden" / "mine.json"
     here = next(iter(read_golden(file).digests))
     file.write_text(file.read_text().replace(f'"{here}"', '"of-another"'))
@@ -268,14 +264,14 @@ def test_a_users_model_is_recorded_checked_and_found_changed(
     file.write_text(file.read_text().replace(f'"{here}"', '"of-a-third"'))
     code, out, _ = command("check", "golden/mine.json")
     assert code == DONE
-    assert out.startswith("mine   rounding on 1 replica: 0.0 of 3 times")
-    assert out.endswith(f"instruction sets differ: of-another and of-a-third -> {here})\n")
+    assert out.startswith("mine   rounding on replicas=1; 0.0 of 3 times")
+    assert out.endswith(f"instruction sets differ: of-another and of-a-third -> {here}\n")
     (tmp_path / "mine.py").write_text(
         MODEL.replace("Adam(config.learning_rate)", "Adam(config.learning_rate, epsilon=2e-7)")
     )
     code, _, err = command("check", "golden/mine.json", "--junit=out.xml")
     assert code == USER_MUST_CHANGE
-    assert "CHANGED from step 1, first in" in err
+    assert "CHANGED on replicas=1 from step 1, first in" in err
     assert "settings equal, data equal, sources differ: mine.py, packages equal, instruction sets" in err
     suite = ElementTree.parse(tmp_path / "out.xml").getroot()
     assert (suite.get("failures"), suite[0][0].get("message", "")[:7]) == ("1", "CHANGED")

@@ -20,7 +20,7 @@ from trainer.data.image_arrays import load_digits
 from trainer.data.sources import load_dataset
 from trainer.invariance.internals import separate_collectives
 from trainer.run.training_setup import build_setup
-from trainer.training.checkpoint import put_back, snapshot, variables_of
+from trainer.training.checkpoint import assign_values, snapshot, variables_of
 
 
 def numbered(examples: int) -> Arrays:
@@ -145,7 +145,7 @@ def test_a_step_of_rows_copied_ahead_has_the_same_bits(replicas: int) -> None:
     for rows in (setup.rows_from, lambda step: copied_ahead(setup.batches_from(step), setup.replicas)):
         runner = setup.step_runner()
         for _ in range(2):
-            put_back(variables_of(setup.model), start, setup.replicas)
+            assign_values(variables_of(setup.model), start, setup.replicas)
             losses.append(runner(rows(2), 2, 3).means())
         assert runner._run.experimental_get_tracing_count() == 1
     assert losses[0] == losses[1] == losses[2] == losses[3]

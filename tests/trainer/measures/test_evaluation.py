@@ -16,7 +16,7 @@ from trainer.base.run_files.job_files import read_stats
 from trainer.cluster.strategy import make_replicas
 from trainer.measures.evaluation import Evaluation, evaluation
 from trainer.run.training_setup import TrainingSetup, build_setup
-from trainer.training.callbacks import rises
+from trainer.training.callbacks import higher_is_better
 from trainer.user_code.interface import numbers_of
 
 CASES: list[Any] = [
@@ -123,10 +123,10 @@ def test_any_value_of_evaluation_stops_early_and_chooses_the_best(tmp_path: Path
 
 def test_keras_metrics_decide_whether_higher_is_better() -> None:
     setup, _ = setup_of("multi_label", "several_labels")
-    assert rises(setup.model, "val_auc", "best_metric")
-    assert not rises(setup.model, "val_loss", "best_metric")
+    assert higher_is_better(setup.model, "val_auc", "best_metric")
+    assert not higher_is_better(setup.model, "val_loss", "best_metric")
     with refused("best_metric=val_speed: it is unknown whether higher or lower is better"):
-        rises(setup.model, "val_speed", "best_metric")
+        higher_is_better(setup.model, "val_speed", "best_metric")
 
 
 def averaging(config: Any, dataset: Any) -> Any:

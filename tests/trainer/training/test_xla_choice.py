@@ -28,7 +28,7 @@ from trainer.reporting.progress import StepLogs
 from trainer.run import training_setup
 from trainer.run.training_run import TrainingRun
 from trainer.training import xla_choice
-from trainer.training.checkpoint import put_back, snapshot, variables_of
+from trainer.training.checkpoint import assign_values, snapshot, variables_of
 from trainer.training.loop import OPTIONS
 from trainer.training.steps import StepRunner
 from trainer.training.xla_choice import MOST_BYTES, XlaChoice, choose, failure_of, steps_of_a_program
@@ -92,7 +92,7 @@ def looped(
     for count in calls:
         if done == killed_at > 0:
             before, setup = snapshot(variables_of(setup.model)), setup_of(*flags, *then)
-            put_back(variables_of(setup.model), before, setup.replicas)
+            assign_values(variables_of(setup.model), before, setup.replicas)
             runner, rows = setup.step_runner(compiled=True, at_once=at_once), setup.rows_from(done, at_once)
         logs, done = runner(rows, done, count), done + count
         values += logs.values[:, [name == "loss" for name in logs.names]].tolist()

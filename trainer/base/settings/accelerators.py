@@ -67,6 +67,6 @@ def scratch_mib(memory_gib: float) -> int:
     return 0 if memory_gib >= 32 else 1024 if memory_gib >= 12 else 512
 
 
-def lie_on_card(data_bytes: float, memory_bytes: float) -> bool:
+def data_fit_on_gpu(data_bytes: float, memory_bytes: float) -> bool:
     """Returns whether data stay in a GPU's memory for the whole run: if they take at most a quarter of it."""
     return 4 * data_bytes <= memory_bytes
