@@ -62,7 +62,6 @@ bench: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.workers
 	$(RUN) -m benchmarks.workers --scaling=weak
 	$(RUN) -m benchmarks.scaling
-	$(RUN) -m benchmarks.scale
 	$(RUN) -m benchmarks.checkpoint
 	$(RUN) -m benchmarks.export
 	$(RUN) -m benchmarks.startup

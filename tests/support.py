@@ -72,6 +72,13 @@ class Signals:
         self._stop.signal = "SIGTERM"
 
 
+def classifier_of(shape: tuple[int, ...], *layers: keras.layers.Layer, optimizer: Any = "adam") -> keras.Model:
+    """Returns a compiled classifier: an input of this shape, these layers, and a dense one of ten logits."""
+    model = keras.Sequential([keras.Input(shape), *layers, keras.layers.Dense(10)])
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 def weights(model: keras.Model) -> dict[str, Any]:
     """Returns every weight tensor by its position in the model."""
     return {f"{i} {tuple(variable.shape)}": np.asarray(variable) for i, variable in enumerate(model.weights)}

@@ -61,18 +61,16 @@ def measure(config: TrainConfig, steps: Sequence[int], replicas: int, out: Path 
         "instructions": instructions,
     }
     if control:
-        largest: dict[int, tuple[Any, float]] = {}  # differences of the variables, and of the losses, by step
-        for order in ORDERS:
-            others = _states(_build_start(config, cluster), steps, order)
-            for step, (values, losses), (other_values, other_losses) in zip(steps, states, others, strict=True):
-                pairs = zip(values.values(), other_values.values(), strict=True)
-                norms = [float(np.linalg.norm(np.subtract(a, b, dtype=np.float64).ravel())) for a, b in pairs]
-                before = largest.get(step, (norms, 0.0))
-                largest[step] = np.maximum(before[0], norms), max(before[1], losses_apart(losses, other_losses))
-        content["control"] = {
-            str(step): {"tensors": [float(f"{norm:.1e}") for norm in norms], "losses": float(f"{losses:.1e}")}
-            for step, (norms, losses) in largest.items()
-        }
+        content["control"] = {}
+        others = [list(_states(_build_start(config, cluster), steps, order)) for order in ORDERS]
+        for step, (values, losses), *reordered in zip(steps, states, *others, strict=True):
+            norms = [
+                max(float(np.linalg.norm(np.subtract(value, other[name], dtype=np.float64))) for other, _ in reordered)
+                for name, value in values.items()
+            ]
+            apart = max(losses_apart(losses, other_losses) for _, other_losses in reordered)
+            rounded = [float(f"{norm:.1e}") for norm in norms]
+            content["control"][str(step)] = {"tensors": rounded, "losses": float(f"{apart:.1e}")}
     if cluster.is_chief:
         write_json(Path(out), content)
 

@@ -285,10 +285,13 @@ class GpuCheck:
 
     def content(self) -> dict[str, Any]:
         """Returns the content of gpu_check.json."""
-        ended = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        agrees = not any(row.problem for row in self.rows)
-        about = {"agrees": agrees, "versions": versions(), "gpu_environment": gpu_environment(), "ended": ended}
-        return {**about, **asdict(self)}
+        return {
+            "agrees": not any(row.problem for row in self.rows),
+            "versions": versions(),
+            "gpu_environment": gpu_environment(),
+            "ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            **asdict(self),
+        }
 
     def table(self) -> Iterator[str]:
         """Yields the lines for a terminal."""

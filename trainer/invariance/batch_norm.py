@@ -186,8 +186,25 @@ def _over_replicas(
     groups: this replica's inputs, cut into groups of rows; gamma, beta: (channels,). The outputs have the gradient of a
     loss that is summed over replicas.
     """
-    means, variances, count = _combined([method.moments(group) for group in groups], replicas)
-    count = method.count(groups[0]) * replicas if count is None else count
+    # Of each group mean, variance and, with a mask, count: (replicas, groups, 2 or 3, channels).
+    gathered = tf.expand_dims(_stacked([tf.stack(method.moments(group)) for group in groups]), 0)
+    if replicas > 1:
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        place = tf.one_hot(number, replicas, dtype=gathered.dtype)
+        (gathered,) = all_reduce_sum([tf.reshape(place, (-1, 1, 1, 1)) * gathered])
+    own_means, own_variances, *counts = tf.unstack(gathered, axis=2)
+    # Each replica took the variance about its own mean. They are combined as by Chan et al. 1979,
+    # http://i.stanford.edu/pub/cstr/reports/cs/tr/79/773/CS-TR-79-773.pdf: E[x^2] - E[x]^2 would lose the variance of
+    # channels whose mean is far from 0.
+    if counts:
+        count = tf.reduce_sum(counts[0], 0) + keras.config.epsilon()  # as Keras
+        shares = counts[0] / count
+        means = tf.reduce_sum(shares * own_means, 0)
+        variances = tf.reduce_sum(shares * (own_variances + tf.math.squared_difference(own_means, means)), 0)
+    else:
+        count = method.count(groups[0]) * replicas
+        means = tf.reduce_mean(own_means, 0)
+        variances = tf.reduce_mean(own_variances + tf.math.squared_difference(own_means, means), 0)
     statistics = [*zip(_unstacked(means), _unstacked(variances), strict=True)]
 
     def first_order(gamma: Any, *tensors: Any) -> list[Any]:
@@ -236,31 +253,6 @@ def _over_replicas(
         return outputs, lambda *upstreams: gradient(gamma, *upstreams, *groups)
 
     return tuple(tf.custom_gradient(normalized)(gamma, beta, *groups)), means, variances
-
-
-def _combined(moments: Sequence[Sequence[Any]], replicas: int) -> tuple[Any, Any, Any]:
-    """Combines the moments of all replicas: returns mean, variance and count of each group, (groups, channels).
-
-    moments: mean, variance and, with a mask, count of each of this replica's groups; without one, returns None as the
-    count. Each replica takes the variance about its own mean, and they are combined as by Chan et al. 1979,
-    http://i.stanford.edu/pub/cstr/reports/cs/tr/79/773/CS-TR-79-773.pdf: E[x^2] - E[x]^2 would lose the variance of
-    channels whose mean is far from 0.
-    """
-    gathered = tf.expand_dims(
-        _stacked([tf.stack(of_group) for of_group in moments]), 0
-    )  # (replicas, groups, 2 or 3, …)
-    if replicas > 1:
-        number = tf.distribute.get_replica_context().replica_id_in_sync_group
-        place = tf.one_hot(number, replicas, dtype=gathered.dtype)
-        (gathered,) = all_reduce_sum([tf.reshape(place, (-1, 1, 1, 1)) * gathered])
-    means, variances, *counts = tf.unstack(gathered, axis=2)
-    if not counts:
-        mean = tf.reduce_mean(means, 0)
-        return mean, tf.reduce_mean(variances + tf.math.squared_difference(means, mean), 0), None
-    count = tf.reduce_sum(counts[0], 0) + keras.config.epsilon()  # as Keras
-    shares = counts[0] / count
-    mean = tf.reduce_sum(shares * means, 0)
-    return mean, tf.reduce_sum(shares * (variances + tf.math.squared_difference(means, mean)), 0), count
 
 
 def _stacked(of_groups: Sequence[Any]) -> Any:

@@ -19,12 +19,11 @@ from trainer.invariance.step import NotCompilable, dense, holding, running_step
 
 
 class Update(NamedTuple):
-    """Holds an update that an optimizer has not made yet; `apply_summed` takes gradients summed over replicas."""
+    """Holds an update that an optimizer has not made yet; `apply` takes these, or with summed=True their sums."""
 
     apply: Callable[..., None]
     gradients: list[Any]
     variables: Sequence[Any] | None
-    apply_summed: Callable[..., None]
 
 
 _row_factors = [1.0]  # set by `with_tables_as_of`, for the threads of all replicas
@@ -72,18 +71,16 @@ def sum_first(optimizer: Any, *, mean: bool = False) -> Any:
         disable_gradient_sum(member)
     begin_update, apply = fuse_updates(inner), optimizer.apply
 
-    def apply_summed(summed: Sequence[Any], variables: Sequence[Any] | None) -> None:
+    def apply_sum(gradients: Sequence[Any], variables: Sequence[Any] | None = None, *, summed: bool = False) -> None:
+        if (pending := _pending.get()) is not None:
+            pending.append(Update(apply_sum, list(gradients), variables))
+            return
+        if not summed:
+            gradients = ExchangedGradients.of(gradients).summed().gradients()
         begin_update()
         if mean:
-            summed = [None if gradient is None else gradient / replicas for gradient in summed]
-        apply(summed, variables)
-
-    def apply_sum(gradients: Sequence[Any], variables: Sequence[Any] | None = None) -> None:
-        if (pending := _pending.get()) is not None:
-            pending.append(Update(apply_sum, list(gradients), variables, apply_summed))
-            return
-        exchanged = ExchangedGradients.of(gradients)
-        apply_summed(exchanged.summed().gradients(), variables)
+            gradients = [None if gradient is None else gradient / replicas for gradient in gradients]
+        apply(gradients, variables)
 
     summing = wrap(
         "keras.optimizers.Optimizer.apply",

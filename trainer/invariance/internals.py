@@ -7,6 +7,7 @@ call it, so tests/trainer/invariance/test_internals.py tests the meaning of each
 """
 
 import functools
+import importlib.util
 import inspect
 import itertools
 import pkgutil
@@ -28,6 +29,7 @@ FACTS = {
     "keras.src.random.seed_generator.python_random": "a seed's first weights would depend on what other threads draw",
     "keras.src.backend.tensorflow.random": "dropout and augmentation would differ with the number of replicas",
     "keras.src.backend.tensorflow.numpy.signbit": "each step would copy logits from the GPU, for metrics=['accuracy']",
+    "keras.src.backend.tensorflow.ops.numpy.signbit": "the same, in releases after Keras 3.15, which moved it",
     "keras.layers.Layer.add_weight": "LoRA would round to float32 in float64, and trainer.check would complain",
     "tensorflow.distribute.DistributedValues.__float__": "a callback that reads float(variable) would fail on replicas",
     "tensorflow.distribute.DistributedValues.__int__": "a callback that reads int(variable) would fail on replicas",
@@ -195,7 +197,8 @@ def compare_signs_on_device() -> None:
             return original(x)
         return tf.bitcast(tf.cast(x, tf.float32), tf.uint32) >= 2**31
 
-    wrap("keras.src.backend.tensorflow.numpy.signbit", signbit, 0.0)
+    moved = importlib.util.find_spec("keras.src.backend.tensorflow.ops")
+    wrap(f"keras.src.backend.tensorflow.{'ops.' if moved else ''}numpy.signbit", signbit, 0.0)
 
 
 @functools.cache

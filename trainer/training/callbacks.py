@@ -139,9 +139,8 @@ _ONCE_A_CALL = {
 
 def acts_on_batches(callback: keras.callbacks.Callback) -> bool:
     """Returns whether a callback has a hook of single batches, by its class or on the instance (LambdaCallback)."""
-    if any(isinstance(getattr(callback, setting, None), int) for setting in ("save_freq", "update_freq")):
-        return True
-    return _overrides(callback, _BATCH_HOOKS)
+    counts = any(isinstance(getattr(callback, setting, None), int) for setting in ("save_freq", "update_freq"))
+    return counts or _overrides(callback, _BATCH_HOOKS)
 
 
 def _overrides(callback: keras.callbacks.Callback, hooks: Sequence[str]) -> bool:

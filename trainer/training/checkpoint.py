@@ -12,9 +12,9 @@ import hashlib
 import json
 import math
 import shutil
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -176,8 +176,8 @@ class Checkpoints:
         self._trained = {name: weight.path for name, weight in weights.items() if weight.trainable}
         self._folder, self._keep, self._mirror = folder, keep, mirror or Mirror()
         self._saved = (-1, False)  # the newest step that is saved or being written, and whether its hooks are pending
-        self._writer: threading.Thread | None = None
-        self._error: Exception | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
         self.restored: str | None = None  # the address that restore() read
         self.saving_seconds = 0.0  # for which training waited
 
@@ -228,46 +228,41 @@ class Checkpoints:
             return
         # Text now: later steps change the state while the thread writes. Arrays are the counts of metrics.
         manifest = json.dumps({"step": step, "trained": self._trained, "state": state}, default=np.ndarray.tolist)
-        self._writer = threading.Thread(
-            target=self._write, args=(step, values, manifest), name="checkpoint", daemon=True
-        )
-        self._writer.start()
+        self._writing = self._thread.submit(self._write, step, values, manifest)
         self.saving_seconds += time.monotonic() - began
 
     def wait(self) -> None:
         """Waits until the last save is written; raises UserError if it failed, or NotFinite for NaN on one worker."""
         began = time.monotonic()
-        if self._writer:
-            self._writer.join()
-            self._writer = None
+        error = self._writing.exception() if self._writing else None
+        self._writing = None
         self.saving_seconds += time.monotonic() - began
-        error, self._error = self._error, None
         if error:
             raise error
 
     def _write(self, step: int, values: Mapping[str, Any], text: str) -> None:
-        """Writes a checkpoint and removes old ones, in the writer's thread; `text` is the manifest without files."""
-        try:
-            # Before anything is written, so that the last good checkpoint stays the newest.
-            for name, value in values.items():
-                if not np.isfinite(value).all():
-                    error = NotFinite.at(step, name)
-                    # Only the chief checks, so the other workers would not roll back with it.
-                    raise UserError(str(error)) if self._replicas.cluster.several else error
-            folder, manifest = self._folder / step_name(step), json.loads(text)
-            write_checkpoint(folder, values, manifest)
-            self._mirror.put(folder)
-            # The newest up to `step` are kept, and the best. Those of later steps are damaged: restore() skipped them.
-            whole = checkpoint_folders(self._folder)
-            best = (manifest["state"].get("best") or {}).get("step")
-            newest = [old for old in whole if step_of(old.name) <= step][-self._keep :]
-            for old in whole:
-                if old not in newest and step_of(old.name) != best:
-                    self._mirror.remove(old)
-            for half in self._folder.glob(f".{STEP_PREFIX}*"):  # left half written by a kill
-                shutil.rmtree(half, ignore_errors=True)
-        except Exception as failure:  # raised by the next save or wait, in the training thread
-            self._error = failure
+        """Writes a checkpoint and removes old ones, in a thread; `text` is the manifest without files.
+
+        What it raises the next save or wait raises, in the training thread.
+        """
+        # Before anything is written, so that the last good checkpoint stays the newest.
+        for name, value in values.items():
+            if not np.isfinite(value).all():
+                error = NotFinite.at(step, name)
+                # Only the chief checks, so the other workers would not roll back with it.
+                raise UserError(str(error)) if self._replicas.cluster.several else error
+        folder, manifest = self._folder / step_name(step), json.loads(text)
+        write_checkpoint(folder, values, manifest)
+        self._mirror.put(folder)
+        # The newest up to `step` are kept, and the best. Those of later steps are damaged: restore() skipped them.
+        whole = checkpoint_folders(self._folder)
+        best = (manifest["state"].get("best") or {}).get("step")
+        newest = [old for old in whole if step_of(old.name) <= step][-self._keep :]
+        for old in whole:
+            if old not in newest and step_of(old.name) != best:
+                self._mirror.remove(old)
+        for half in self._folder.glob(f".{STEP_PREFIX}*"):  # left half written by a kill
+            shutil.rmtree(half, ignore_errors=True)
 
     @property
     def latest(self) -> str | None:

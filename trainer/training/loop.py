@@ -28,13 +28,13 @@ _COMPILING_SECONDS, _POLL_SECONDS = 6.0, 0.2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+@dataclass
 class StopRequest:
     """Records the first signal; the loop checks it between calls to the device, when weights and step agree."""
 
-    def __init__(self) -> None:
-        self.signal: str | None = None
-        self.reason = ""  # why the job ends itself, if it does
-        self.nothing_to_save = False  # no variable has changed yet: the running call compiles, perhaps for minutes
+    signal: str | None = None
+    reason: str = ""  # why the job ends itself, if it does
+    nothing_to_save: bool = False  # no variable has changed yet: the running call compiles, perhaps for minutes
 
     def __bool__(self) -> bool:
         return self.signal is not None
@@ -223,8 +223,7 @@ class CallSize:
 
     def __call__(self, until_boundary: int) -> int:
         """Returns the number of steps, at most `until_boundary`."""
-        size = min(self._allowed, until_boundary)
-        return min(size, self._most_steps) if self._most_steps else size
+        return min(self._allowed, until_boundary, self._most_steps or until_boundary)
 
     def learn(self, count: int, seconds: float) -> None:
         """Adapts to a timed call of `count` steps that took `seconds`."""

@@ -226,7 +226,8 @@ class StepRunner:
 
         def update(summed: Any) -> None:
             for pending, (values, rows), table_sizes in zip(updates, summed, sizes, strict=True):
-                pending.apply_summed(ExchangedGradients(values, rows, table_sizes).gradients(), pending.variables)
+                whole = ExchangedGradients(values, rows, table_sizes).gradients()
+                pending.apply(whole, pending.variables, summed=True)
 
         sizes = list[Any]()
         with without_merging(self.replicas.strategy):

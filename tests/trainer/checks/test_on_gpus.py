@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tests.fixtures import Capture, Patch
-from tests.support import refused, small
+from tests.support import classifier_of, refused, small
 from trainer import check as command
 from trainer.base.log import start_logging
 from trainer.base.settings.train_config import TrainConfig
@@ -118,11 +118,9 @@ BUILT = itertools.count(1)
 
 def another_each_time(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Returns a classifier that learns faster the later it is built."""
-    model = keras.Sequential([keras.Input(dataset.image_shape), keras.layers.Flatten(), keras.layers.Dense(10)])
-    model.compile(
-        keras.optimizers.SGD(1e-4 * next(BUILT)), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return classifier_of(
+        dataset.image_shape, keras.layers.Flatten(), optimizer=keras.optimizers.SGD(1e-4 * next(BUILT))
     )
-    return model
 
 
 @pytest.mark.parametrize(("model", "equal"), [

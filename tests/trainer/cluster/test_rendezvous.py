@@ -135,6 +135,12 @@ def test_all_workers_are_told_at_once_that_one_runs_something_else() -> None:
     assert errors == {f"{line} (seed: False on the chief, True on the worker): {alike}"}
 
 
+def test_of_many_workers_that_do_not_come_some_are_named() -> None:
+    addresses = tuple(f"127.0.0.1:{port}" for port in (free_addresses(1)[0].split(":")[1], *range(1, 256)))
+    with pytest.raises(PlatformFault, match=r"^worker 1 .*, worker 8 \(127\.0\.0\.1:8\) and 247 more did not start"):
+        meet(Cluster(addresses), {}, 0.01)
+
+
 def test_a_port_in_use_is_one_line() -> None:
     addresses = free_addresses(2)
     host, port = addresses[0].split(":")

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests import workers
 from tests.fixtures import Capture, Patch
-from tests.support import refused, run_job, run_steps, small
+from tests.support import classifier_of, refused, run_job, run_steps, small
 from trainer import check
 from trainer.base.errors import DONE, USER_MUST_CHANGE
 from trainer.base.run_files.job_files import read_result, read_run_info
@@ -34,9 +34,7 @@ class Norm(keras.layers.BatchNormalization):
 
 
 def own_norm(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    model = keras.Sequential([keras.Input(dataset.image_shape), Norm(), keras.layers.Flatten(), keras.layers.Dense(10)])
-    model.compile("adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
+    return classifier_of(dataset.image_shape, Norm(), keras.layers.Flatten())
 
 
 def correlation(labels: Any, outputs: Any) -> Any:
@@ -53,10 +51,7 @@ def correlated(config: TrainConfig, dataset: Dataset) -> keras.Model:
 def swished(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Returns convolutions with swish, which TensorFlow's graph optimizer would fuse in some graphs."""
     convolutions = [keras.layers.Conv2D(8, 3, activation="swish"), keras.layers.DepthwiseConv2D(3, activation="swish")]
-    last = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(10)]
-    model = keras.Sequential([keras.Input(dataset.image_shape), *convolutions, *last])
-    model.compile("adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
+    return classifier_of(dataset.image_shape, *convolutions, keras.layers.GlobalAveragePooling2D())
 
 
 def digest(replicas: int, *flags: str) -> str:

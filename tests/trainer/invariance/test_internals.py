@@ -146,7 +146,8 @@ def test_batch_norm_spans_replicas_and_remat_computes_twice() -> None:
 
 @meaning("numpy.signbit")
 def test_keras_argmax_compares_the_same_sign_bits_as_uint32(monkeypatch: Patch) -> None:
-    module = pkgutil.resolve_name("keras.src.backend.tensorflow.numpy")
+    backend = keras.src.backend.tensorflow
+    module = getattr(backend, "ops", backend).numpy
     theirs = inspect.unwrap(module.signbit)
     monkeypatch.setattr(module, "signbit", theirs)
     internals.compare_signs_on_device.__wrapped__()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fixtures import Patch
 from tests.step_memory import peak
-from tests.support import largest_difference, refused, run_job, run_steps, small, weights
+from tests.support import classifier_of, largest_difference, refused, run_job, run_steps, small, weights
 from trainer.base.run_files.job_files import read_run_info
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
@@ -54,10 +54,7 @@ def test_in_float64_passes_agree_to_1e_10(flags: tuple[str, ...], monkeypatch: P
 
 
 def normalised(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    layers = [keras.layers.Flatten(), keras.layers.BatchNormalization(), keras.layers.Dense(10)]
-    model = keras.Sequential([keras.Input(dataset.image_shape), *layers])
-    model.compile("adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
+    return classifier_of(dataset.image_shape, keras.layers.Flatten(), keras.layers.BatchNormalization())
 
 
 def test_batch_norm_normalises_each_pass_and_moves_its_averages_once() -> None:

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.step_memory import peak
-from tests.support import refused, run_steps, small
+from tests.support import classifier_of, refused, run_steps, small
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.training.checkpoint import snapshot, variables_of
@@ -52,23 +52,18 @@ def blocks(config: TrainConfig, dataset: Dataset, *, penalty: float = 0.0) -> ke
 
 def deep(config: TrainConfig, dataset: Dataset) -> keras.Model:
     layers = [keras.layers.Conv2D(8, 3, padding="same", activation="gelu") for _ in range(16)]
-    end = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(10)]
-    model = keras.Sequential([keras.Input(dataset.image_shape), *layers, *end])
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
+    return classifier_of(dataset.image_shape, *layers, keras.layers.GlobalAveragePooling2D())
 
 
-def classifier(*layers: keras.layers.Layer, image_shape: tuple[int, ...]) -> keras.Model:
-    model = keras.Sequential([keras.Input(image_shape), keras.layers.Flatten(), *layers, keras.layers.Dense(10)])
-    model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
+def flat_classifier(dataset: Dataset, *layers: keras.layers.Layer) -> keras.Model:
+    return classifier_of(dataset.image_shape, keras.layers.Flatten(), *layers, optimizer=keras.optimizers.SGD(0.1))
 
 
 def dense_layers(config: TrainConfig, dataset: Dataset, *, frozen: int = 0, float32: int = -1) -> keras.Model:
     """Freezes the first layers after they were built, as fine-tuning does; one layer may be in float32."""
     dtypes = ["float32" if number == float32 else None for number in range(8)]
     layers = [keras.layers.Dense(16, "tanh", dtype=dtype) for dtype in dtypes]
-    model = classifier(*layers, image_shape=dataset.image_shape)
+    model = flat_classifier(dataset, *layers)
     for layer in layers[:frozen]:
         layer.trainable = False
     return model
@@ -91,7 +86,7 @@ class Recurrent(keras.layers.Layer):
 def masked(config: TrainConfig, dataset: Dataset) -> keras.Model:
     tokens = keras.layers.Lambda(lambda values: keras.ops.cast(values > 0.5, "int32"))
     layers = [tokens, keras.layers.Embedding(2, 8, mask_zero=True), Recurrent(), Recurrent(), keras.layers.GRU(4)]
-    return classifier(*layers, image_shape=dataset.image_shape)
+    return flat_classifier(dataset, *layers)
 
 
 class Noise(keras.layers.Layer):
@@ -101,7 +96,7 @@ class Noise(keras.layers.Layer):
 
 def noisy(config: TrainConfig, dataset: Dataset) -> keras.Model:
     layers = [layer for _ in range(4) for layer in (keras.layers.Dense(8), Noise())]
-    return classifier(*layers, image_shape=dataset.image_shape)
+    return flat_classifier(dataset, *layers)
 
 
 OWN = (f"--model={__name__}:blocks",)

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from benchmarks.trainer_loop import setup_of
 from tests.fixtures import Log, Make, Patch
-from tests.support import largest_difference, run_job, weights
+from tests.support import classifier_of, largest_difference, run_job, weights
 from trainer.base.settings import xla_rule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
@@ -143,10 +143,8 @@ def test_few_operations_are_started_for_each_step_of_a_program(
 
 def clipped(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Clips by the norm of all gradients, and keeps averages, by an optimizer without an operation of TensorFlow."""
-    model = keras.Sequential([keras.Input(dataset.image_shape), keras.layers.Flatten(), keras.layers.Dense(10)])
     optimizer = keras.optimizers.Nadam(1e-2, global_clipnorm=0.1, use_ema=True)
-    model.compile(optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
+    return classifier_of(dataset.image_shape, keras.layers.Flatten(), optimizer=optimizer)
 
 
 def transformer(config: TrainConfig, dataset: Dataset, *, scaled: bool = False) -> keras.Model:
@@ -189,14 +187,10 @@ def test_a_step_that_sums_over_replicas_in_its_midst_is_not_cut(flags: Sequence[
     assert "XLA fails" not in failure_of(caught.value)
 
 
-def traced(*flags: str) -> tuple[StepRunner, Any]:
-    setup = setup_of("--data=digits", *flags)
-    return setup.step_runner(compiled=True), setup.rows_from(0)
-
-
 def test_how_many_steps_a_program_runs_follows_from_the_step(monkeypatch: Patch) -> None:
     """On a CPU convolutions are never in a loop; a program is small enough, and of short steps."""
-    dense, convolutions = traced(*FAMILIES["mlp"]), traced(*FAMILIES["cnn"])
+    setups = [setup_of("--data=digits", *FAMILIES[name]) for name in ("mlp", "cnn")]
+    dense, convolutions = ((setup.step_runner(compiled=True), setup.rows_from(0)) for setup in setups)
     assert [steps_of_a_program(*dense, most) for most in (1, 7, 50, 1000)] == [1, 7, 50, 50]
     assert steps_of_a_program(*convolutions, 50) == 1
     text = setup_of("--model=tests.own_data:bag_of_words", "--data=tests.own_data:sentences", "--global_batch_size=8")
@@ -210,9 +204,7 @@ def test_how_many_steps_a_program_runs_follows_from_the_step(monkeypatch: Patch)
 def embedded(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Takes the pixels for words of a large vocabulary, whose gradients have the rows of those that occur alone."""
     words = [keras.layers.Flatten(), keras.layers.Embedding(50_000, 4), keras.layers.GlobalAveragePooling1D()]
-    model = keras.Sequential([keras.Input(dataset.image_shape), *words, keras.layers.Dense(10)])
-    model.compile("adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
+    return classifier_of(dataset.image_shape, *words)
 
 
 class Mixing(keras.layers.Layer):
@@ -237,10 +229,7 @@ class Mixing(keras.layers.Layer):
 
 
 def mixing(config: TrainConfig, dataset: Dataset, *, how: str = "in a loop") -> keras.Model:
-    layers = [keras.layers.Flatten(), Mixing(how), keras.layers.Dense(10)]
-    model = keras.Sequential([keras.Input(dataset.image_shape), *layers])
-    model.compile("adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
+    return classifier_of(dataset.image_shape, keras.layers.Flatten(), Mixing(how))
 
 
 @pytest.mark.parametrize(("flags", "why"), [
@@ -278,27 +267,36 @@ def told(**settings: Any) -> TrainConfig:
     return TrainConfig(jit_compile="true", **settings)
 
 
-@pytest.mark.parametrize("onednn", [False, True])
-def test_auto_compiles_on_a_gpu_and_on_a_cpu_without_onednn(onednn: bool, monkeypatch: Patch) -> None:
-    """The processor decides whether TensorFlow has oneDNN: both answers are planted."""
-    monkeypatch.setattr(xla_choice, "uses_onednn", lambda: onednn)
-    assert chosen(devices=GPU) == XlaChoice(True, "on a GPU, in a run of 1,000 steps")
-    choice = chosen(devices=CPU)
-    assert choice.compiled is not onednn
-    assert "oneDNN" in choice.why
+TWO_GPUS = ("GPU:0", "GPU:1")
 
 
-@pytest.mark.parametrize(("steps", "operations", "compiled"), [
-    (499, ONE_MILLION, False), (500, 1999, False), (500, 2000, True), (10_000, 99, False), (10_000, 100, True),
+@pytest.mark.parametrize(("given", "compiled", "why"), [
+    ({}, True, "on a GPU, in a run of 1,000 steps"),
+    ({"devices": CPU}, True, "for which TensorFlow lacks oneDNN"),
+    ({"steps": 499, "operations": ONE_MILLION}, False, "are too few"),
+    ({"steps": 500, "operations": 1999}, False, "are too few"),
+    ({"steps": 500, "operations": 2000}, True, "500 steps"),
+    ({"steps": 10_000, "operations": 99}, False, "are too few"),
+    ({"steps": 10_000, "operations": 100}, True, "10,000 steps"),
+    ({"config": TrainConfig(deterministic=True)}, False, "deterministic"),
+    ({"config": TrainConfig(model="cnn"), "devices": CPU}, False, "the convolutions of model=cnn"),
+    ({"config": TrainConfig(model="cnn")}, True, "on a GPU"),
+    ({"config": told(remat="blocks")}, False, "XLA may keep what remat=blocks computes again"),
+    ({"config": told(shard_optimizer=True), "devices": TWO_GPUS}, False,
+     "XLA has no variables that live within a step, which shard_optimizer needs"),
+    ({"config": told(virtual_replicas=4)}, False,
+     "XLA would add the gradients of virtual_replicas=4 in another order"),
 ])  # fmt: skip
-def test_a_run_of_little_work_is_not_compiled(steps: int, operations: int, compiled: bool) -> None:
-    choice = chosen(steps=steps, operations=operations)
+def test_the_rule(given: dict[str, Any], compiled: bool, why: str, monkeypatch: Patch) -> None:
+    """Of work, devices, settings and models; a processor without oneDNN is planted."""
+    monkeypatch.setattr(xla_choice, "uses_onednn", lambda: False)
+    choice = chosen(**given)
     assert choice.compiled is compiled
-    assert compiled or "are too few" in choice.why
+    assert why in choice.why
 
 
 @pytest.mark.parametrize(("devices", "of_replicas"), [
-    (("GPU:0", "GPU:1"), {}), (("CPU:0", "CPU:1"), {}), (GPU, {"cluster": Cluster(("one:1", "other:1"), 1)}),
+    (TWO_GPUS, {}), (("CPU:0", "CPU:1"), {}), (GPU, {"cluster": Cluster(("one:1", "other:1"), 1)}),
 ])  # fmt: skip
 def test_several_replicas_are_compiled_with_sums_between_two_programs(
     devices: tuple[str, ...], of_replicas: dict[str, Any], monkeypatch: Patch
@@ -318,24 +316,14 @@ def test_several_replicas_are_compiled_with_sums_between_two_programs(
         assert (gan.compiled, "the gradients of its critic alone" in gan.why) == (not on_cpus, not on_cpus)
 
 
-def test_what_is_computed_again_or_added_in_one_order_runs_plain() -> None:
-    for config, devices, why in (
-        (told(remat="blocks"), GPU, "XLA may keep what remat=blocks computes again"),
-        (told(shard_optimizer=True), ("GPU:0", "GPU:1"),
-         "XLA has no variables that live within a step, which shard_optimizer needs"),
-        (told(virtual_replicas=4), GPU, "XLA would add the gradients of virtual_replicas=4 in another order"),
-    ):  # fmt: skip
-        assert chosen(config, devices) == XlaChoice(False, why)
-
-
-def test_convolutions_by_depth_on_a_cpu_and_deterministic_runs_are_plain(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(xla_choice, "uses_onednn", lambda: False)
-    assert "deterministic" in chosen(TrainConfig(deterministic=True)).why
-    for layer in (keras.layers.SeparableConv2D(2, 3), keras.layers.Conv2D(2, 3, groups=2)):
-        assert f"convolutions by groups or by depth, as in {layer.name}" in chosen(devices=CPU, layer=layer).why
-        assert chosen(devices=GPU, layer=layer).compiled
-    assert "the convolutions of model=cnn" in chosen(TrainConfig(model="cnn"), CPU).why
-    assert chosen(TrainConfig(model="cnn"), GPU).compiled
+def test_a_cpu_with_onednn_and_convolutions_by_depth_on_a_cpu_are_plain(monkeypatch: Patch) -> None:
+    for has_onednn in (True, False):
+        monkeypatch.setattr(xla_choice, "uses_onednn", lambda: has_onednn)  # noqa: B023
+        for layer in (keras.layers.SeparableConv2D(2, 3), keras.layers.Conv2D(2, 3, groups=2)):
+            choice = chosen(devices=CPU, layer=layer)
+            why = "oneDNN's kernels" if has_onednn else f"convolutions by groups or by depth, as in {layer.name}"
+            assert (choice.compiled, why in choice.why) == (False, True)
+            assert chosen(devices=GPU, layer=layer).compiled
 
 
 def test_a_resumed_run_keeps_its_way_unless_told_otherwise() -> None:
