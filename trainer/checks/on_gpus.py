@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import keras
@@ -87,8 +88,8 @@ class Difference:
         )
 
 
-def difference(variant: Trained, reference: Trained) -> Difference:
-    """Returns the differences of a variant from a reference, without limits.
+def difference(variant: Trained, reference: Trained, **limits: float) -> Difference:
+    """Returns the differences of a variant from a reference, with the given limits, such as most_loss.
 
     Weights: the largest L2 norm of a group's difference, relative to how far the steps moved it. A group that did not
     move, such as frozen weights, must be equal. Losses: relative to the largest loss of the
@@ -102,7 +103,7 @@ def difference(variant: Trained, reference: Trained) -> Difference:
     losses = [abs(variant.losses[name] - value) / scale for name, value in reference.losses.items()]
     gradient = abs(variant.gradient_norm - reference.gradient_norm) / max(reference.gradient_norm, 1e-300)
     # NumPy's maximum is NaN if one of the values is.
-    return Difference(float(np.max(groups, initial=0.0)), float(np.max(losses, initial=0.0)), gradient)
+    return Difference(float(np.max(groups, initial=0.0)), float(np.max(losses, initial=0.0)), gradient, **limits)
 
 
 def largest(differences: Sequence[Difference]) -> Difference:
@@ -113,17 +114,13 @@ def largest(differences: Sequence[Difference]) -> Difference:
 
 def float32_difference(variant: Trained, base: Trained, control: Difference) -> Difference:
     """Returns the differences of two float32 variants, with three times the control as the limit."""
-    return replace(
-        difference(variant, base),
+    return difference(
+        variant,
+        base,
         most_weights=TIMES_CONTROL * max(control.weights, _LEAST_WEIGHTS),
         most_loss=TIMES_CONTROL * max(control.loss, _LEAST_OTHERS),
         most_gradient=TIMES_CONTROL * max(control.gradient, _LEAST_OTHERS),
     )
-
-
-def banded_difference(variant: Trained, reference: Trained, band: float) -> Difference:
-    """Returns the differences of a variant with rounded factors from float64, with `band` as the limit."""
-    return replace(difference(variant, reference), most_loss=band, most_gradient=band)
 
 
 def _norm(weights: Sequence[npt.NDArray[np.float64]], others: Sequence[npt.NDArray[np.float64]]) -> float:
@@ -152,73 +149,74 @@ class Cost:
     sums: str  # such as `CollectiveReduceV2 (nccl)`
 
 
-class Trials:
-    """Trains the first steps of one model in several variants, all from the initial weights of the first variant."""
+def first_steps(
+    config: TrainConfig,
+    dataset: Dataset,
+    start: dict[str, npt.NDArray[Any]],
+    variant: Variant,
+    replicas: Replicas,
+    order: int | None = None,
+    seconds: float = 0.0,
+) -> tuple[Trained, Cost]:
+    """Trains the first steps of the model in one variant; returns their result and their cost.
 
-    def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
-        self._config, self._dataset, self._start = config, dataset, dict[str, npt.NDArray[Any]]()
+    start: the weights to start from; if it is empty, it gets those of this variant. order: the seed of another order of
+    the rows and draws of each global batch; only for one replica. seconds: how long to measure the speed, by further
+    steps.
+    """
+    gc.collect()  # frees the previous variant, whose traced function and model refer to each other
+    log.info(f"{variant.name} on {', '.join(replicas.devices)} …")
+    for device in replicas.devices:
+        with suppress(ValueError):  # this device's allocator keeps no statistics
+            tf.config.experimental.reset_memory_stats(device)
+    config = replace(
+        config, replicas=variant.devices, precision=variant.precision, tf32=variant.tf32,
+        jit_compile=variant.jit_compile,
+    )  # fmt: skip
+    set_precision_and_seed(config)
+    setup = setup_with(config, replicas, dataset)
+    # Every variant gets the weights of the first one, because another precision would draw different ones.
+    variables = variables_of(setup.model)
+    weights = {name: variables[name] for name in variables if name.startswith(WEIGHTS)}
+    if start:
+        assign_values(weights, start, replicas)
+        refresh_normalization(setup.model)
+    else:
+        start.update(snapshot(weights))
+    runner, rows = runner_and_rows(setup, order, compiled=variant.jit_compile == "true")
+    before, began, step = _values(setup.model), time.monotonic(), COMPARED_STEPS
+    with dataset.reading():
+        logs = runner(rows, 0, COMPARED_STEPS)
+    first_seconds = time.monotonic() - began
+    losses = {name: value for name, value in logs.means().items() if is_loss(name)}
+    after = _values(setup.model)
+    # The root mean square norm of the gradients since the start. Adam's second moments are their mean squares:
+    # v / (1 - beta_2^t) after t updates (Kingma and Ba 2015, section 3).
+    squares = [
+        _array(moment).sum() / max(1.0 - adam.beta_2 ** float(_array(adam.iterations)), 1e-9)
+        for adam in reachable(setup.model)
+        if isinstance(adam, keras.optimizers.Adam)
+        for moment in adam.variables
+        if moment.name.endswith("velocity")
+    ]
+    changes = [np.square(b - a).sum() for a, b in zip(before["trained"], after["trained"], strict=True)]
+    trained = Trained(before, after, losses, float(np.sqrt(sum(squares or changes))))
+    peak_gib = max(peak_device_memory_gib(replicas.devices), default=None)
+    # The operations of the traced step that sum over devices; none on one device.
+    nodes = nodes_of(runner.traced(rows).graph) if replicas.count > 1 else []
+    sums = [node for node in nodes if node.op.startswith(("CollectiveReduce", "NcclAllReduce"))]
+    hints = {(node.op, node.attr["communication_hint"].s.decode()) for node in sums}
+    names = ", ".join(sorted(f"{name} ({hint})" if hint else name for name, hint in hints))
 
-    def run(
-        self, variant: Variant, replicas: Replicas, order: int | None = None, seconds: float = 0.0
-    ) -> tuple[Trained, Cost]:
-        """Builds a variant and runs its first steps; returns their result and its cost.
+    def run_more(count: int) -> float:
+        nonlocal step
+        began = time.monotonic()
+        with dataset.reading():
+            runner(rows, step, count)
+        step += count
+        return time.monotonic() - began
 
-        order: the seed of another order of the rows and draws of each global batch; only for one replica. seconds: how
-        long to measure its speed, by further steps.
-        """
-        gc.collect()  # frees the previous variant, whose traced function and model refer to each other
-        log.info(f"{variant.name} on {', '.join(replicas.devices)} …")
-        for device in replicas.devices:
-            with suppress(ValueError):  # this device's allocator keeps no statistics
-                tf.config.experimental.reset_memory_stats(device)
-        config = replace(
-            self._config, replicas=variant.devices, precision=variant.precision, tf32=variant.tf32,
-            jit_compile=variant.jit_compile,
-        )  # fmt: skip
-        set_precision_and_seed(config)
-        setup = setup_with(config, replicas, self._dataset)
-        # Every variant gets the weights of the first one, because another precision would draw different ones.
-        variables = variables_of(setup.model)
-        weights = {name: variables[name] for name in variables if name.startswith(WEIGHTS)}
-        if self._start:
-            assign_values(weights, self._start, replicas)
-            refresh_normalization(setup.model)
-        else:
-            self._start = snapshot(weights)
-        runner, rows = runner_and_rows(setup, order, compiled=variant.jit_compile == "true")
-        before, began, step = _values(setup.model), time.monotonic(), COMPARED_STEPS
-        with self._dataset.reading():
-            logs = runner(rows, 0, COMPARED_STEPS)
-        first_seconds = time.monotonic() - began
-        losses = {name: value for name, value in logs.means().items() if is_loss(name)}
-        after = _values(setup.model)
-        # The root mean square norm of the gradients since the start. Adam's second moments are their mean squares:
-        # v / (1 - beta_2^t) after t updates (Kingma and Ba 2015, section 3).
-        squares = [
-            _array(moment).sum() / max(1.0 - adam.beta_2 ** float(_array(adam.iterations)), 1e-9)
-            for adam in reachable(setup.model)
-            if isinstance(adam, keras.optimizers.Adam)
-            for moment in adam.variables
-            if moment.name.endswith("velocity")
-        ]
-        changes = [np.square(b - a).sum() for a, b in zip(before["trained"], after["trained"], strict=True)]
-        trained = Trained(before, after, losses, float(np.sqrt(sum(squares or changes))))
-        peak_gib = max(peak_device_memory_gib(replicas.devices), default=None)
-        # The operations of the traced step that sum over devices; none on one device.
-        nodes = nodes_of(runner.traced(rows).graph) if replicas.count > 1 else []
-        sums = [node for node in nodes if node.op.startswith(("CollectiveReduce", "NcclAllReduce"))]
-        hints = {(node.op, node.attr["communication_hint"].s.decode()) for node in sums}
-        names = ", ".join(sorted(f"{name} ({hint})" if hint else name for name, hint in hints))
-
-        def run_more(count: int) -> float:
-            nonlocal step
-            began = time.monotonic()
-            with self._dataset.reading():
-                runner(rows, step, count)
-            step += count
-            return time.monotonic() - began
-
-        return trained, Cost(first_seconds, peak_gib, steps_per_second(run_more, seconds), names)
+    return trained, Cost(first_seconds, peak_gib, steps_per_second(run_more, seconds), names)
 
 
 def steps_per_second(run: Callable[[int], float], seconds: float) -> float:
@@ -344,14 +342,14 @@ def variants(count: int) -> tuple[list[Variant], list[str]]:
 def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
     """Trains the first steps in each variant, on all devices and on one of them, and returns how they compare."""
     set_precision_and_seed(replace(config, precision="float32"))
-    trials, count = Trials(config, load_dataset(config)), every.count
+    count, run = every.count, partial(first_steps, config, load_dataset(config), {})
     replicas = {1: make_replicas(replace(config, replicas=1, expect_devices=0)), count: every}
     cpu = replace(replicas[1], strategy=tf.distribute.OneDeviceStrategy("CPU:0"), devices=("CPU:0",))
     base = Variant("float32", 1)
-    alone, cost = trials.run(base, replicas[1], seconds=seconds)
-    reference, _ = trials.run(Variant(REFERENCE, 1, precision="float64"), cpu)
-    on_cpu, _ = trials.run(base, cpu)
-    control = largest([difference(trials.run(base, replicas[1], order)[0], alone) for order in ORDERS])
+    alone, cost = run(base, replicas[1], seconds=seconds)
+    reference, _ = run(Variant(REFERENCE, 1, precision="float64"), cpu)
+    on_cpu, _ = run(base, cpu)
+    control = largest([difference(run(base, replicas[1], order)[0], alone) for order in ORDERS])
     of_cpu, names = difference(on_cpu, reference), [name or "unknown" for name in gpu_names()]
     check = GpuCheck(config.model, config.data, every.sentence(), every.devices, names, control, of_cpu)
     from_reference = float32_difference(alone, reference, largest([control, of_cpu]))
@@ -360,7 +358,7 @@ def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
     for variant in others:
         row = Row(variant.name, variant.devices)
         try:
-            trained, row.cost = trials.run(variant, replicas[variant.devices], seconds=seconds)
+            trained, row.cost = run(variant, replicas[variant.devices], seconds=seconds)
         except NotCompilable as error:
             check.left_out.append(f"{variant.name} on {variant.devices}: {error}")
             continue
@@ -369,7 +367,8 @@ def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
             log.debug("the whole traceback:", exc_info=error)
         else:
             if band := BANDS.get("tf32" if variant.tf32 else variant.precision):
-                row.against, row.difference = REFERENCE, banded_difference(trained, reference, band)
+                row.against = REFERENCE
+                row.difference = difference(trained, reference, most_loss=band, most_gradient=band)
             else:  # XLA's kernels may round as differently as those of another processor
                 most = control if variant.jit_compile == "false" else largest([control, of_cpu])
                 row.against, row.difference = "float32 on one", float32_difference(trained, alone, most)
@@ -379,8 +378,8 @@ def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
                 row.problem = "; ".join(filter(None, (row.problem, slow)))
         check.rows.append(row)
     if config.deterministic:
-        first, second = (trials.run(Variant("float32", count), every)[0] for _ in range(2))
-        far = replace(difference(second, first), most_weights=0.0, most_loss=0.0, most_gradient=0.0)
+        first, second = (run(Variant("float32", count), every)[0] for _ in range(2))
+        far = difference(second, first, most_weights=0.0, most_loss=0.0, most_gradient=0.0)
         check.rows.append(Row("float32, again", count, "float32 before", far, problem=far.problem))
     else:
         check.left_out.append("the same steps twice: without --deterministic they need not have equal bits")

@@ -199,9 +199,10 @@ class StepContext:
         rows = self.rows // self.micro_batches
         with on_host_at_once():
             first = self.first_row + number * rows
-        count = self.virtual_replicas or self.micro_batches
-        step = replace(self, first_row=first, rows=rows, micro_batches=1, micro_batch_number=number)
-        return replace(step, micro_batch_count=count, uses=Counter(self.uses), averaged=[])
+        return replace(
+            self, first_row=first, rows=rows, micro_batches=1, micro_batch_number=number,
+            micro_batch_count=self.virtual_replicas or self.micro_batches, uses=Counter(self.uses), averaged=[],
+        )  # fmt: skip
 
     def part(self, values: Any) -> Any:
         """Returns this micro-batch's rows of `values`, which have the rows of all micro-batches; None stays None."""

@@ -21,9 +21,7 @@ from trainer.checks.on_gpus import (
     BANDS,
     Difference,
     Trained,
-    Trials,
     Variant,
-    banded_difference,
     check_on_gpus,
     difference,
     float32_difference,
@@ -83,14 +81,14 @@ def test_gpus_that_sum_without_nccl_are_a_problem(monkeypatch: Patch) -> None:
 
 @pytest.mark.slow
 def test_a_variant_that_fails_is_a_line_and_the_others_run(monkeypatch: Patch) -> None:
-    run = Trials.run
+    run = on_gpus.first_steps
 
-    def fails(self: Trials, variant: Variant, *arguments: Any, **options: Any) -> Any:
+    def fails(config: Any, dataset: Any, start: Any, variant: Variant, *arguments: Any, **options: Any) -> Any:
         if variant.name == "fails":
             raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
-        return run(self, variant, *arguments, **options)
+        return run(config, dataset, start, variant, *arguments, **options)
 
-    monkeypatch.setattr(Trials, "run", fails)
+    monkeypatch.setattr(on_gpus, "first_steps", fails)
     kinds = [Variant("fails", 1), Variant("float32, XLA", 1, jit_compile="true")]
     monkeypatch.setattr(on_gpus, "variants", lambda count: (kinds, []))
     content = checked("--model=mlp", "--width=8", "--replicas=1")
@@ -181,10 +179,10 @@ def test_a_loss_that_is_doubled_does_not_agree_in_float32() -> None:
 
 @pytest.mark.parametrize("precision", BANDS)
 def test_shorter_factors_have_a_band_of_losses_and_gradients(precision: str) -> None:
-    band = BANDS[precision]
+    limits = {"most_loss": BANDS[precision], "most_gradient": BANDS[precision]}
     for share, agrees in ((0.9, True), (1.1, False)):
-        loss = banded_difference(trained(loss=-4.0 * (1 + share * band)), trained(), band)
-        gradient = banded_difference(trained(norm=10.0 * (1 - share * band)), trained(), band)
+        loss = difference(trained(loss=-4.0 * (1 + share * BANDS[precision])), trained(), **limits)
+        gradient = difference(trained(norm=10.0 * (1 - share * BANDS[precision])), trained(), **limits)
         assert [bool(loss.problem), bool(gradient.problem)] == [not agrees] * 2
-    assert banded_difference(trained(loss=math.nan), trained(), band).problem.startswith("losses differ by nan")
-    assert not banded_difference(trained(after=7.0), trained(), band).problem  # Adam turns rounding into whole steps
+    assert difference(trained(loss=math.nan), trained(), **limits).problem.startswith("losses differ by nan")
+    assert not difference(trained(after=7.0), trained(), **limits).problem  # Adam turns rounding into whole steps
