@@ -1,6 +1,6 @@
 """Tests that sharded optimizers give the same numbers, hold their part alone, and are saved whole."""
 
-import time
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from deploy.platform.local import free_addresses
 from tests import workers
 from tests.support import largest_difference, refused, run_job, run_steps, small
+from tests.workers import until
 from trainer.base.errors import DONE
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
@@ -99,10 +100,7 @@ def test_workers_that_were_killed_are_resumed_without_it_on_one_machine(tmp_path
     killed, addresses = tmp_path / "killed", free_addresses(2)
     of_killed = [*flags, f"--job_dir={killed}", SHARDED]
     processes = [workers.start(addresses, index, of_killed, tmp_path / f"log.{index}") for index in range(2)]
-    for _ in range(1200):
-        if checkpoint_folders(killed / "checkpoints") or any(process.poll() is not None for process in processes):
-            break
-        time.sleep(0.1)
+    until(lambda: checkpoint_folders(killed / "checkpoints") or any(map(subprocess.Popen.poll, processes)), 120)
     for process in processes:
         process.kill()
     workers.end(processes)

@@ -12,18 +12,17 @@ import pytest
 import tensorflow as tf
 
 from tests.conftest import SMALL
+from tests.fixtures import Log, Make
 from tests.step_memory import counted
 from tests.support import largest_difference, of_model, prepared, refused, weights
 from tests.support import run_job as run
 from trainer.base.errors import NotFinite, UserError
-from trainer.base.log import log
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.training import checkpoint
 from trainer.training.checkpoint import Checkpoints, checkpoint_folders, read_checkpoint, variables_of
 
-Make = Callable[..., TrainConfig]
 FILES = ("manifest.json", "variables.index", "variables.data-00000-of-00001")
 
 
@@ -83,14 +82,6 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Collects the logged warnings."""
-    logged: list[str] = []
-    monkeypatch.setattr(log, "warning", logged.append)
-    return logged
-
-
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
 
@@ -104,7 +95,7 @@ def flip(path: Path) -> None:
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", [truncate, flip, Path.unlink])
 def test_a_damaged_file_is_named_and_the_one_before_is_taken(
-    tmp_path: Path, lines: list[str], name: str, damage: Callable[[Path], None]
+    tmp_path: Path, caplog: Log, name: str, damage: Callable[[Path], None]
 ) -> None:
     model = small_model()
     save(checkpoints_of(model, tmp_path), model, 2, 4)
@@ -113,11 +104,11 @@ def test_a_damaged_file_is_named_and_the_one_before_is_taken(
     restored = checkpoints_of(model, tmp_path).restore()
     assert restored == {"of": 2, "step": 2}
     assert all(np.all(np.asarray(variable) == 2.0) for variable in model.trainable_variables)
-    assert len(lines) == 1
-    assert f"step-00000004/{name}" in lines[0]
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert f"step-00000004/{name}" in line
 
 
-def test_without_a_usable_checkpoint_nothing_is_overwritten(tmp_path: Path, lines: list[str]) -> None:
+def test_without_a_usable_checkpoint_nothing_is_overwritten(tmp_path: Path) -> None:
     model = small_model()
     save(checkpoints_of(model, tmp_path), model, 2, 4)
     for folder in checkpoint_folders(tmp_path):
@@ -174,7 +165,7 @@ def test_optimizers_and_variables_in_containers_and_plain_objects_count(hold: Ca
 
 
 def test_the_newest_and_the_best_are_kept_and_a_damaged_newest_one_does_not_crowd_them_out(
-    tmp_path: Path, lines: list[str]
+    tmp_path: Path,
 ) -> None:
     model = small_model()
     save(checkpoints_of(model, tmp_path, keep=2), model, 1, 2, 3, 4, 6, best={"step": 2})

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ import pytest
 
 from tests.conftest import SMALL
 from tests.drill import losses, numbers
+from tests.fixtures import Make
 from tests.support import Signals, of_model
 from tests.support import run_job as run
-from tests.workers import ROOT
+from tests.workers import ROOT, until
 from trainer.base.errors import INTERRUPTED, UserError
 from trainer.base.run_files.job_files import write_json
 from trainer.base.settings.resolution import resolve
@@ -32,33 +32,17 @@ from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
 from trainer.training.loop import Control, StopRequest, stop_on_signals
 from trainer.training.steps import StepRunner
 
-Make = Callable[..., TrainConfig]
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
 
 def result_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text())
 
 
-def eventually(true: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_a_save_is_due_every_so_many_minutes() -> None:
-    clock = Clock()
-    control = Control(make_replicas(TrainConfig()), StopRequest(), save_every_seconds=60, clock=clock)
+    now = [100.0]
+    control = Control(make_replicas(TrainConfig()), StopRequest(), save_every_seconds=60, clock=lambda: now[0])
     due = []
     for _ in range(8):
-        clock.now += 25
+        now[0] += 25
         assert control.agree(1.5) == 1.5
         due.append(control.save_due)
     assert due == [False, False, True, False, False, True, False, False]
@@ -74,11 +58,11 @@ def test_the_first_signal_is_a_request_and_the_second_leaves(monkeypatch: pytest
         control.agree(1.0)
         assert not control
         os.kill(os.getpid(), signal.SIGTERM)
-        eventually(lambda: stop)
+        until(lambda: stop)
         control.agree(1.0)
         assert (bool(control), control.signal, left) == (True, "SIGTERM", [])
         os.kill(os.getpid(), signal.SIGINT)
-        eventually(lambda: left)
+        until(lambda: left)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
@@ -91,7 +75,7 @@ def test_a_signal_leaves_while_a_step_is_compiled(compiling: bool, monkeypatch: 
     with stop_on_signals() as stop:
         stop.nothing_to_save = compiling
         os.kill(os.getpid(), signal.SIGTERM)
-        eventually(lambda: stop)
+        until(lambda: stop)
         assert left.wait(30 if compiling else 0.5) == compiling
 
 
