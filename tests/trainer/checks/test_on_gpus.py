@@ -1,9 +1,11 @@
 """Runs the check of GPUs on logical CPU devices; only NCCL and real cards are missing."""
 
 import itertools
+import json
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -14,6 +16,7 @@ import tensorflow as tf
 from tests.fixtures import Capture, Patch
 from tests.support import classifier_of, refused, small
 from trainer import check as command
+from trainer.base.errors import DONE
 from trainer.base.log import start_logging
 from trainer.base.settings.train_config import TrainConfig
 from trainer.checks import on_gpus
@@ -41,9 +44,11 @@ def checked(*flags: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_all_variants_agree_on_logical_devices(capsys: Capture) -> None:
-    found = checked(*MLP)
-    shown = capsys.readouterr().out
+def test_all_variants_agree_on_logical_devices(capsys: Capture, tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = ["--data=digits", "--image_size=16", "--global_batch_size=16", "--on_gpus", "--seconds=0"]
+    assert command.main([*flags, *MLP]) == DONE
+    found, shown = json.loads((tmp_path / "gpu_check.json").read_text()), capsys.readouterr().out
     assert found["agrees"], shown
     assert [(row["name"], row["devices"]) for row in found["rows"]] == [
         ("float32", 1), ("float32", 2), ("float32, TF32", 1), ("float32, TF32", 2), ("float32, XLA", 1),
@@ -59,6 +64,7 @@ def test_all_variants_agree_on_logical_devices(capsys: Capture) -> None:
     assert found["float32_of_cpu"]["weights"] == alone["difference"]["weights"]
     assert [line.partition(":")[0] for line in found["left_out"]] == ["the same steps twice"]
     assert "mixed_float16" in shown
+    assert shown.endswith("all agree; the numbers are in gpu_check.json\n")
 
 
 @pytest.mark.slow
