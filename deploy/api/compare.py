@@ -113,8 +113,9 @@ def compare_by_options(
     request = ComparisonRequest(specs, program, scaling, asked.repeats, command)
     out, vertex = local_path(asked.out, "out"), asked.on == "vertex"
     defaults = JobOptions()
-    changed = [name for name in options_of(JobOptions) if getattr(asked, name) != getattr(defaults, name)]
-    job_flags = [name for name in changed if name not in _LOCAL_OPTIONS] + (["dry_run"] if dry_run else [])
+    job_flags = [name for name in options_of(JobOptions)
+                 if name not in _LOCAL_OPTIONS and getattr(asked, name) != getattr(defaults, name)]  # fmt: skip
+    job_flags += ["dry_run"] * dry_run
     if job_flags and not vertex:
         raise UserError(f"--{job_flags[0]} is for jobs of Vertex AI: add --on=vertex, or leave it out")
     runner = VertexRunner(order_of(asked, program), session, dry_run=dry_run) if vertex else LocalRunner()
@@ -123,8 +124,7 @@ def compare_by_options(
         if not announce(request, runs, out, runner):
             say(f"nothing to submit: all runs in {out} are done")
         return Comparison(out, DONE, [], [], [])
-    parallel = asked.parallel or (len(request.runs()) if vertex else 1)
-    code = run_comparison(request, runs, out, runner, parallel)
+    code = run_comparison(request, runs, out, runner, asked.parallel or (len(request.runs()) if vertex else 1))
     if any_begun(out):
         write_report([asked.out], asked.out, asked.baseline, dict(asked.price_per_hour))
         track([asked.out], trackers)

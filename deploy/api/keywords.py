@@ -101,11 +101,14 @@ def read_call(
     package = options.get("package", "")
     if options.get("script") or options.get("module"):
         refuse_unknown([f"--{name}" for name in setting_texts], ["job_dir"])
-        named = options.get("script", ""), options.get("module", "")
-        program: Program = read_script(*named, package, [], setting_texts.get("job_dir", ""))
+        program: Program = read_script(
+            options.get("script", ""), options.get("module", ""), package, [], setting_texts.get("job_dir", "")
+        )
     else:
         own = Overrides(setting_texts, package_folder(package)).own
-        names = [*known, *(field.name for field in flags_of(own.settings))]
-        refuse_unknown([f"--{name}" for name in setting_texts], names, own.hint, LISTED)
+        refuse_unknown(
+            [f"--{name}" for name in setting_texts], [*known, *(field.name for field in flags_of(own.settings))],
+            own.hint, LISTED,
+        )  # fmt: skip
         program = read_settings(setting_texts, package_folder(package))
     return kind(**options), program, command_line(verb, words)

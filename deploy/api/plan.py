@@ -88,18 +88,15 @@ class Plan:
     @cached_property
     def offers(self) -> list[Choice]:
         """Returns every offer with its tier, the cheapest first."""
-        pairs = [(forecast, offer) for forecast in self.forecasts for offer in forecast.offers]
-        return sorted(pairs, key=lambda pair: (pair[1].usd.middle, pair[1].hours.middle, pair[0].tier))
+        return sorted(
+            ((forecast, offer) for forecast in self.forecasts for offer in forecast.offers),
+            key=lambda pair: (pair[1].usd.middle, pair[1].hours.middle, pair[0].tier),
+        )
 
     @cached_property
     def efficient(self) -> set[int]:
         """Returns the indices of the offers that no other offer beats in both time and money."""
         return {*pareto_front([(offer.hours.middle, offer.usd.middle) for _, offer in self.offers])}
-
-    def place(self, forecast: Forecast) -> tuple[str, str]:
-        """Returns the name that `submit` takes for the tier of a forecast, and its region, "" for any."""
-        tier, _, region = forecast.tier.partition("@")
-        return self.names.get(tier, tier), region
 
     def best(self, within: str = "", budget: float | None = None) -> OfferChoice:
         """Returns the cheapest offer that ends `within` a time, such as "8h", for at most `budget` USD.
@@ -112,7 +109,8 @@ class Plan:
         for end in ("high", "middle"):
             for of_tier, offer in self.offers:  # the cheapest first
                 if getattr(offer.hours, end) <= hours and getattr(offer.usd, end) <= most:
-                    return OfferChoice(*self.place(of_tier), offer.strategy, offer.hours, offer.usd)
+                    tier, _, region = of_tier.tier.partition("@")
+                    return OfferChoice(self.names.get(tier, tier), region, offer.strategy, offer.hours, offer.usd)
         raise UserError(f"no tier ends within={within or 'any time'} for budget={budget}: {' '.join(self.sentences())}")
 
     def cells(self) -> list[list[str]]:
@@ -146,11 +144,12 @@ class Plan:
             for forecast, offer in front[: LINES - len(lines) - 2]
         ]  # fmt: skip
         if rows:
-            titles = "tier", "how", "fits", "largest batch", "time", "USD"
-            lines += [f"  {line}" for line in terminal_table(titles, rows, _TEXT_COLUMNS).splitlines()]
-        table, more = load_machines(), len(self.cells()) - len(rows)
+            table = terminal_table(("tier", "how", "fits", "largest batch", "time", "USD"), rows, _TEXT_COLUMNS)
+            lines += [f"  {line}" for line in table.splitlines()]
+        more = len(self.cells()) - len(rows)
         rest = f"{more} more: --all; what is assumed" if more else "What is assumed"
-        lines.append(f"  {rest}{f': {folder}' if folder else ''}. Prices: {table.region}, {table.date}")
+        prices = load_machines()
+        lines.append(f"  {rest}{f': {folder}' if folder else ''}. Prices: {prices.region}, {prices.date}")
         return "\n".join(line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…" for line in lines)
 
     def table(self) -> str:
@@ -161,8 +160,8 @@ class Plan:
 
     def to_markdown(self) -> str:
         """Returns what `table` does, as Markdown."""
-        lines = [*self.sentences(), *self.notes()]
-        return f"{self.about}\n\n{markdown_table(TITLES, self.cells(), lines, _TEXT_COLUMNS)}"
+        table = markdown_table(TITLES, self.cells(), [*self.sentences(), *self.notes()], _TEXT_COLUMNS)
+        return f"{self.about}\n\n{table}"
 
     def to_json(self) -> str:
         """Returns the forecasts of all tiers, with all answers and notes, as JSON."""
@@ -266,9 +265,10 @@ def plan(
     `settings`: the trainer's; `options`: fields of PlanOptions. The first plan of new settings measures steps on
     this machine's CPU, which takes a minute. Writes no file of its own. Raises UserError as the command does.
     """
-    named = {"recipe": recipe, "regions": list(regions), **options}
     with printed_on(stream):
-        asked, program, command = read_call("plan", PlanOptions, tiers, named, settings)
+        asked, program, command = read_call(
+            "plan", PlanOptions, tiers, {"recipe": recipe, "regions": list(regions), **options}, settings
+        )
         assert isinstance(program, Overrides)
         return plan_by_options(asked, program, command, session)
 
@@ -308,10 +308,9 @@ def plan_by_options(
             f"plan={asked.plan}: it was made for other settings or sources ({step_plan.model} on {step_plan.data}): "
             "leave it out, or make it again with the flags of this command: python -m trainer.plan … --out=FILE"
         )
-    extrapolations: list[Extrapolation] = []
-    assumed: list[str] = []
     if asked.measure and (folder := _measured(asked, overrides, step_plan, config, command, session, dry_run)):
         sources = [*sources, folder]
+    extrapolations, assumed = list[Extrapolation](), list[str]()
     if sources:
         extrapolations, assumed = estimate(collect(sources), [tier.facts for tier in specs], config)
     by_name = {extrapolation.tier: extrapolation for extrapolation in extrapolations}
@@ -331,16 +330,14 @@ def plan_by_options(
             of_tier = forecast(tier, *run, load_machines(file), extrapolation, own_image=own_image)
             forecasts.append(replace(of_tier, tier=f"{tier.name}@{region}") if region else of_tier)
     as_typed = {tier.name: name for tier, name in zip(specs, names, strict=True)}
-    compiled = {forecast.compiled for forecast in forecasts if forecast.basis == BY_GRAPH}
-    xla = ", compiled" if True in compiled else ", plain"
-    if len(compiled) != 1:  # tiers differ, or no time comes from the graph
-        xla = ", compiled on one GPU" if compiled else ""
+    # Tiers may differ, and there may be no time that comes from the graph.
+    compiled = sorted({forecast.compiled for forecast in forecasts if forecast.basis == BY_GRAPH})
+    xla = {(True,): ", compiled", (False,): ", plain", (): ""}.get(tuple(compiled), ", compiled on one GPU")
     about = (
         f"{config.recipe or config.model} on {config.data or 'its data'}: {step_plan.total_steps(config):,} steps, "
         f"global batch {config.global_batch_size}, {config.precision}{xla}"
     )
-    within = asked.within and asked.within / 3600
-    return Plan(step_plan, forecasts, about, assumed, within, asked.budget, as_typed)
+    return Plan(step_plan, forecasts, about, assumed, asked.within and asked.within / 3600, asked.budget, as_typed)
 
 
 # Steps that a measurement may have: the first number for which the choice of XLA is that for the whole run.

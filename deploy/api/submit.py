@@ -103,8 +103,8 @@ def prepare(
     if asked.check:
         order = dataclasses.replace(order, subject=f"check-{order.subject}")
     jobs = _candidates(asked, program, order, unfollowed)
-    works = [] if asked.check else [job.workload for job in jobs]
-    memory = memory_lines(works, plan=asked.plan, force=asked.force)  # which makes the plans that are missing
+    # This makes the plans that are missing.
+    memory = memory_lines([] if asked.check else [job.workload for job in jobs], plan=asked.plan, force=asked.force)
     confirmation = partial(
         cost_confirmation, [(job.tier, 1) for job in jobs], planned_usd(jobs), asked, alternatives=True
     )
@@ -128,7 +128,9 @@ def order_of(asked: JobOptions, program: Program) -> Order:
         packages = [] if own_image else packages_with(asked.package, asked.max_package_mb, asked.include)
         subject = str(program.values.get("recipe") or program.values.get("model") or "job")
         subject = subject.rsplit("/", 1)[-1].removesuffix(".yaml").replace("_", "-").replace(":", "-")
-    return Order(asked, subject, new_submission(), tuple(packages), None if asked.image else remembered())
+    # The image that was built in this folder holds the trainer, so that no script runs in it.
+    built_image = None if asked.image or isinstance(program, Script) else remembered()
+    return Order(asked, subject, new_submission(), tuple(packages), built_image)
 
 
 def new_submission() -> str:
@@ -200,8 +202,12 @@ def describe(jobs: Sequence[Job]) -> list[str]:
 
     A line that is the same for several jobs appears once.
     """
-    check = f"trains nothing: checks the accelerators of one machine ({GPU_CHECK}, docs/gpus.md)"
-    lines = [check if job.order.asked.check else job.workload.about for job in jobs]
+    lines = [
+        f"trains nothing: checks the accelerators of one machine ({GPU_CHECK}, docs/gpus.md)"
+        if job.order.asked.check
+        else job.workload.about
+        for job in jobs
+    ]
     for job in jobs:
         place = f"{job.name}: {job.tier.machine} in {job.gcp.region}, {job.tier.strategy}"
         wait = job.tier.spec.get("scheduling", {}).get("maxWaitDuration")

@@ -37,7 +37,7 @@ def jobs(arguments: Sequence[str], session: Session = SESSION) -> int:
             say(f"{created}  {status.state:10} {ran:>9} {cost:>10}  {status.display_name}  {status.name}{why}")
             labels = [f"{key}={value}" for key, value in status.labels.items() if key not in (LABEL, PRICE_LABEL)]
             say(f"  {', '.join([f'{status.machine} in {region}', *labels])}")
-            for line in LiveLines(status, session.clock).lines(status):
+            for line in LiveLines(session.clock).lines(status):
                 say(f"  {line}")
         if len(newest) == args.limit < count:
             say(f"the newest {args.limit} of {count}: --limit= shows more, --state= those in one state")

@@ -30,22 +30,18 @@ from trainer.base.run_files.serving_file import SAME_BYTES
 class Prediction(Workload):
     """Holds a prediction for a file of rows, which runs in the image of a registered model."""
 
-    image: str
     same_bytes: bool
 
     def arguments(self) -> list[str]:
         flags = [f"--rows_file={self.inputs['rows']}", f"--out={self.job_dir}"]
         return [self.inputs["model"], *flags, *(["--same_bytes"] if self.same_bytes else [])]
 
-    def choose_image(self, order: Order) -> Image:
-        return Image(self.image)
-
     def write(self, spec: dict[str, Any], gcp: GcpConfig, order: Order, image: Image) -> Written:
         spec["workerPoolSpecs"][0].pop("pythonPackageSpec", None)
         spec["workerPoolSpecs"][0]["containerSpec"] = {
-            "imageUri": image.uri, "command": ["python", "-m", "trainer.predict"], "args": self.arguments(),
+            "imageUri": order.asked.image, "command": ["python", "-m", "trainer.predict"], "args": self.arguments(),
         }  # fmt: skip
-        return (), (f"runs in {image.uri}, the image of the version",), ()
+        return (), (f"runs in {order.asked.image}, the image of the version",), ()
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
@@ -76,8 +72,10 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         backend = session.open(args.backend, gcp.project, gcp.region)
         version = retried(lambda: find_version(args.model, backend), session.clock)
     about, inputs = f"answers the rows of {rows} with {version}", {"rows": rows, "model": version.artifact}
-    work = Prediction(tier, version.image, args.same_bytes, job_dir=out, about=about, inputs=inputs)
-    order = Order(asked, f"predict-{version.name.rsplit('/', 1)[-1]}", new_submission())
+    work = Prediction(tier, args.same_bytes, job_dir=out, about=about, inputs=inputs)
+    order = Order(
+        dataclasses.replace(asked, image=version.image), f"predict-{version.name.rsplit('/', 1)[-1]}", new_submission()
+    )
     job = job_of(work, gcp, order)
     record = Submission(order.submission, command=command_line("predict", arguments), sources=[str(version)])
     confirmation = partial(cost_confirmation, [(job.tier, 1)], [None], asked, alternatives=True)

@@ -12,6 +12,7 @@ import os
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from .starter import STORAGE, object_url, request, say, token
@@ -147,11 +148,8 @@ def _read(folder: str, name: str) -> str:
         return request(object_url(f"{folder}/{name}"), {"Authorization": f"Bearer {token()}"}, missing=b"").decode(
             errors="replace"
         )
-    try:
-        with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except FileNotFoundError:
-        return ""
+    path = Path(folder, name)
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
 def _write(folder: str, name: str, content: str) -> None:
@@ -165,11 +163,10 @@ def _write(folder: str, name: str, content: str) -> None:
         headers = {"Authorization": f"Bearer {token()}", "Content-Type": "application/json"}
         request(f"{STORAGE}/upload/storage/v1/b/{bucket}/o?{target}", headers, content.encode())
         return
-    os.makedirs(folder, exist_ok=True)
-    partial = os.path.join(folder, f".{name}.part")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(content)
-    os.replace(partial, os.path.join(folder, name))
+    partial = Path(folder, f".{name}.part")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    partial.write_text(content, encoding="utf-8")
+    partial.replace(partial.with_name(name))
 
 
 def _count(value: int | None) -> int | None:

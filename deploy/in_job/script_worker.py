@@ -49,8 +49,8 @@ def main() -> int:
     # `importable`: under `deploy local` the folder of the whole package may be on the path, and is removed.
     variables = {name: value for name, value in os.environ.items() if not name.startswith("TRAINER_")}
     own_root = os.path.dirname(os.path.dirname(HERE))
-    path_before = variables.get("PYTHONPATH", "").split(os.pathsep)
-    path = [folder for folder in path_before if folder and os.path.abspath(folder) != own_root]
+    path = [folder for folder in variables.get("PYTHONPATH", "").split(os.pathsep)
+            if folder and os.path.abspath(folder) != own_root]  # fmt: skip
     variables["PYTHONPATH"] = os.pathsep.join([os.path.join(HERE, "importable"), *path])
     record = Record(plan["job_dir"], about) if torch["RANK"] == "0" else None  # only the chief's reports count
     if record:
@@ -59,10 +59,9 @@ def main() -> int:
         # `vertex_report` appends to this file whatever the script reports.
         file = Path(folder, "reports.jsonl")
         file.touch()
-        command = [sys.executable, *plan["command"], *sys.argv[1:]]
         environment = {"PYTHONUNBUFFERED": "1", **torch, **variables, "VERTEX_REPORT_FILE": str(file)}
         with file.open("rb") as reports:
-            process = subprocess.Popen(command, env=environment)
+            process = subprocess.Popen([sys.executable, *plan["command"], *sys.argv[1:]], env=environment)
             return _followed(process, reports, record, shlex.join(plan["command"]))
 
 

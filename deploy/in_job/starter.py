@@ -82,8 +82,10 @@ def download(address: str, digest: str, folder: str) -> str:
     content = read(object_url(address), address, "roles/storage.objectViewer")
     actual = hashlib.sha256(content).hexdigest()
     if actual != digest:
-        mismatch = f"{address}: its SHA-256 is {actual}, not {digest} as when the job was submitted: submit it again"
-        end(mismatch, MUST_CHANGE)
+        end(
+            f"{address}: its SHA-256 is {actual}, not {digest} as when the job was submitted: submit it again",
+            MUST_CHANGE,
+        )
     path = os.path.join(folder, address.rsplit("/", 1)[-1])
     with open(path, "wb") as file:
         file.write(content)
@@ -163,8 +165,8 @@ def install(packages: list[str]) -> None:
     """
     say(f"installs {' '.join(map(os.path.basename, packages))}")
     began = time.monotonic()
-    flags = ["--no-cache-dir", "--no-compile", "--disable-pip-version-check", "--root-user-action=ignore", "--quiet"]
-    command = [sys.executable, "-m", "pip", "install", *flags, *packages]
+    command = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--no-compile", "--disable-pip-version-check",
+               "--root-user-action=ignore", "--quiet", *packages]  # fmt: skip
     pip = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if pip.returncode:
         lines = [line for line in pip.stdout.splitlines() if "ERROR" in line] or pip.stdout.splitlines() or [""]

@@ -26,8 +26,7 @@ def price_and_limit(tier: Tier) -> str:
         return f"the {tier.price_name} of {tier.machine} is not known{least} (--prices=FILE); it runs {limit} at most"
     table = load_machines()
     estimate = f" (estimate of {table.date} for {table.region})" if tier.price.inferred else ""
-    hourly, most = f"{tier.price_per_hour:.2f} USD an hour{estimate}", f"{tier.most_usd:.2f} USD"
-    return f"{hourly}, {most} at most, {limit}"
+    return f"{tier.price_per_hour:.2f} USD an hour{estimate}, {tier.most_usd:.2f} USD at most, {limit}"
 
 
 # In USD. Jobs need confirmation if the upper end of their plan exceeds the first or, without a plan, their cost until

@@ -129,8 +129,8 @@ class SubmittedJob(VertexJob):
                     return None
             name, image = self._register
             if name and exit_code(status) == DONE:
-                registration = read_registration(self.output, name, image, self.gcp, self.name)
-                register_run(registration, "", self.backend, self.session.clock)
+                register_run(read_registration(self.output, name, image, self.gcp, self.name), "", self.backend,
+                             self.session.clock)  # fmt: skip
         return status
 
     def finish(self, print_line: PrintLine = show) -> None:

@@ -21,7 +21,7 @@ from deploy.job.workload import (
     check_devices,
     tensorboard_name,
 )
-from deploy.packaging.images import Image
+from deploy.packaging.images import Image, choose_image
 from deploy.packaging.packages import Package
 from deploy.platform.vertex_api import CustomJob
 from deploy.tiers.gcp_config import GcpConfig, check_region, checked_address
@@ -109,7 +109,7 @@ def workload_on(tier: Tier, program: Program) -> Training | ScriptRun:
 def job_of(work: Workload, gcp: GcpConfig, order: Order) -> Job:
     """Returns the job that runs a workload, and builds its packages. Raises UserError if it is known to fail."""
     work = dataclasses.replace(work, tier=_limited(work.tier, order.asked))
-    tier, image = work.tier, work.choose_image(order)
+    tier, image = work.tier, choose_image(work.tier, order.asked.image, order.built_image, order.packages)
     check_region(tier, gcp)
     table = load_machines()
     elsewhere = tier.price.inferred and gcp.region != table.region
@@ -147,7 +147,6 @@ def job_of(work: Workload, gcp: GcpConfig, order: Order) -> Job:
         variables = _NCCL_LOG | {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}
         task["env"] = [{"name": name, "value": value} for name, value in variables.items()]
     name = order.asked.name or f"{order.subject}-{tier.name}-{order.submission}"
-    about = (*filter(None, [image.about]), *image_lines)
     # The notes of the machine table that concern this job, recognised by a word in each.
     accelerator = table.accelerators.get(tier.accelerator_type)
     applies = {"recommended": tier.strategy == "STANDARD" and not order.asked.reservation, "Arm": True,
@@ -162,7 +161,9 @@ def job_of(work: Workload, gcp: GcpConfig, order: Order) -> Job:
             f"--region={gcp.region}` asks Google, and writes a file for --prices=",
             *warnings,
         )
-    return Job(name, work, gcp, order, image, output, spec, packages, about, warnings)
+    return Job(
+        name, work, gcp, order, image, output, spec, packages, (*filter(None, [image.about]), *image_lines), warnings
+    )
 
 
 def _limited(tier: Tier, asked: JobOptions) -> Tier:

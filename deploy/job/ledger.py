@@ -117,8 +117,7 @@ def attempt_label(submission: str, attempt: int = 1) -> str:
 
 def _read(path: Path) -> Submission:
     content = json.loads(path.read_text(encoding="utf-8"))
-    attempts = [Attempt(**attempt) for attempt in content.pop("attempts")]
-    return Submission(**{**content, "attempts": attempts})
+    return Submission(**{**content, "attempts": [Attempt(**attempt) for attempt in content["attempts"]]})
 
 
 # What reading a damaged record may raise.
@@ -158,8 +157,8 @@ def find_elsewhere(job: str, gcp: GcpConfig, backend: Platform, clock: Clock) ->
         submission, _, number = status.labels.get(LABEL, "").rpartition("-")
         if not re.fullmatch(r"\d{1,3}", number):
             continue  # another program wrote this label
-        attempt = Attempt("", gcp.project, gcp.region, usd_per_hour(status), status.output, "SUBMITTED", status.name)
-        attempt.name = status.display_name
+        attempt = Attempt("", gcp.project, gcp.region, usd_per_hour(status), status.output, "SUBMITTED", status.name,
+                          name=status.display_name)  # fmt: skip
         if status.over:
             attempt.state = status.state
             attempt.spent_usd = time_and_cost(status, attempt.usd_per_hour, clock.now())[1]
@@ -206,8 +205,8 @@ def find_in(folder: Path) -> Submission | None:
         if not old.exists():
             return None
         file, content = old, read_json(old)[0]
-        place = content["project"], content["region"], None, content.get("output", "")
-        return Submission(content["submission"], [Attempt("", *place)], folder=folder)
+        attempt = Attempt("", content["project"], content["region"], None, content.get("output", ""))
+        return Submission(content["submission"], [attempt], folder=folder)
     except _DAMAGED:
         raise UserError(
             f"{file} is damaged: see `python -m deploy jobs` for running jobs, then remove the file"
@@ -228,9 +227,10 @@ class Reservation:
     def __init__(self, record: Submission, open_backend: OpenBackend, clock: Clock) -> None:
         self._record, self._attempt, self._clock, self._open = record, record.attempts[-1], clock, open_backend
         self._output, self._uri = self._attempt.output, f"{self._attempt.output}/{RECORD}"
-        place = {"project": self._attempt.project, "region": self._attempt.region}
-        self._about = {"submission": record.label, **place, "host": platform.node(), "machine": _machine(),
-                       "process": os.getpid()}  # fmt: skip
+        self._about = {
+            "submission": record.label, "project": self._attempt.project, "region": self._attempt.region,
+            "host": platform.node(), "machine": _machine(), "process": os.getpid(),
+        }  # fmt: skip
         self._generation: int | None = None  # of the record; None: not reserved
 
     def take(self) -> None:
@@ -258,9 +258,9 @@ class Reservation:
         self._attempt.job, self._attempt.state = job, "SUBMITTED"
         self._record.write()
         if self._generation is not None:
-            sent = {"job": job, "tier": self._attempt.tier, "command": self._record.command}
             with suppress(UserError, PlatformFault):
-                self._write(self._generation, sending=True, **sent, sources=self._record.sources)
+                self._write(self._generation, sending=True, job=job, tier=self._attempt.tier,
+                            command=self._record.command, sources=self._record.sources)  # fmt: skip
 
     def release(self) -> None:
         """Frees the directory after no job was created. Does nothing if it was not reserved; ignores failures."""
@@ -270,9 +270,8 @@ class Reservation:
                 buckets.delete(self._uri, generation)
 
     def _write(self, generation: int, *, sending: bool, **more: Any) -> None:
-        content = {**self._about, "time": self._clock.now(), "sending": sending, **more}
+        text = json.dumps({**self._about, "time": self._clock.now(), "sending": sending, **more}, indent=2) + "\n"
         try:
-            text = json.dumps(content, indent=2) + "\n"
             self._generation = buckets.write(self._uri, text, generation, quick=bool(more))
         except Conflict:
             raise UserError(

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from deploy.job.workload import Order, Workload, Written
-from deploy.packaging.images import IN_JOB, Image, choose_image, requirements, starter, write_start
-from deploy.packaging.packages import DIST, CodeArchive, Package, built
+from deploy.packaging.images import IN_JOB, STARTER, Image, requirements, write_start
+from deploy.packaging.packages import DIST, CodeArchive, Package
 from deploy.packaging.sources import DISTRIBUTIONS, MOST_MB, missing_imports, user_sources
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.spec_rules import machine_of
@@ -80,13 +80,13 @@ class Script:
                 f"script={self.name}: it would not be shipped: .gitignore or .gcloudignore names it, or it is a link "
                 "out of its folder"
             )
-        files = {f"code/{name}": content for name, content in code.items()}
         ours = {f"ours/in_job/{path.relative_to(IN_JOB).as_posix()}": path for path in sorted(IN_JOB.rglob("*.py"))}
         ours |= {f"ours/{name}": IN_JOB.parents[1] / name for name in _OF_TRAINER}
+        files = {f"code/{name}": content for name, content in code.items()} | ours | {"ours/__main__.py": _MAIN}
         about = f"ships {self.folder.name}: {sources}; vertex_report.py"
         if listed:
             about += "; requirements.txt is installed at each start"
-        return CodeArchive(self.subject, "0", {**files, **ours, "ours/__main__.py": _MAIN}, about)
+        return CodeArchive(self.subject, "0", files, about)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +100,7 @@ class ScriptRun(Workload):
 
     def local_program(self, job_dir: Path) -> tuple[str, Mapping[str, str]]:
         folder = self.script.folder.parent if self.script.command[0] == "-m" else self.script.folder
-        instructions = {**self._instructions(str(job_dir)), "folder": str(folder)}
-        return WORKER, {"TRAINER_SCRIPT": json.dumps(instructions)}
+        return WORKER, {"TRAINER_SCRIPT": json.dumps({**self._instructions(str(job_dir)), "folder": str(folder)})}
 
     def check_folder(self, job_dir: Path) -> None:
         """Raises UserError if a job directory of this machine cannot be written or holds another run."""
@@ -111,26 +110,24 @@ class ScriptRun(Workload):
         if held != self.script.name:
             raise UserError(f"job_dir={job_dir}: it holds a run of {held}: use another --job_dir")
 
-    def choose_image(self, order: Order) -> Image:
-        """Returns the image; never the one that was built in this folder, which holds the trainer."""
-        return choose_image(self.tier, order.asked.image, None, order.packages)
-
     def write(self, spec: dict[str, Any], gcp: GcpConfig, order: Order, image: Image) -> Written:
-        package = built(order.packages[0])
+        package = order.packages[0]
         listed = "code/requirements.txt" in package.files  # what the job installs
         if image.plain and not (listed or order.asked.force):
             self._check_imports(package, image.uri)
-        instructions = self._instructions(spec["baseOutputDirectory"]["outputUriPrefix"])
-        start = {"packages": [], "code": [package.uri(gcp.bucket), package.sha256], "script": instructions}
+        start = {
+            "packages": [], "code": [package.uri(gcp.bucket), package.sha256],
+            "script": self._instructions(spec["baseOutputDirectory"]["outputUriPrefix"]),
+        }  # fmt: skip
         for place, pool in enumerate(spec["workerPoolSpecs"]):
             if place > 1 and "containerSpec" in pool:  # a program of its own, such as a reduction server
                 continue
             before = pool.pop("pythonPackageSpec", None) or pool.get("containerSpec", {})
-            arguments = [*before.get("args", []), *self.script.words]
             limits = [{"name": LIMITS, "value": order.limits}] if order.limits else []
-            variables = [*before.get("env", []), *limits]
-            uri = image.uri or before["imageUri"]
-            pool["containerSpec"] = {"imageUri": uri, "args": arguments, "env": variables}
+            pool["containerSpec"] = {
+                "imageUri": image.uri or before["imageUri"], "args": [*before.get("args", []), *self.script.words],
+                "env": [*before.get("env", []), *limits],
+            }  # fmt: skip
             # Only a plain image needs help to find the GPU driver; how another one finds it is not known.
             gpus = machine_of(pool)[2] if image.plain else 0
             write_start(pool["containerSpec"], start, gpus, gcp.bucket)
@@ -140,7 +137,7 @@ class ScriptRun(Workload):
             "SPOT: the script is ended by SIGTERM and started again: only what it saved itself, as in "
             "AIP_CHECKPOINT_DIR, is left",
         )
-        return (package, starter()), about, on_spot if self.tier.strategy == "SPOT" else ()
+        return (package, STARTER), about, on_spot if self.tier.strategy == "SPOT" else ()
 
     def _check_imports(self, package: Package, image: str) -> None:
         """Raises UserError for imports that a plain image lacks, where no requirements.txt installs them."""

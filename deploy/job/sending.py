@@ -133,8 +133,7 @@ def look_for(label: str, backend: Platform, clock: Clock, since: float, listings
             failure = error
         now = clock.now()
         if failure and (not failure.transient or now >= give_up):
-            reason = f"cannot check whether a lost response created a job ({failure})"
-            raise StateUnknownError(failure.code, reason)
+            raise StateUnknownError(failure.code, f"cannot check whether a lost response created a job ({failure})")
         if not failure and now >= until and listings <= 0:
             return ""
         if now >= tell_at:
@@ -174,8 +173,7 @@ def check_resources(jobs: Sequence[Job]) -> float:
 
 def upload_packages(jobs: Sequence[Job]) -> None:
     """Builds and uploads the packages of jobs that are not built or uploaded yet; prints their addresses."""
-    packages = {package.uri(job.gcp.bucket): package for job in jobs for package in job.packages}
-    for uri, package in packages.items():
+    for uri, package in {package.uri(job.gcp.bucket): package for job in jobs for package in job.packages}.items():
         buckets.upload(package.build(), uri)
         say(f"package {uri}")
 

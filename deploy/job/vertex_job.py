@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TextIO
 
@@ -20,8 +19,7 @@ from deploy.platform import buckets
 from deploy.platform.errors import StateUnknownError, api_errors, exit_code
 from deploy.platform.gcloud_and_sdk import BACKENDS, Session
 from deploy.platform.rest import Platform
-from deploy.platform.vertex_api import JobStatus, WatchLine, console_page, retried
-from deploy.report.formatting import html_table
+from deploy.platform.vertex_api import JobStatus, WatchLine, retried
 from deploy.report.plots import axes
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.tier import LABEL
@@ -84,15 +82,14 @@ class RunResult:
             raise UserError(f"{place}: there is no result yet: wait for the end of the run") from None
         final = mapping(content, "final")
         values = {**mapping(final, "losses"), **mapping(final, "metrics")}
-        metrics = {name: value for name, value in values.items() if number(value) is not None}
-        seconds = number(content.get("wall_seconds"))
-        return cls(str(content.get("state")), int(content.get("steps") or 0), seconds, metrics, content, place)
+        return cls(
+            str(content.get("state")), int(content.get("steps") or 0), number(content.get("wall_seconds")),
+            {name: value for name, value in values.items() if number(value) is not None}, content, place,
+        )  # fmt: skip
 
 
 class VertexJob:
     """Represents a job of Vertex AI. Its methods raise UserError or PlatformFault, each in one line."""
-
-    about: Sequence[str] = ()  # lines that describe the job
 
     def __init__(
         self, name: str, gcp: GcpConfig, backend: str, session: Session, attempt: tuple[Submission, Attempt] | None
@@ -102,13 +99,6 @@ class VertexJob:
 
     def __repr__(self) -> str:
         return f"<job {self.name or 'that is not sent'}>"
-
-    def _repr_html_(self) -> str:
-        known = self.attempt[1] if self.attempt else None
-        facts = {"tier": known.tier, "state, as last seen": known.state, "writes to": known.output} if known else {}
-        page = html.escape(console_page(self.name, self.gcp.project)) if self.name else ""
-        link = f'<p><a href="{page}">its page in Google\'s console</a></p>' if page else ""
-        return html_table(("job", self.name or "not sent"), [*facts.items()], self.about) + link
 
     @property
     def backend(self) -> Platform:

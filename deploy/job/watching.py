@@ -31,8 +31,6 @@ from trainer.base.run_files.job_files import (
     positive,
     whole,
 )
-from trainer.base.storage import Address, parse
-from trainer.base.storage.gcs import connect
 
 LOG_POLL_S = 10.0
 LATE_S = 60.0  # an entry may appear in the logs this long after its timestamp
@@ -60,9 +58,9 @@ class LogTail:
 
     def print_new(self, retry_s: float = 0.0) -> None:
         """Prints new entries; errors do not end the watch, because the next read returns the same entries."""
-        since = max(self._newest - LATE_S, 0.0)
         try:
-            entries = retried(partial(self._backend.logs, self._name, since), self._clock, retry_s)
+            logs = partial(self._backend.logs, self._name, max(self._newest - LATE_S, 0.0))
+            entries = retried(logs, self._clock, retry_s)
         except ApiError as error:
             text = describe_error(error, self._gcp)
             if (retry_s or not error.transient) and text != self._last_error:
@@ -100,8 +98,7 @@ def follow_job(
     waits longer for machines is cancelled, and returned as EXPIRED. Raises StateUnknownError if the state cannot be
     read for half an hour.
     """
-    tail, shown_state = LogTail(backend, name, gcp, clock, print_line), ""
-    live: LiveLines | None = None
+    tail, live, shown_state = LogTail(backend, name, gcp, clock, print_line), LiveLines(clock), ""
     unseen, look_at = created, 0.0
     began, report_at = clock.now(), clock.now() + REPORT_S
     while True:
@@ -115,9 +112,9 @@ def follow_job(
             original = by_name.get(status.name, status).name  # the job itself, if that is not known
             if original != status.name:
                 print_line(WatchLine(clock.now(), f"follows {original}"))
-                tail, name, live = LogTail(backend, original, gcp, clock, print_line), original, None
+                tail, name = LogTail(backend, original, gcp, clock, print_line), original
                 continue
-        live, now = live or LiveLines(status, clock), clock.now()
+        now = clock.now()
         ended_before = not shown_state and now - (status.ended or 0.0) > LATE_S  # so its log is complete
         news = [] if status.state == shown_state else [status.state]
         shown_state = status.state
@@ -139,9 +136,10 @@ def follow_job(
             status = cancel_and_wait(backend, name, clock)
             if not status.over:
                 raise StateUnknownError(0, f"{name} is still being cancelled; {watch_hint(name)}")
-            error = f"no machines within --max_wait={format_duration(max_wait_s)}: cancelled"
-            cancelled = status.state == "CANCELLED"
-            return dataclasses.replace(status, state="EXPIRED", error=error) if cancelled else status
+            if status.state == "CANCELLED":
+                error = f"no machines within --max_wait={format_duration(max_wait_s)}: cancelled"
+                return dataclasses.replace(status, state="EXPIRED", error=error)
+            return status
         tail.print_new()
         clock.sleep(LOG_POLL_S)
 
@@ -160,8 +158,9 @@ def _read_state(backend: Platform, name: str, gcp: GcpConfig, clock: Clock, *, u
     except ApiError as error:
         if error.code == 404:  # the job does not exist
             raise
-        message = f"{describe_error(error, gcp)}; the job may still be running; {watch_hint(name)}"
-        raise StateUnknownError(error.code, message) from None
+        raise StateUnknownError(
+            error.code, f"{describe_error(error, gcp)}; the job may still be running; {watch_hint(name)}"
+        ) from None
 
 
 def watch_job(
@@ -199,8 +198,8 @@ def with_bill(status: JobStatus, now: float) -> JobStatus:
             seconds, usd = time_and_cost(status, usd_per_hour(status), now)
             jobs = {**before, status.name: {"seconds": round(seconds, 3), "usd": usd and round(usd, 4)}}
             if jobs != before:
-                content = json.dumps({"jobs": jobs}, indent=2) + "\n"
-                buckets.write(f"{status.output}/{BILLED}", content, generation, quick=True)
+                text = json.dumps({"jobs": jobs}, indent=2) + "\n"
+                buckets.write(f"{status.output}/{BILLED}", text, generation, quick=True)
     return with_stop_reason(status)
 
 
@@ -219,41 +218,30 @@ RECENT = 10  # reports from which the speed is computed
 
 
 class LiveLines:
-    """Makes the lines of progress of a running job: step and cost, at most every LIVE_S, and each problem once.
+    """Makes the lines of progress of a running job: step and cost, at most every LIVE_S, and each problem once."""
 
-    Reads stats.jsonl again only if it has changed.
-    """
-
-    def __init__(self, status: JobStatus, clock: Clock) -> None:
-        self._clock, self._due = clock, 0.0
-        self._generation = 0  # of the stats.jsonl that `_progress` summarises
-        self._progress = ""
-        self._shown = set[str]()
-        self._folder: Address | None = None
-        with suppress(UserError):  # another program's job may have no job directory
-            self._folder = parse(status.output, "output")
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._due, self._shown = clock, 0.0, set[str]()
 
     def lines(self, status: JobStatus) -> Iterator[str]:
         """Yields the lines that are due, and the link of an interactive shell as soon as there is one."""
         news = {line: line for line in (f"a shell in {worker}: {uri}" for worker, uri in status.shells.items())}
-        if status.state == "RUNNING" and self._clock.now() >= self._due:
+        # Another program's job may have no job directory.
+        if status.state == "RUNNING" and status.output and self._clock.now() >= self._due:
             self._due = self._clock.now() + LIVE_S
             try:
-                stats = connect(buckets.QUICK).get(self._folder / STATS) if self._folder else None
-                if stats and stats.generation != self._generation:
-                    about = json.loads(buckets.read(f"{self._folder}/{RUN_INFO}", quick=True)[0] or "{}")
-                    entries = parse_stats(connect(buckets.QUICK).read(stats).decode(errors="replace"))
-                    self._progress = summary(entries, whole(about.get("total_steps")) or 0)
-                    self._generation = stats.generation
+                entries = parse_stats(buckets.read(f"{status.output}/{STATS}", quick=True)[0])
+                about = json.loads(buckets.read(f"{status.output}/{RUN_INFO}", quick=True)[0] or "{}")
+                progress = summary(entries, whole(about.get("total_steps")) or 0)
                 price = usd_per_hour(status)
                 usd = time_and_cost(status, price, self._clock.now())[1]
                 money = (
                     "" if price is None else f"; {usd:.2f} USD so far, {price * status.timeout_s / 3600:.2f} at most"
                 )
-                if self._progress:  # printed again for another step, not for another cost alone
-                    news[self._progress] = f"{self._progress}{money}"
+                if progress:  # printed again for another step, not for another cost alone
+                    news[progress] = f"{progress}{money}"
             except (UserError, PlatformFault, ValueError, AttributeError) as error:  # the last two: a damaged file
-                news[str(error)] = f"no progress: {reason(error)} ({self._folder})"
+                news[str(error)] = f"no progress: {reason(error)} ({status.output})"
         for subject, line in news.items():
             if subject not in self._shown:
                 self._shown.add(subject)

@@ -14,15 +14,14 @@ from deploy.base.options import factor, option, seconds, switch, usd
 from deploy.packaging.images import (
     INSTALL,
     PLAIN_IMAGE,
+    STARTER,
     BuiltImage,
     Image,
     about_installing,
-    choose_image,
     requirements,
-    starter,
     write_start,
 )
-from deploy.packaging.packages import TRAINER, Package, built
+from deploy.packaging.packages import TRAINER, Package
 from deploy.packaging.sources import MOST_MB
 from deploy.platform.gcloud_and_sdk import BACKENDS
 from deploy.tiers.gcp_config import GcpConfig, checked_address
@@ -128,12 +127,11 @@ class Workload(ABC):
         return "", {}
 
     @abstractmethod
-    def choose_image(self, order: Order) -> Image:
-        """Returns the image of the job. Raises UserError if it cannot run there."""
-
-    @abstractmethod
     def write(self, spec: dict[str, Any], gcp: GcpConfig, order: Order, image: Image) -> Written:
-        """Changes `spec`, a copy of the tier's, so that its workers run this. Returns packages, lines and warnings."""
+        """Changes `spec`, a copy of the tier's, so that its workers run this. Returns packages, lines and warnings.
+
+        Raises UserError for what would fail in the image.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,44 +150,37 @@ class Training(Workload):
         """Raises UserError if a job directory of this machine cannot be written or holds another run."""
         open_job_dir(dataclasses.replace(self.config, job_dir=str(job_dir)), lock=False)
 
-    def choose_image(self, order: Order) -> Image:
-        """Returns the image of the job. Raises UserError if the machine, a path or a module would fail in it."""
-        image = choose_image(self.tier, order.asked.image, order.built_image, order.packages)
-        accelerator = load_machines().accelerators.get(self.tier.accelerator_type)
+    def write(self, spec: dict[str, Any], gcp: GcpConfig, order: Order, image: Image) -> Written:
+        tier, track = self.tier, self.config.track
+        accelerator = load_machines().accelerators.get(tier.accelerator_type)
         # https://github.com/tensorflow/tensorflow/issues/97387 and 112272: sm_100 and sm_120, also with 2.21.
         if image.plain and accelerator and not accelerator.tensorflow:
             raise UserError(
-                f"{self.tier.name}: TensorFlow's wheels do not run on {self.tier.accelerator_type} (Blackwell): use "
+                f"{tier.name}: TensorFlow's wheels do not run on {tier.accelerator_type} (Blackwell): use "
                 "--image=URI with an image of yours whose TensorFlow does, as NVIDIA's, or a tier of L4, A100, H100 or "
                 "H200"
             )
         if image.plain or image.built:
             check_inputs(self.config, order.packages)
-        for index, pool in enumerate(self.tier.spec["workerPoolSpecs"] if image.plain else ()):
-            if module := pool.get("pythonPackageSpec", {}).get("pythonModule"):
-                where = f"{self.tier.name}: workerPoolSpecs[{index}].pythonModule"
-                check_module(where, module, module, order.packages, runs=True)
-        return image
-
-    def write(self, spec: dict[str, Any], gcp: GcpConfig, order: Order, image: Image) -> Written:
-        tier, track = self.tier, self.config.track
-        packages = tuple(map(built, order.packages)) if image.plain else ()
+        check_trackers(track, image, order.packages)
+        packages = order.packages if image.plain else ()
         of_trackers = [REQUIREMENTS[address.kind] for address in read_addresses(track) if address.kind in REQUIREMENTS]
         installed = [*requirements(tier.accelerators), *of_trackers] if image.plain else []
-        sources = [[package.uri(gcp.bucket), package.sha256] for package in packages]
         needs_starter = image.plain or SECRETS in json.dumps(spec)
         overrides = self.overrides  # a recipe's file does not exist there, so its settings go as flags
         if overrides.names_recipe_file:
             overrides = Overrides({**overrides.recipe, **overrides.without("recipe").values}, overrides.first)
         arguments = dataclasses.replace(self, overrides=overrides, job_dir="").arguments()
-        check_trackers(track, image, order.packages)
-        for pool in spec["workerPoolSpecs"]:
+        for index, pool in enumerate(spec["workerPoolSpecs"]):
             # A pythonPackageSpec becomes a containerSpec.
             before = pool.pop("pythonPackageSpec", None) or pool.get("containerSpec", {})
             if image.uri:
                 kept = {key: before[key] for key in ("args", "env") if key in before}
                 pool["containerSpec"] = {"imageUri": image.uri, **kept}
             task, module = pool["containerSpec"], before.get("pythonModule", TASK)
+            if image.plain:
+                where = f"{tier.name}: workerPoolSpecs[{index}].pythonModule"
+                check_module(where, module, module, order.packages, runs=True)
             task["args"] = [*task.get("args", []), *arguments]
             if order.asked.check:
                 module = CHECK
@@ -201,11 +192,12 @@ class Training(Workload):
             if added:
                 task["env"] = [*task.get("env", []), *added]
             if needs_starter:
+                sources = [[package.uri(gcp.bucket), package.sha256] for package in packages]
                 instructions = {"requirements": installed, "packages": sources, "module": module}
                 write_start(task, instructions, tier.accelerators if image.plain else 0, gcp.bucket)
         about = (about_installing(tier, image.uri, "network" in spec),) if image.plain else ()
         warned = tuple(warnings(tier, self.config, json.dumps(spec)))
-        return (*packages, starter()) if needs_starter else packages, about, warned
+        return (*packages, STARTER) if needs_starter else packages, about, warned
 
 
 SPOT_INTERVAL_S = 15 * 60  # the most work that a preemption should cost
@@ -295,8 +287,8 @@ def warnings(tier: Tier, config: TrainConfig, spec: str) -> Iterator[str]:
     for address in read_addresses(config.track):
         names = _TOKENS.get(address.kind, ())
         if names and not any(name in spec for name in names):
-            secret = f"--secret={names[0]}=projects/P/secrets/S/versions/V"
-            yield f"track={address.text}: the job gets no login: add {secret}"
+            yield (f"track={address.text}: the job gets no login: add --secret={names[0]}=projects/P/secrets/S/"
+                   "versions/V")  # fmt: skip
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         # A setting of the user's own functions, of which we do not know whether it names a file.

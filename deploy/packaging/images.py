@@ -1,7 +1,6 @@
 """Chooses the image that a job runs in: that of --image=, the tier's, the one built in this folder, or a plain one."""
 
 import dataclasses
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -38,10 +37,9 @@ class BuiltImage:
 
     def misfit(self, tier: Tier, packages: Sequence[Package]) -> str:
         """Returns why a job on `tier` with these packages cannot run in this image; "" if it can."""
-        digests = {package.name: package.digest for package in packages}
-        differing = sorted({name for name, _ in self.sources.items() ^ digests.items()})
+        differing = self.sources.items() ^ {package.name: package.digest for package in packages}.items()
         if differing:
-            return f"has other sources of {', '.join(differing)} than this folder"
+            return f"has other sources of {', '.join(sorted({name for name, _ in differing}))} than this folder"
         return "has no CUDA" if tier.accelerators and self.tensorflow and "cuda" not in self.tensorflow else ""
 
 
@@ -142,10 +140,7 @@ class Starter(Package):
         return f"{bucket}/packages/{self.sha256}/starter.py"
 
 
-def starter() -> Starter:
-    """Returns the starter of this version of the package, with its SHA-256."""
-    content = (IN_JOB / "starter.py").read_bytes()
-    return Starter("starter", "0", {"starter.py": content}, sha256=hashlib.sha256(content).hexdigest())
+STARTER = Starter("starter", "0", {})
 
 
 def write_start(task: dict[str, Any], plan: Mapping[str, Any], gpus: int, bucket: str) -> None:
@@ -153,10 +148,11 @@ def write_start(task: dict[str, Any], plan: Mapping[str, Any], gpus: int, bucket
 
     `gpus`: the GPUs of the machine if its image does not say where their driver is, else 0.
     """
-    driver_variables = _DRIVER if gpus else {}
-    variables = {"TRAINER_START": json.dumps({"gpus": gpus, **plan}), "PYTHONUNBUFFERED": "1", **driver_variables}
+    variables = {"TRAINER_START": json.dumps({"gpus": gpus, **plan}), "PYTHONUNBUFFERED": "1"}
+    if gpus:
+        variables |= _DRIVER
     tier_variables = {variable["name"]: variable for variable in task.get("env", [])}
-    task["command"] = ["python3", "-c", START, starter().uri(bucket)]
+    task["command"] = ["python3", "-c", START, STARTER.uri(bucket)]
     added = [{"name": name, "value": value} for name, value in variables.items() if name not in tier_variables]
     task["env"] = [*added, *tier_variables.values()]
 

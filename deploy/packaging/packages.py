@@ -57,7 +57,6 @@ class Package:
     version: str
     files: Mapping[str, bytes | Path]
     about: str = ""  # a line for people on what is shipped
-    sha256: str = ""  # the wheel's, once it is built
 
     @cached_property
     def digest(self) -> str:
@@ -82,8 +81,13 @@ class Package:
     def _stem(self) -> str:
         return f"{_distribution(self.name).replace('-', '_')}-{self.version}"
 
+    @cached_property
+    def sha256(self) -> str:
+        """Returns the SHA-256 of the wheel, which is built if needed."""
+        return hashlib.sha256(self.build().read_bytes()).hexdigest()
+
     def uri(self, bucket: str) -> str:
-        """Returns the wheel's address in `bucket`, itself a gs:// address. `sha256` must be set: see `built`."""
+        """Returns the wheel's address in `bucket`, itself a gs:// address."""
         return f"{bucket}/packages/{self.folder}-{self.sha256[:12]}/{self.wheel}"
 
     def build(self) -> Path:
@@ -171,7 +175,7 @@ def user_package(address: str, most_mb: float = MOST_MB, include: Sequence[str] 
     name, first = (path.stem, path.name) if alone else (path.name, f"{path.name}/__init__.py")
     if not (path.parent / first).is_file():
         inside = [f"did you mean {address}/{file.parent.name}?" for file in sorted(path.glob("*/__init__.py"))]
-        advice = (*inside, "such as my_models with an __init__.py, or one module, such as mine.py")[0]
+        advice = inside[0] if inside else "such as my_models with an __init__.py, or one module, such as mine.py"
         raise UserError(f"package={address}: must be a folder that Python can import: {advice}")
     refuse(
         (
@@ -191,8 +195,9 @@ def user_package(address: str, most_mb: float = MOST_MB, include: Sequence[str] 
     sources = user_sources(path, most_mb, include=include)
     if first not in sources.files:
         raise UserError(f"package={address}: git or .gcloudignore ignores its __init__.py: nothing would go along")
-    kind = "py_modules" if alone else "packages"
-    setup = _USER_SETUP.format(name=_distribution(name), kind=kind, module=name, requires=requires)
+    setup = _USER_SETUP.format(
+        name=_distribution(name), kind="py_modules" if alone else "packages", module=name, requires=requires
+    )
     return Package(name, "0", {"setup.py": setup.encode(), **sources.files}, f"ships {name}: {sources}")
 
 
@@ -239,10 +244,3 @@ def write_copy(package: Package, folder: Path) -> None:
         path.chmod(0o644)  # whatever the umask: the wheel stores it
     if Package(package.name, package.version, {name: folder / name for name in package.files}).digest != package.digest:
         raise UserError(f"{package.name}: its files changed while they were copied: run the same command again")
-
-
-def built(package: Package) -> Package:
-    """Builds the package's wheel if needed, and returns the package with the wheel's SHA-256."""
-    if package.sha256:
-        return package
-    return dataclasses.replace(package, sha256=hashlib.sha256(package.build().read_bytes()).hexdigest())

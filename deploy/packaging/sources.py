@@ -7,21 +7,15 @@ import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from deploy.packaging.credentials import TEXT_BYTES, find_credentials
 from trainer.base.errors import UserError, reason
-
-if TYPE_CHECKING:
-    from pathspec import GitIgnoreSpec
 
 MOST_MB = 100  # the largest size of a package, unless --max_package_mb says otherwise
 MB = 1e6
 MOST_NAMES = 12  # how many of the files that are left out a line names
 ALLOW = "#!allow:"  # in an ignore file, begins a line that names a file to ship even if it looks like a credential
 _SCANNER_BYTES = 5e6  # how much of a package detect-secrets reads, because it is slow
-IGNORE_FILES = (".gitignore", ".gcloudignore")
-IgnoreRules = tuple[Path, "GitIgnoreSpec"]  # a folder, and the rules that apply below it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +38,8 @@ def user_sources(
     """Returns the files of the package `folder` (an absolute path) that a job gets; `folder` may also be one module.
 
     In a git checkout these are the files that git tracks, and the Python files that it does not ignore; elsewhere all
-    files. Left out are caches, hidden files, notebooks, virtual environments, links that leave the folder, what
-    .gcloudignore names (outside of git also what .gitignore names), and the folders `outputs`, which this package
+    files. Left out are caches, hidden files, notebooks, virtual environments, links that leave the folder, what the
+    folder's own .gcloudignore names (outside of git also its .gitignore), and the folders `outputs`, which this package
     writes. `include`: patterns, as in .gitignore, of files to ship although git does not track them.
     Raises UserError for a package above `most_mb`, for a credential, for a syntax error, and for an import of a file
     that is left out.
@@ -127,46 +121,31 @@ def _walk(folder: Path, left_out: list[str], outputs: Collection[Path], include:
         yield folder
         return
     by_git, included = _git_files(folder), GitIgnoreSpec.from_lines(include)
-    names = (".gcloudignore",) if by_git is not None else IGNORE_FILES
-    top, waiting = folder.resolve(), [(folder, list[IgnoreRules]())]
+    # https://git-scm.com/docs/gitignore; only of the top folder, as gcloud does.
+    lines = _ignore_lines(folder) if by_git is None else _ignore_lines(folder, (".gcloudignore",))
+    rules = GitIgnoreSpec.from_lines(lines)
+    waiting = [folder]
     while waiting:
-        current, outer_rules = waiting.pop()
-        rules = [*outer_rules, *rules_in(current, names)]
-        for path in sorted(current.iterdir()):
+        for path in sorted(waiting.pop().iterdir()):
             if path.name.startswith(".") or path.name == "__pycache__" or path.suffix == ".pyc":
                 continue
             is_folder = path.is_dir()
-            leaves_folder = path.is_symlink() and (is_folder or not path.resolve().is_relative_to(top))
+            leaves_folder = path.is_symlink() and (is_folder or not path.resolve().is_relative_to(folder.resolve()))
             is_source = (is_folder or path.is_file()) and path.suffix != ".ipynb"
             is_output = is_folder and (path in outputs or (path / "pyvenv.cfg").is_file())
-            ignored = is_ignored(path, rules, is_folder=is_folder)
-            if not is_folder and not included.match_file(path.relative_to(folder)):
+            inner = path.relative_to(folder).as_posix()
+            ignored = rules.match_file(inner + "/" * is_folder)
+            if not is_folder and not included.match_file(inner):
                 ignored = ignored or (by_git is not None and path not in by_git)
             if leaves_folder or is_output or not is_source or ignored:
                 left_out.append(path.relative_to(folder.parent).as_posix() + "/" * is_folder)
             elif is_folder:
-                waiting.append((path, rules))
+                waiting.append(path)
             else:
                 yield path
 
 
-def rules_in(folder: Path, names: Sequence[str] = IGNORE_FILES) -> list[IgnoreRules]:
-    """Returns the rules of a folder's own ignore files, [] without any: https://git-scm.com/docs/gitignore"""
-    from pathspec import GitIgnoreSpec
-
-    return [(folder, GitIgnoreSpec.from_lines(lines))] if (lines := _ignore_lines(folder, names)) else []
-
-
-def is_ignored(path: Path, rules: Sequence[IgnoreRules], *, is_folder: bool) -> bool:
-    """Returns whether a path is ignored: whether the last rule that matches it excludes it.
-
-    The folder of the path must not be ignored itself: git reads no rules below an ignored folder.
-    """
-    matches = (spec.check_file(path.relative_to(top).as_posix() + "/" * is_folder).include for top, spec in rules)
-    return ([excluded for excluded in matches if excluded is not None] or [False])[-1]
-
-
-def _ignore_lines(folder: Path, names: Sequence[str] = IGNORE_FILES) -> list[str]:
+def _ignore_lines(folder: Path, names: Sequence[str] = (".gitignore", ".gcloudignore")) -> list[str]:
     files = [folder / name for name in names if (folder / name).is_file()]
     return [line for file in files for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
 
@@ -210,8 +189,8 @@ def imports_of(file: str, tree: ast.Module) -> Iterator[Import]:
             for alias in node.names:
                 yield Import(file, node.lineno, alias.name, (), id(node) in certain)
         elif isinstance(node, ast.ImportFrom):
-            names = tuple(alias.name for alias in node.names)
-            yield Import(file, node.lineno, "." * node.level + (node.module or ""), names, id(node) in certain)
+            yield Import(file, node.lineno, "." * node.level + (node.module or ""),
+                         tuple(alias.name for alias in node.names), id(node) in certain)  # fmt: skip
 
 
 def missing_imports(files: Mapping[str, Path], program: str) -> list[Import]:

@@ -30,10 +30,6 @@ def error(status: int, message: str, name: str = "") -> dict[str, Any]:
     return {"error": {"code": status, "message": message, "status": name or names[status]}}
 
 
-def _bucket(google: Any, match: re.Match[str], query: Query, body: bytes) -> Response:
-    return 200, {"kind": "storage#bucket", "id": match[1], "name": match[1], "location": google.bucket_location}
-
-
 def _object(google: Any, match: re.Match[str], query: Query, body: bytes) -> Response:
     name = f"{match[1]}/{unquote(match[2])}"
     if name not in google.objects:
@@ -96,9 +92,11 @@ def _metadata(google: Any, name: str) -> dict[str, Any]:
 
 
 ROUTES: dict[str, Callable[..., Response]] = {
-    r"GET /storage/v1/b/([^/]+)": _bucket,
+    r"GET /storage/v1/b/([^/]+)": lambda google, match, *_: (
+        200, {"kind": "storage#bucket", "id": match[1], "name": match[1], "location": google.bucket_location},
+    ),
     r"GET (?:/download)?/storage/v1/b/([^/]+)/o/([^/]+)": _object,
     r"DELETE /storage/v1/b/([^/]+)/o/([^/]+)": _delete,
     r"GET /storage/v1/b/([^/]+)/o": _objects,
     r"POST /(?:resumable/)?upload/storage/v1/b/([^/]+)/o": _upload,
-}
+}  # fmt: skip

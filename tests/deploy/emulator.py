@@ -62,7 +62,6 @@ class Emulator:
         self.run = run
         self.jobs: dict[str, dict[str, Any]] = {}
         self.tuning_jobs: list[dict[str, Any]] = []  # of us-east4
-        self.closing = False  # jobs that would run for ever end
         self.logs: list[dict[str, Any]] = []
         self.models: list[dict[str, Any]] = []  # versions of the registry
         self.skus: dict[str, list[dict[str, Any]]] = {}  # of the Billing Catalog, by service
@@ -110,7 +109,6 @@ class Emulator:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.closing = True
         for thread in self.threads:
             thread.join(timeout=120)
         self.errors += [f"{thread.name} still runs" for thread in self.threads if thread.is_alive()]
@@ -323,10 +321,6 @@ def _list(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> 
     return 200, _page("customJobs", jobs, 2, query)
 
 
-def _tuning_jobs(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    return 200, {"hyperparameterTuningJobs": google.tuning_jobs} if "us-east4" in match[1] else {}
-
-
 def _page(key: str, found: list[dict[str, Any]], size: int, request: dict[str, Any]) -> dict[str, Any]:
     first = int(request.get("pageToken") or 0)
     more = {"nextPageToken": str(first + size)} if len(found) > first + size else {}
@@ -366,18 +360,6 @@ def _token(google: Emulator, match: re.Match[str], query: Query, body: bytes) ->
     return 200, google.issue(json.loads(base64.urlsafe_b64decode(claims + "=="))["iss"])
 
 
-def _metadata_token(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    return 200, google.issue("job@my-proj.iam.gserviceaccount.com")
-
-
-def _userinfo(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    return 200, {"email": list((google.accounts or {}).values())[-1]}
-
-
-def _impersonate(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    return 200, google.issue(match[1])
-
-
 def _secret(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
     if match[1] not in google.secrets:
         return 403, error(403, f"Permission 'secretmanager.versions.access' denied on {match[1]}")
@@ -389,12 +371,18 @@ _ROUTES: dict[str, Callable[..., Response]] = {
     r"GET /v1/(projects/[^/]+/locations/[^/]+)/customJobs": _list,
     r"GET /v1/projects/[^/]+/locations/[^/]+/customJobs/(\d+)": _get,
     r"POST /v1/projects/[^/]+/locations/[^/]+/customJobs/(\d+):cancel": _cancel,
-    r"GET /v1/(projects/[^/]+/locations/[^/]+)/hyperparameterTuningJobs": _tuning_jobs,
+    r"GET /v1/(projects/[^/]+/locations/[^/]+)/hyperparameterTuningJobs": lambda google, match, *_: (
+        200, {"hyperparameterTuningJobs": google.tuning_jobs} if "us-east4" in match[1] else {},
+    ),
     r"POST /v2/entries:list": _entries,
     r"GET /v1/(projects/[^/]+/secrets/[^/]+/versions/[^/]+):access": _secret,
     r"POST /token": _token,
-    r"GET /v1/userinfo": _userinfo,
-    r"GET /computeMetadata/v1/instance/service-accounts/default/token": _metadata_token,
-    r"POST /v1/projects/-/serviceAccounts/([^/]+):generateAccessToken": _impersonate,
+    r"GET /v1/userinfo": lambda google, *_: (200, {"email": list((google.accounts or {}).values())[-1]}),
+    r"GET /computeMetadata/v1/instance/service-accounts/default/token": lambda google, *_: (
+        200, google.issue("job@my-proj.iam.gserviceaccount.com"),
+    ),
+    r"POST /v1/projects/-/serviceAccounts/([^/]+):generateAccessToken": lambda google, match, *_: (
+        200, google.issue(match[1]),
+    ),
     **storage.ROUTES,
-}
+}  # fmt: skip

@@ -98,14 +98,10 @@ def plant(
                   **({"quality": dict(quality)} if quality else {})},
     }  # fmt: skip
     folder.mkdir(parents=True)
-    _write(folder, lines, run, result)
-    return folder
-
-
-def _write(folder: Path, lines: Sequence[dict[str, Any]], run: dict[str, Any], result: dict[str, Any]) -> None:
     (folder / "stats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "run.json").write_text(json.dumps(run))
     (folder / "result.json").write_text(json.dumps(result))
+    return folder
 
 
 def edit(file: Path, **changes: Any) -> None:

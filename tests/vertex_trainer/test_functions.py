@@ -4,7 +4,7 @@ import io
 import json
 import shutil
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests.deploy.conftest import ROOT, Capture, FlyingClock, output_of, put, ru
 from tests.deploy.emulator import QUOTA, Emulator, Fault, ends
 from tests.deploy.planted import plant, planted_plan
 from trainer.base.storage.local_files import Address
-from vertex_trainer import Comparison, PlatformFault, UserError, attach, compare, fit, jobs, plan, submit, train
+from vertex_trainer import PlatformFault, UserError, attach, compare, fit, jobs, plan, submit, train
 
 TINY: dict[str, Any] = {
     "model": "mlp", "data": "digits", "image_size": 8, "steps": 4, "report_every_steps": 2, "global_batch_size": 8,
@@ -95,8 +95,6 @@ def test_submit_waits_reads_the_result_and_loads_the_model(
 
     cloud.run = trains
     job = submit("cpu", settings=TINY, session=session, **WHERE)
-    shown = capsys.readouterr()
-    assert (shown.out, shown.err) == ("", "")
     with pytest.raises(UserError, match="not found: check --project=my-proj and --region=us-central1"):
         _ = attach("projects/my-proj/locations/us-central1/customJobs/7", backend="sdk", session=session).result
     stream = io.StringIO()
@@ -118,13 +116,10 @@ def test_no_machines_here_are_looked_for_there_and_errors_are_exceptions(cloud: 
     where = {**WHERE, "region": ["us-central1", "us-east4"]}
     dry = submit("l4x1", settings=TINY, dry_run=True, session=session, **where)
     assert (repr(dry), cloud.jobs) == ("<job that is not sent>", {})
-    assert f"<p>{dry.about[0]}</p>" in dry._repr_html_()
     job = submit("l4x1", settings=TINY, dry_run=False, session=session, **where)
     status = job.wait()
     assert (status.state, repr(job)) == ("SUCCEEDED", f"<job {job.name}>")
     assert repr(status) == f"<SUCCEEDED {status.display_name}: {job.name}>"
-    assert "<td>SUCCEEDED</td>" in job._repr_html_()
-    assert f"training/{job.name.rsplit('/', 1)[-1]}?project=my-proj" in job._repr_html_()
     assert "/us-east4/" in job.name
     for wrong, line in (({"stepz": 1}, "unknown flag --stepz"), ({"dry_run": True}, "dry_run is only for the command")):
         with pytest.raises(UserError, match=line):
@@ -144,24 +139,19 @@ def test_no_machines_here_are_looked_for_there_and_errors_are_exceptions(cloud: 
 
 
 def test_two_threads_submit_at_once(cloud: Emulator, session: Session, capsys: Capture) -> None:
+    """What each prints is in its own stream."""
     cloud.run = ends("SUCCEEDED")
-    streams, found = {tier: io.StringIO() for tier in ("cpu", "l4x1")}, dict[str, str]()
 
-    def send(tier: str) -> None:
-        job = submit(tier, settings=TINY, stream=streams[tier], session=session, **WHERE)
-        found[tier] = job.wait(streams[tier]).state
+    def send(tier: str) -> tuple[str, str, str]:
+        stream = io.StringIO()
+        job = submit(tier, settings=TINY, stream=stream, session=session, **WHERE)
+        return job.name, job.wait(stream).state, stream.getvalue()
 
-    threads = [threading.Thread(target=send, args=(tier,)) for tier in streams]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {"cpu": "SUCCEEDED", "l4x1": "SUCCEEDED"}
-    assert len(cloud.jobs) == 2
-    for tier, other in (("cpu", "l4x1"), ("l4x1", "cpu")):
-        (name,) = [job["name"] for job in cloud.jobs.values() if f"-{tier}-" in job["displayName"]]
-        assert f"submitted {name}" in streams[tier].getvalue()
-        assert f"-{other}-" not in streams[tier].getvalue()
+    with ThreadPoolExecutor() as threads:
+        sent = [*threads.map(send, ("cpu", "l4x1"))]
+    assert len({name for name, _, _ in sent}) == len(cloud.jobs) == 2
+    for (name, state, shown), other in zip(sent, ("-l4x1-", "-cpu-"), strict=True):
+        assert (state, f"submitted {name}" in shown, other in shown) == ("SUCCEEDED", True, False)
     assert capsys.readouterr().out == ""
 
 
@@ -241,28 +231,20 @@ def test_plan_returns_the_best_offer_and_writes_nothing(tmp_path: Path, capsys: 
 
 def test_compare_returns_the_table(cloud: Emulator, session: Session, command: Any, target: list[str]) -> None:
     command("l4x1", "l4x2")
-    found = list[Comparison]()
-
-    def run_again() -> None:
-        found.append(compare("l4x1", "l4x2", settings=TINY, session=session, **flags_of(target)))
-
-    thread = threading.Thread(target=run_again)
-    thread.start()
-    thread.join()
-    (again,) = found
+    flags = {
+        **dict(word.removeprefix("--").split("=", 1) for word in target),
+        "image": WHERE["image"],
+        "backend": "sdk",
+    }
+    with ThreadPoolExecutor() as threads:  # as in a notebook's server
+        again = threads.submit(compare, "l4x1", "l4x2", settings=TINY, session=session, **flags).result()
     assert (again.exit_code, [tier["tier"] for tier in again.tiers]) == (0, ["l4x1", "l4x2"])
     assert again.verdict
     with pytest.raises(UserError, match=r"these 2 jobs together may cost .* USD until the timeout; there is no plan: "):
-        compare("h100x4", "h100x8", settings=TINY, session=session, **{**flags_of(target), "out": "dear"})
+        compare("h100x4", "h100x8", settings=TINY, session=session, **{**flags, "out": "dear"})
     with pytest.raises(UserError, match=r"as --max_cost=20, or send fewer at once: together 500 USD at most"):
-        compare("h100x4", "h100x8", settings=TINY, max_cost=300, session=session, **{**flags_of(target), "out": "dear"})
+        compare("h100x4", "h100x8", settings=TINY, max_cost=300, session=session, **{**flags, "out": "dear"})
     assert len(cloud.jobs) == 2
-
-
-def flags_of(words: list[str]) -> dict[str, Any]:
-    """Returns ["--on=vertex"] as {"on": "vertex"}, with the image and the client of `command`."""
-    flags = dict(word.removeprefix("--").split("=", 1) for word in words)
-    return {**flags, "image": WHERE["image"], "backend": "sdk"}
 
 
 def test_fit_on_a_tier_asks_follows_and_returns_the_history(

@@ -9,7 +9,6 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.cli.parsing import SCHEMA_VERSION
-from deploy.platform import gcloud_and_sdk as sessions
 from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.conftest import JOB, ROOT, WHERE, Capture, trains
 from tests.deploy.emulator import Emulator, ends
@@ -70,31 +69,27 @@ def documents(session: Session, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 def test_each_verb_prints_documents_of_the_schema(
     documents: Any, cloud: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (machines,) = documents("machines")
-    assert {tier["tier"] for tier in machines["tiers"]} >= {"cpu", "l4x4"}
+    assert {tier["tier"] for tier in documents("machines")[0]["tiers"]} >= {"cpu", "l4x4"}
     assert documents("machines", "--accelerator=L4")[0]["machines"][0]["price"]["list"] > 0
     flags = [f"--plan={planted_plan(tmp_path)}", "--global_batch_size=64", f"--out={tmp_path / 'plan'}"]
-    (plan,) = documents("plan", "l4x1", "--recipe=mlp_mnist", *flags)
-    assert plan["tiers"][0]["offers"][0]["usd"]["low"] > 0
+    assert documents("plan", "l4x1", "--recipe=mlp_mnist", *flags)[0]["tiers"][0]["offers"][0]["usd"]["low"] > 0
     (dry,) = documents("submit", "l4x1", *SDK, "--dry_run")
     assert dry["requests"][0]["spec"]["workerPoolSpecs"][0]["machineSpec"]["acceleratorType"] == "NVIDIA_L4"
     assert cloud.requests == []
     cloud.run = ends("SUCCEEDED")
     (sent,) = documents("submit", "l4x1", *SDK)
     assert (sent["attempts"][-1]["state"], sent["exit_code"]) == ("SUCCEEDED", 0)
-    (listed,) = documents("jobs", "--region=us-central1", "--backend=sdk")
-    assert [job["name"] for job in listed["jobs"]] == [sent["job"]]
+    listed = documents("jobs", "--region=us-central1", "--backend=sdk")[0]["jobs"]
+    assert [job["name"] for job in listed] == [sent["job"]]
     *lines, end = documents("watch", "--backend=sdk")
     assert lines[0]["line"]["text"] == "SUCCEEDED"
     assert (end["status"]["state"], end["exit_code"]) == ("SUCCEEDED", 0)
     cloud.log(next(iter(cloud.jobs.values())), "step 1")
     assert [logged["line"]["text"] for logged in documents("logs", "--backend=sdk")] == ["step 1"]
     assert documents("cancel", "--backend=sdk", "--yes")[0]["status"]["state"] == "SUCCEEDED"
-    (report,) = documents("report", str(plant(tmp_path / "run", [0.1] * 4)))
-    assert report["tiers"][0]["tier"] == "run"
+    assert documents("report", str(plant(tmp_path / "run", [0.1] * 4)))[0]["tiers"][0]["tier"] == "run"
     folder = [f"--out={tmp_path / 'tiers'}", "--dry_run"]
-    (compared,) = documents("compare", "l4x1", "l4x2", "--on=vertex", *SDK, *folder)
-    assert compared["tiers"] == []
+    assert documents("compare", "l4x1", "l4x2", "--on=vertex", *SDK, *folder)[0]["tiers"] == []
 
 
 def test_a_prediction_is_a_document(documents: Any, cloud: Emulator, session: Session, tmp_path: Path) -> None:
@@ -143,4 +138,3 @@ def test_an_error_is_one_line_and_no_document(capsys: Capture) -> None:
     assert main(["submit", "l4x9", "--json"]) == 2
     shown = capsys.readouterr()
     assert (shown.out, shown.err.count("\n")) == ("", 1)
-    assert sessions.BACKENDS == ("gcloud", "sdk")

@@ -20,9 +20,9 @@ from deploy.cli import jobs, submit
 from deploy.job import ledger, sending
 from deploy.platform.errors import STATE_UNKNOWN, JobUnknown
 from deploy.platform.gcloud_and_sdk import Session
-from tests.deploy.cli.test_lost_jobs import RECORD, SDK, after, states
+from tests.deploy.cli.test_lost_jobs import PLAIN, RECORD, SDK, SLOW, after, states
 from tests.deploy.conftest import Capture, FlyingClock, attempts, needs_gcloud, stand_in
-from tests.deploy.emulator import PARENT, POSTS, Emulator, Fault, ends
+from tests.deploy.emulator import PARENT, POSTS, QUOTA, Emulator, Fault, ends
 from trainer.base.errors import UserError
 
 CREATES = f"POST {PARENT}/customJobs"
@@ -156,24 +156,27 @@ def test_ctrl_c_in_a_slow_create_makes_one_job(backend: str, cloud: Emulator, tm
     assert (again.returncode, len(cloud.jobs)) == (0, 1), error
 
 
-@pytest.mark.parametrize(("code", "slept"), [(400, 0), (403, 0), (404, 0)])
-def test_a_refusal_is_final_at_once(
-    code: int, slept: int, cloud: Emulator, session: Session, flying: FlyingClock
-) -> None:  # fmt: skip
-    cloud.faults = [Fault(POSTS, code)]
-    with pytest.raises(UserError):
-        submit.main(["cpu", *SDK], session)
-    assert (flying.slept, cloud.requests.count(CREATES)) == (slept, 1)
-    assert RECORD not in cloud.objects
-
-
-@pytest.mark.parametrize("kind", [500, "cut", "html"])
-def test_the_name_is_told_as_soon_as_a_list_shows_it(
-    kind: int | str, cloud: Emulator, session: Session, flying: FlyingClock
+@pytest.mark.parametrize(("code", "message"), [(400, "x"), (403, "x"), (404, "x"), (429, QUOTA)])
+def test_a_refusal_is_final_at_once_and_leaves_the_job_directory_free(
+    code: int, message: str, cloud: Emulator, session: Session, flying: FlyingClock
 ) -> None:
-    cloud.faults, cloud.lists_nothing = [Fault(POSTS, kind, after=True)], 4
-    assert submit.main(["cpu", *SDK, "--detach"], session) == 0
-    assert (flying.slept, len(cloud.jobs)) == (4 * sending.LOOK_S, 1)
+    cloud.faults = [Fault(POSTS, code, message=message)]
+    with pytest.raises(UserError, match="no quota left" if code == 429 else ""):
+        submit.main(["cpu", *SDK, "--name=dup", "--detach"], session)
+    assert (flying.slept, cloud.requests.count(CREATES), RECORD in cloud.objects) == (0, 1, False)
+    assert submit.main(["cpu", *SDK, "--name=dup", "--detach"], session) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "listings", "backend"),
+    [(500, 4, "sdk"), ("cut", 2, "sdk"), ("html", 9, "sdk"), pytest.param(503, 2, "gcloud", marks=SLOW)],
+)
+def test_a_list_that_lags_makes_no_second_job_and_the_name_is_told_as_soon_as_it_is_listed(
+    kind: int | str, listings: int, backend: str, cloud: Emulator, session: Session, flying: FlyingClock
+) -> None:
+    cloud.faults, cloud.lists_nothing = [Fault(POSTS, kind, after=True)], listings
+    assert submit.main(["cpu", *PLAIN, f"--backend={backend}", "--detach"], session) == 0
+    assert (flying.slept, states(cloud), cloud.requests.count(CREATES)) == (listings * sending.LOOK_S, ["PENDING"], 1)
 
 
 def test_the_second_request_ends_the_wait(cloud: Emulator, session: Session, flying: FlyingClock) -> None:

@@ -77,7 +77,6 @@ def test_a_script_finds_what_vertex_gives_it(monkeypatch: pytest.MonkeyPatch) ->
         assert variables["CLOUD_ML_JOB_ID"].startswith("local-")
         assert not [name for name in variables if name.startswith("TRAINER_")]
         assert variables["PYTHONPATH"].split(os.pathsep)[1:] == ["/elsewhere"]
-        assert os.listdir(found["path"][1])[:1]
         assert "vertex_report.py" in os.listdir(found["path"][1])
 
 
@@ -117,7 +116,7 @@ def test_the_exit_code_is_its_own(ends: str, code: int, capsys: Capture) -> None
     script(f"import os, sys\nprint('begins')\n{ends}")
     assert local("cpu") == code
     found = result()
-    assert (found["state"], found["exit_code"], found["wall_seconds"] > 0) == ("failed", code, True)
+    assert (found["state"], found["exit_code"], found["steps"], found["wall_seconds"] > 0) == ("failed", code, 0, True)
     assert found["error"].startswith(f"train.py exited with status {code}: ")
     assert f"exited with a non-zero status of {code}." in capsys.readouterr().err
 
@@ -147,21 +146,10 @@ def test_a_script_that_hangs_leaves_no_process(tmp_path: Path, monkeypatch: pyte
     job.print_line = say
     assert job.run().state == "CANCELLED"
     pids = [pid for line in said if line.startswith("pids") for pid in line.split()[1:]]
-    for _ in range(100):
-        if not [pid for pid in pids if is_alive(pid)]:
-            break
+    until = time.monotonic() + 10
+    while any(map(is_alive, pids)) and time.monotonic() < until:
         time.sleep(0.05)
-    assert (len(pids), [pid for pid in pids if is_alive(pid)]) == (2, [])
-
-
-def test_a_script_without_numbers_has_time_and_state(capsys: Capture) -> None:
-    script("print('trains')")
-    assert main(["compare", "cpu", "--script=mine/train.py", "--out=runs/c", "--price_per_hour=cpu=3.6"]) == 0
-    (row,) = summarize(collect(["runs/c"]), usd_by_tier={"cpu": 3.6})
-    assert (row.state, row.steps, row.images_per_second) == ("done", 0, None)
-    assert row.total_seconds == result("runs/c/cpu/repeat-1")["wall_seconds"]
-    assert row.cost == pytest.approx(0.001 * row.total_seconds)
-    assert "stats.jsonl is missing" in capsys.readouterr().out
+    assert (len(pids), [*filter(is_alive, pids)]) == (2, [])
 
 
 def test_two_tiers_are_compared_as_those_of_a_recipe(capsys: Capture) -> None:

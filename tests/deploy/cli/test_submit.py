@@ -47,14 +47,10 @@ def test_a_submitted_job_trains_and_is_followed_to_its_end(
     assert task["args"] == [*JOB, "--expect_devices=0"]
     assert json.loads((output / "result.json").read_text())["state"] == "done"
     assert (output / "model" / "model.keras").is_file()
-    number = job["name"].rsplit("/", 1)[-1]
-    console = "https://console.cloud.google.com/vertex-ai/locations/us-central1/training"
-    assert f"{console}/{number}?project=my-proj" in shown
     lines = re.findall(r"(workerpool\d-\d)  (.*)", shown)
     logged = [(entry["resource"]["labels"]["task_name"], entry["jsonPayload"]["message"]) for entry in cloud.logs]
     assert lines == logged  # all, in order, none twice
-    assert {worker for worker, _ in lines} == {"workerpool0-0", "workerpool1-0"}
-    assert any(line.startswith("done: 4 steps") for _, line in lines)
+    assert any(line.startswith("done: 4 steps") for worker, line in lines if worker == "workerpool0-0")
     assert re.search(r"SUCCEEDED after 0:00:\d\d on its machines, about 0\.\d\d USD", shown)
     attempt = attempts()[-1]
     assert (attempt["state"], attempt["job"], attempt["tier"]) == ("SUCCEEDED", job["name"], "cpu-2workers")
@@ -93,9 +89,7 @@ def test_no_quota_here_goes_on_there_and_everything_is_recorded(
     alive: list[int] = []
 
     def run(google: Emulator, job: dict[str, Any]) -> None:
-        with google.lock:
-            states = [other["state"] for other in google.jobs.values()]
-            alive.append(sum(state in ("JOB_STATE_PENDING", "JOB_STATE_RUNNING") for state in states))
+        alive.append(sum("endTime" not in other for other in google.jobs.values()))
         if len(google.jobs) == 1:
             google.end(job, "FAILED", "Resources are insufficient in region: us-east4. Please try another.")
         else:
@@ -191,7 +185,7 @@ def test_a_region_without_the_gpu_is_left_out(cloud: Emulator, capsys: Capture) 
 
 
 @pytest.mark.parametrize(("tier", "flags", "recipe"), [
-    ("l4x1-2workers", [], ["--recipe=wgan_gp_digits"]),
+    ("l4x1-2workers", ["--image=us-docker.pkg.dev/p/r/x:1"], ["--recipe=wgan_gp_digits"]),
     ("h100x2", ["--model=mlp", "--seed=1"], ["--model=mlp", "--seed=1"]),
 ])  # fmt: skip
 def test_a_check_of_a_tier_is_a_short_job_on_one_machine(
@@ -204,7 +198,8 @@ def test_a_check_of_a_tier_is_a_short_job_on_one_machine(
     (pool,) = spec["workerPoolSpecs"]
     whole = load_tier(tier)
     task, expected = pool["containerSpec"], f"--expect_devices={whole.accelerators}"
-    assert (start(task)["module"], task["args"]) == ("trainer.check", [*recipe, expected, "--on_gpus"])
+    runs = start(task)["module"] if "env" in task else task["command"][2]  # an own image has no starter
+    assert (runs, task["args"]) == ("trainer.check", [*recipe, expected, "--on_gpus"])
     assert (spec["scheduling"]["timeout"], spec["scheduling"]["disableRetries"]) == ("3600s", True)
     usd = whole.price_per_hour / whole.workers
     (price,) = [line for line in shown.splitlines() if " USD an hour" in line]
@@ -225,12 +220,3 @@ def test_a_fallback_has_its_packages_too(cloud: Emulator, session: Session) -> N
     assert first["imageUri"] == "eu.gcr.io/p/x:1"
     ((address, _),) = start(second)["packages"]
     assert address.removeprefix("gs://") in cloud.objects
-
-
-def test_a_check_in_an_own_image_replaces_its_entry_point(cloud: Emulator, capsys: Capture) -> None:
-    assert main(["submit", "l4x4", "--spec", *WHERE, "--check", "--image=us-docker.pkg.dev/p/r/x:1"]) == 0
-    spec = yaml.safe_load(capsys.readouterr().out)
-    assert spec["workerPoolSpecs"][0]["containerSpec"] == {
-        "imageUri": "us-docker.pkg.dev/p/r/x:1", "command": ["python", "-m", "trainer.check"],
-        "args": ["--recipe=wgan_gp_digits", "--expect_devices=4", "--on_gpus"],
-    }  # fmt: skip

@@ -40,11 +40,6 @@ def watched(session: Session, job: Job, capsys: Capture) -> Watched:
     return run
 
 
-def test_a_job_that_got_no_machines_says_so(cloud: Emulator, watched: Watched, job: Job) -> None:
-    cloud.end(job, "EXPIRED")
-    assert "error: it got no machines while it waited (--max_wait)" in watched(1)[1]
-
-
 def step_by_step(flying: FlyingClock, *steps: Any) -> None:
     """Runs the next step at each sleep of the watcher."""
     remaining = list(steps)
@@ -88,6 +83,7 @@ def test_states_and_the_logs_of_all_workers_in_order_and_once(
         ("FAILED", "Internal error", 1, "error: Internal error"),
         ("CANCELLED", "", 75, ""),
         ("EXPIRED", "waited too long", 1, "waited too long"),
+        ("EXPIRED", "", 1, "error: it got no machines while it waited (--max_wait)"),
     ],
 )  # fmt: skip
 def test_the_exit_code_of_a_job_that_ended(
@@ -228,14 +224,6 @@ def test_the_last_logs_are_retried_for_half_a_minute(
     cloud.faults, began = [Fault("entries", 503, times=10**6)], flying.time
     assert "no logs: " in watched()[1]
     assert flying.time < began + 60
-
-
-def test_ctrl_c_leaves_the_job_running_and_prints_how_to_watch_it(
-    cloud: Emulator, watched: Watched, job: Job, flying: FlyingClock
-) -> None:
-    step_by_step(flying, lambda: cloud.begin(job), flying.interrupt)
-    assert f"watch it: python -m deploy watch {job['name']}" in watched(75)[0]
-    assert job["state"] == "JOB_STATE_RUNNING"
 
 
 @pytest.mark.parametrize(

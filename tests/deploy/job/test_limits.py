@@ -13,7 +13,6 @@ import pytest
 import vertex_trainer
 from deploy.cli import jobs, submit
 from deploy.job.script import ScriptRun, read_script
-from deploy.packaging.packages import built
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.report.collection import fetched
 from deploy.tiers.tier import load_tier
@@ -159,7 +158,7 @@ def test_a_script_that_stalls_ends_as_stopped(
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(STALLS.replace("HANDLER", handler))
     script = read_script("train.py", "", "", [])
-    shutil.unpack_archive(built(script.package()).build(), "unpacked", "zip")
+    shutil.unpack_archive(script.package().build(), "unpacked", "zip")
     _, plan = ScriptRun(load_tier("cpu"), script).local_program(tmp_path / "job")
     limits = StopLimits(idle_s=1800.0).text
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": "unpacked/ours", "TRAINER_LIMITS": limits, **plan}

@@ -11,7 +11,6 @@ from deploy.__main__ import main
 from deploy.in_job.script_worker import torch_variables
 from deploy.job.script import read_script
 from deploy.packaging.images import START, requirements
-from deploy.packaging.packages import built
 from tests.deploy.conftest import WHERE, Capture, Command
 from trainer.base.errors import UserError
 
@@ -38,7 +37,7 @@ def names(archive: Path, below: str) -> set[str]:
 
 
 def test_the_folder_goes_along_without_what_this_package_writes(project: Path) -> None:
-    package = built(read_script("train.py", "", "", ["a"]).package())
+    package = read_script("train.py", "", "", ["a"]).package()
     nets = {"nets/task.py", "nets/requirements.txt", "nets/__init__.py"}
     assert names(package.build(), "code/") == {*FILES, *nets}
     assert "ours/in_job/importable/vertex_report.py" in names(package.build(), "")

@@ -1,6 +1,5 @@
 """What is shipped: named by its sources, built from a clean copy, and installed as Vertex AI's containers do."""
 
-import dataclasses
 import json
 import os
 import re
@@ -17,7 +16,7 @@ from deploy.cli import image
 from deploy.packaging import images
 from deploy.packaging import packages as package
 from deploy.packaging.images import IMAGE_RECORD, PLAIN_IMAGE, remembered, requirements
-from deploy.packaging.packages import Package, built, packages_with, trainer_package, user_package
+from deploy.packaging.packages import Package, packages_with, trainer_package, user_package
 from deploy.platform.errors import JobUnknown
 from tests.deploy.conftest import WHERE, Capture, Command, run, stand_in
 from trainer.base.errors import UserError
@@ -40,8 +39,8 @@ def test_the_name_is_that_of_the_sources(tmp_path: Path) -> None:
     assert one.digest == Package("p", "1", {"b": b"y", "a": b"x"}).digest
     others: list[dict[str, bytes]] = [{"a": b"xb", "b": b"y"}, {"a": b"y", "b": b"x"}, {"a": b"bc"}, {"ab": b"c"}]
     assert len({one.digest, *(Package("p", "1", files).digest for files in others)}) == 5
-    wheel = dataclasses.replace(one, sha256="0123456789abcdef")
-    assert wheel.uri("gs://b/c") == f"gs://b/c/packages/p-1-{one.digest}-0123456789ab/p-1-py3-none-any.whl"
+    vars(one)["sha256"] = "0123456789abcdef"  # as of a wheel that was built
+    assert one.uri("gs://b/c") == f"gs://b/c/packages/p-1-{one.digest}-0123456789ab/p-1-py3-none-any.whl"
 
 
 def test_wheel_and_sdist_hold_what_runs_and_nothing_else(dist: Path) -> None:
@@ -146,7 +145,7 @@ def test_an_installed_copy_has_tiers_and_sends_the_same_sources(dist: Path, tmp_
     done = run([sys.executable, "-m", "deploy", "submit", "cpu", *flags], env=os.environ | {"PYTHONPATH": str(site)},
                cwd=desk)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert built(trainer_package()).uri("gs://my-bucket") in done.stdout
+    assert trainer_package().uri("gs://my-bucket") in done.stdout
     assert not (site / "setup.py").exists()
     (entry,) = site.glob("*.dist-info/entry_points.txt")
     assert "vertex-trainer = deploy.__main__:program" in entry.read_text()
@@ -165,15 +164,12 @@ def test_an_image_is_built_from_a_clean_copy(tmp_path: Path, capsys: Capture, mo
         f"'--format=value(results.images[0].digest)' {context}"
     )
     assert {path.name for path in context.iterdir()} == {"Dockerfile", "cloudbuild.yaml", "packages"}
-    for name in ("vertex_trainer", "my_models"):
-        assert (context / "packages" / name / "setup.py").is_file()
+    assert {file.parent.name for file in context.glob("packages/*/setup.py")} == {"vertex_trainer", "my_models"}
     assert not list(context.rglob("*.pyc"))
-    for source in re.findall(r"^COPY (\S+)", (context / "Dockerfile").read_text(), re.MULTILINE):
-        assert (context / source).exists()
-    steps = yaml.safe_load((context / "cloudbuild.yaml").read_text())
-    used = set(re.findall(r"\$(_[A-Z]+)", json.dumps(steps)))
-    assert used == {"_IMAGE", "_TENSORFLOW"}
     dockerfile = (context / "Dockerfile").read_text()
+    assert all((context / source).exists() for source in re.findall(r"^COPY (\S+)", dockerfile, re.MULTILINE))
+    steps = yaml.safe_load((context / "cloudbuild.yaml").read_text())
+    assert set(re.findall(r"\$(_[A-Z]+)", json.dumps(steps))) == {"_IMAGE", "_TENSORFLOW"}
     assert "USER trainer" in dockerfile
     assert f"FROM {PLAIN_IMAGE}\n" in dockerfile, "as without an image"
     monkeypatch.setattr(images, "versions", dict)

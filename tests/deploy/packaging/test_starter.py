@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from deploy.__main__ import main
-from deploy.packaging.images import requirements, starter
+from deploy.packaging.images import STARTER, requirements
 from tests.deploy.conftest import JOB, WHERE, Capture, run
 from tests.deploy.emulator import Emulator, Fault
 
@@ -58,7 +58,7 @@ def start(clean: Path, cloud: Emulator, tmp_path: Path, capsys: Capture, monkeyp
     """Returns a function that runs the start command with a plan, and returns it with its log."""
     monkeypatch.setattr("deploy.api.submit.packages_with", lambda *_: [])
     (_, *code), arguments, _ = command(capsys)
-    cloud.objects[code[2].removeprefix("gs://")] = starter().build().read_bytes()
+    cloud.objects[code[2].removeprefix("gs://")] = STARTER.build().read_bytes()
     code[1] = code[1].replace("(2, 4, 8, 16, 0)", "(0.1, 0)")
 
     def started(
@@ -132,7 +132,7 @@ def test_the_cpu_set_is_installed_and_trains(
     ((address, digest),) = json.loads(variables["TRAINER_START"])["packages"]
     (built,) = dist.glob("vertex_trainer-*/*.whl")
     cloud.objects[address.removeprefix("gs://")] = built.read_bytes()
-    cloud.objects[code[2].removeprefix("gs://")] = starter().build().read_bytes()
+    cloud.objects[code[2].removeprefix("gs://")] = STARTER.build().read_bytes()
     assert hashlib.sha256(built.read_bytes()).hexdigest() == digest
     given = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or "proxy" in name.lower()}
     given |= {name: os.environ[name] for name in ("PATH", "STORAGE_EMULATOR_HOST")}
