@@ -28,6 +28,7 @@ from deploy.report.measures import TierSummary, summarize
 from deploy.tiers.tier import load_tier
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import noisy, plant, sample
+from trainer.base.errors import UserError
 from trainer.base.storage import gcs, staging
 from trainer.base.storage.local_files import Address, parse
 
@@ -135,6 +136,13 @@ def stand_in(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None
     (folder / "gcloud").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "gcloud").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def error_of(call: Callable[..., object], *arguments: Any, **named: Any) -> str:
+    """Returns the error of a call that must raise a UserError."""
+    with pytest.raises(UserError) as caught:
+        call(*arguments, **named)
+    return str(caught.value)
 
 
 @pytest.fixture

@@ -11,11 +11,9 @@ import pytest
 
 from deploy.cli import bill, jobs, submit
 from deploy.platform.gcloud_and_sdk import Session
-from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, Job, attempts, needs_gcloud
+from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, Job, attempts, error_of, needs_gcloud
 from tests.deploy.emulator import PARENT, POSTS, Emulator, Fault, ends
 from tests.deploy.platform.test_backends import SPEC
-from tests.support import refused
-from trainer.base.errors import UserError
 
 IMAGE = "--image=us-docker.pkg.dev/p/r/x:1"
 PLAIN = [*WHERE, *JOB, IMAGE]
@@ -129,8 +127,8 @@ def test_two_running_jobs_never_share_a_job_directory(
     monkeypatch.chdir(tmp_path)
     elsewhere = [argument.replace("us-central1", "us-east1") for argument in command]
     for again in (command, elsewhere):
-        with pytest.raises(UserError, match=f"gs://my-bucket/jobs/dup: a job writes to it already: {first['name']}"):
-            submit.main(again, session)
+        line = f"gs://my-bucket/jobs/dup: a job writes to it already: {first['name']}"
+        assert line in error_of(submit.main, again, session)
     assert len(cloud.jobs) == 1
     cloud.end(first, "FAILED")
     assert submit.main(elsewhere, session) == 0
@@ -155,8 +153,9 @@ def test_the_record_survives_a_lost_response_and_is_no_obstacle(
 
 def test_a_damaged_record_is_named(cloud: Emulator, session: Session) -> None:
     cloud.objects[RECORD] = b"[]"
-    with refused(f"gs://{RECORD} is damaged: remove it"):
-        submit.main(["cpu", *SDK, "--name=dup", "--detach"], session)
+    assert f"gs://{RECORD} is damaged: remove it" in error_of(
+        submit.main, ["cpu", *SDK, "--name=dup", "--detach"], session
+    )
     assert cloud.jobs == {}
 
 
@@ -197,8 +196,9 @@ def test_flex_start_waits_by_itself(cloud: Emulator, session: Session, tmp_path:
     assert submit.main(["h100x1", *SDK, "--max_wait=90m", "--detach"], session) == 0
     (job,) = cloud.jobs.values()
     assert job["jobSpec"]["scheduling"]["maxWaitDuration"] == "5400s"
-    with pytest.raises(UserError, match="--detach contradicts --max_wait: nobody would cancel the job then"):
-        submit.main(["l4x1", *SDK, "--max_wait=90m", "--detach"], session)
+    assert "--detach contradicts --max_wait: nobody would cancel the job then" in error_of(
+        submit.main, ["l4x1", *SDK, "--max_wait=90m", "--detach"], session
+    )
 
 
 NOT_SUPPORTED = "Machine type g2-standard-24 is not supported in region us-central1."
@@ -271,5 +271,7 @@ def test_a_job_is_found_from_another_folder_by_any_of_its_names(
     (after_it,) = attempts()
     assert (after_it["job"], after_it["tier"], after_it["state"]) == (before["job"], "cpu", "SUCCEEDED")
     assert json.loads(next(Path("runs/submitted").glob("*.json")).read_text())["command"].endswith(" --detach")
-    with refused("job 'another': neither this folder nor us-east1, us-central1 has it: give its name, display name"):
-        jobs.watch(["another", *regions], session)
+    assert (
+        "job 'another': neither this folder nor us-east1, us-central1 has it: give its name, display name"
+        in error_of(jobs.watch, ["another", *regions], session)
+    )

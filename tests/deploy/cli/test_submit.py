@@ -16,9 +16,8 @@ from deploy.packaging.packages import packages_with
 from deploy.platform.errors import STATE_UNKNOWN, JobUnknown
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.tiers.tier import load_tier
-from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, attempts, needs_gcloud, train_here
+from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, attempts, error_of, needs_gcloud, train_here
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault, ends
-from trainer.base.errors import UserError
 
 SDK = [*WHERE, *JOB, "--backend=sdk"]
 
@@ -98,8 +97,7 @@ def test_no_quota_here_goes_on_there_and_everything_is_recorded(
     cloud.run = run
     flags = ["l4x1", "--region=us-central1,us-east4,europe-west4", *SDK[1:]]
     cloud.bucket_location = "NAM4"
-    with pytest.raises(UserError, match="is in NAM4, the job would run in europe-west4"):
-        submit.main(["l4x2", *flags], session)
+    assert "is in NAM4, the job would run in europe-west4" in error_of(submit.main, ["l4x2", *flags], session)
     assert cloud.jobs == {}
     flags[1] = "--region=us-central1,us-east4"
     assert submit.main(["l4x2", *flags], session) == 0
@@ -169,8 +167,7 @@ def test_detached_it_is_named_in_the_record_and_watched_later(
     cloud.end(job, "SUCCEEDED")
     assert jobs.watch(["--backend=sdk"], session) == 0  # without a name: the last one
     assert attempts()[0]["state"] == "SUCCEEDED"
-    with pytest.raises(UserError, match="--detach is for one tier in one region"):
-        submit.main(["cpu", "t4x1", *SDK, "--detach"], session)
+    assert "--detach is for one tier in one region" in error_of(submit.main, ["cpu", "t4x1", *SDK, "--detach"], session)
 
 
 def test_a_region_without_the_gpu_is_left_out(cloud: Emulator, capsys: Capture) -> None:

@@ -12,10 +12,9 @@ from deploy.job.ledger import Attempt, Submission
 from deploy.platform.errors import JobUnknown, stocked_out
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.vertex_api import RETRY_S, JobStatus
-from tests.deploy.conftest import WHERE, Capture, FlyingClock, Job
+from tests.deploy.conftest import WHERE, Capture, FlyingClock, Job, error_of
 from tests.deploy.emulator import RATE, Emulator, Fault
 from tests.deploy.platform.test_backends import PARENT, SPEC
-from trainer.base.errors import UserError
 
 EXITED = "workerpool0-0 exited with a non-zero status of"
 SDK = ["--backend=sdk", "--project=my-proj"]
@@ -140,9 +139,9 @@ def test_a_job_of_unknown_state_has_not_failed(
 
 
 def test_a_job_that_does_not_exist_is_not_reported_as_running(cloud: Emulator, session: Session) -> None:
-    with pytest.raises(UserError, match="not found: check --project=my-proj and --region=us-central1") as caught:
-        jobs.watch([f"{PARENT}/customJobs/7", *SDK], session)
-    assert "watch it" not in str(caught.value)
+    error = error_of(jobs.watch, [f"{PARENT}/customJobs/7", *SDK], session)
+    assert "not found: check --project=my-proj and --region=us-central1" in error
+    assert "watch it" not in error
 
 
 def test_the_logs_are_those_of_the_jobs_project(cloud: Emulator, session: Session) -> None:
@@ -210,8 +209,7 @@ def test_logs_are_printed_without_following(
 def test_no_line_and_no_worker_are_said(session: Session, job: Job, capsys: Capture) -> None:
     assert jobs.logs([job["name"], *SDK, "--worker=3"], session) == 0
     assert "no lines in its log of that time or worker" in capsys.readouterr().err
-    with pytest.raises(UserError, match="worker=chief: 0 is the chief"):
-        jobs.logs([job["name"], *SDK, "--worker=chief"], session)
+    assert "worker=chief: 0 is the chief" in error_of(jobs.logs, [job["name"], *SDK, "--worker=chief"], session)
 
 
 def test_the_last_logs_are_retried_for_half_a_minute(
@@ -235,18 +233,15 @@ def test_the_last_logs_are_retried_for_half_a_minute(
     ],
 )
 def test_an_unknown_job_is_refused(arguments: list[str], line: str, session: Session) -> None:
-    with pytest.raises(UserError, match=line):
-        jobs.watch([*arguments, "--backend=sdk"], session)
+    assert line in error_of(jobs.watch, [*arguments, "--backend=sdk"], session)
 
 
 def test_jobs_are_those_of_gclouds_region_and_of_the_submissions_here_if_no_flag_names_one(
     cloud: Emulator, session: Session, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.delenv("CLOUDSDK_CORE_PROJECT")
-    with pytest.raises(UserError, match="project is missing: use --project=ID"):
-        jobs.jobs(["--backend=sdk"], session)
-    with pytest.raises(UserError, match="region is missing: use --region=us-central1"):
-        jobs.jobs(SDK, session)
+    assert "project is missing: use --project=ID" in error_of(jobs.jobs, ["--backend=sdk"], session)
+    assert "region is missing: use --region=us-central1" in error_of(jobs.jobs, SDK, session)
     Submission("s1", [Attempt("cpu", "my-proj", "us-east1", None, "gs://bucket/demo")]).write()
     for flags, region in (([], "us-east1"), (["--region=us-west1"], "us-west1")):
         assert jobs.jobs(["--backend=sdk", *flags], session) == 0
@@ -263,8 +258,7 @@ def test_cancel_asks_cancels_and_waits(
     answers = ["y", "n"]
     cloud.begin(job)
     monkeypatch.setattr("builtins.input", answers.pop)
-    with pytest.raises(UserError, match="not cancelled"):
-        jobs.cancel([job["name"], *SDK], session)
+    assert "not cancelled" in error_of(jobs.cancel, [job["name"], *SDK], session)
     assert job["state"] == "JOB_STATE_RUNNING"
     assert capsys.readouterr().err.startswith("cancel demo (RUNNING, 0:00:0")
     assert jobs.cancel([job["name"], *SDK], session) == 0

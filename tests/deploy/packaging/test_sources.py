@@ -10,7 +10,7 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.packaging.packages import check_requirement, user_package, write_copy
-from tests.deploy.conftest import WHERE, Capture, Command
+from tests.deploy.conftest import WHERE, Capture, Command, error_of
 from trainer.base.errors import UserError
 
 KEY = "-----BEGIN PRIVATE KEY-----\nMIIEvg\n-----END PRIVATE KEY-----\n"
@@ -65,8 +65,7 @@ def test_files_that_change_while_they_are_copied_are_noticed(mine: Path, tmp_pat
     built = user_package(str(mine))
     assert built.digest
     (mine / "gan.py").write_text("X = 1\n")
-    with pytest.raises(UserError, match="its files changed while they were copied"):
-        write_copy(built, tmp_path / "copy")
+    assert "its files changed while they were copied" in error_of(write_copy, built, tmp_path / "copy")
 
 
 @pytest.mark.parametrize(
