@@ -82,7 +82,6 @@ def test_states_and_the_logs_of_all_workers_in_order_and_once(
         ("FAILED", "Internal error", 1, "error: Internal error"),
         ("CANCELLED", "", 75, ""),
         ("EXPIRED", "waited too long", 1, "waited too long"),
-        ("EXPIRED", "", 1, "error: it got no machines while it waited (--max_wait)"),
     ],
 )  # fmt: skip
 def test_the_exit_code_of_a_job_that_ended(

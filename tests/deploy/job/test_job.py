@@ -286,7 +286,7 @@ def test_what_the_machines_can_see_may_be_read(name: str, value: str) -> None:
     ],
 )  # fmt: skip
 def test_a_tier_that_does_not_fit_the_place_is_refused(changes: dict[str, object], gcp: GcpConfig, line: str) -> None:
-    assert line in error_of(job, tier_with(**changes), gcp=gcp)
+    assert line in error_of(lambda: job(tier_with(**changes), gcp=gcp))
 
 
 def test_too_little_money_or_no_price_is_refused() -> None:
