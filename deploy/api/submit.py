@@ -202,12 +202,8 @@ def describe(jobs: Sequence[Job]) -> list[str]:
 
     A line that is the same for several jobs appears once.
     """
-    lines = [
-        f"trains nothing: checks the accelerators of one machine ({GPU_CHECK}, docs/gpus.md)"
-        if job.order.asked.check
-        else job.workload.about
-        for job in jobs
-    ]
+    check = f"trains nothing: checks the accelerators of one machine ({GPU_CHECK}, docs/gpus.md)"
+    lines = [check if job.order.asked.check else job.workload.about for job in jobs]
     for job in jobs:
         place = f"{job.name}: {job.tier.machine} in {job.gcp.region}, {job.tier.strategy}"
         wait = job.tier.spec.get("scheduling", {}).get("maxWaitDuration")

@@ -1,5 +1,6 @@
 """Tests that --json prints documents of the schema on stdout alone, and that no field of the schema goes."""
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from deploy.__main__ import main
+from deploy.__main__ import MODULES, main
 from deploy.cli.parsing import SCHEMA_VERSION
 from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.conftest import JOB, ROOT, WHERE, Capture, trains
@@ -51,10 +52,11 @@ def documents(session: Session, monkeypatch: pytest.MonkeyPatch, capsys: Capture
     """Returns a function that runs a verb with --json, and returns its documents, each checked by the schema."""
 
     def documents_of(*words: str, code: int = 0) -> list[dict[str, Any]]:
-        verb = __import__(f"deploy.cli.{words[0]}", fromlist=["main"])
-        if "session" in verb.main.__annotations__:
-            real = verb.main
-            monkeypatch.setattr(verb, "main", lambda arguments, given=session: real(arguments, given))
+        module = importlib.import_module(f"deploy.cli.{MODULES.get(words[0], words[0])}")
+        name = words[0] if words[0] in MODULES else "main"
+        verb = getattr(module, name)
+        if "session" in verb.__annotations__:
+            monkeypatch.setattr(module, name, lambda arguments, given=session: verb(arguments, given))
         assert main([*words, "--json"]) == code
         shown = capsys.readouterr().out
         lines = [json.loads(line) for line in shown.splitlines()]
