@@ -69,7 +69,8 @@ class Record:
             now, values = json.loads(report)
         except ValueError:  # a process was killed, or the disk was full, while it wrote
             return
-        step, examples, total = (_count(values.pop(name, None)) for name in ("step", "examples", "total_steps"))
+        counts = [values.pop(name, None) for name in ("step", "examples", "total_steps")]
+        step, examples, total = (count if count is not None and 0 <= count < LARGEST else None for count in counts)
         if step is None:
             return
         if self._startup is None:
@@ -167,7 +168,3 @@ def _write(folder: str, name: str, content: str) -> None:
     partial.parent.mkdir(parents=True, exist_ok=True)
     partial.write_text(content, encoding="utf-8")
     partial.replace(partial.with_name(name))
-
-
-def _count(value: int | None) -> int | None:
-    return value if value is not None and 0 <= value < LARGEST else None

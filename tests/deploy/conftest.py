@@ -110,6 +110,17 @@ class FlyingClock:
     def interrupt(self) -> None:
         raise KeyboardInterrupt
 
+    def after(self, seconds: float, action: Callable[[], object]) -> None:
+        """Calls the action once, at the first sleep that ends so many seconds from now."""
+        due = self.time + seconds
+
+        def asleep() -> None:
+            if self.time >= due:
+                self.asleep = lambda: None
+                action()
+
+        self.asleep = asleep
+
 
 @pytest.fixture
 def flying() -> FlyingClock:

@@ -20,7 +20,7 @@ from deploy.cli import jobs, submit
 from deploy.job import ledger, sending
 from deploy.platform.errors import STATE_UNKNOWN, JobUnknown
 from deploy.platform.gcloud_and_sdk import Session
-from tests.deploy.cli.test_lost_jobs import PLAIN, RECORD, SDK, SLOW, after, states
+from tests.deploy.cli.test_lost_jobs import PLAIN, RECORD, SDK, SLOW, states
 from tests.deploy.conftest import Capture, FlyingClock, attempts, error_of, needs_gcloud, stand_in
 from tests.deploy.emulator import PARENT, POSTS, QUOTA, Emulator, Fault, ends
 from trainer.base.errors import UserError
@@ -47,10 +47,10 @@ def test_ctrl_c_after_a_lost_response_finds_the_job_and_the_same_command_follows
     cloud.faults, cloud.lists_nothing = [Fault(POSTS, 503, after=True)], 10**6
 
     def interrupt() -> None:
-        after(flying, 20, lambda: setattr(cloud, "lists_nothing", 0))
+        flying.after(20, lambda: setattr(cloud, "lists_nothing", 0))
         flying.interrupt()
 
-    after(flying, 10, interrupt)
+    flying.after(10, interrupt)
     told = exits(75, ["cpu", *SDK], session)
     (job,) = cloud.jobs.values()
     assert told == job["name"]
@@ -229,7 +229,7 @@ def test_a_killed_submission_whose_job_is_listed_late_is_refused(
 ) -> None:
     reserved(cloud, flying.time, sending=True)
     content = {"displayName": "x", "jobSpec": {}, "labels": {"submission": "s1"}}
-    after(flying, 20, lambda: cloud.create(PARENT, content))
+    flying.after(20, lambda: cloud.create(PARENT, content))
     with pytest.raises(UserError, match=r"a job writes to it already: .*1000 \(PENDING\)"):
         submit.main(["cpu", *SDK, "--name=dup"], session)
     assert len(cloud.jobs) == 1
@@ -238,7 +238,7 @@ def test_a_killed_submission_whose_job_is_listed_late_is_refused(
 def test_a_laptop_that_slept_does_not_send(cloud: Emulator, session: Session, flying: FlyingClock) -> None:
     """Another machine took the directory between two requests."""
     cloud.faults = [Fault(POSTS, 503)]
-    after(flying, 30, lambda: reserved(cloud, flying.time, submission="s2") or cloud.generations.update({RECORD: 9}))
+    flying.after(30, lambda: reserved(cloud, flying.time, submission="s2") or cloud.generations.update({RECORD: 9}))
     assert "gs://my-bucket/jobs/dup: another submission into it began meanwhile" in error_of(
         submit.main, ["cpu", *SDK, "--name=dup"], session
     )

@@ -51,14 +51,13 @@ def test_a_watch_shows_progress_and_money_that_can_be_recomputed(
     uploads(cloud, priced, [report(50, 10), report(150, 30), report(250, 50)])
 
     def end() -> None:
-        if flying.slept > 190:
-            cloud.end(priced, "SUCCEEDED")
-            priced["endTime"] = rfc3339(flying.time)
+        cloud.end(priced, "SUCCEEDED")
+        priced["endTime"] = rfc3339(flying.time)
 
     def restarted() -> None:
         """Resumes from step 200: Vertex AI restarted the worker, which repeats steps; the clock of the job goes on."""
         uploads(cloud, priced, [report(50, 10), report(150, 30), report(200, 60)])
-        flying.asleep = end
+        flying.after(180, end)
 
     flying.asleep = restarted
     assert jobs.watch([priced["name"], *SDK], session) == 0
@@ -115,12 +114,7 @@ def test_progress_that_cannot_be_read_ends_no_watch(
     cloud: Emulator, priced: Job, session: Session, flying: FlyingClock, capsys: Capture
 ) -> None:
     cloud.faults = [Fault("GET /storage", 403, times=99)]
-
-    def end() -> None:
-        if flying.slept > 200:
-            cloud.end(priced, "SUCCEEDED")
-
-    flying.asleep = end
+    flying.after(201, lambda: cloud.end(priced, "SUCCEEDED"))
     assert jobs.watch([priced["name"], *SDK], session) == 0
     shown = capsys.readouterr().out
     assert shown.count("no progress: gs://my-bucket/7/stats.jsonl: no permission to read it") == 1

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +31,6 @@ def job(cloud: Emulator) -> Job:
 
 def states(cloud: Emulator) -> list[str]:
     return [job["state"].removeprefix("JOB_STATE_") for job in cloud.jobs.values()]
-
-
-def after(flying: FlyingClock, seconds: float, action: Callable[[], object]) -> None:
-    """Calls the action once, at the first sleep that ends so many seconds from now."""
-    due, done = flying.time + seconds, list[bool]()
-
-    def asleep() -> None:
-        if flying.time >= due and not done:
-            done.append(True)
-            action()
-
-    flying.asleep = asleep
 
 
 def test_the_search_outlasts_a_minute_and_ten_listings(
@@ -84,9 +71,9 @@ def test_a_double_that_is_listed_much_later_is_cancelled_while_the_first_is_foll
         cloud.lists_nothing = 0
         for number in ("1000", "1001"):
             cloud.begin(cloud.jobs[number])
-        after(flying, 400, lambda: cloud.end(cloud.jobs["1000"], "SUCCEEDED"))
+        flying.after(400, lambda: cloud.end(cloud.jobs["1000"], "SUCCEEDED"))
 
-    after(flying, 200, appear)
+    flying.after(200, appear)
     assert submit.main(["cpu", *SDK], session) == 0
     assert states(cloud) == ["SUCCEEDED", "CANCELLED"]
     assert attempts()[0]["job"] == cloud.jobs["1000"]["name"]

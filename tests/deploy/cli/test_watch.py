@@ -39,12 +39,6 @@ def watched(session: Session, job: Job, capsys: Capture) -> Watched:
     return run
 
 
-def step_by_step(flying: FlyingClock, *steps: Any) -> None:
-    """Runs the next step at each sleep of the watcher."""
-    remaining = list(steps)
-    flying.asleep = lambda: remaining.pop(0)() if remaining else None
-
-
 def test_states_and_the_logs_of_all_workers_in_order_and_once(
     cloud: Emulator, watched: Watched, job: Job, flying: FlyingClock
 ) -> None:
@@ -55,15 +49,15 @@ def test_states_and_the_logs_of_all_workers_in_order_and_once(
     def times() -> None:
         job.update(startTime="2026-11-20T10:00:00Z", endTime="2026-11-20T10:30:00Z", state="JOB_STATE_SUCCEEDED")
 
-    step_by_step(
-        flying,
+    steps: list[Callable[[], object]] = [
         lambda: cloud.begin(job),
         lambda: [cloud.log(job, f"step {n}", f"workerpool{n % 2}-0", f"2026-11-20T10:00:0{n}Z") for n in (1, 2, 0)],
         late,
         lambda: cloud.log(job, "step 3", time="2026-11-20T10:00:03.000000001Z"),
         times,
         lambda: cloud.log(job, "the last words", time="2026-11-20T10:00:30Z"),
-    )
+    ]
+    flying.asleep = lambda: steps.pop(0)() if steps else None
     shown = watched()[0].splitlines()
     assert [line.split("  ", 1)[1] for line in shown[:-1]] == [
         "PENDING", "RUNNING", "workerpool0-0  step 0", "workerpool1-0  step 1", "workerpool0-0  step 2",
@@ -107,12 +101,7 @@ def test_ten_minutes_of_failures_are_survived(
     began = flying.time
     cloud.faults = [Fault("customJobs|entries", kind, times=10**6, message=message)]
 
-    def recover() -> None:
-        if flying.time > began + 660:
-            cloud.heal()
-            cloud.end(job, "SUCCEEDED")
-
-    flying.asleep = recover
+    flying.after(661, lambda: [cloud.heal(), cloud.end(job, "SUCCEEDED")])
     (line,) = watched()[1].splitlines()
     assert len(cloud.requests) < 40  # backoff
     until = time.strftime("%H:%M", time.gmtime(began + RETRY_S))
@@ -124,12 +113,7 @@ def test_a_job_of_unknown_state_has_not_failed(
     code: int, fix: str, cloud: Emulator, session: Session, job: Job, flying: FlyingClock
 ) -> None:
     """Covers an expired token, and a service that is down for more than half an hour."""
-
-    def lose() -> None:
-        cloud.begin(job)
-        cloud.faults = [Fault("customJobs", code, times=1000)]
-
-    step_by_step(flying, lose)
+    flying.after(0, lambda: cloud.faults.append(Fault("customJobs", code, times=1000)))
     with pytest.raises(JobUnknown) as caught:
         jobs.watch([job["name"], *SDK], session)
     error = str(caught.value)
