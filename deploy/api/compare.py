@@ -118,8 +118,8 @@ def compare_by_options(
     job_flags += ["dry_run"] * dry_run
     if job_flags and not vertex:
         raise UserError(f"--{job_flags[0]} is for jobs of Vertex AI: add --on=vertex, or leave it out")
+    runs = request.resolve()
     runner = VertexRunner(order_of(asked, program), session, dry_run=dry_run) if vertex else LocalRunner()
-    runs = request.resolve(runner)
     if dry_run:
         if not announce(request, runs, out, runner):
             say(f"nothing to submit: all runs in {out} are done")

@@ -32,7 +32,7 @@ from deploy.planning.forecast import (
 )
 from deploy.planning.recommendations import Answer, Choice, answers, dollars, time_of
 from deploy.planning.step_time import CONSTANTS, CPU_DOUBT, Interval, is_compiled
-from deploy.planning.tier_memory import FRAGMENTS, GIB, NEAR
+from deploy.planning.tier_memory import FRAGMENTS, NEAR
 from deploy.platform import buckets
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.report.collection import collect
@@ -220,11 +220,11 @@ class Plan:
 
 def _cells(forecast: Forecast, offer: PricedEstimate | None, efficient: bool) -> list[str]:
     fit = forecast.fit
-    needs = f"{fit.needed.low / GIB:.1f} - {fit.needed.high / GIB:.1f} of {fit.available / GIB:.1f}" if fit else ""
     return [
-        forecast.tier, STRATEGIES[offer.strategy] if offer else "", fit.verdict if fit else "not known", needs,
-        f"{fit.largest_batch:,}" if fit else "", forecast.step.times(1e3).text() if forecast.step else "",
-        offer.hours.text() if offer else "", offer.usd.text(money) if offer else "", "*" if efficient else "",
+        forecast.tier, STRATEGIES[offer.strategy] if offer else "", fit.verdict if fit else "not known",
+        fit.gib if fit else "", f"{fit.largest_batch:,}" if fit else "",
+        forecast.step.times(1e3).text() if forecast.step else "", offer.hours.text() if offer else "",
+        offer.usd.text(money) if offer else "", "*" if efficient else "",
     ]  # fmt: skip
 
 

@@ -67,20 +67,6 @@ def main(arguments: Sequence[str]) -> int:
     print(shlex.join(command), flush=True)
     if args.dry_run:
         return DONE
-    code, digest = _run(command)
-    if code == DONE:
-        sources = {package.name: package.digest for package in packages}
-        uri = f"{args.image.rpartition(':')[0]}@{digest}" if digest else args.image
-        built_at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-        remember(BuiltImage(uri, args.tensorflow, sources, built_at, args.image if digest else ""))
-        if not digest:
-            print(f"warning: gcloud named no digest: jobs run in the image that {uri} names when they start")
-        print("jobs that are submitted in this folder, with these sources, run in this image")
-    return code
-
-
-def _run(command: Sequence[str]) -> tuple[int, str]:
-    """Runs the build and shows its log; returns the exit code and the image's digest, empty if gcloud names none."""
     line = ""
     try:
         with (
@@ -97,5 +83,14 @@ def _run(command: Sequence[str]) -> tuple[int, str]:
         raise not_installed() from None
     except KeyboardInterrupt:
         raise JobUnknown(f"stopped: the build may go on: look at {_PAGE} before you start another") from None
+    if build.returncode:
+        return FAULT
     digest = line.strip() if re.fullmatch(r"sha256:[0-9a-f]{64}\s*", line) else ""
-    return (DONE, digest) if build.returncode == 0 else (FAULT, "")
+    sources = {package.name: package.digest for package in packages}
+    uri = f"{args.image.rpartition(':')[0]}@{digest}" if digest else args.image
+    built_at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    remember(BuiltImage(uri, args.tensorflow, sources, built_at, args.image if digest else ""))
+    if not digest:
+        print(f"warning: gcloud named no digest: jobs run in the image that {uri} names when they start")
+    print("jobs that are submitted in this folder, with these sources, run in this image")
+    return DONE

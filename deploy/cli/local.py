@@ -14,9 +14,10 @@ from deploy.api.keywords import command_line
 from deploy.cli.parsing import parse_program, parser
 from deploy.job.job import workload_on
 from deploy.job.workload import JobOptions, Training
-from deploy.platform.local import LocalJob, checkpoint_step, local_workers, on_signals
+from deploy.platform.local import LocalJob, local_workers, on_signals
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import DONE, UserError
+from trainer.base.run_files.job_files import CHECKPOINTS, step_of
 from trainer.base.settings.fields import whole
 from trainer.base.settings.resolution import Overrides
 from trainer.base.storage import local_path
@@ -55,9 +56,9 @@ def main(arguments: Sequence[str]) -> int:
         outcome = job.run()
     print(f"{job_id}: JOB_STATE_{outcome.state}" + (f", {outcome.restarts} restarts" if outcome.restarts else ""))
     if outcome.state == "CANCELLED" and outcome.code != DONE:
-        step = checkpoint_step(job_dir)
+        step = max((step_of(path.name) for path in (job_dir / CHECKPOINTS).glob("*")), default=-1)
         again = "again" if workload.job_dir else f"with --job_dir={job_dir}"
-        resumes = "starts from scratch: there is no checkpoint yet" if step is None else f"resumes from step {step:,}"
+        resumes = "starts from scratch: there is no checkpoint yet" if step < 0 else f"resumes from step {step:,}"
         print(f"{outcome.error or 'interrupted'}: the same command {again} {resumes}")
     elif outcome.error:
         print(f"error: {outcome.error}", file=sys.stderr)

@@ -10,28 +10,27 @@ from deploy.report.formatting import terminal_table
 from deploy.tiers.machine_table import Price, load_machines
 from deploy.tiers.tier import Tier, load_tier, tier_names
 from trainer.base.errors import DONE, UserError
-from trainer.base.settings.fields import nearest, whole
+from trainer.base.settings.fields import nearest
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the tiers; with --all, --accelerator or --count the machines."""
+    """Prints the tiers; with --all or --accelerator the machines."""
     cli = parser(
         "machines",
         "Lists the tiers or, with one of its flags, the machines of Vertex AI training: price an hour, quota, regions.",
-        "[--all] [--accelerator=TEXT] [--count=INT]",
+        "[--all] [--accelerator=TEXT]",
         JobOptions,
         "prices",
     )
     cli.add_boolean("all", "all machines, not only those of the tiers")
     cli.add_argument("--accelerator", default="", metavar="TEXT", help="part of an accelerator's name, such as L4")
-    cli.add_argument("--count", type=whole(0, 16), metavar="INT", help="accelerators of one machine; 0: none")
     args = cli.parse_args(arguments)
     table = load_machines(args.prices)
     source = (
         f"~ an estimate: Compute Engine's price of {table.date} in {table.region} and Vertex AI's fee of 15 % of its "
         "list price (for spot inferred); > without that fee: a lower bound"
     )
-    if not (args.all or args.accelerator or args.count is not None):
+    if not (args.all or args.accelerator):
         tiers = [load_tier(name, args.prices) for name in tier_names()]
         lines = [(tier.name, tier.machine, f"{usd}{'*' if tier.strategy == 'FLEX_START' else ''}", spot)
                  for tier in tiers for usd, spot in [_prices(_own_price(tier))]]  # fmt: skip
@@ -47,27 +46,24 @@ def main(arguments: Sequence[str]) -> int:
             f"accelerator={args.accelerator}: unknown accelerator{nearest(part, table.accelerators)} "
             f"Known: {', '.join(table.accelerators)}"
         )
-    options = [
-        option
-        for option in table.options()
-        if (not part or (option.accelerator and part in option.accelerator.name)) and args.count in (None, option.count)
-    ]
-    if not options:
-        raise UserError(f"count={args.count}: no machine has that many {args.accelerator or 'accelerators'}")
-    rows = []
-    for option in options:
-        machine, accelerator = option.machine, option.accelerator
-        memory_gb = accelerator.memory_gb if accelerator else None
-        facts = (option.count or None, memory_gb, machine.vcpus, machine.memory_gb)
+    rows, listed, accelerators = [], [], {}
+    for machine, name, count in table.options():
+        if part not in name:
+            continue
+        accelerator, price = table.accelerators.get(name), table.price(machine.name, name, count)
+        facts = (count or None, accelerator and accelerator.memory_gb, machine.vcpus, machine.memory_gb)
         cells = ["" if value is None else f"{value:g}" for value in facts]
-        rows.append((machine.name, accelerator.name if accelerator else "", *cells, *_prices(option.price)))
+        rows.append((machine.name, name, *cells, *_prices(price)))
+        listed.append({"machine": machine, "accelerator": accelerator, "count": count, "price": price})
+        if accelerator:
+            accelerators[name] = accelerator
     header = ("machine type", "accelerator", "count", "GB each", "vCPUs", "RAM GB", "USD/h", "spot USD/h")
     say(terminal_table(header, rows, left=2), f"{source}; the boot disk is not in them")
-    for accelerator in dict.fromkeys(option.accelerator for option in options if option.accelerator):
+    for accelerator in accelerators.values():
         metric = accelerator.quota_metric or "unknown quota metric"
         inferred = "" if accelerator.quota_metric_seen else " (name inferred)"
         say(f"{accelerator.name}: {accelerator.note}", f"  {metric}{inferred}", f"  {' '.join(accelerator.regions)}")
-    write_document(args, "machines", date=table.date, region=table.region, machines=options)
+    write_document(args, "machines", date=table.date, region=table.region, machines=listed)
     return DONE
 
 

@@ -1,6 +1,7 @@
 """Implements the verbs for runs that have ended: `report`, `track` and `register`."""
 
 import json
+import re
 from collections.abc import Sequence
 
 from deploy.api.compare import CompareOptions, read_comparison
@@ -9,11 +10,11 @@ from deploy.cli.parsing import parser, write_document
 from deploy.job.workload import JobOptions
 from deploy.platform.errors import api_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
-from deploy.platform.model_registry import checked_alias, checked_name, read_registration, register_run
+from deploy.platform.model_registry import checked_name, read_registration, register_run
 from deploy.report import tracked_runs
 from deploy.report.html_page import write_report
 from deploy.tiers.gcp_config import GcpConfig, needed_project, needed_region, read_project
-from trainer.base.errors import DONE
+from trainer.base.errors import DONE, UserError
 from trainer.base.storage import is_remote, local_path
 
 
@@ -62,7 +63,9 @@ def register(arguments: Sequence[str], session: Session = SESSION) -> int:
                      "`image` built in this folder)")  # fmt: skip
     cli.add_boolean("dry_run", "print the request and stop")
     args = cli.parse_args(arguments)
-    name, alias = checked_name(args.name), checked_alias(args.alias)
+    name = checked_name(args.name)
+    if args.alias and not re.fullmatch(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]", args.alias):
+        raise UserError(f"alias={args.alias}: use letters, digits and -, 2 to 128, a small letter first, as champion")
     gcp = GcpConfig(needed_project(read_project(args.project)), needed_region(args.region), args.bucket)
     registration = read_registration(args.run, name, args.image, gcp)
     if args.dry_run:
@@ -70,5 +73,5 @@ def register(arguments: Sequence[str], session: Session = SESSION) -> int:
         print(json.dumps({"model": registration.model}, indent=1))
         return DONE
     with api_errors(gcp):
-        register_run(registration, alias, session.open("sdk", gcp.project, gcp.region), session.clock)
+        register_run(registration, args.alias, session.open("sdk", gcp.project, gcp.region), session.clock)
     return DONE

@@ -18,7 +18,7 @@ from deploy.job.workload import CREATE, with_tensorboard
 from deploy.platform.errors import exit_code
 from deploy.platform.gcloud_and_sdk import SESSION, Gcloud, Session, to_yaml
 from deploy.platform.local import on_signals
-from trainer.base.errors import DONE, INTERRUPTED, UserError
+from trainer.base.errors import DONE, INTERRUPTED, refuse
 from trainer.base.storage import local_path, make_writable, write_whole
 
 
@@ -33,15 +33,25 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli.add_argument("--out", default="", metavar="FILE", help="write the job's spec to FILE, upload its packages, "
                      "print the gcloud command that sends it, and stop")  # fmt: skip
     flags, program = parse_program(cli, arguments)
-    for flag, other, reason in (
-        ("spec", "json", "each takes all of stdout, and the document has the spec"),
-        ("spec", "out", "the one prints what the other writes"),
-        ("dry_run", "out", "a dry run uploads nothing"),
-    ):
-        if getattr(flags, flag) and getattr(flags, other):
-            raise UserError(f"--{flag} and --{other} contradict each other: {reason}: drop one of them")
-    if flags.spec and flags.tensorboard_instance == CREATE:
-        raise UserError("--spec needs the name of the TensorBoard: use --out=FILE, which makes one")
+    both = "contradict each other"
+    refuse(
+        (
+            flags.spec and flags.json,
+            f"--spec and --json {both}: each takes all of stdout, and the document has the spec: drop one of them",
+        ),
+        (
+            flags.spec and flags.out,
+            f"--spec and --out {both}: the one prints what the other writes: drop one of them",
+        ),
+        (
+            flags.dry_run and flags.out,
+            f"--dry_run and --out {both}: a dry run uploads nothing: drop one of them",
+        ),
+        (
+            flags.spec and flags.tensorboard_instance == CREATE,
+            "--spec needs the name of the TensorBoard: use --out=FILE, which makes one",
+        ),
+    )
     unfollowed = "spec" if flags.spec else "out" if flags.out else ""
     submission = prepare(parsed(SubmitOptions, flags), program, command_line("submit", arguments), session, unfollowed)
     if flags.spec:

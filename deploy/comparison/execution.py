@@ -19,7 +19,7 @@ from deploy.job.workload import Training, Workload
 from deploy.platform.local import on_signals
 from deploy.report.collection import repeat_folder
 from deploy.tiers.tier import Tier
-from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
+from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError, refuse
 from trainer.base.storage import keep_others_out, make_writable
 
 _ADVICE = {
@@ -53,19 +53,24 @@ class ComparisonRequest:
         names = [tier.name for tier in self.tiers]
         return [(name, repeat) for repeat in range(1, self.repeats + 1) for name in names[:: 1 if repeat % 2 else -1]]
 
-    def resolve(self, runner: Runner) -> dict[str, Workload]:
-        """Returns what runs on each tier, by the tier's name. Raises UserError for whatever is known to fail there."""
-        advice = {"job_dir": "--out names the folder", "replicas": "the tiers set the number of devices"}
-        for name in advice.keys() & self.program.values.keys():
-            raise UserError(f"--{name} is not for a comparison: {advice[name]}: leave it out")
+    def resolve(self) -> dict[str, Workload]:
+        """Returns what runs on each tier, by the tier's name. Raises UserError for settings that it cannot have."""
+        refuse(
+            (
+                "job_dir" in self.program.values,
+                "--job_dir is not for a comparison: --out names the folder: leave it out",
+            ),
+            (
+                "replicas" in self.program.values,
+                "--replicas is not for a comparison: the tiers set the number of devices: leave it out",
+            ),
+        )
         runs = [workload_on(self.tiers[0], self.program)]
         first = runs[0]
         rows_per_replica = first.config.rows_per_replica(first.tier.devices) if isinstance(first, Training) else 0
         for tier in self.tiers[1:]:
             weak = {"global_batch_size": rows_per_replica * tier.devices} if self.scaling == "weak" else {}
             runs.append(workload_on(tier, self.program.replace(**weak)))
-        for run in runs:
-            runner.check(run)
         return {run.tier.name: run for run in runs}
 
 
@@ -104,16 +109,19 @@ def run_comparison(
 def announce(
     request: ComparisonRequest, runs: Mapping[str, Workload], out: Path, runner: Runner
 ) -> list[tuple[Workload, Path]]:
-    """Prints what is trained and what the missing runs may cost; returns the missing runs with their folders."""
+    """Prints what is trained and what the missing runs may cost; returns the missing runs with their folders.
+
+    Raises UserError, before it prints anything, if the folder holds another comparison or a job would be refused.
+    """
     check_folder(out, request.summary(runner.name, 1))
     first = request.tiers[0].name
     weak = f"; weak scaling: that is the batch of {first}, the others have as many rows a replica"
-    say(f"{runs[first].about}{weak if request.scaling == 'weak' else ''}")
-    folders = [(name, repeat_folder(out, name, repeat)) for name, repeat in request.runs()]
-    missing = [(name, job_dir) for name, job_dir in folders if not is_done(job_dir)]
-    for line in runner.costs([(runs[name], count) for name, count in Counter(name for name, _ in missing).items()]):
-        say(line)
-    return [(runs[name], job_dir) for name, job_dir in missing]
+    folders = [(runs[name], repeat_folder(out, name, repeat)) for name, repeat in request.runs()]
+    missing = [(run, job_dir) for run, job_dir in folders if not is_done(job_dir)]
+    counts = Counter(run.tier.name for run, _ in missing)
+    costs = [*runner.costs([(runs[name], count) for name, count in counts.items()])]
+    say(f"{runs[first].about}{weak if request.scaling == 'weak' else ''}", *costs)
+    return missing
 
 
 def _run(run: Workload, repeat: int, out: Path, runner: Runner, refused: list[str]) -> int:

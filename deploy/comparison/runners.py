@@ -12,7 +12,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 
 from deploy.base.console import printed_on, say
@@ -30,7 +29,7 @@ from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.local import LocalJob, local_workers
 from deploy.platform.vertex_api import Clock, retried
 from deploy.report.collection import fetched
-from deploy.tiers.gcp_config import GcpConfig, needed_project, read_gcp_config
+from deploy.tiers.gcp_config import needed_project, read_gcp_config
 from trainer.base.errors import INTERRUPTED, PlatformFault, UserError
 from trainer.base.run_files.job_files import RESULT, record_failure
 from trainer.base.settings.train_config import DATA_SOURCES, split_kind
@@ -44,12 +43,9 @@ class LocalRunner:
     name = "local"
 
     def __init__(self) -> None:
-        self._running: list[LocalJob] = []
+        self._started: list[LocalJob] = []
         self._lock = threading.Lock()
         self._stopped = False
-
-    def check(self, run: Workload) -> None:
-        """Checks nothing beyond what `workload_on` does."""
 
     def costs(self, runs: Sequence[tuple[Workload, int]]) -> Iterator[str]:
         """Yields nothing: this machine costs nothing."""
@@ -76,18 +72,16 @@ class LocalRunner:
             with self._lock:
                 if self._stopped:
                     return INTERRUPTED
-                self._running.append(job)
+                self._started.append(job)
             outcome = job.run()
             print(outcome.error or outcome.state, file=log)
-        with self._lock:
-            self._running.remove(job)
         return outcome.code
 
     def stop(self) -> None:
         """Makes every job save its state and end; starts no other."""
         with self._lock:
             self._stopped = True
-            for job in self._running:
+            for job in self._started:
                 job.stop()
 
 
@@ -104,27 +98,14 @@ class VertexRunner:
         self._session = dataclasses.replace(session, clock=Clock(session.clock.now, self._sleep))
         self._stopped, self._jobs = threading.Event(), dict[Path, SubmittedJob]()
         self._submissions = (f"{order.submission}-{number}" for number in itertools.count(1))
-
-    @cached_property
-    def _gcp(self) -> GcpConfig:
-        """Returns project, region and bucket, read at first use, so that mistakes in the command are reported first."""
-        asked = self._order.asked
-        gcp = read_gcp_config(asked.project, asked.region, asked.bucket)
-        needed_project(gcp.project)
-        return gcp
-
-    def check(self, run: Workload) -> None:
-        """Raises UserError if `submit` would refuse the job, or if all runs would share its output."""
-        if run.tier.spec.get("baseOutputDirectory"):
-            raise UserError(
-                f"{run.tier.name}: its baseOutputDirectory would be the job directory of every run: remove it: "
-                "each run has a separate folder in --bucket"
-            )
-        self._job(run)
-        memory_lines([run], plan=self._order.asked.plan, force=self._order.asked.force)
+        self._gcp = read_gcp_config(order.asked.project, order.asked.region, order.asked.bucket)
+        needed_project(self._gcp.project)
 
     def costs(self, runs: Sequence[tuple[Workload, int]]) -> Iterator[str]:
-        """Yields price, limit and warnings of each tier's jobs, and the highest total cost."""
+        """Yields price, limit and warnings of each tier's jobs, and the highest total cost.
+
+        Raises UserError for what `submit` would refuse.
+        """
         if not runs:
             return
         jobs = [(self._job(run), count) for run, count in runs]
@@ -233,6 +214,11 @@ class VertexRunner:
 
     def _job(self, run: Workload, submission: str = "check", output: str = "") -> Job:
         """Returns the checked job of a run; `output`: its job directory, by default one named by the submission."""
+        if run.tier.spec.get("baseOutputDirectory"):
+            raise UserError(
+                f"{run.tier.name}: its baseOutputDirectory would be the job directory of every run: remove it: "
+                "each run has a separate folder in --bucket"
+            )
         order = with_limits(run, dataclasses.replace(self._order, submission=submission))
         return job_of(dataclasses.replace(run, job_dir=output) if output else run, self._gcp, order)
 

@@ -9,7 +9,6 @@ from deploy.job.job import Job
 from deploy.job.workload import Order, Training, Workload
 from deploy.planning.forecast import PricedEstimate, forecast
 from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE, MemoryOption, fit_on
-from deploy.report.formatting import figures
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import STRATEGIES, Tier
 from trainer.base.errors import UserError, refuse
@@ -79,13 +78,9 @@ def cost_lines(jobs: Iterable[Job]) -> list[str]:
     for job in jobs:
         tier, priced = job.tier, estimate(job)
         if priced and tier.most_usd is not None:
-            usd, hours, max_cost = priced.usd, priced.hours, job.order.asked.max_cost
-            line = (
-                f"its plan estimates {usd.middle:.2f} USD ({usd.low:.2f} - {usd.high:.2f}) as "
-                f"{STRATEGIES[tier.strategy]}, {figures(hours.middle)} hours ({figures(hours.low)} - "
-                f"{figures(hours.high)})"
-            )
-            if usd.middle > tier.most_usd:
+            max_cost, usd = job.order.asked.max_cost, priced.usd.text("{:.2f}".format, " USD")
+            line = f"its plan estimates {usd} as {STRATEGIES[tier.strategy]}, {priced.hours.text(unit=' hours')}"
+            if priced.usd.middle > tier.most_usd:
                 # --max_cost sets a timeout of whole seconds, whose cost is lower by less than the price of a second.
                 second = priced.usd_per_hour / 3600
                 limit = "--max_cost" if max_cost is not None and tier.most_usd > max_cost - second else "--timeout"
@@ -154,14 +149,13 @@ def memory_lines(works: Iterable[Workload], *, plan: bool, force: bool) -> list[
         known = _cached_plan(training.config)
         fit = fit_on(known, training.config, tier, load_machines()) if known else None
         if fit:
-            line = {NEAR: "warning: may not fit the memory: ", FITS: "fits the memory: "}.get(fit.verdict, "")
-            line += f"it {fit.words}"
+            verdict = {FITS: "fits", NEAR: "warning: may not fit", TOO_LARGE: "warning: does not fit"}[fit.verdict]
+            line = f"{verdict} the memory: it {fit.words}"
         else:
             missing = "the memory of its devices is not in the table of machines"
             why = missing if known else "--plan measures it (some steps on this CPU)"
             line = f"whether it fits the memory is not known: {why}"
-        cannot = fit is not None and fit.verdict == TOO_LARGE
-        if cannot and not force:
-            raise UserError(f"{tier.name}: the run does not fit its memory: {line}: --force sends it anyway")
-        tiers.setdefault(f"warning: does not fit the memory: {line}" if cannot else line, []).append(tier.name)
+        if fit and fit.verdict == TOO_LARGE and not force:
+            raise UserError(f"{tier.name}: the run does not fit its memory: it {fit.words}: --force sends it anyway")
+        tiers.setdefault(line, []).append(tier.name)
     return [f"{', '.join(dict.fromkeys(names))}: {line}" for line, names in tiers.items()]

@@ -77,17 +77,16 @@ class Extrapolation:
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _Measured(Measurement):
     """Holds a measured tier and the run that stands for it.
 
-    `step`: its seconds a step, scaled to the planned global batch; `rows`: those of its micro-batches; `same_batch`:
-    whether its global batch and micro-batches are the planned ones.
+    `step`: its seconds a step, scaled to the planned global batch; `same_batch`: whether its global batch and
+    micro-batches are the planned ones.
     """
 
     row: TierSummary
     run: RunRecord
     step: Interval
-    rows: float
     same_batch: bool
 
 
@@ -170,9 +169,10 @@ def _read(row: TierSummary, config: TrainConfig, planned_rows: set[float]) -> _M
             "here): give the flags of the full job, only steps or epochs may differ, and the batch if a micro-batch "
             "has the same rows"
         )
-    step = Interval(row.step_seconds.low, row.step_seconds.median, row.step_seconds.high)
+    measured = Interval(row.step_seconds.low, row.step_seconds.median, row.step_seconds.high)
+    step = measured.times(config.global_batch_size / batch)
     same = (batch, micro_batches) == (config.global_batch_size, config.micro_batches_on(row.devices))
-    return _Measured(row, run, step.times(config.global_batch_size / batch), rows, same)
+    return _Measured(row.devices, rows, step.middle, row, run, step, same)
 
 
 def _step_on(
@@ -183,19 +183,18 @@ def _step_on(
     `alike`: the measured tiers on the same kind of device.
     """
     for run in alike:
-        if run.same_batch and (run.row.tier, run.row.devices) == (tier.name, tier.devices):
+        if run.same_batch and (run.row.tier, run.devices) == (tier.name, tier.devices):
             return (run,), run.step, "its own step times, the quartiles as interval"
-    points = sorted((run for run in alike if run.row.workers == tier.workers == 1), key=lambda run: run.row.devices)
-    if points and points[0].row.devices < points[-1].row.devices < tier.devices:
+    points = sorted((run for run in alike if run.row.workers == tier.workers == 1), key=lambda run: run.devices)
+    if points and points[0].devices < points[-1].devices < tier.devices:
         # The tier has more devices than two measured tiers of one machine each. The quartiles of the step times of the
         # larger of them widen the interval.
         few, many = points[0], points[-1]
         rows = _micro_batch_rows(config, tier)
-        on_few, on_many = (Measurement(run.row.devices, run.rows, run.step.middle) for run in (few, many))
-        factor = interval(on_few, on_many, tier.devices, rows).times(1 / many.step.middle)
+        factor = interval(few, many, tier.devices, rows).times(1 / many.seconds)
         explanation = (
-            f"by a / N + b through {few.row.devices} and {many.row.devices} devices, {tier.devices} take "
-            f"{figures(factor.low)} to {figures(factor.high)} x the time of {many.row.devices} "
+            f"by a / N + b through {few.devices} and {many.devices} devices, {tier.devices} take "
+            f"{figures(factor.low)} to {figures(factor.high)} x the time of {many.devices} "
             f"(the runs of {few.row.tier} and {many.row.tier})"
         )
         fewer = "" if few.rows == many.rows == rows else "; a micro-batch has fewer rows there, for which no rule held"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from deploy.planning.forecast import BY_CPU, Forecast, PricedEstimate
 from deploy.planning.step_time import CONSTANTS, Interval
-from deploy.planning.tier_memory import FITS, GIB, TOO_LARGE
+from deploy.planning.tier_memory import FITS, TOO_LARGE
 from deploy.report.formatting import figures
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import STRATEGIES
@@ -42,9 +42,8 @@ def answers(
     """
     if len(forecasts) == 1 and (fit := forecasts[0].fit):
         verdict = {FITS: "yes", TOO_LARGE: "no"}.get(fit.verdict, "perhaps")
-        needed = f"needs {fit.needed.low / GIB:.1f} - {fit.needed.high / GIB:.1f} of {fit.available / GIB:.1f} GiB"
         option = f"; this one with --{fit.options[0].name}={fit.options[0].value}" if fit.options else ""
-        yield Answer("fits?", f"{verdict}: {needed}; up to a batch of {fit.largest_batch:,}{option}")
+        yield Answer("fits?", f"{verdict}: needs {fit.gib} GiB; up to a batch of {fit.largest_batch:,}{option}")
     if not offers:
         fits = [(forecast.fit, forecast.tier) for forecast in forecasts if forecast.fit]
         if len(forecasts) > 1 and fits and all(fit.verdict == TOO_LARGE for fit, _ in fits):

@@ -141,9 +141,10 @@ def step_seconds(
 ) -> Interval | None:
     """Returns the seconds of a step on `devices` GPUs of `workers` machines; None if graph or rates are not known."""
     work, rates = plan.work if devices == 1 else plan.work_of_two, gpu.rates
-    if work is None or rates is None:
+    kind = arithmetic(config, rates.tflops) if rates else None
+    if work is None or rates is None or not kind:
         return None
-    kind, micro_batches = arithmetic(config, rates.tflops), config.micro_batches_on(devices)
+    micro_batches = config.micro_batches_on(devices)
     rows = config.global_batch_size / devices / micro_batches
     formulas = [CONSTANTS.plain]
     if is_compiled(plan, config, devices):  # XLA made no measured step slower, so the faster prediction counts

@@ -8,7 +8,7 @@ from deploy.planning.step_time import CONSTANTS, Interval, is_looped, step_secon
 from deploy.tiers.machine_table import Accelerator, Machines, load_machines
 from deploy.tiers.tier import Tier
 from trainer.base.run_files.plan_file import StepPlan, largest_rows, peak_of
-from trainer.base.settings.accelerators import arithmetic, data_fit_on_gpu, scratch_mib
+from trainer.base.settings.accelerators import data_fit_on_gpu, scratch_mib
 from trainer.base.settings.train_config import BLOCKS, TrainConfig
 
 GIB = 2**30
@@ -50,12 +50,16 @@ class Fit:
     options: tuple[MemoryOption, ...]  # if the run does not surely fit, the settings that make it fit, the best first
 
     @property
+    def gib(self) -> str:
+        """Returns the needed and the available memory, as `1.2 - 3.4 of 22.3`."""
+        return f"{self.needed.low / GIB:.1f} - {self.needed.high / GIB:.1f} of {self.available / GIB:.1f}"
+
+    @property
     def words(self) -> str:
         """Returns a line with the needed and available memory, the largest batch and the options."""
-        low, high = (f"{value / GIB:.1f}" for value in (self.needed.low, self.needed.high))
         batch = f"a global batch of {self.largest_batch:,} fits" if self.largest_batch else "no batch fits"
         options = f", this one with {' or '.join(map(str, self.options))}" if self.options else ""
-        return f"needs {low} - {high} of {self.available / GIB:.1f} GiB; {batch}{options}"
+        return f"needs {self.gib} GiB; {batch}{options}"
 
 
 def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> Fit | None:
@@ -93,17 +97,15 @@ def _memory_options(
         "remat": [BLOCKS] if plan.recomputed else [],
         "shard_optimizer": [True] if can_shard else [],
     }
-    timed_gpu = gpu if gpu and gpu.rates and arithmetic(config, gpu.rates.tflops) else None
+    before = step_seconds(plan, config, gpu, tier.devices, tier.workers) if gpu else None
     for name, values in settings.items():
         for value in values:
             changed = plan.with_setting(config, name, value)
             needed = _needed(*changed, tier)
             if needed.high > available:
                 continue
-            slower = None
-            if timed_gpu:
-                steps = [step_seconds(*run, timed_gpu, tier.devices, tier.workers) for run in ((plan, config), changed)]
-                slower = steps[1].middle / steps[0].middle if steps[0] and steps[1] else None
+            after = step_seconds(*changed, gpu, tier.devices, tier.workers) if gpu else None
+            slower = after.middle / before.middle if before and after else None
             yield MemoryOption(name, value, required.middle - needed.middle, slower)
             break
 

@@ -5,7 +5,6 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from deploy.platform.vertex_api import STOCKED_OUT, STOPPED, ApiError, BrokenClientError, JobStatus, unreadable_as_lost
 from deploy.tiers.gcp_config import GcpConfig
@@ -164,15 +163,6 @@ def converted_errors() -> Iterator[None]:
             raise connection_error(f"{type(error).__name__}: {error}") from None
         except GoogleAuthError as error:
             raise ApiError(401, str(error), login_command()) from None
-
-
-def response_error(response: Any) -> ApiError:
-    """Converts an HTTP response with a status of 400 or more to an ApiError."""
-    try:
-        message = str(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        message = response.text or response.reason
-    return ApiError(response.status_code, message, login_command())
 
 
 # What the HTTP clients urllib3 and requests write about a request that did not reach the service.

@@ -6,7 +6,7 @@ import importlib
 import json
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 import yaml
@@ -56,18 +56,27 @@ class Gcloud(Platform):
         """Runs `gcloud ai custom-jobs create` and returns the job's name.
 
         gcloud repeats its POST after 5xx and dropped connections, which could create a second job: it is killed when it
-        is about to do so. `sent` becomes False if its log shows that it has not connected to a server.
+        is about to do so, and after COMMAND_TIMEOUT_S. `sent` becomes False if its log shows that it has not connected
+        to a server. Raises UserError if gcloud is not installed.
         """
         command = [*self.create_command(request), "--format=value(name)", "--verbosity=debug"]
+        log: list[str] = []
         with contextlib.ExitStack() as stack:
             with converted_errors():
                 environment = stack.enter_context(gcloud_environment())
             self.sent = True  # unless the log says otherwise below
-            process = stack.enter_context(_running(command, environment))
+            pipe = subprocess.PIPE
+            try:
+                # In a session of its own: gcloud may be a shell script, whose child processes must be killed too.
+                process = subprocess.Popen(
+                    command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True, env=environment
+                )
+            except FileNotFoundError:
+                raise not_installed(", or use --backend=sdk") from None
+            stack.enter_context(process)
             assert process.stdin
             assert process.stdout
             assert process.stderr
-            log: list[str] = []
 
             def read_log(lines: IO[str] = process.stderr) -> None:
                 with contextlib.suppress(ValueError):  # stderr is closed if Ctrl-C came just as this thread began
@@ -77,16 +86,19 @@ class Gcloud(Platform):
                             kill_group(process)
 
             reader = threading.Thread(target=read_log, daemon=True)
+            timer = threading.Timer(COMMAND_TIMEOUT_S, kill_group, [process])
             try:
+                timer.start()
                 reader.start()
                 with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
                     stdin.write(to_yaml(request.spec))
                 name = process.stdout.read().strip()
                 process.wait()
-            except KeyboardInterrupt:
+            except BaseException:
                 kill_group(process)
                 raise
             finally:
+                timer.cancel()
                 if reader.ident is not None:
                     reader.join()
                     self.sent = any(_CONNECTS in line for line in log)
@@ -96,32 +108,6 @@ class Gcloud(Platform):
         if process.returncode:
             raise gcloud_error(process.returncode, "".join(log))
         return vertex_api.created_name(name)
-
-
-@contextlib.contextmanager
-def _running(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """Starts the command for the block, and kills it after COMMAND_TIMEOUT_S or if the block raises.
-
-    The command runs in a session of its own, since gcloud may be a shell script whose child processes must be killed
-    too. Raises UserError if gcloud is not installed.
-    """
-    pipe = subprocess.PIPE
-    try:
-        process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True, env=environment
-        )
-    except FileNotFoundError:
-        raise not_installed(", or use --backend=sdk") from None
-    timer = threading.Timer(COMMAND_TIMEOUT_S, kill_group, [process])
-    timer.start()
-    with process:
-        try:
-            yield process
-        except BaseException:
-            kill_group(process)
-            raise
-        finally:
-            timer.cancel()
 
 
 def not_installed(alternative: str = "") -> UserError:

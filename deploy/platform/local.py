@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from deploy.tiers.tier import Tier
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
-from trainer.base.run_files.job_files import CHECKPOINTS, LOGS, MODEL, step_of
+from trainer.base.run_files.job_files import CHECKPOINTS, LOGS, MODEL
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,32 @@ class LocalJob:
         try:
             for worker in self.workers:
                 running.append(self._start(worker))
-            return self._watch(running)
+            # Restarts failing workers until the chief is done, one may not be restarted again, or `stop` is called.
+            while not self._stopping.wait(_POLL_S):
+                codes = [worker.process.poll() for worker in running]
+                restarts = sum(worker.restarts for worker in running)
+                if codes[0] == DONE:  # the job ends with its chief
+                    return JobEnd(DONE, "SUCCEEDED", restarts=restarts)
+                for place, code in enumerate(codes):
+                    failed = running[place]
+                    if code and failed.restarts >= self.restarts:  # the others get time to log and exit
+                        deadline = time.monotonic() + EXIT_TIMEOUT_S
+                        while time.monotonic() < deadline and any(worker.process.poll() is None for worker in running):
+                            time.sleep(_POLL_S)
+                        failed.reader.join(EXIT_TIMEOUT_S)
+                        error = f"The replica {failed.worker.name} exited with a non-zero status of {_status(code)}."
+                        job_code = code if code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT
+                        return JobEnd(job_code, "FAILED", error, restarts, _status(code))
+                    if code:  # it failed, and may be restarted
+                        failed.reader.join(EXIT_TIMEOUT_S)
+                        restart = f"restart {failed.restarts + 1} of {self.restarts}"
+                        self._print(failed.worker.name, f"exited with status {_status(code)}: {restart}")
+                        running[place] = self._start(failed.worker, failed.restarts + 1)
+            self._print("all", f"stopping: the workers save their state and exit within {EXIT_TIMEOUT_S:.0f} s")
+            self._terminate(running)
+            statuses = {worker.process.returncode for worker in running}
+            killed = f"killed after {EXIT_TIMEOUT_S:.0f} s" if -signal.SIGKILL in statuses else ""
+            return JobEnd(INTERRUPTED if statuses != {DONE} else DONE, "CANCELLED", killed)
         finally:
             self._terminate(running)
 
@@ -206,34 +231,6 @@ class LocalJob:
         """Prints a line. A full disk or a closed terminal is ignored, so that the worker's pipe is still read."""
         with contextlib.suppress(OSError, ValueError):
             self.print_line(name, line)
-
-    def _watch(self, running: list[_RunningWorker]) -> JobEnd:
-        """Restarts failing workers until the chief is done, one may not be restarted again, or the job is stopped."""
-        while not self._stopping.wait(_POLL_S):
-            codes = [worker.process.poll() for worker in running]
-            restarts = sum(worker.restarts for worker in running)
-            if codes[0] == DONE:  # the job ends with its chief
-                return JobEnd(DONE, "SUCCEEDED", restarts=restarts)
-            for place, code in enumerate(codes):
-                failed = running[place]
-                if code and failed.restarts >= self.restarts:  # the others get time to log and exit
-                    deadline = time.monotonic() + EXIT_TIMEOUT_S
-                    while time.monotonic() < deadline and any(worker.process.poll() is None for worker in running):
-                        time.sleep(_POLL_S)
-                    failed.reader.join(EXIT_TIMEOUT_S)
-                    error = f"The replica {failed.worker.name} exited with a non-zero status of {_status(code)}."
-                    job_code = code if code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT
-                    return JobEnd(job_code, "FAILED", error, restarts, _status(code))
-                if code:  # it failed, and may be restarted
-                    failed.reader.join(EXIT_TIMEOUT_S)
-                    restart = f"restart {failed.restarts + 1} of {self.restarts}"
-                    self._print(failed.worker.name, f"exited with status {_status(code)}: {restart}")
-                    running[place] = self._start(failed.worker, failed.restarts + 1)
-        self._print("all", f"stopping: the workers save their state and exit within {EXIT_TIMEOUT_S:.0f} s")
-        self._terminate(running)
-        statuses = {worker.process.returncode for worker in running}
-        killed = f"killed after {EXIT_TIMEOUT_S:.0f} s" if -signal.SIGKILL in statuses else ""
-        return JobEnd(INTERRUPTED if statuses != {DONE} else DONE, "CANCELLED", killed)
 
     def _terminate(self, running: Sequence[_RunningWorker]) -> None:
         """Sends each worker SIGTERM, on which the trainer saves its state; kills those that still run afterwards."""
@@ -289,12 +286,6 @@ def readable(line: str) -> str:
             prefix = "" if severity == "INFO" else f"{severity.lower()}: "
             return f"{prefix}{entry['message']}"
     return line.rstrip("\n")
-
-
-def checkpoint_step(job_dir: Path) -> int | None:
-    """Returns the step of the newest checkpoint in a job directory; None if there is none."""
-    steps = [step_of(path.name) for path in (job_dir / CHECKPOINTS).glob("*")]
-    return max((step for step in steps if step >= 0), default=None)
 
 
 def _status(code: int) -> int:

@@ -53,13 +53,6 @@ def checked_name(name: str) -> str:
     return name
 
 
-def checked_alias(alias: str) -> str:
-    """Returns an alias, which may be empty. Raises UserError unless the registry accepts it."""
-    if alias and not re.fullmatch(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]", alias):
-        raise UserError(f"alias={alias}: use letters, digits and -, 2 to 128, a small letter first, as champion")
-    return alias
-
-
 def digest(image: str, about: Servable) -> str:
     """Returns a digest of a version's image and files, which identifies the version."""
     return hashlib.sha256(json.dumps([image, dict(about.files)]).encode()).hexdigest()[:40]

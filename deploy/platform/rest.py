@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from deploy.platform import vertex_api
-from deploy.platform.errors import converted_errors, response_error
-from deploy.platform.vertex_api import CustomJob, JobStatus, WatchLine
+from deploy.platform.errors import converted_errors
+from deploy.platform.vertex_api import ApiError, CustomJob, JobStatus, WatchLine
 from deploy.tiers.tier import LABEL
-from trainer.base.storage.login import credentials
+from trainer.base.storage.login import credentials, login_command
 
 REQUEST_TIMEOUT_S = 60.0  # for one request
 
@@ -102,7 +102,11 @@ def call(method: str, url: str, login: Any = None, **request: Any) -> Any:
     with converted_errors(), AuthorizedSession(login or credentials()) as session:
         response = session.request(method, url, timeout=REQUEST_TIMEOUT_S, **request)
         if not response.ok:
-            raise response_error(response)
+            try:
+                message = str(response.json()["error"]["message"])
+            except (ValueError, KeyError, TypeError):
+                message = response.text or response.reason
+            raise ApiError(response.status_code, message, login_command())
         return response.json()
 
 

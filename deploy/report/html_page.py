@@ -67,12 +67,10 @@ def to_html(
         tiers_by_command.setdefault(command, []).append(tier.name)
     samples = []
     for tier in collection.tiers:
-        picture = tier.runs[0].sample if tier.runs else None
-        if picture is None:
-            continue
-        data = base64.b64encode(picture.read_bytes()).decode()
-        image = f'<img alt="samples of {html.escape(tier.name)}" src="data:image/png;base64,{data}">'
-        samples.append(_figure(tier.name, f"step {step_of(picture.stem)}", image))
+        if tier.runs and (picture := tier.runs[0].sample):
+            data = base64.b64encode(picture.read_bytes()).decode()
+            image = f'<img alt="samples of {html.escape(tier.name)}" src="data:image/png;base64,{data}">'
+            samples.append(_figure(tier.name, f"step {step_of(picture.stem)}", image))
     drawn = draw(collection, rows)
     (_, *names), *lines = [[html.escape(cell) for cell in line] for line in shown(rows)]
     cells = [(title, "".join(f"<td>{cell}</td>" for cell in values)) for title, *values in lines]

@@ -245,10 +245,6 @@ class TierSummary:
         qualities = {run.quality for run in self.done}
         return MIXED if len(qualities) > 1 else "".join(qualities)
 
-    def of_images(self, name: str) -> float | None:
-        """Returns a measure of generated images; None if it cannot be compared with that of other tiers."""
-        return median(run.final.get(name) for run in self.done) if self.quality == self.wanted_quality else None
-
     def first_name(self, names: Iterable[str], have: Callable[[Iterable[bool]], bool]) -> str | None:
         """Returns the first of `names` with a final value in all runs (`have` is all) or in any run (any), or None."""
         return next((name for name in names if self.done and have(name in run.final for run in self.done)), None)
@@ -317,9 +313,12 @@ def _no_quality(row: TierSummary) -> str:
 
 
 def _of_images(name: str, title: str) -> Measure:
-    """Returns the Measure of a quality of generated images that the trainer has computed."""
-    better = LOWER if name in FALLING else HIGHER
-    return Measure(name, title, lambda row: row.of_images(name), None, figures, _no_quality, better)
+    """Returns the Measure of a quality of generated images, which a tier lacks if it was computed as on no other."""
+
+    def read(row: TierSummary) -> float | None:
+        return median(run.final.get(name) for run in row.done) if row.quality == row.wanted_quality else None
+
+    return Measure(name, title, read, None, figures, _no_quality, LOWER if name in FALLING else HIGHER)
 
 
 MEASURES = (

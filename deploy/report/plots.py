@@ -21,7 +21,6 @@ LOOKS: list[dict[str, Any]] = [
     {"color": f"#0102{number:02x}", "linestyle": dashes, "marker": mark}
     for dashes, mark in (("-", "o"), ("--", "s"), (":", "^")) for number in range(16, 24)
 ]  # fmt: skip
-_MOST_TIERS = 12  # the most tiers that one figure shows with a line and a name each
 STYLE: Any = {
     "svg.fonttype": "none", "font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "text.color": _INK,
     "axes.edgecolor": _SOFT, "axes.labelcolor": _INK, "axes.titlecolor": _INK, "xtick.color": _SOFT,
@@ -85,28 +84,21 @@ def drawings(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[Dr
     """Yields the figures for which the runs have values, the most important first, with placeholders for colours."""
     speeds = {row.tier: row.images_per_second.median for row in rows if row.images_per_second}
     groups = [group for group in collection.tiers if group.runs]
-    fastest = sorted(groups, key=lambda group: -speeds.get(group.name, 0.0))[:_MOST_TIERS]
-    note = f", of the {len(fastest)} fastest of {len(groups)} tiers" if len(groups) > len(fastest) else ""
-    shown = [group for group in groups if group in fastest]  # in the order of the collection
     scaled = [row for row in rows if row.speed_up is not None and not (row.simulated or row.base.simulated)]
     priced = [row for row in rows if row.cost_per_million_images is not None and row.tier in speeds]
-    names = dict.fromkeys(group.name for group in (*shown, *collection.tiers))
-    looks = {name: LOOKS[index % len(LOOKS)] for index, name in enumerate(names)}
+    looks = {group.name: LOOKS[index % len(LOOKS)] for index, group in enumerate(collection.tiers)}
 
-    def cost_against_time(axes: "Axes") -> None:  # with many tiers, only some of the best get a name
+    def cost_against_time(axes: "Axes") -> None:
         points = [(1e6 / speeds[row.tier], row.cost_per_million_images) for row in priced]
         front = pareto_front(points)
         axes.plot(*zip(*(points[index] for index in front), strict=True), color=_SOFT, linewidth=1.2, zorder=1)
-        named = range(len(priced)) if len(priced) <= _MOST_TIERS else front[:: 1 + len(front) // _MOST_TIERS]
-        for index, (point, row) in enumerate(zip(points, priced, strict=True)):
-            look = {**looks[row.tier], "linestyle": "", "label": _label(row.tier)}
-            axes.plot(*point, **(look if index in named else {"color": _SOFT, "marker": "."}))
+        for point, row in zip(points, priced, strict=True):
+            axes.plot(*point, **{**looks[row.tier], "linestyle": "", "label": _label(row.tier)})
         axes.set(xlabel="s per million images", ylabel="USD per million images", xlim=(0, None), ylim=(0, None))
         _legend_above(axes)
 
     def speed_ups(axes: "Axes") -> None:
-        if len(scaled) > _MOST_TIERS:
-            axes.figure.set(figheight=0.2 * len(scaled) + 1)
+        axes.figure.set(figheight=max(3.6, 0.2 * len(scaled) + 1))
         colors = [looks[row.tier]["color"] for row in scaled]
         axes.barh(range(len(scaled)), [row.speed_up for row in scaled], color=colors, height=0.6)
         axes.set_yticks(range(len(scaled)), [f"{_label(row.tier)}  {row.speed_up:.2f} x" for row in scaled])
@@ -115,8 +107,8 @@ def drawings(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[Dr
         axes.grid(visible=False, axis="y")
 
     def loss_curves(axes: "Axes") -> None:
-        for index, group in enumerate(shown):
-            width = 3.5 - 2 * index / len(shown)  # wide lines come first, so that equal curves all stay visible
+        for index, group in enumerate(groups):
+            width = 3.5 - 2 * index / len(groups)  # wide lines come first, so that equal curves all stay visible
             steps, losses = _losses(group.runs[0])
             marker = looks[group.name]["marker"] if len(steps) == 1 else ""
             look = {**looks[group.name], "marker": marker, "linewidth": width}
@@ -132,7 +124,7 @@ def drawings(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[Dr
     if len(scaled) > 1:
         yield "Speed-up", "images/s relative to the baseline", speed_ups
     if any(_losses(run)[1] for run in collection.runs):
-        yield "Loss", f"by step, for the first repeat of each tier{note}", loss_curves
+        yield "Loss", "by step, for the first repeat of each tier", loss_curves
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:

@@ -108,16 +108,6 @@ class Machine:
 
 
 @dataclasses.dataclass(frozen=True)
-class MachineOption:
-    """Holds one row of the table: a machine with `count` accelerators, or with none."""
-
-    machine: Machine
-    accelerator: Accelerator | None
-    count: int
-    price: Price
-
-
-@dataclasses.dataclass(frozen=True)
 class Machines:
     """Holds the whole table. `region`, `date`: where and when the prices hold; `regions`: those that have training."""
 
@@ -128,15 +118,13 @@ class Machines:
     accelerators: Mapping[str, Accelerator]
     machines: Mapping[str, Machine]
 
-    def options(self) -> Iterator[MachineOption]:
-        """Yields every row of the table."""
+    def options(self) -> Iterator[tuple[Machine, str, int]]:
+        """Yields every machine with each accelerator, by name, and each number of them that it may have, or none."""
         for machine in self.machines.values():
             if machine.attached:
-                yield MachineOption(machine, None, 0, machine.price)
+                yield machine, "", 0
             for name, counts in machine.counts.items():
-                accelerator = self.accelerators[name]
-                for count in counts:
-                    yield MachineOption(machine, accelerator, count, self.price(machine.name, name, count))
+                yield from ((machine, name, count) for count in counts)
 
     def price(self, machine_type: str, accelerator: str, count: int) -> Price:
         """Returns the price of one machine with `count` accelerators; Price() for an unknown machine."""
@@ -184,13 +172,13 @@ def _price(facts: Mapping[str, Any], prices: Mapping[str, Any]) -> Price:
     return Price(**with_fee, inferred=True, lower_bound=bool(usd_by_kind) and "list" not in usd_by_kind)
 
 
-def load_machines(price_file: str = "") -> Machines:
+def load_machines(file: str = "") -> Machines:
     """Returns the table, in which the prices of a user's file replace its own. Raises UserError for an invalid file.
 
     A line of the file is `NAME: USD` or `NAME: {list: USD, spot: USD, flex_start: USD}`, each in USD an hour, with the
     name of a machine type or an accelerator.
     """
-    table, file = _read_table(), price_file
+    table = _read_table()
     if not file:
         return table
     try:

@@ -89,7 +89,7 @@ def check_spec(spec: Spec, name: str) -> None:
                 f"{where}: {kind} takes {has or 'no accelerators'}, not {asked}{advice}",
             ),
         )
-    # When it may run, and for how long.
+    # When it may run, for how long, and as whom.
     scheduling = spec.get("scheduling", {})
     strategy, timeout = scheduling.get("strategy", "STANDARD"), scheduling.get("timeout", "86400s")
     refuse(
@@ -106,6 +106,11 @@ def check_spec(spec: Spec, name: str) -> None:
             float(timeout[:-1]) < LEAST_TIMEOUT_S,
             f'{name}: scheduling.timeout={timeout} ends the job at once, since starting takes minutes: write "86400s"',
         ),
+        (
+            "tensorboard" in spec and "serviceAccount" not in spec,
+            f"{name}: tensorboard without serviceAccount: the job could not write to it: add serviceAccount: "
+            "NAME@PROJECT.iam.gserviceaccount.com to the tier",
+        ),
     )
     for kind, accelerator, _ in map(machine_of, pools):
         only = table.machines[kind].strategies
@@ -120,11 +125,6 @@ def check_spec(spec: Spec, name: str) -> None:
                 f"{name}: scheduling.strategy=FLEX_START: not for {accelerator or 'machines without GPUs'}, only for "
                 "L4, A100, H100, H200 and B200: drop the strategy, or use SPOT",
             ),
-        )
-    if "tensorboard" in spec and "serviceAccount" not in spec:
-        raise UserError(
-            f"{name}: tensorboard without serviceAccount: the job could not write to it: add serviceAccount: "
-            "NAME@PROJECT.iam.gserviceaccount.com to the tier"
         )
 
 

@@ -112,4 +112,4 @@ def test_prices(prices: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = written(tmp_path_factory.getbasetemp() / "prices.yaml", yaml.dump(prices))
     table = one_line(lambda: load_machines(path))
     if table:
-        assert all(offer.price.list is None or offer.price.list > 0 for offer in table.options())
+        assert all((table.price(machine.name, name, count).list or 1) > 0 for machine, name, count in table.options())

@@ -1,7 +1,6 @@
 """A comparison: what it asks of each tier, in which order, and how it goes on after whatever happened."""
 
 import dataclasses
-import fcntl
 import os
 import signal
 import subprocess
@@ -40,7 +39,7 @@ def planned(tiers: Sequence[TierFacts], flags: Sequence[str], *scaling: str, **m
 
 
 def compare(plan: ComparisonRequest, out: Path, runner: "Planting", parallel: int = 1) -> int:
-    return execution.run_comparison(plan, plan.resolve(runner), out, runner, parallel)
+    return execution.run_comparison(plan, plan.resolve(), out, runner, parallel)
 
 
 class Planting(LocalRunner):
@@ -49,10 +48,6 @@ class Planting(LocalRunner):
     def __init__(self, script: Callable[[TierFacts, Path], int | None] = lambda tier, job_dir: None) -> None:
         self.script, self.stopped = script, False
         self.asked: list[tuple[str, str, list[str]]] = []
-
-    def check(self, run: Workload) -> None:
-        if run.tier.machine_type == "none":
-            raise UserError("this machine cannot be had")
 
     def preflight(self, runs: Sequence[tuple[Workload, Path]]) -> None:
         pass
@@ -161,14 +156,12 @@ def refuses(tier: TierFacts, job_dir: Path) -> int:
     return 2
 
 
-def test_what_the_first_run_is_refused_for_keeps_the_others_from_starting(tmp_path: Path) -> None:
+def test_what_the_first_run_is_refused_for_keeps_the_others_from_starting(tmp_path: Path, capsys: Capture) -> None:
+    """What only a later run is refused for keeps none from starting."""
     runner = Planting(refuses)
     with pytest.raises(UserError, match=r"^data=x: no images$"):
         compare(planned((ONE, TWO, FOUR), FLAGS), tmp_path, runner)
     assert asked(runner) == ["one/repeat-1"]
-
-
-def test_what_only_a_later_run_is_refused_for_keeps_none_from_starting(tmp_path: Path, capsys: Capture) -> None:
     runner = Planting(lambda tier, job_dir: refuses(tier, job_dir) if tier == TWO else None)
     assert compare(planned((ONE, TWO, FOUR), FLAGS), tmp_path, runner) == 2
     assert asked(runner) == ["one/repeat-1", "two/repeat-1", "four/repeat-1"]
@@ -205,7 +198,6 @@ def test_what_can_be_known_to_fail_is_refused_before_anything_runs(tmp_path: Pat
         "three: global_batch_size=8 does not divide over 3 replicas: take 6 or 9": planned((ONE, three), FLAGS),
         "--job_dir is not for a comparison: --out names the folder": planned((ONE,), (*FLAGS, "--job_dir=x")),
         "--replicas is not for a comparison: the tiers set the number": planned((ONE,), (*FLAGS, "--replicas=2")),
-        "this machine cannot be had": planned((TierFacts("x", "none"),), FLAGS),
     }.items():
         runner = Planting()
         with pytest.raises(UserError, match=line):
@@ -230,7 +222,7 @@ def test_an_interrupt_stops_the_runs_and_starts_no_other(
     tmp_path: Path, numbers: list[signal.Signals], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A terminal that is closed is heard of from the shell and, when the shell ends, from the kernel."""
-    locked, waits = [], threading.Event()
+    waits = threading.Event()
 
     def script(tier: TierFacts, job_dir: Path) -> int:
         assert waits.wait(60)  # with all runs in the pool
@@ -239,7 +231,6 @@ def test_an_interrupt_stops_the_runs_and_starts_no_other(
             time.sleep(0.1)
         for _ in range(1000):
             if runner.stopped:
-                locked.append(is_locked(tmp_path))
                 return 75
             time.sleep(0.01)
         return 1
@@ -260,21 +251,11 @@ def test_an_interrupt_stops_the_runs_and_starts_no_other(
         assert signal.getsignal(numbers[0]) == unheard
     finally:
         signal.signal(numbers[0], before)
-    assert (runner.stopped, locked) == (True, [True])
+    assert runner.stopped
     assert asked(runner) == ["one/repeat-1"]
     again = Planting()
     assert compare(planned((ONE, TWO, FOUR), FLAGS), tmp_path, again) == 0
     assert len(again.asked) == 3
-
-
-def is_locked(folder: Path) -> bool:
-    """Whether a second comparison would be refused."""
-    with open(folder / ".lock") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
 
 
 def test_mistakes_on_the_command_line_are_one_line(tmp_path: Path, refused: Command) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.cli import local
-from deploy.platform.local import LocalJob, LocalWorker, free_addresses, local_workers
+from deploy.platform.local import JobEnd, LocalJob, LocalWorker, free_addresses, local_workers
 from deploy.tiers.tier import load_tier
 from tests.deploy.conftest import ROOT, Capture
 
@@ -89,22 +89,24 @@ def test_each_worker_runs_on_its_own_core(tmp_path: Path, script: Path) -> None:
     assert seen == {name: {core} for name, core in own.items()}
 
 
-def test_the_chiefs_end_is_the_jobs_and_nothing_is_left(tmp_path: Path, script: Path) -> None:
-    made, said = job(tmp_path, script, [("0.2", "0"), ("60", "0")])
-    outcome = made.run()
-    assert (outcome.code, outcome.state) == (0, "SUCCEEDED")
-    assert "[workerpool0-0] slept" in said
-    assert "[workerpool1-0] slept" not in said  # it was ended, not waited for
-    assert "[workerpool0-0] start 1" in said
+ERROR = "The replica workerpool1-0 exited with a non-zero status of {}."
 
 
-@pytest.mark.parametrize(("codes", "code"), [("2", 2), ("75", 75), ("1", 1), ("9", 1)])
-def test_one_workers_failure_fails_the_job(tmp_path: Path, script: Path, codes: str, code: int) -> None:
-    made, said = job(tmp_path, script, [("0.3", "75"), ("0", codes)])
-    outcome = made.run()
-    assert (outcome.code, outcome.state) == (code, "FAILED")
-    assert outcome.error == f"The replica workerpool1-0 exited with a non-zero status of {codes}."
+@pytest.mark.parametrize(("cases", "restarts", "end", "starts"), [
+    ([("0.2", "0"), ("60", "0")], 0, JobEnd(0, "SUCCEEDED"), "x"),  # the other is ended, not waited for
+    ([("1.5", "0"), ("0", "75,1,0")], 2, JobEnd(0, "SUCCEEDED", restarts=2), "xxx"),
+    *(([("0.3", "75"), ("0", codes)], 0, JobEnd(code, "FAILED", ERROR.format(codes), 0, int(codes)), "x")
+      for codes, code in (("2", 2), ("75", 75), ("1", 1), ("9", 1))),
+], ids=["chief", "restarts", "2", "75", "1", "9"])  # fmt: skip
+def test_a_job_ends_with_its_chief_or_with_a_worker_that_may_not_be_restarted(
+    tmp_path: Path, script: Path, cases: list[tuple[str, str]], restarts: int, end: JobEnd, starts: str
+) -> None:
+    made, said = job(tmp_path, script, cases, restarts)
+    assert made.run() == end
+    assert ("[workerpool1-0] slept" in said) == (cases[1][0] == "0")
     assert said.count("[workerpool1-0] start 1") == 1  # said once, and not in the error again
+    assert ("[workerpool1-0] exited with status 75: restart 1 of 2" in said) == (restarts == 2)
+    assert (tmp_path / "starts1").read_text() == starts
 
 
 @pytest.mark.parametrize("error", [OSError("No space left on device"), ValueError("I/O operation on closed file.")])
@@ -125,14 +127,6 @@ def test_no_outgoing_connection_can_take_a_workers_port() -> None:
     ports = [int(address.rpartition(":")[2]) for address in free_addresses(50)]
     assert len(set(ports)) == 50
     assert max(ports) < int(RANGE.read_text().split()[0])
-
-
-def test_what_fails_is_restarted_as_often_as_asked(tmp_path: Path, script: Path) -> None:
-    made, said = job(tmp_path, script, [("1.5", "0"), ("0", "75,1,0")], restarts=2)
-    outcome = made.run()
-    assert (outcome.state, outcome.restarts) == ("SUCCEEDED", 2)
-    assert "[workerpool1-0] exited with status 75: restart 1 of 2" in said
-    assert (tmp_path / "starts1").read_text() == "xxx"
 
 
 @pytest.mark.parametrize(

@@ -111,16 +111,13 @@ def test_more_than_ideal_and_less_than_nothing_are_not_extrapolated(
     assert four.step.low < expected < four.step.high < 2.2 * expected
 
 
-@pytest.mark.parametrize(("measured", "device", "asked"), [(CPU, "CPU", L4X2), (L4X2, "GPU", CPU)])
-def test_another_kind_of_device_is_not_guessed(
-    tmp_path: Path, measured: TierFacts, device: str, asked: TierFacts
+@pytest.mark.parametrize(("measured", "device", "asked"), [
+    (CPU, "CPU", [L4X2]), (L4X2, "GPU", [CPU]), (L4X2, "CPU", [L4X4, L4X2, CPU]),
+], ids=["cpu", "gpu", "simulated"])  # fmt: skip
+def test_another_kind_of_device_and_a_simulated_one_say_nothing_of_a_tier(
+    tmp_path: Path, measured: TierFacts, device: str, asked: list[TierFacts]
 ) -> None:
-    assert estimate(collect([str(short_run(tmp_path, measured, device))]), [asked], CONFIG) == ([], [])
-
-
-def test_simulated_accelerators_say_nothing_of_real_ones(tmp_path: Path) -> None:
-    measured = collect([str(short_run(tmp_path, L4X2, device="CPU"))])
-    assert estimate(measured, [L4X4, L4X2, CPU], CONFIG) == ([], [])
+    assert estimate(collect([str(short_run(tmp_path, measured, device))]), asked, CONFIG) == ([], [])
 
 
 def test_a_gpu_of_this_machine_is_the_tiers_only_by_its_name(tmp_path: Path) -> None:
@@ -135,19 +132,15 @@ def test_a_gpu_of_this_machine_is_the_tiers_only_by_its_name(tmp_path: Path) -> 
 EPOCHS = replace(CONFIG, steps=None, epochs=100)
 
 
-def test_epochs_are_counted_in_the_steps_of_the_short_run(tmp_path: Path) -> None:
-    measured = collect([str(short_run(tmp_path, CPU, device="CPU"))])
-    cpu, _ = known(measured, CPU, EPOCHS)
-    assert cpu.seconds.middle == pytest.approx(5 + 100 * 60 * 0.1)
-
-
-def test_epochs_of_unknown_length_are_refused(tmp_path: Path) -> None:
+def test_epochs_are_counted_in_the_steps_of_the_short_run_and_refused_if_their_length_is_unknown(
+    tmp_path: Path,
+) -> None:
     folder = plant(tmp_path / "cpu", [0.1] * 20, devices=["CPU:0"])
+    assert known(collect([str(folder)]), CPU, EPOCHS)[0].seconds.middle == pytest.approx(5 + 100 * 60 * 0.1)
     edit(folder / "run.json", data=None)
     with pytest.raises(UserError, match="does not say how many steps an epoch has: give --steps= instead of --epochs="):
         estimate(collect([str(folder)]), [CPU], EPOCHS)
-    cpu, _ = known(collect([str(folder)]), CPU)
-    assert cpu.seconds.middle == pytest.approx(5 + 10_000 * 0.1)
+    assert known(collect([str(folder)]), CPU)[0].seconds.middle == pytest.approx(5 + 10_000 * 0.1)
 
 
 def test_what_the_short_run_cannot_tell_is_refused(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_stop_during_the_first_upload_submits_nothing(
 
     monkeypatch.setattr("deploy.comparison.runners.upload_packages", stopped)
     plan = comparison.ComparisonRequest(tiers, overrides)
-    assert comparison.run_comparison(plan, plan.resolve(runner), tmp_path / "out", runner, parallel=3) == 75
+    assert comparison.run_comparison(plan, plan.resolve(), tmp_path / "out", runner, parallel=3) == 75
     assert (len(uploads), cloud.jobs) == (1, {})
 
 
