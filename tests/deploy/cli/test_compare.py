@@ -160,10 +160,10 @@ def test_what_the_first_run_is_refused_for_keeps_the_others_from_starting(tmp_pa
     """What only a later run is refused for keeps none from starting."""
     runner = Planting(refuses)
     with pytest.raises(UserError, match=r"^data=x: no images$"):
-        compare(planned((ONE, TWO, FOUR), FLAGS), tmp_path, runner)
+        compare(planned((ONE, TWO, FOUR), FLAGS), tmp_path / "first", runner)
     assert asked(runner) == ["one/repeat-1"]
     runner = Planting(lambda tier, job_dir: refuses(tier, job_dir) if tier == TWO else None)
-    assert compare(planned((ONE, TWO, FOUR), FLAGS), tmp_path, runner) == 2
+    assert compare(planned((ONE, TWO, FOUR), FLAGS), tmp_path / "later", runner) == 2
     assert asked(runner) == ["one/repeat-1", "two/repeat-1", "four/repeat-1"]
     line = "two, repeat 1: exit code 2: data=x: no images; fix that, then run the command again ("
     assert line in capsys.readouterr().out
