@@ -227,15 +227,14 @@ def retried(call: Callable[[], T], clock: Clock, retry_s: float = RETRY_S) -> T:
     The first long wait is announced in a line on stderr. Raises an ApiError that is not transient at once, and the last
     transient one when the time is over.
     """
-    deadline, announced = clock.now() + retry_s, False
+    deadline = clock.now() + retry_s
     for wait in backoff():
         try:
             return call()
         except ApiError as error:
             if not error.transient or clock.now() + wait > deadline:
                 raise
-            if wait >= ANNOUNCED_WAIT_S and not announced:
-                announced = True
+            if ANNOUNCED_WAIT_S <= wait < LONGEST_WAIT_S:  # of one wait alone, since they double
                 end = time.strftime("%H:%M UTC", time.gmtime(deadline))
                 reason = f"{error} ({error.code or 'no response'})"
                 tell(f"{reason}: retrying until {end}; Ctrl-C stops")
