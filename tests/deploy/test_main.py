@@ -122,19 +122,16 @@ def test_a_setting_may_be_emptied(capsys: Capture) -> None:
     assert "- --augment=\n" in capsys.readouterr().out
 
 
-def test_a_fault_of_the_platform_is_one_line_too(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    fault = "gs://bucket/runs: Cloud Storage does not answer as it should"
-    monkeypatch.setattr("deploy.cli.runs.report", Mock(side_effect=PlatformFault(fault)))
-    assert main(["report", "gs://bucket/runs"]) == 1
-    assert capsys.readouterr().err == f"error: {fault}: run the same command again later\n"
-
-
-@pytest.mark.parametrize(
-    ("told", "shown"), [((), "stopped: run the same command again to go on\n"), (("projects/p/…/7",), "")]
-)
-def test_ctrl_c_is_told_once(told: tuple[str, ...], shown: str, monkeypatch: Patch, capsys: Capture) -> None:
-    monkeypatch.setattr("deploy.cli.runs.report", Mock(side_effect=KeyboardInterrupt(*told)))
-    assert main(["report", "run"]) == 75
+@pytest.mark.parametrize(("error", "code", "shown"), [
+    (PlatformFault("Cloud Storage fails"), 1, "error: Cloud Storage fails: run the same command again later\n"),
+    (KeyboardInterrupt(), 75, "stopped: run the same command again to go on\n"),
+    (KeyboardInterrupt("projects/p/…/7"), 75, ""),  # the verb has said what became of its job
+], ids=["fault", "Ctrl-C", "Ctrl-C of a job"])  # fmt: skip
+def test_a_fault_of_the_platform_and_ctrl_c_are_one_line(
+    error: BaseException, code: int, shown: str, monkeypatch: Patch, capsys: Capture
+) -> None:
+    monkeypatch.setattr("deploy.cli.runs.report", Mock(side_effect=error))
+    assert main(["report", "run"]) == code
     assert capsys.readouterr().err == shown
 
 

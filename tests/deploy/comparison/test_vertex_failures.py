@@ -175,12 +175,14 @@ def test_a_partly_fetched_run_is_fetched_again_and_a_missing_result_is_reported(
     assert re.search(r"cpu, repeat 1: output=gs://.*no run.json, stats.jsonl, result.json", command("cpu", code=2))
 
 
-def test_a_damaged_record_is_named(command: Command, cloud: Emulator, tmp_path: Path) -> None:
-    file = tmp_path / "out" / "cpu" / "repeat-1" / "submission.json"
+@pytest.mark.parametrize("name", ["submission.json", "vertex.json"])  # the second is that of version 0.2
+def test_a_damaged_record_is_named(name: str, command: Command, cloud: Emulator, tmp_path: Path) -> None:
     command("cpu")
-    (file.parent / "result.json").unlink()
-    file.write_text('{"job": 1}')
-    with pytest.raises(UserError, match=f"^{file} is damaged: see `python -m deploy jobs`"):
+    folder = tmp_path / "out" / "cpu" / "repeat-1"
+    (folder / "result.json").unlink()
+    (folder / "submission.json").unlink()
+    (folder / name).write_text('{"job": 1}')
+    with pytest.raises(UserError, match=f"^{folder / name} is damaged: see `python -m deploy jobs`"):
         command("cpu")
     assert len(cloud.jobs) == 1
 
@@ -200,9 +202,3 @@ def test_the_jobs_of_version_0_2_are_found_and_nothing_is_paid_twice(
     (folder / "vertex.json").write_text(json.dumps({**old, "output": sent["output"]}))
     command("cpu")
     assert (len(cloud.jobs), rows(tmp_path)[0].state) == (1, "done")
-    (folder / "result.json").unlink()
-    (folder / "submission.json").unlink()  # which it has now
-    (folder / "vertex.json").write_text('{"job": 1}')
-    with pytest.raises(UserError, match=f"^{folder / 'vertex.json'} is damaged: see `python -m deploy jobs`"):
-        command("cpu")
-    assert len(cloud.jobs) == 1
