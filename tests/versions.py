@@ -23,7 +23,7 @@ JOBS = tuple(
     for name in (
         "a_run_leaves_what_the_contract_says", "the_same_command_resumes_until_the_run_is_done",
         "more_replicas_resume_with_the_same_numbers", "a_subclassed_model_is_saved_as_far_as_keras_can",
-        "a_callback_can_stop_the_run",
+        "a_callback_can_stop_the_run_and_a_fault_is_kept_in_the_result",
     )
 )  # fmt: skip
 # Of the Pythons that have the newest TensorFlow, as the default one: syntax, imports, jobs, the wheel, Google's SDK.

@@ -28,9 +28,9 @@ def begun(folder: Path, before: Any = None, began: float = 0.0) -> RunResult:
     return RunResult.of_job(CONFIG, job_dir, began)
 
 
-def written(run_result: RunResult, state: str = "running") -> Any:
+def written(run_result: RunResult, folder: Path, state: str = "running") -> Any:
     run_result.write(state, {})
-    return read_result(run_result.job_dir.root)[0] if run_result.job_dir else {}
+    return read_result(folder)[0]
 
 
 @pytest.mark.parametrize(
@@ -47,43 +47,33 @@ def test_repeated_steps_are_counted_from_the_last_reported_one(tmp_path: Path) -
     stats.write_text('{"kind": "report", "step": 40}\n{"kind": "report", "step": 57}\n{"kind": "rep')
     run_result = begun(tmp_path, {"state": "running", "steps": 50, "steps_repeated": 2})
     run_result.resume(progress(50))
-    assert written(run_result)["steps_repeated"] == 2 + 7
+    assert written(run_result, tmp_path)["steps_repeated"] == 2 + 7
     run_result.progress = progress(60)
     run_result.resume(progress(55))  # rolled back within this process
-    assert written(run_result)["steps_repeated"] == 2 + 7 + 5
+    assert written(run_result, tmp_path)["steps_repeated"] == 2 + 7 + 5
 
 
 def test_seconds_add_up_over_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("time.monotonic", lambda: 1_030.0)
     run_result = begun(tmp_path, {"wall_seconds": 70.5, "saving_seconds": 1.5}, 1_000.0)
     run_result.saving_seconds = 0.25
-    result = written(run_result, "done")
+    result = written(run_result, tmp_path, "done")
     assert (result["wall_seconds"], result["saving_seconds"]) == (100.5, 1.75)
     run_result.write_end("failed", "after the end", USER_MUST_CHANGE)
     assert read_result(tmp_path)[0] == result  # that of a finished run is left alone
 
 
-def test_a_failure_keeps_the_known_values(tmp_path: Path) -> None:
-    """Covers values that this process wrote itself: the file did not exist when it began."""
+def test_on_vertex_the_same_job_with_the_same_settings_fails_with_the_old_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failure keeps the values that this process wrote itself: the file did not exist when it began."""
+    monkeypatch.setenv("CLOUD_ML_JOB_ID", "123")
     run_result = begun(tmp_path)
     run_result.write("running", {"final": {"losses": {"loss": 1.0}}})
-    run_result.write_end("failed", "no such folder", USER_MUST_CHANGE)
+    run_result.write_end("failed", "step 3: loss is NaN", USER_MUST_CHANGE)
     failed: Any = read_result(tmp_path)[0]
-    assert (failed["state"], failed["error"], failed["exit_code"]) == ("failed", "no such folder", 2)
+    assert (failed["state"], failed["error"], failed["exit_code"]) == ("failed", "step 3: loss is NaN", 2)
     assert failed["final"] == {"losses": {"loss": 1.0}}
-
-
-@pytest.fixture
-def failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns the result.json of job 123, which failed for a mistake of the user's."""
-    monkeypatch.setenv("CLOUD_ML_JOB_ID", "123")
-    begun(tmp_path).write_end("failed", "step 3: loss is NaN", USER_MUST_CHANGE)
-    return read_result(tmp_path)[0]
-
-
-def test_on_vertex_the_same_job_with_the_same_settings_fails_with_the_old_error(
-    failed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
     with pytest.raises(UserError, match=r"^step 3: loss is NaN$"):
         refuse_hopeless_restart(CONFIG, failed)
     refuse_hopeless_restart(CONFIG, {})
@@ -102,7 +92,10 @@ def test_a_slow_worker_is_named_once(tmp_path: Path) -> None:
     assert [(verdict[0], round(verdict[1], 6)) for verdict in verdicts[5:] if verdict] == [(1, 0.4)] * 3
     for why in ("the others wait for its batches", "its GPUs alone are idle"):
         run_result.name_slow("worker 1", why)
-    assert written(run_result)["slow_worker"] == {"name": "worker 1", "why": "the others wait for its batches"}
+    assert written(run_result, tmp_path)["slow_worker"] == {
+        "name": "worker 1",
+        "why": "the others wait for its batches",
+    }
     assert WorkerWaits().count((9.0,), 99.0) is None  # one worker has nobody who waits for it
 
 
@@ -117,23 +110,18 @@ def test_seconds_are_in_one_class_over_restarts(monkeypatch: pytest.MonkeyPatch)
         now += seconds
         first.enter(phase)
     first.move(1.5, SAVE, OTHER)
-    before: dict[str, Any] = {
-        "state": "running",
-        "goodput": first.seconds(),
-        "wall_seconds": 82.0,
-        "written_at": 1000.0 + now,
-    }
-    assert before["goodput"] == {**dict.fromkeys(before["goodput"], 0.0), START: 30, STEP: 50, SAVE: 0.5, OTHER: 1.5}
+    counted = first.seconds()
+    assert counted == {**dict.fromkeys(counted, 0.0), START: 30, STEP: 50, SAVE: 0.5, OTHER: 1.5}
+    before: Any = {"state": "running", "goodput": counted, "wall_seconds": 82.0, "written_at": 1000.0 + now}
     now += 27
-    for paid, restarts, unpaid in ((True, 27.0, 0.0), (False, 0.0, 27.0)):
-        again = Goodput(now, before)
-        again.recover(before, paid=paid)
-        found = again.seconds()
-        assert found["infrastructure_recovery_from_disruption"] == restarts
+    for stored, paid, restarts, unpaid in (
+        (before, True, 27.0, 0.0),
+        (before, False, 0.0, 27.0),
+        ({}, False, 0.0, 0.0),
+    ):
+        again = Goodput(now, stored)
+        again.recover(stored, paid=paid)
+        assert again.seconds()["infrastructure_recovery_from_disruption"] == restarts
         assert again.unpaid_seconds == unpaid
-        assert sum(found.values()) == 82 + restarts
-    first = Goodput(now, {})
-    first.recover({}, paid=False)
-    assert first.unpaid_seconds == 0
-    older = Goodput(now, {"wall_seconds": 12.0})
-    assert older.seconds()["other"] == 12.0, "of a version that counted no classes"
+        assert sum(again.seconds().values()) == stored.get("wall_seconds", 0) + restarts
+    assert Goodput(now, {"wall_seconds": 12.0}).seconds()["other"] == 12.0, "of a version that counted no classes"

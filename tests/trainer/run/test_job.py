@@ -69,13 +69,6 @@ def test_a_run_leaves_what_the_contract_says(small_config: Make) -> None:
     assert 0 < result["training_seconds"] <= result["wall_seconds"]
 
 
-def test_epochs_are_counted_and_timed(small_config: Make) -> None:
-    config = small_config(*MLP, "--steps=40", "--global_batch_size=64")  # 28 steps an epoch
-    folder = run(config)
-    assert [(entry["step"], entry["epoch"]) for entry in lines(folder, "epoch")] == [(28, 1.0)]
-    assert read(folder / "result.json")["epoch_seconds"] == []  # the first epoch held the tracing of the graph
-
-
 def test_the_same_command_resumes_until_the_run_is_done(small_config: Make, caplog: Log) -> None:
     """Covers a GAN in tests/e2e/test_task.py, and below on more replicas."""
     flags = (*MLP, "--precision=float64", "--report_every_steps=1")
@@ -87,12 +80,8 @@ def test_the_same_command_resumes_until_the_run_is_done(small_config: Make, capl
     assert [entry["step"] for entry in reports] == list(range(1, 10))
     assert [entry["untimed_steps"] for entry in reports] == [1, 0, 0, 0, 0, 1, 0, 0, 0]  # each start traces the graph
     undisturbed, logs = run_steps(more, 9)
-    found = np.mean([entry["losses"]["loss"] for entry in reports])
-    assert found == pytest.approx(logs.means()["loss"], rel=1e-12)
-
-    resumed = prepared(more)
-    assert resumed.state.progress.step == 9
-    assert largest_difference(weights(undisturbed), weights(resumed.setup.model)) < 1e-12
+    assert np.mean([entry["losses"]["loss"] for entry in reports]) == pytest.approx(logs.means()["loss"], rel=1e-12)
+    assert largest_difference(weights(undisturbed), weights(prepared(more).setup.model)) < 1e-12
 
     before = (folder / "result.json").read_text()
     run(more)
@@ -150,35 +139,31 @@ def test_versions_are_those_of_the_steps_that_count(small_config: Make) -> None:
         started.versions_by_step(before, 6)
 
 
-def test_a_run_killed_before_its_export_exports(small_config: Make) -> None:
-    folder = run(small_config(*MLP))
+def test_what_later_commands_do_to_a_finished_run(small_config: Make) -> None:
+    """Those with other settings are refused, one that was killed before its export exports, a failure is reported."""
+    folder = run(small_config(*MLP, "--steps=40", "--global_batch_size=64"))
+    assert [(entry["step"], entry["epoch"]) for entry in lines(folder, "epoch")] == [(28, 1.0)]
     result = read(folder / "result.json")
+    assert result["epoch_seconds"] == []  # the first epoch held the tracing of the graph
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    same = (*MLP, "--global_batch_size=64")
+    with refused("another run (seed: 0 before, 1 now; tf32: True before, False now)"):
+        run(small_config(*same, "--seed=1", "--tf32=false"))
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
     shutil.rmtree(folder / "model")
-    run(small_config(*MLP))
+    run(small_config(*same, "--steps=40"))
     assert (folder / "model" / "model.keras").is_file()
     assert read(folder / "result.json")["final"] == result["final"]
 
-
-def test_a_failure_after_a_finished_run_is_reported(small_config: Make) -> None:
-    folder = run(small_config(*MLP, "--steps=4"))
-    with pytest.raises(UserError, match="no accelerators are visible"):
-        run(small_config(*MLP, "--expect_devices=1"))
+    with refused("no accelerators are visible"):
+        run(small_config(*same, "--expect_devices=1"))
     assert read(folder / "result.json")["state"] == "done"  # it did not come to train
     # The rules of a named model would refuse it.
-    later = dataclasses.replace(small_config(*MLP, "--steps=6"), tuning_metric="nothing")
-    with pytest.raises(UserError, match="this run reports"):
-        run(later)
+    with refused("this run reports"):
+        run(dataclasses.replace(small_config(*same, "--steps=42"), tuning_metric="nothing"))
     result = read(folder / "result.json")
-    assert (result["state"], result["steps"]) == ("failed", 5)
-
-
-def test_a_fault_is_kept_in_the_result(small_config: Make, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(job, "export", int)  # int() takes no folder: an exception without a frame of the user's
-    config = small_config(*MLP)
-    with pytest.raises(TypeError) as raised:
-        run(config)
-    result = read(Path(config.job_dir) / "result.json")
-    assert (result["state"], result["error"]) == ("failed", f"TypeError: {raised.value}")
+    assert (result["state"], result["steps"]) == ("failed", 41)
 
 
 @pytest.mark.exports
@@ -187,14 +172,6 @@ def test_a_subclassed_model_is_saved_as_far_as_keras_can(small_config: Make) -> 
     assert {path.name for path in (folder / "model").iterdir()} == {"model.keras", "saved_model", "serving.json"}
     served = tf.saved_model.load(str(folder / "model" / "saved_model"))
     assert served.serve(tf.zeros((3, 16, 16, 1))).shape == (3, 10)
-
-
-def test_another_runs_job_dir_is_refused_and_left_alone(small_config: Make) -> None:
-    folder = run(small_config(*MLP))
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match=r"another run \(seed: 0 before, 1 now; tf32: True before, False now\)"):
-        run(small_config(*MLP, "--seed=1", "--tf32=false"))
-    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_failed_run_leaves_its_state(small_config: Make) -> None:
@@ -228,24 +205,32 @@ def test_out_of_memory_reports_what_to_lower(small_config: Make) -> None:
     ({"replicas": 2, "shard_optimizer": True}, "by --remat=blocks, lower"),
 ])  # fmt: skip
 def test_out_of_memory_names_settings_that_save_memory(settings: dict[str, Any], advice: str) -> None:
-    """Several devices: the first error may come from one that waited for the one that failed, and quotes it."""
     config = TrainConfig(**settings)
     assert advice in str(out_of_memory(config, make_replicas(config)))
-    for cause, found in (("OOM when allocating tensor", True), ("something else", False)):
-        assert is_out_of_memory(tf.errors.InternalError(None, None, f"Collective ops is aborted by: {cause}")) is found
 
 
-def test_old_cards_compute_fast_in_float16(monkeypatch: Patch) -> None:
+def test_memory_that_ran_out_on_another_device_and_old_cards_are_known(monkeypatch: Patch) -> None:
+    """The first error may come from a device that waited for the one that failed, and quotes it."""
+    for cause, expected in (("OOM when allocating tensor", True), ("something else", False)):
+        error = tf.errors.InternalError(None, None, f"Collective ops is aborted by: {cause}")
+        assert is_out_of_memory(error) is expected
     assert half_precision() == "mixed_bfloat16"
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["GPU:0"])
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: {"compute_capability": (7, 5)})
     assert half_precision() == "mixed_float16"
 
 
-def test_a_callback_can_stop_the_run(small_config: Make) -> None:
-    folder = run(small_config("--callbacks=tests.models:stop_at_3", "--steps=50", "--steps_per_loop=1"))
+def test_a_callback_can_stop_the_run_and_a_fault_is_kept_in_the_result(small_config: Make, monkeypatch: Patch) -> None:
+    flags = ("--callbacks=tests.models:stop_at_3", "--steps=50", "--steps_per_loop=1")
+    folder = run(small_config(*flags))
     result = read(folder / "result.json")
     assert (result["state"], result["steps"]) == ("done", 3)
+    shutil.rmtree(folder)
+    monkeypatch.setattr(job, "export", int)  # int() takes no folder: an exception without a frame of the user's
+    with pytest.raises(TypeError) as raised:
+        run(small_config(*flags))
+    result = read(folder / "result.json")
+    assert (result["state"], result["error"]) == ("failed", f"TypeError: {raised.value}")
 
 
 @pytest.mark.parametrize(("flag", "line"), [
@@ -269,13 +254,10 @@ def test_what_other_threads_draw_does_not_change_the_first_weights() -> None:
         while not drawing.wait(1e-5):
             random.random()
 
-    thread = threading.Thread(target=draw)
-    thread.start()
-    try:
-        assert largest_difference(first, weights(run_steps(config, 1)[0])) == 0
-    finally:
-        drawing.set()
-        thread.join()
+    threading.Thread(target=draw, daemon=True).start()
+    again = weights(run_steps(config, 1)[0])
+    drawing.set()
+    assert largest_difference(first, again) == 0
 
 
 @pytest.mark.slow

@@ -1,7 +1,9 @@
 """A run proves before it trains that replicas change nothing, or stops in a line."""
 
 import json
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,21 +24,20 @@ from trainer.run.replica_check import (
 from trainer.training.checkpoint import snapshot, variables_of, write_checkpoint
 
 
-def settings(model: str, *flags: str) -> TrainConfig:
+def flags_of(model: str) -> list[str]:
     own = [f"--model=tests.planted_dependences:{model}", "--data=tests.own_data:arrays"]
-    return resolve([*own, "--steps=2", "--global_batch_size=16", *flags]).config
+    return [*own, "--steps=2", "--global_batch_size=16"]
+
+
+def settings(model: str, *flags: str) -> TrainConfig:
+    return resolve([*flags_of(model), *flags]).config
 
 
 def started(tmp_path: Path, model: str, *flags: str) -> dict[str, Any]:
     """Trains two steps on two replicas, and returns run.json."""
-    words = [
-        f"--model=tests.planted_dependences:{model}", "--data=tests.own_data:arrays", "--steps=2", "--replicas=2",
-        "--global_batch_size=16", f"--job_dir={tmp_path / 'run'}", *flags,
-    ]  # fmt: skip
-    try:
-        job.run(resolve(words).config, ["python", "-m", "trainer.task", *words], 0.0)
-    finally:
-        about: dict[str, Any] = json.loads((tmp_path / "run" / "run.json").read_text())
+    words = [*flags_of(model), "--replicas=2", f"--job_dir={tmp_path / 'run'}", *flags]
+    job.run(resolve(words).config, ["python", "-m", "trainer.task", *words], 0.0)
+    about: dict[str, Any] = json.loads((tmp_path / "run" / "run.json").read_text())
     return about
 
 
@@ -60,9 +61,7 @@ def test_a_dependence_stops_a_new_run_unless_it_is_allowed(tmp_path: Path, monke
 
 @pytest.mark.slow
 def test_planted_dependences_are_found_and_no_other() -> None:
-    verdicts = {}
-    for name in (*DEPENDENT, *INDEPENDENT):
-        verdicts[name] = compare_few_rows(settings(name))
+    verdicts = {name: compare_few_rows(settings(name)) for name in (*DEPENDENT, *INDEPENDENT)}
     assert {name for name, verdict in verdicts.items() if verdict["agrees"] is False} == set(DEPENDENT)
     for name in ("summed", "own_sum"):
         assert "is about half as large: it is a sum over rows" in " ".join(verdicts[name]["problems"])
@@ -72,9 +71,7 @@ def test_planted_dependences_are_found_and_no_other() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("flag", ["--sync_batch_norm=false", "--micro_batches=2"])
 def test_what_settings_ask_of_batch_norm_is_exempt_and_hides_nothing_else(flag: str) -> None:
-    verdicts = []
-    for more in ([], ["--of_batch"]):
-        verdicts.append(compare_few_rows(settings("batch_norm", flag, *more)))
+    verdicts = [compare_few_rows(settings("batch_norm", flag, *more)) for more in ([], ["--of_batch"])]
     assert [verdict["agrees"] for verdict in verdicts] == [True, False]
     assert verdicts[0]["reason"] == "with --sync_batch_norm=true and --micro_batches=1"
 
@@ -126,24 +123,17 @@ def test_steps_that_agree_do_so_later_too(model: str, tmp_path: Path) -> None:
     assert verdict_after(tmp_path, settings(model, "--precision=mixed_float16"), 24)["agrees"]
 
 
-class Child:
+def child(arguments: Any, *state: Any) -> Any:
     """Stands for a ReplicaCheck: it finds no difference before training, and one later."""
-
-    def __init__(self, arguments: Any, *state: Any) -> None:
-        self.state, self.ended = state, True
-
-    def verdict(self, most_seconds: float = 0.0) -> ReplicaVerdict:
-        return ReplicaVerdict(not self.state, ["dense differs"] if self.state else [])
-
-    def close(self) -> None:
-        pass
+    verdict = ReplicaVerdict(not state, ["dense differs"] if state else [])
+    return SimpleNamespace(ended=True, verdict=lambda *seconds: verdict, close=lambda: None)
 
 
 def test_a_later_difference_ends_the_run_and_its_restarts_unless_it_is_allowed(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     for module in (job, replica_check):
-        monkeypatch.setattr(module, "ReplicaCheck", Child)
+        monkeypatch.setattr(module, "ReplicaCheck", child)
     with refused("dense differs (steps 4 to 8, from the state of this run): change that, train on one replica"):
         started(tmp_path, "mean_losses", "--steps=9", "--steps_per_loop=1", "--checkpoint_every_steps=1")
     checks = {"1 to 5": "agree", "4 to 8": "differ"}
@@ -182,16 +172,12 @@ def test_what_was_not_compared_is_recorded_and_several_paid_replicas_do_not_trai
     assert by_settings.not_compared == ""
 
 
-def test_a_comparison_that_fails_by_itself_ends_the_run() -> None:
-    verdict = ReplicaVerdict(None, reason="Collective instance 100", fault=True)
-    act_on_verdict(verdict, allowed=True)
+def test_a_comparison_that_fails_by_itself_ends_the_run_and_a_mistake_in_the_child_is_the_reason() -> None:
+    fault = ReplicaVerdict(None, reason="Collective instance 100", fault=True)
+    act_on_verdict(fault, allowed=True)
     with pytest.raises(PlatformFault, match="not compared before training: Collective instance 100: --allow_replica"):
-        act_on_verdict(verdict, allowed=False)
-
-
-def test_a_mistake_in_the_child_is_the_reason() -> None:
-    check = ReplicaCheck(["--model=tests.planted_dependences:nothing", "--data=digits"])
-    verdict = check.verdict()
-    check.close()
-    assert verdict.agrees is None
+        act_on_verdict(fault, allowed=False)
+    with closing(ReplicaCheck(["--model=tests.planted_dependences:nothing", "--data=digits"])) as check:
+        verdict = check.verdict()
+    assert (verdict.agrees, verdict.fault) == (None, False)
     assert "no function nothing" in verdict.reason

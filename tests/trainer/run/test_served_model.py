@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,10 +23,12 @@ import tensorflow as tf
 import uvicorn
 from PIL import Image
 
+from deploy.platform.local import free_addresses
 from tests.fixtures import Capture, Log
 from tests.own_runs import arguments_of, recipe_flags
 from tests.servers import ask, started
 from tests.support import refused, run_job
+from tests.workers import until
 from trainer import predict as command
 from trainer import serve
 from trainer.base.errors import USER_MUST_CHANGE, UserError
@@ -69,43 +72,33 @@ def model(folder: Path) -> ServedModel:
     return ServedModel(folder, "run")
 
 
-class Client:
-    """Sends requests to a real server in a thread of this process, on loopback."""
+@contextmanager
+def serving(
+    load: Callable[[], ServedModel], stop: Callable[[Exception], None] = lambda error: None, healthy: int = 200
+) -> Iterator[str]:
+    """Yields the address of a real server in a thread of this process, once its /health answers `healthy`."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server = uvicorn.Server(uvicorn.Config(application(load, stop), log_level="error"))
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        until(lambda: requests.get(f"{url}/health", timeout=30).status_code == healthy)
+        yield url
+    finally:
+        server.should_exit = True
+        thread.join(timeout=30)
 
-    def __init__(self, load: Callable[[], ServedModel], stop: Callable[[Exception], None]) -> None:
-        listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        self.server = uvicorn.Server(uvicorn.Config(application(load, stop), log_level="error"))
-        self.thread = threading.Thread(target=self.server.run, args=([listener],))
 
-    def __enter__(self) -> "Client":
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.server.should_exit = True
-        self.thread.join(timeout=30)
-
-    def get_ready(self) -> None:
-        """Waits until the model is loaded."""
-        for _ in range(500):
-            if self.get("/health").status_code == 200:
-                break
-            time.sleep(0.01)
-
-    def get(self, path: str) -> requests.Response:
-        return requests.get(self.url + path, timeout=30)
-
-    def post(self, content: bytes | list[Any]) -> requests.Response:
-        body = content if isinstance(content, bytes) else json.dumps({"instances": content}).encode()
-        return requests.post(f"{self.url}/predict", body, timeout=30)
+def post(url: str, content: bytes | list[Any]) -> requests.Response:
+    body = content if isinstance(content, bytes) else json.dumps({"instances": content}).encode()
+    return requests.post(f"{url}/predict", body, timeout=30)
 
 
 @pytest.fixture(scope="module")
-def client(model: ServedModel) -> Iterator[Client]:
-    with Client(lambda: model, lambda error: None) as opened:
-        opened.get_ready()
-        yield opened
+def url(model: ServedModel) -> Iterator[str]:
+    with serving(lambda: model) as address:
+        yield address
 
 
 def images(count: int) -> Any:
@@ -122,7 +115,7 @@ def answered(model: ServedModel, instances: list[Any]) -> list[Any]:
 @pytest.mark.processor
 @pytest.mark.parametrize("most", [8, 1])
 def test_an_answer_has_the_same_bytes_in_every_batch(
-    most: int, folder: Path, monkeypatch: pytest.MonkeyPatch, client: Client
+    most: int, folder: Path, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
     """The processor decides whether eight rows a call do: where they do not, as where one is asked for, it is one.
 
@@ -136,14 +129,13 @@ def test_an_answer_has_the_same_bytes_in_every_batch(
     monkeypatch.setattr(model, "most_rows", min(most, model.most_rows))
     alone = [answered(model, [row.tolist()])[0] for row in rows]
     assert np.array(alone, np.float32) == pytest.approx(np.concatenate(called), abs=1e-6)
-    with Client(lambda: model, lambda error: None) as same:
-        same.get_ready()
+    with serving(lambda: model) as same:
         for _ in range(5):
             answers: Any = []
             while len(answers) < len(rows):
-                answers += same.post(rows[len(answers) :][: draw.randint(1, 15)].tolist()).json()["predictions"]
+                answers += post(same, rows[len(answers) :][: draw.randint(1, 15)].tolist()).json()["predictions"]
             assert answers == alone
-    assert np.array(client.post(rows.tolist()).json()["predictions"]) == pytest.approx(np.array(alone), abs=1e-6)
+    assert np.array(post(url, rows.tolist()).json()["predictions"]) == pytest.approx(np.array(alone), abs=1e-6)
 
 
 @pytest.mark.slow
@@ -171,15 +163,13 @@ def test_the_model_of_a_recipe_or_an_example_answers_a_row_as_trainer_predict(fl
             assert answers(index, index + 1) == [answer]
 
 
-def test_images_are_decoded_as_in_training(client: Client) -> None:
+def test_images_are_decoded_as_in_training(url: str) -> None:
     (row,) = images(1)
     buffer = io.BytesIO()
     Image.fromarray(row[..., 0]).save(buffer, "PNG")
     coded = {"b64": base64.b64encode(buffer.getvalue()).decode()}
-    sent = client.post([row.tolist(), coded, {"image": coded}])
-    first, second, third = np.array(sent.json()["predictions"])
-    assert second == pytest.approx(first, abs=1e-6)
-    assert third == pytest.approx(first, abs=1e-6)
+    first, *others = np.array(post(url, [row.tolist(), coded, {"image": coded}]).json()["predictions"])
+    assert np.array(others) == pytest.approx(np.array([first, first]), abs=1e-6)
 
 
 def test_inputs_have_names_and_a_class_that_is_not_here_is_served_from_the_saved_model(tmp_path: Path) -> None:
@@ -214,10 +204,8 @@ def tokens() -> keras.Model:
 def test_a_row_that_the_model_cannot_compute_fails_alone(tmp_path: Path) -> None:
     """The rows of other requests in its batch, and the other lines of its file, are answered."""
     export(tokens(), tmp_path / "model", None)
-    model, problem = (
-        ServedModel(tmp_path / "model", "run"),
-        "the model cannot compute it: indices[0,1] = 9 is not in [0, 5)",
-    )
+    model = ServedModel(tmp_path / "model", "run")
+    problem = "the model cannot compute it: indices[0,1] = 9 is not in [0, 5)"
     good = answered(model, [[1, 2], [4, 0]])
 
     async def requested() -> list[Any]:
@@ -249,12 +237,10 @@ def test_a_generator_draws_by_seed_and_label(tmp_path: Path) -> None:
     generator.sample, generator.latent_dim, generator.generated_classes = lambda *_: None, 4, 3
     export(generator, tmp_path / "model", None, image=(4, 4, 1))
     model = ServedModel(tmp_path / "model", "run")
-    one, again, other = answered(
-        model, [{"seed": seed, "label": 2} for seed in (7, 7.0, 8)]
-    )  # as clients of protobuf write whole numbers
-    assert one == again != other
-    assert Image.open(io.BytesIO(base64.b64decode(one["b64"]))).size == (4, 4)
-    assert answered(model, [{"seed": 0, "label": 0}])
+    # Clients of protobuf write whole numbers as 7.0.
+    first, again, other, _ = answered(model, [{"seed": seed, "label": seed % 3} for seed in (7, 7.0, 8, 0)])
+    assert first == again != other
+    assert Image.open(io.BytesIO(base64.b64decode(first["b64"]))).size == (4, 4)
     for bad, line in (
         ({"seed": 7}, "with whole numbers for label, seed"), ({"seed": -1, "label": 0}, "seed=-1: use a number from 0"),
         ({"seed": 7, "label": 3}, "the classes are 0 to 2"), ({"seed": 7.5, "label": 0}, "whole numbers"),
@@ -289,10 +275,9 @@ def test_rows_of_several_lengths_are_answered_together(tmp_path: Path) -> None:
     x = keras.Input((None,))
     export(keras.Model(x, keras.ops.sum(x, axis=1, keepdims=True)), tmp_path / "model", None)
     model = ServedModel(tmp_path / "model", "run")
-    with Client(lambda: model, lambda error: None) as client:
-        client.get_ready()
-        assert client.post([[1], [1, 2], [3], [1, 2, 3]]).json()["predictions"] == [[1.0], [3.0], [3.0], [6.0]]
-        assert client.get("/v2/models/model").json()["inputs"][0]["shape"] == [-1, -1]
+    with serving(lambda: model) as url:
+        assert post(url, [[1], [1, 2], [3], [1, 2, 3]]).json()["predictions"] == [[1.0], [3.0], [3.0], [6.0]]
+        assert requests.get(f"{url}/v2/models/model", timeout=30).json()["inputs"][0]["shape"] == [-1, -1]
 
 
 HOSTILE = [
@@ -304,33 +289,31 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def test_hostile_requests_are_refused_in_one_line_and_the_server_lives(client: Client) -> None:
+def test_hostile_requests_are_refused_in_one_line_and_the_server_lives(url: str) -> None:
     draw, good = random.Random(0), json.dumps({"instances": images(1).tolist()}).encode()
     mutated = [good[: draw.randrange(len(good))] for _ in range(20)]
     for body, status in [*((body, 400) for body in (*HOSTILE, *mutated)), (b" " * (MOST_BYTES + 1), 413)]:
-        sent = client.post(body)
+        sent = post(url, body)
         assert (sent.status_code, "\n" in sent.json()["error"]) == (status, False), body[:60]
-    for sent, status in ((client.get("/nothing"), 404), (client.get("/predict"), 405)):
+    for path, status in (("nothing", 404), ("predict", 405)):
+        sent = requests.get(f"{url}/{path}", timeout=30)
         assert (sent.status_code, [*sent.json()]) == (status, ["error"])
-    missing = client.post(b'{"rows": [1]}').json()["error"]
+    missing = post(url, b'{"rows": [1]}').json()["error"]
     assert missing == 'the body must be JSON as {"instances": […]}: the key instances is missing'
-    assert client.post(good).status_code == 200
+    assert post(url, good).status_code == 200
 
 
 def test_a_body_that_does_not_come_or_is_too_large_by_its_header_is_refused(
-    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: Log
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: Log
 ) -> None:
     monkeypatch.setattr(server_module, "_BODY_S", 0.2)
-    port = int(client.url.rpartition(":")[2])
-    for length, status in ((100, b"408"), (10**12, b"413")):
-        with socket.create_connection(("127.0.0.1", port)) as connection:
+    port = int(url.rpartition(":")[2])
+    for length, reply in ((100, b"HTTP/1.1 408"), (10**12, b"HTTP/1.1 413"), (9, b"")):  # the last client goes
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
             connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n{" % length)
-            connection.settimeout(30)
-            assert connection.recv(100).startswith(b"HTTP/1.1 " + status)
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
-    assert client.get("/health").status_code == 200
-    assert "a request failed" not in caplog.text  # its client has gone
+            assert not reply or connection.recv(100).startswith(reply)
+    assert requests.get(f"{url}/health", timeout=30).status_code == 200
+    assert "a request failed" not in caplog.text
 
 
 @pytest.mark.parametrize(("most_rows", "expected"), [
@@ -353,9 +336,9 @@ def test_requests_that_wait_share_a_call(most_rows: int, expected: list[list[int
     assert calls == expected
 
 
-def test_requests_that_are_too_many_are_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_are_too_many_are_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "_WAITING_BYTES", 5_000)
-    sent = client.post(images(1).tolist())
+    sent = post(url, images(1).tolist())
     assert (sent.status_code, sent.headers["Retry-After"]) == (503, "2")
 
 
@@ -375,17 +358,15 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
             read_servable(model_folder(str(path)), "x")
 
 
-def test_a_server_says_503_until_its_model_is_loaded_and_stops_without_one(folder: Path, tmp_path: Path) -> None:
+def test_a_server_says_503_until_its_model_is_loaded_and_stops_without_one(tmp_path: Path) -> None:
     failed: list[Exception] = []
 
     def load() -> ServedModel:
         return ServedModel(tmp_path, "gs://b/run")
 
-    with Client(load, failed.append) as client:
-        assert client.get("/health").status_code == client.post(b"{}").status_code == 503
-    (error,) = failed
-    assert isinstance(error, UserError)
-    assert str(error).startswith("gs://b/run: there is no serving.json: name the job directory of a run that is done")
+    with serving(load, failed.append, healthy=503) as url:
+        assert post(url, b"{}").status_code == 503
+        until(lambda: [type(error) for error in failed] == [UserError])
 
 
 def test_in_a_container_of_vertex_ai_its_variables_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,8 +402,7 @@ def test_a_row_a_call_where_bytes_depend_on_the_place(model: ServedModel) -> Non
 
 @pytest.mark.slow
 def test_a_stopped_server_answers_open_requests(folder: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = int(free_addresses(1)[0].rpartition(":")[2])
     rows = images(6).tolist()
     body = json.dumps({"instances": rows[3:]}).encode()
     server = started(str(folder), port)
