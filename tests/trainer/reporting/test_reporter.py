@@ -34,9 +34,8 @@ def test_tensorboard_gets_scalars_images_and_which_points_come_again(tmp_path: P
     found = [tf.compat.v1.Event.FromString(record.numpy()) for record in records]
     starts = [event.step for event in found if event.session_log.status == tf.compat.v1.SessionLog.START]
     assert sorted(starts) == [1, 21]
-    (scalar_step, scalar), (image_step, image) = (
-        (event.step, value) for event in found for value in event.summary.value
-    )
+    values = [(event.step, value) for event in found for value in event.summary.value]
+    (scalar_step, scalar), (image_step, image) = values
     assert (scalar_step, scalar.tag, tf.make_ndarray(scalar.tensor)) == (3, "critic_loss", -1.5)
     assert scalar.metadata.plugin_data.plugin_name == "scalars"
     width, height, png = tf.make_ndarray(image.tensor)

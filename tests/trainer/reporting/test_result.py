@@ -90,11 +90,11 @@ def test_a_slow_worker_is_named_once(tmp_path: Path) -> None:
     verdicts = [waits.count((0.1, 2.1, 0.1), 5.0) for _ in range(8)]
     assert verdicts[:5] == [None] * 5  # less than 30 seconds of steps
     assert [(verdict[0], round(verdict[1], 6)) for verdict in verdicts[5:] if verdict] == [(1, 0.4)] * 3
-    for why in ("the others wait for its batches", "its GPUs alone are idle"):
+    for why in ("the others wait", "its GPUs alone are idle"):
         run_result.name_slow("worker 1", why)
     assert written(run_result, tmp_path)["slow_worker"] == {
         "name": "worker 1",
-        "why": "the others wait for its batches",
+        "why": "the others wait",
     }
     assert WorkerWaits().count((9.0,), 99.0) is None  # one worker has nobody who waits for it
 
@@ -114,11 +114,8 @@ def test_seconds_are_in_one_class_over_restarts(monkeypatch: pytest.MonkeyPatch)
     assert counted == {**dict.fromkeys(counted, 0.0), START: 30, STEP: 50, SAVE: 0.5, OTHER: 1.5}
     before: Any = {"state": "running", "goodput": counted, "wall_seconds": 82.0, "written_at": 1000.0 + now}
     now += 27
-    for stored, paid, restarts, unpaid in (
-        (before, True, 27.0, 0.0),
-        (before, False, 0.0, 27.0),
-        ({}, False, 0.0, 0.0),
-    ):
+    cases: Any = ((before, True, 27.0, 0.0), (before, False, 0.0, 27.0), ({}, False, 0.0, 0.0))
+    for stored, paid, restarts, unpaid in cases:
         again = Goodput(now, stored)
         again.recover(stored, paid=paid)
         assert again.seconds()["infrastructure_recovery_from_disruption"] == restarts
