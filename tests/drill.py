@@ -1,13 +1,11 @@
-"""Runs the interruption drill: one run, killed repeatedly at random moments and restarted with the same command."""
+"""Runs the interruption drill, one run that is killed at random moments and goes on, and reads the files of runs."""
 
 import json
 import random
 import signal
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,94 +24,61 @@ MOMENTS = ("starting, SIGKILL", "starting, SIGTERM", "training, SIGKILL", "train
 _LONGEST_SECONDS = 600.0  # of any wait
 
 
-def start(flags: Sequence[str], count: int, log: Path) -> list[subprocess.Popen[bytes]]:
+def run(flags: Sequence[str], log: Path, count: int) -> list[subprocess.Popen[bytes]]:
     """Starts the processes of one run, the chief first; all write to `log`."""
     addresses = free_addresses(count) if count > 1 else []
     return [workers.start(addresses, index, flags, log) for index in range(count)]
 
 
-def finish(flags: Sequence[str], log: Path, count: int = 1) -> None:
-    """Runs to the end, without a kill, in `count` processes."""
-    assert workers.end(start(flags, count, log), _LONGEST_SECONDS) == [0] * count, log.read_text()
+def drill(
+    folder: Path, steps: int, kills: Sequence[str], seed: int, *, count: Sequence[int] = (1,), flags: Sequence[str] = ()
+) -> None:
+    """Kills the run in `folder` at each of these moments (see MOMENTS), then lets it finish.
 
-
-@dataclass
-class Drill:
-    """Holds one run in `folder` and its kills. `workers` and `replicas` of each: one number a start, in turn."""
-
-    folder: Path
-    steps: int
-    seed: int
-    workers: Sequence[int] = (1,)
-    replicas: Sequence[int] = (1,)
-    flags: Sequence[str] = ()
-    kills: Counter[str] = field(default_factory=Counter)
-    left_half_written: int = 0
-
-    def __post_init__(self) -> None:
-        self._random = random.Random(self.seed)
-
-    def run(self, kills: Sequence[str]) -> None:
-        """Kills the run at each of these moments (see MOMENTS), then lets it finish."""
-        for number, moment in enumerate(kills):
-            gap = 2 * (self.steps - self.reached) // (len(kills) - number + 1)
-            self._run_until_killed(moment, self.reached + self._random.randint(0, gap))
-        finish(self._flags(len(kills)), self.log, self._count(len(kills)))
-
-    @property
-    def log(self) -> Path:
-        return self.folder.with_suffix(".log")
-
-    @property
-    def reached(self) -> int:
-        """Returns the last reported step."""
-        return max((line["step"] for line in stats(self.folder)), default=0)
-
-    def _count(self, life: int) -> int:
-        return self.workers[life % len(self.workers)]
-
-    def _flags(self, life: int) -> list[str]:
-        replicas = self.replicas[life % len(self.replicas)]
-        job = [f"--job_dir={self.folder}", f"--steps={self.steps}", f"--replicas={replicas}"]
-        return [*RUN, *job, *self.flags]
-
-    def _run_until_killed(self, moment: str, step: int) -> None:
-        log_before = self.log.stat().st_size if self.log.exists() else 0
-        life = sum(self.kills.values())
-        processes = start(self._flags(life), self._count(life), self.log)
+    count: the numbers of workers, of one start after the other, in turn.
+    """
+    draw, log = random.Random(seed), folder.with_suffix(".log")
+    flags = [*RUN, f"--job_dir={folder}", f"--steps={steps}", *flags]
+    for number, moment in enumerate(kills):
+        restored = _reached(folder)  # later reports come from this start: before them, SIGTERM finds it starting
+        step = restored + draw.randint(0, 2 * (steps - restored) // (len(kills) - number + 1))
+        log_before = log.stat().st_size if log.exists() else 0
+        processes = run(flags, log, count[number % len(count)])
         try:
-            self._await_moment(moment, step, processes)
-            victim, number = self._random.choice(processes), signal.Signals[moment.split()[-1]]
-            assert victim.poll() is None, f"it ended before the kill: {self.log.read_text()[log_before:]}"
-            victim.send_signal(number)
+            if moment.startswith("starting"):
+                time.sleep(draw.uniform(0.0, 5.0))
+            else:
+                _await(folder, max(step, restored + 1), moment.startswith("saving"), processes)
+            time.sleep(draw.uniform(0.0, 0.004 if moment.startswith("saving") else 0.06))
+            victim, signal_sent = draw.choice(processes), signal.Signals[moment.split()[-1]]
+            assert victim.poll() is None, f"it ended before the kill: {log.read_text()[log_before:]}"
+            victim.send_signal(signal_sent)
             ended = [process.wait(_LONGEST_SECONDS) for process in processes]
         finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-        self.kills[moment] += 1
-        self.left_half_written += any(self.folder.glob("checkpoints/.step-*"))
+            workers.end(processes, 0)
         # Before the first line of task.py runs, SIGTERM kills too.
-        codes = {-number} if number == signal.SIGKILL else {75, -number} if moment.startswith("starting") else {75}
+        codes = {75, -signal_sent} if moment.startswith("starting") else {75}
+        if signal_sent == signal.SIGKILL:
+            codes = {-signal_sent}
         for process, code in zip(processes, ended, strict=True):
-            assert code in (codes if process is victim else {75}), self.log.read_text()[log_before:]
+            assert code in (codes if process is victim else {75}), log.read_text()[log_before:]
+    processes = run(flags, log, count[len(kills) % len(count)])
+    assert not any(workers.end(processes, _LONGEST_SECONDS)), log.read_text()
 
-    def _await_moment(self, moment: str, step: int, processes: list[subprocess.Popen[bytes]]) -> None:
-        """Waits for a random moment of this kind."""
-        if moment.startswith("starting"):
-            time.sleep(self._random.uniform(0.0, 5.0))
-            return
 
-        def running() -> bool:
-            return all(process.poll() is None for process in processes)
+def _await(folder: Path, step: int, saving: bool, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Waits until the step is reported and, if asked, a checkpoint is written, or until one of the processes ends."""
 
-        restored = self.reached  # later reports come from this start: before them, SIGTERM finds it starting
-        workers.until(lambda: self.reached >= max(step, restored + 1) or not running(), _LONGEST_SECONDS)
-        if moment.startswith("saving"):
-            workers.until(lambda: any(self.folder.glob("checkpoints/.step-*.part")) or not running(), _LONGEST_SECONDS)
-            time.sleep(self._random.uniform(0.0, 0.004))
-        else:
-            time.sleep(self._random.uniform(0.0, 0.06))
+    def ended() -> bool:
+        return any(process.poll() is not None for process in processes)
+
+    workers.until(lambda: _reached(folder) >= step or ended(), _LONGEST_SECONDS)
+    workers.until(lambda: not saving or any(folder.glob("checkpoints/.step-*.part")) or ended(), _LONGEST_SECONDS)
+
+
+def _reached(folder: Path) -> int:
+    """Returns the last reported step."""
+    return max((line["step"] for line in stats(folder)), default=0)
 
 
 def stats(folder: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.drill import last_state
 from tests.trainer.base.storage.fault_proxy import fault_proxy
-from tests.workers import ROOT
+from tests.workers import ROOT, until
 from trainer.base.errors import DONE
 from trainer.base.storage import gcs
 
@@ -92,8 +92,7 @@ def kill_at_a_random_moment(process: "subprocess.Popen[bytes]", log: Path, chanc
     if chance.random() < 0.3:
         time.sleep(chance.uniform(1, 6))
     else:
-        wanted, deadline = chance.randint(1, 100 * (life + 1)), time.monotonic() + 120
-        while step_of(log) < wanted and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wanted = chance.randint(1, 100 * (life + 1))
+        until(lambda: step_of(log) >= wanted or process.poll() is not None, 120)
         time.sleep(chance.uniform(0, 0.3))
     process.kill()

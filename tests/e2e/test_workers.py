@@ -16,6 +16,7 @@ from deploy.platform.local import free_addresses
 from tests import workers
 from tests.drill import last_state, losses, numbers, read, stats
 from tests.fixtures import Patch
+from tests.workers import until
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
@@ -139,12 +140,7 @@ LONG = [*LONG, "--steps_per_loop=5", "--report_every_steps=5", "--checkpoint_eve
 
 
 def wait_for_step(job_dir: Path, step: int) -> None:
-    deadline = time.monotonic() + workers.LIMIT_SECONDS
-    while time.monotonic() < deadline:
-        time.sleep(0.1)
-        if any(line["step"] >= step for line in stats(job_dir)):
-            return
-    raise AssertionError("the run did not reach the step")
+    until(lambda: any(line["step"] >= step for line in stats(job_dir)), workers.LIMIT_SECONDS)
 
 
 @contextmanager
@@ -206,9 +202,7 @@ def slow_data(config: TrainConfig) -> Dataset:
 def test_sigterm_before_the_first_step_ends_all_and_the_ports_are_warned_of(tmp_path: Path) -> None:
     """TensorFlow's servers have started, which listen on all addresses and replace the handler of SIGTERM."""
     with two_workers(tmp_path, f"--data={__name__}:slow_data") as (processes, logs):
-        deadline = time.monotonic() + workers.LIMIT_SECONDS
-        while not all(log.exists() and "loads" in log.read_text() for log in logs) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: all(log.exists() and "loads" in log.read_text() for log in logs), workers.LIMIT_SECONDS)
         processes[1].send_signal(signal.SIGTERM)
     assert [process.returncode for process in processes] == [INTERRUPTED] * 2
     assert "stopped at once: the same command resumes" in logs[1].read_text()
@@ -228,18 +222,9 @@ def test_a_late_worker_is_waited_for_and_one_that_never_comes_is_named(tmp_path:
     log, waiting = tmp_path / "late0.log", f"waiting for worker 1 ({addresses[1]})"
     chief = workers.start(addresses, 0, flags, log)
     time.sleep(12)  # longer than TensorFlow itself would wait
-    deadline = time.monotonic() + workers.LIMIT_SECONDS
-    while waiting not in log.read_text() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until(lambda: waiting in log.read_text(), workers.LIMIT_SECONDS)
     late = workers.start(addresses, 1, flags, tmp_path / "late1.log")
     assert workers.end([chief, late]) == [DONE, DONE]
-    assert waiting in log.read_text()
-
-
-def npz(home: Path, level: int) -> None:
-    """Writes data of the same name, size and shapes for each level."""
-    home.mkdir()
-    np.savez(home / "data.npz", images=np.full((64, 16, 16), level, np.uint8))
 
 
 DIFFERENT = {  # of settings: tests/trainer/cluster/test_rendezvous.py
@@ -259,8 +244,8 @@ def test_workers_that_do_not_run_the_same_job_on_the_same_data_fail(
     data = {"files": "~/data.npz", "rows": "tests.models:data_of_worker", "environment": "digits"}[kind]
     for index in range(2):
         home = tmp_path / f"home{index}"
-        npz(home, index if kind == "files" else 0)
-        (home / ".keras").mkdir()
+        (home / ".keras").mkdir(parents=True)
+        np.savez(home / "data.npz", images=np.full((64, 16, 16), index if kind == "files" else 0, np.uint8))
         (home / ".keras" / "keras.json").write_text(
             f'{{"epsilon": {1e-5 if index and kind == "environment" else 1e-7}}}'
         )

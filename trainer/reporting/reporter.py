@@ -114,12 +114,14 @@ class Reporter:
         for running in (self._since_report, self._since_epoch):
             running.add(logs, progress.call_seconds, progress.call_timed)
         if self._bar:
-            parts = []  # losses come last, where a narrow terminal cuts the line
-            if progress.whole.images_per_second:
-                parts.append(f"{progress.whole.images_per_second:,.0f} {progress.unit}/s")
-            if progress.seconds_left is not None:
-                parts.append(f"{duration(progress.seconds_left)} left")
-            text = "  ".join([*parts, *(f"{name} {value:.3g}" for name, value in logs.means().items())])
+            speed, left = progress.whole.images_per_second, progress.seconds_left
+            parts = [
+                f"{speed:,.0f} {progress.unit}/s" if speed else "",
+                f"{duration(left)} left" if left is not None else "",
+                # Losses come last, where a narrow terminal cuts the line.
+                *(f"{name} {value:.3g}" for name, value in logs.means().items()),
+            ]
+            text = "  ".join(filter(None, parts))
             self._bar.update(completed=progress.step, total=progress.total_steps, description=text)
         return self._since_epoch.means()
 
@@ -293,23 +295,27 @@ def input_wait(entry: StatsEntry) -> str:
 
 def status_line(entry: StatsEntry, progress: Progress) -> str:
     """Returns the line of a report: step, losses, metrics, speed, memory and time left."""
-    parts = [f"step {progress.step:,}/{progress.total_steps:,}", f"epoch {progress.epoch:.1f}"]
-    parts += [f"{name} {value:.4g}" for name, value in {**entry["losses"], **entry["metrics"]}.items()]
-    if entry["images_per_second"]:
-        parts += [f"{entry['images_per_second']:,.0f} {progress.unit}/s", f"{entry['step_seconds']:.3g} s/step"]
-    if (rate := entry.get("tflop_per_second") or 0.0) >= 0.01:  # a small network on a CPU has too little to show
-        mfu = entry.get("mfu")
-        parts.append(f"{rate:.3g} TFLOP/s" + (f" (MFU {100 * mfu:.2g} %)" if mfu else ""))
-    if waits := input_wait(entry):
-        parts.append(waits)
-    parts.append(f"{entry['memory_gib']:.2f} GiB")
+    speed = f"{entry['images_per_second']:,.0f} {progress.unit}/s" if entry["images_per_second"] else ""
+    rate = entry.get("tflop_per_second") or 0.0
+    mfu = entry.get("mfu")
+    compute = f"{rate:.3g} TFLOP/s" + (f" (MFU {100 * mfu:.2g} %)" if mfu else "")
+    readings = []
     for gpu in entry["gpus"]:
         memory, used = gpu["memory_gib"], gpu["utilization_percent"]
-        readings = ["" if memory is None else f" {memory:.1f} GiB", "" if used is None else f" {used:.0f} %"]
-        parts += ["GPU" + "".join(readings)] if any(readings) else []
-    if progress.seconds_left:
-        parts.append(f"{duration(progress.seconds_left)} left")
-    return "  ".join(parts)
+        readings.append(("" if memory is None else f" {memory:.1f} GiB") + ("" if used is None else f" {used:.0f} %"))
+    parts = [
+        f"step {progress.step:,}/{progress.total_steps:,}",
+        f"epoch {progress.epoch:.1f}",
+        *(f"{name} {value:.4g}" for name, value in {**entry["losses"], **entry["metrics"]}.items()),
+        speed,
+        f"{entry['step_seconds']:.3g} s/step" if speed else "",
+        compute if rate >= 0.01 else "",  # a small network on a CPU has too little to show
+        input_wait(entry),
+        f"{entry['memory_gib']:.2f} GiB",
+        *(f"GPU{reading}" for reading in readings if reading),
+        f"{duration(progress.seconds_left)} left" if progress.seconds_left else "",
+    ]
+    return "  ".join(filter(None, parts))
 
 
 class EventFiles:

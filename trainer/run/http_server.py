@@ -212,8 +212,10 @@ def serve(load: Callable[[], ServedModel], host: str, port: int) -> None:
         errors.append(error)
         server.should_exit = True
 
-    settings: dict[str, Any] = {"log_level": "warning", "timeout_graceful_shutdown": _GRACE_S, "access_log": False}
-    server = uvicorn.Server(uvicorn.Config(application(load, stop), **settings))
+    app = application(load, stop)
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_GRACE_S, access_log=False)
+    )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=2048)
@@ -233,8 +235,6 @@ def _blocks(model: ServedModel, content: bytes) -> list[tuple[Sequence[int], Col
     form = 'the body must be JSON as {"instances": […]}'
     try:
         body = json.loads(content.decode())
-    except UnicodeDecodeError:
-        raise BadRow(f"{form}: it is not UTF-8 text") from None
     except (ValueError, RecursionError) as error:
         raise BadRow(f"{form}: {reason(error)}") from None
     if not isinstance(body, dict) or "instances" not in body:

@@ -364,7 +364,7 @@ def _finish(run: TrainingRun, control: Control) -> int:
         values |= {name: of_epochs[-1] for name, of_epochs in run.state.values_of_epochs().items() if of_epochs}
     if values:
         log.info(f"last      {', '.join(f'{name} {value:.4g}' for name, value in values.items())}")
-    if best := run.state.best.state():
+    if best := run.state.best.state:
         log.info(f"best      {best['metric']} {best['value']:.4g} at step {best['step']:,}: --checkpoint=best")
     log.info(f"model     {where(job_dir.model)}")
     pictures = ModelInterface.of(run.setup.model).sampler is not None

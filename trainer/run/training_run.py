@@ -53,17 +53,13 @@ class Best:
         defaults = [config.early_stopping, "val_accuracy", "fid", "val_loss"]
         self._names = [config.best_metric] if config.best_metric else defaults
         self._features = f"{config.fid_features}, {config.fid_weights}, {config.fid_samples} images"
-        self._state: dict[str, Any] = {}
+        self.state: dict[str, Any] = {}  # {"metric", "features", "value", "step"}; {} if nothing has been measured
         self.improved = False  # whether a measurement has improved it since the last checkpoint
 
-    def state(self) -> dict[str, Any]:
-        """Returns {"metric", "features", "value", "step"}; {} if nothing has been measured."""
-        return self._state
-
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state()` returned."""
+        """Restores the `state` of an earlier start."""
         if state and state["value"] is not None:
-            self._state = {
+            self.state = {
                 "metric": state["metric"], "features": state["features"],
                 "value": float(state["value"]), "step": int(state["step"]),
             }  # fmt: skip
@@ -75,10 +71,10 @@ class Best:
             return
         features = self._features if metric in OF_IMAGES else None
         now: dict[str, Any] = {"metric": metric, "features": features, "value": values[metric], "step": step}
-        comparable = all(self._state.get(part) == now[part] for part in ("metric", "features"))
+        comparable = all(self.state.get(part) == now[part] for part in ("metric", "features"))
         better = operator.gt if higher_is_better(self._model, metric, "best_metric") else operator.lt
-        if not comparable or better(now["value"], self._state["value"]):
-            self._state, self.improved = now, True
+        if not comparable or better(now["value"], self.state["value"]):
+            self.state, self.improved = now, True
 
 
 @dataclass
@@ -114,7 +110,7 @@ class RunState:
             "callbacks": state_of_callbacks(self.callbacks),
             "history": self.values_of_epochs(),
             "learning_rates": self.rates.state(),
-            "best": self.best.state(),
+            "best": self.best.state,
             "pending": pending,
         }
 
@@ -209,8 +205,7 @@ class TrainingRun:
             with goodput.within(COMPILATION):
                 compiled = self.setup.step_runner(compiled=True)
                 left = progress.total_steps - progress.step
-                size = partial(compiled.size, rows)
-                choice = choose(config, model, self.setup.replicas, left, size, self.choice)
+                choice = choose(config, model, self.setup.replicas, left, partial(compiled.size, rows), self.choice)
                 if choice.compiled:
                     at_once = steps_of_a_program(
                         compiled, rows, min([most_steps or MOST_AT_ONCE, *(hook.every for hook in hooks if hook.every)])

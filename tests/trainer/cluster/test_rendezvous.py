@@ -5,8 +5,8 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -48,13 +48,6 @@ def call(address: str) -> socket.socket:
             time.sleep(0.01)
 
 
-@contextmanager
-def awaiting(addresses: list[str]) -> Iterator[Future[Peers]]:
-    """Yields a chief that waits for its workers."""
-    with ThreadPoolExecutor() as pool:
-        yield pool.submit(meet, Cluster(tuple(addresses)), RUNS, 60.0)
-
-
 def ended(*workers: Peers) -> None:
     """Ends their watching together, after a moment: one that lost another would end this process."""
     time.sleep(0.3)
@@ -62,14 +55,15 @@ def ended(*workers: Peers) -> None:
     for worker in workers:
         worker._over.set()
     for worker in workers:
-        worker._close()
+        worker._thread.join(10)
 
 
 @pytest.mark.parametrize("kind", HELLOS)
 def test_strangers_do_not_keep_a_worker_out(kind: str) -> None:
     """Two of them come first; then the worker meets the chief, and both are still there a moment later."""
     addresses = free_addresses(2)
-    with awaiting(addresses) as chief, ExitStack() as strangers:
+    with ThreadPoolExecutor() as pool, ExitStack() as strangers:
+        chief = pool.submit(meet, Cluster(tuple(addresses)), RUNS, 60.0)
         for _ in range(2):
             stranger = strangers.enter_context(call(addresses[0]))
             with suppress(OSError):  # the chief hung up
@@ -81,16 +75,16 @@ def test_strangers_do_not_keep_a_worker_out(kind: str) -> None:
 def test_a_worker_that_comes_again_takes_the_place_of_its_dead_connection() -> None:
     addresses = free_addresses(3)
     hello = json.dumps({"hello": 1, "runs": {**RUNS, "TF_CONFIG": addresses}}).encode() + b"\n"
-    with awaiting(addresses) as chief, ExitStack() as killed:
+    with ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(meet, Cluster(tuple(addresses)), RUNS, 60.0)]
+        with call(addresses[0]) as leaves:
+            leaves.sendall(hello)  # it leaves before the verdict
         with call(addresses[0]) as dead:
-            dead.sendall(hello)  # it leaves before the verdict
-        killed.enter_context(call(addresses[0])).sendall(hello)  # its machine is gone, and closes nothing
-        with ThreadPoolExecutor() as pool:
-            workers = [pool.submit(meet, Cluster(tuple(addresses), 1), RUNS, 60.0)]
-            time.sleep(0.5)  # with worker 2 before worker 1, the chief would begin with the dead connection
-            workers.append(pool.submit(meet, Cluster(tuple(addresses), 2), RUNS, 60.0))
-            met = [waiting.result(60) for waiting in (chief, *workers)]
-        ended(*met)
+            dead.sendall(hello)  # its machine is gone, and closes nothing
+            for index in (1, 2):  # with worker 2 before worker 1, the chief would begin with the dead connection
+                waiting.append(pool.submit(meet, Cluster(tuple(addresses), index), RUNS, 60.0))
+                time.sleep(0.5)
+            ended(*(each.result(60) for each in waiting))
 
 
 @pytest.mark.parametrize("answer", [b"", b"x" * 600_000, b'{"start": 1}\n', b'{"refused": ["x"]}\n', b"SSH-2.0\r\n"])
@@ -173,10 +167,11 @@ def met(monkeypatch: Patch) -> Iterator[tuple[Peers, Peers]]:
         chief._over.set()
 
     with ThreadPoolExecutor() as pool:
-        worker = pool.submit(meet, Cluster(addresses, 1), {}, 10.0)
+        waiting = pool.submit(meet, Cluster(addresses, 1), {}, 10.0)
         chief = meet(Cluster(addresses), {}, 10.0, on_loss)
-    yield chief, worker.result()
-    for side in (chief, worker.result()):  # a side that sees the loss of the other later would end the tests' process
+        worker = waiting.result()
+    yield chief, worker
+    for side in (chief, worker):  # a side that sees the loss of the other later would end the tests' process
         side._over.set()
         side._thread.join(10)
 

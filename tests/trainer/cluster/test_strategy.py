@@ -80,12 +80,12 @@ def test_workers_with_gpus_sum_by_nccl(
 
 def test_tensorflow_waits_for_a_silent_worker_as_long_as_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its heartbeats would end all workers after ten seconds; tests/e2e/test_workers.py pauses one."""
-    asked, context = [], pkgutil.resolve_name("tensorflow.python.eager.context.context")()
-
-    def configure(service_type: str, heartbeat_timeout_in_ms: int = 0) -> None:
-        asked.append((service_type, heartbeat_timeout_in_ms))
-
-    monkeypatch.setattr(context, "configure_coordination_service", configure)
+    asked: list[Any] = []
+    context = pkgutil.resolve_name("tensorflow.python.eager.context.context")()
+    monkeypatch.setattr(
+        context, "configure_coordination_service",
+        lambda service_type, heartbeat_timeout_in_ms=0: asked.append((service_type, heartbeat_timeout_in_ms)),
+    )  # fmt: skip
     monkeypatch.setattr(
         tf.distribute, "MultiWorkerMirroredStrategy", lambda *_: context.configure_coordination_service("standalone")
     )

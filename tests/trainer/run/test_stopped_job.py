@@ -14,6 +14,7 @@ from tests.fixtures import Make, Patch
 from tests.planted_watch import PlantedWatch
 from tests.support import Signals
 from tests.support import run_job as run
+from tests.workers import until
 from trainer.base import limit_watch
 from trainer.base.limit_watch import LIMITS, LOOK_S, StopLimits
 from trainer.base.run_files.goodput import EVENTS, OTHER, SAVE, START, STEP, Goodput
@@ -26,42 +27,37 @@ FLAGS = ("--model=mlp", "--dropout=0.3", "--steps=40", "--steps_per_loop=1", "--
 IDLE = StopLimits(idle_s=1800.0)
 WHY_IDLE = "all GPUs were below 10 % for 30 minutes (--stop_if_idle)"
 WHY_OVER = "the job has run for 0.5 hours, 1.5 times the upper end of its plan (--stop_if_over)"
-LONGEST_SECONDS = 120.0  # that a start waits for its watch
 
 
-class Stalling(keras.callbacks.Callback):
+class Stalling:
     """Lets an hour of the planted clock pass at a step, and waits there until the watch has decided to end the run."""
 
     planted: Any = None  # of the run
     step: int | None = None  # None: it lets an hour pass at each step, and waits nowhere
-    request: Any = None
+    signals: Any = None
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        self._pass(0)
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._pass(int(self.model.optimizer.iterations))
-
-    def _pass(self, step: int) -> None:
-        if self.planted and self.step in (None, step):
-            self.planted.now += 3600.0
-            until = time.monotonic() + LONGEST_SECONDS
-            while self.step is not None and not self.request().reason and time.monotonic() < until:
-                time.sleep(0.01)
+    @classmethod
+    def pass_hour(cls, step: int) -> None:
+        if cls.planted and cls.step in (None, step):
+            cls.planted.now += 3600.0
+            until(lambda: cls.step is None or cls.signals._stop.reason)
 
 
 def callbacks() -> list[keras.callbacks.Callback]:
-    return [Stalling()]
+    at_step: Any = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: Stalling.pass_hour(0),
+        on_train_batch_end=lambda batch, logs: Stalling.pass_hour(int(at_step.model.optimizer.iterations)),
+    )
+    return [at_step]
 
 
 @pytest.mark.slow
 def test_a_job_ends_itself_and_the_same_command_goes_on(small_config: Make, tmp_path: Path, monkeypatch: Patch) -> None:
     """It exits with 0, has its state, no model, and ends with the numbers of a run that was never stopped."""
-    config, signals = small_config(*FLAGS), Signals(monkeypatch)
-    planted = PlantedWatch(monkeypatch, 3.0)
+    config, planted = small_config(*FLAGS), PlantedWatch(monkeypatch, 3.0)
     monkeypatch.setattr(limit_watch, "LOOK_S", 0.01)
     monkeypatch.setattr(Stalling, "planted", planted)
-    monkeypatch.setattr(Stalling, "request", lambda self: signals._stop)
+    monkeypatch.setattr(Stalling, "signals", Signals(monkeypatch))
     over = StopLimits(over_s=1800.0, factor=1.5)
     for limits, reason, stall, steps in ((over, WHY_OVER, 0, 1), (IDLE, WHY_IDLE, 23, 24)):
         monkeypatch.setattr(Stalling, "step", stall)

@@ -1,6 +1,7 @@
 """Tests trainings that a tracker follows: interrupted and resumed, gone back after a NaN, failed, refused."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ TRACK = f"--track={__name__}:tracker#x"
 Points = list[tuple[str, int, float]]
 
 
+@dataclass
 class Kept:
     """Keeps what it gets, of each run. Meets `Tracker`."""
 
-    def __init__(self) -> None:
-        self.points: dict[str, Points] = {}
-        self.runs: list[TrackedRun] = []
-        self.refusal = ""
+    points: dict[str, Points] = field(default_factory=dict)
+    runs: list[TrackedRun] = field(default_factory=list)
+    refusal: str = ""
 
     def begin(self, run: TrackedRun) -> Opened:
         if self.refusal:
