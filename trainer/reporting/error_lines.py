@@ -37,19 +37,18 @@ def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:
     rows, twice_as_many = replicas.rows, 2 * replicas.micro_batches
     # The smallest number of micro-batches that at least halves the rows of each.
     finer = next((number for number in range(twice_as_many, rows + 1) if rows % number == 0), None)
-    first = f"use --micro_batches={finer}, " if finer else ""
-    if replicas.virtual:
-        first = f"use --virtual_replicas={2 * replicas.virtual}, " if rows % twice_as_many == 0 else ""
-    if not config.remat:
-        first += f"recompute activations by --remat={BLOCKS}, "
-    if replicas.count > 1 and not config.shard_optimizer:
-        first += "shard the optimizer by --shard_optimizer, "
-    more = ", use more replicas" if replicas.devices[0].startswith("GPU") else ""
-    more += f", or try --precision={half_precision()}" if not config.precision.startswith("mixed") else ""
-    more += "; `python -m deploy plan` says what fits"
+    advice = [
+        f"use --micro_batches={finer}" if finer and not replicas.virtual else "",
+        f"use --virtual_replicas={2 * replicas.virtual}" if replicas.virtual and rows % twice_as_many == 0 else "",
+        "" if config.remat else f"recompute activations by --remat={BLOCKS}",
+        "shard the optimizer by --shard_optimizer" if replicas.count > 1 and not config.shard_optimizer else "",
+        "lower global_batch_size or image_size",
+        "use more replicas" if replicas.devices[0].startswith("GPU") else "",
+        "" if config.precision.startswith("mixed") else f"or try --precision={half_precision()}",
+    ]
     return UserError(
-        f"out of memory with {replicas.sentence()}, image_size={config.image_size}: {first}lower global_batch_size "
-        f"or image_size{more}"
+        f"out of memory with {replicas.sentence()}, image_size={config.image_size}: {', '.join(filter(None, advice))}; "
+        "`python -m deploy plan` says what fits"
     )
 
 

@@ -101,11 +101,16 @@ class RunningMeans:
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "RunningMeans":
         """Restores the result of asdict(). Raises KeyError, TypeError or ValueError for anything else."""
-        examples, steps, timed = (int(state[name]) for name in ("examples_per_step", "steps", "timed_steps"))
-        counts = tuple(np.asarray(count, np.float64) for count in state.get("counts", ()))
-        metrics = numbers(state.get("metrics", {}))
-        seconds, waited = float(state["timed_seconds"]), float(state.get("waited_seconds", 0.0))
-        return cls(examples, steps, timed, seconds, waited, numbers(state["sums"]), counts, metrics)
+        return cls(
+            examples_per_step=int(state["examples_per_step"]),
+            steps=int(state["steps"]),
+            timed_steps=int(state["timed_steps"]),
+            timed_seconds=float(state["timed_seconds"]),
+            waited_seconds=float(state.get("waited_seconds", 0.0)),
+            sums=numbers(state["sums"]),
+            counts=tuple(np.asarray(count, np.float64) for count in state.get("counts", ())),
+            metrics=numbers(state.get("metrics", {})),
+        )
 
     def add(self, logs: StepLogs, seconds: float, timed: bool) -> None:
         """Adds one call: its steps, scalars and metrics. `timed` is as in `count`."""

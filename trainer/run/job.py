@@ -279,8 +279,9 @@ class JobWatch(LimitWatch):
 
     def __init__(self, job: StartedJob, request: StopRequest) -> None:
         self._job, self._request = job, request
-        ran_s = time.time() - job.result.job_began_at
-        super().__init__(read_limits(), log.warning, self._stop, self._leave_step, ran_s)
+        super().__init__(
+            read_limits(), log.warning, self._stop, self._leave_step, time.time() - job.result.job_began_at
+        )
 
     def works(self) -> bool:
         """Returns whether training runs now, so that GPUs should be busy."""

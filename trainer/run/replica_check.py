@@ -288,18 +288,17 @@ def compare(
         problems.insert(0, f"{config.model}: on 2 replicas {difference}")
     ratios = {name: b / a for name, (a, b) in uneven.items() if a}
     warnings = depends_on_replicas(together.model, replicas=2, micro_batches=config.micro_batches)
-    reasons = list(warnings)  # the most likely one comes first
-    if draws:
-        reasons.insert(0, other_numbers(draws))
-    if doubled := [name for name, ratio in ratios.items() if abs(ratio - 2) < 0.2]:
-        line = "divide its sum by the GLOBAL batch, not by the rows of one replica (reduce_mean)"
-        reasons.insert(0, f"{doubled[0]} is about twice as large: {line}")
-    if halved := [name for name, ratio in ratios.items() if abs(ratio - 0.5) < 0.05]:
-        line = (
-            "it is a sum over rows, or one divided by the global batch, as in a tutorial of TensorFlow's: take the mean"
-        )
-        reasons.insert(0, f"{halved[0]} is about half as large: {line} over the rows at hand (tf.reduce_mean)")
-    return [*problems, *(reasons or [_UNKNOWN_REASON])], warnings, draws
+    doubled = [name for name, ratio in ratios.items() if abs(ratio - 2) < 0.2]
+    halved = [name for name, ratio in ratios.items() if abs(ratio - 0.5) < 0.05]
+    reasons = [  # the most likely one comes first
+        f"{halved[0]} is about half as large: it is a sum over rows, or one divided by the global batch, as in a "
+        "tutorial of TensorFlow's: take the mean over the rows at hand (tf.reduce_mean)" if halved else "",
+        f"{doubled[0]} is about twice as large: divide its sum by the GLOBAL batch, not by the rows of one replica "
+        "(reduce_mean)" if doubled else "",
+        other_numbers(draws) if draws else "",
+        *warnings,
+    ]  # fmt: skip
+    return [*problems, *([reason for reason in reasons if reason] or [_UNKNOWN_REASON])], warnings, draws
 
 
 @dataclass(frozen=True)

@@ -97,9 +97,9 @@ class RunState:
 
     def values_of_epochs(self) -> dict[str, list[float]]:
         """Returns the values of each epoch so far, by name, like History.history of `fit`."""
-        history = self.history.history.items()
         return {
-            name: [float(value) for value in values if isinstance(value, SupportsFloat)] for name, values in history
+            name: [float(value) for value in values if isinstance(value, SupportsFloat)]
+            for name, values in self.history.history.items()
         }
 
     def content(self, *, pending: bool = False) -> dict[str, Any]:
@@ -127,8 +127,10 @@ class RunState:
         if self.restored:
             with self._refusing_other_versions():
                 restore_callbacks(self.callbacks, self.restored["callbacks"])
-                history = self.restored["history"].items()
-                self.history.history = {name: [*numbers(dict(enumerate(values))).values()] for name, values in history}
+                self.history.history = {
+                    name: [*numbers(dict(enumerate(values))).values()]
+                    for name, values in self.restored["history"].items()
+                }
                 self.rates.resume(self.restored["learning_rates"])
 
     @contextmanager
