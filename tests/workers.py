@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from deploy.platform.local import free_addresses
@@ -31,17 +32,14 @@ def start(
 
 def end(processes: Sequence["subprocess.Popen[bytes]"], seconds: float = LIMIT_SECONDS) -> list[int]:
     """Waits `seconds` for each and returns the exit codes; a hanging one is killed and fails the test by its code."""
-    try:
+    with suppress(subprocess.TimeoutExpired):
         for process in processes:
             process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGCONT)
-                process.kill()
-                process.wait()
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
     return [process.returncode for process in processes]
 
 

@@ -100,23 +100,16 @@ SET = {**MODE, "CUDA_CACHE_MAXSIZE": "4294967296"}
     (81559, {"TF_GPU_THREAD_MODE": "x"}, {**SET, "TF_GPU_THREAD_MODE": "x", "CUDA_CACHE_PATH": "cache/cuda"}),
     (81559, {"CUDA_CACHE_PATH": "mine"}, {**SET, "CUDA_CACHE_PATH": "mine"}),
     (15360, {**SCRATCH, "CUDA_CACHE_DISABLE": "1"}, {**MODE, **SCRATCH, "CUDA_CACHE_DISABLE": "1"}),
+    (0, {}, SET),  # a folder that cannot be made: it is left to CUDA
 ])  # fmt: skip
 def test_a_variable_of_the_users_stays(
     mib: int, given: dict[str, str], kept: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho {mib}\n")
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho {mib or '[N/A]'}\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     environment = {"HOME": "x", **given}
-    set_gpu_environment(Path("cache/cuda"), environment)
+    set_gpu_environment(Path("cache/cuda" if mib else "nvidia-smi/cuda"), environment)
     assert gpu_environment(environment) == kept
     assert Path("cache/cuda").is_dir() == (kept.get("CUDA_CACHE_PATH") == "cache/cuda")
-
-
-def test_a_cache_that_cannot_be_made_is_left_to_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "nvidia-smi").touch(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    environment: dict[str, str] = {}
-    set_gpu_environment(tmp_path / "nvidia-smi" / "cuda", environment)
-    assert environment == SET

@@ -5,8 +5,8 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -87,35 +87,39 @@ def test_a_worker_that_comes_again_takes_the_place_of_its_dead_connection() -> N
             ended(*(each.result(60) for each in waiting))
 
 
-@pytest.mark.parametrize("answer", [b"", b"x" * 600_000, b'{"start": 1}\n', b'{"refused": ["x"]}\n', b"SSH-2.0\r\n"])
-def test_what_answers_in_the_chiefs_place_is_not_taken_for_it(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_ANSWER_SECONDS", 0.0)
+@contextmanager
+def joining(answer: bytes, seconds: float) -> Iterator[Future[Peers]]:
+    """Yields a worker whose chief is this test, which answers one connection and takes no other."""
     addresses = free_addresses(2)
     host, port = addresses[0].split(":")
     with ThreadPoolExecutor() as pool, socket.create_server((host, int(port))) as server:
-        worker = pool.submit(meet, Cluster(tuple(addresses), 1), RUNS, 1.5)
+        worker = pool.submit(meet, Cluster(tuple(addresses), 1), RUNS, seconds)
         link, _ = server.accept()
-        with link, suppress(OSError):
-            link.sendall(answer)
-            server.close()
-            with pytest.raises(PlatformFault, match=r"did not answer within 2 seconds"):
-                worker.result(30)
+        server.close()
+        with link:
+            with suppress(OSError):  # the worker may hang up
+                link.sendall(answer)
+            yield worker
 
 
-def test_what_follows_an_answer_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("answer", [b"", b"x" * 600_000, b'{"start": 1}\n', b'{"refused": ["x"]}\n', b"SSH-2.0\r\n"])
+def test_what_answers_in_the_chiefs_place_is_not_taken_for_it(answer: bytes, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(rendezvous, "_ANSWER_SECONDS", 0.0)
+    with joining(answer, 1.5) as worker:
+        error = worker.exception(30)
+    assert isinstance(error, PlatformFault)
+    assert "did not answer within 2 seconds" in str(error)
+
+
+def test_what_follows_an_answer_is_kept(monkeypatch: Patch) -> None:
     """The chief may fail right after it has told a worker to start."""
-    addresses, codes = free_addresses(2), SimpleQueue[int]()
+    codes = SimpleQueue[int]()
     monkeypatch.setattr(os, "_exit", codes.put)
     monkeypatch.setattr(rendezvous, "LEAVE_SECONDS", 0.0)
-    host, port = addresses[0].split(":")
-    with ThreadPoolExecutor() as pool, socket.create_server((host, int(port))) as server:
-        worker = pool.submit(meet, Cluster(tuple(addresses), 1), RUNS, 60.0)
-        link, _ = server.accept()
-        with link:
-            link.sendall(b'{"start": true}\n{"failed": 2, "error": "chief stopped: x"}\n')
-            peers = worker.result(30)
-            assert codes.get(timeout=10) == 2
-            peers._close()
+    with joining(b'{"start": true}\n{"failed": 2, "error": "chief stopped: x"}\n', 60.0) as worker:
+        peers = worker.result(30)
+        assert codes.get(timeout=10) == 2
+        peers._close()
 
 
 def test_all_workers_are_told_at_once_that_one_runs_something_else() -> None:

@@ -441,24 +441,25 @@ def test_rows_of_a_file_are_answered_as_by_a_server(
     (tmp_path / "out" / "predictions-00002.jsonl").write_text("kept")
     assert command.main(flags) == 0
     assert f"{tmp_path}/out holds 23 answers; 2 rows have none" in capsys.readouterr().out
-    assert command.main([*flags[:2], f"--out={tmp_path}/answers.jsonl"]) == USER_MUST_CHANGE
-    assert "it becomes a folder" in capsys.readouterr().err
-    read = {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
-    assert json.loads(read.pop("answers_of.json"))["model"] == dict(model.about.files)
-    with (tmp_path / "rows.jsonl").open("a") as file:
-        file.write("\n[[2]]")
-    capsys.readouterr()
-    assert command.main(flags) == USER_MUST_CHANGE
-    assert f"out={tmp_path}/out: its answers are of another rows: use another --out" in capsys.readouterr().err
-    (tmp_path / "rows.jsonl").write_text("{")
-    assert command.main([*flags[:2], f"--out={tmp_path}/new"]) == USER_MUST_CHANGE  # no row was answered
-    (tmp_path / "rows.jsonl").unlink()
-    assert command.main(flags) == USER_MUST_CHANGE
-    assert "rows.jsonl: there is no such file" in capsys.readouterr().err
-    assert read.pop("predictions-00002.jsonl") == "kept"
-    answers = [json.loads(line) for name in sorted(read) for line in read[name].splitlines() if "predictions" in name]
-    errors = [json.loads(line) for name in sorted(read) for line in read[name].splitlines() if "errors" in name]
+    written = tmp_path / "out"
+    assert json.loads((written / "answers_of.json").read_text())["model"] == dict(model.about.files)
+    assert (written / "predictions-00002.jsonl").read_text() == "kept"
+    answers, errors = (
+        [json.loads(line) for part in (0, 1) for line in (written / f"{name}-{part:05}.jsonl").read_text().splitlines()]
+        for name in ("predictions", "errors")
+    )
     assert [entry["row"] for entry in errors] == [3, 12]
     assert [entry["row"] for entry in answers] == [*range(3), *range(4, 12), *range(13, 20)]
-    (alone,) = answered(model, [json.loads(lines[5])])
-    assert next(entry["prediction"] for entry in answers if entry["row"] == 5) == pytest.approx(alone, abs=1e-6)
+    assert answers[4]["prediction"] == pytest.approx(answered(model, [json.loads(lines[5])])[0], abs=1e-6)
+
+    (tmp_path / "other.jsonl").write_text("\n".join([*lines, "[[2]]"]))
+    (tmp_path / "wrong.jsonl").write_text("{")
+    for rows, out, line in (
+        ("rows", "answers.jsonl", "it becomes a folder of several files: use a name without a dot"),
+        ("other", "out", f"out={written}: its answers are of another rows: use another --out"),
+        ("missing", "out", "missing.jsonl: there is no such file"),
+        ("wrong", "new", ""),  # no row was answered
+    ):
+        flags = [str(folder), f"--rows_file={tmp_path / rows}.jsonl", f"--out={tmp_path / out}"]
+        assert command.main(flags) == USER_MUST_CHANGE
+        assert line in capsys.readouterr().err
