@@ -30,7 +30,7 @@ from trainer.data.dataset import Examples
 from trainer.data.order import shuffled
 from trainer.data.sample_grids import encode_png, grid, noise
 from trainer.data.sources import load_dataset
-from trainer.measures.fid import make_fid
+from trainer.measures.fid import Fid
 from trainer.models.model_settings import DIFF_AUGMENTATIONS
 
 SIZES = {
@@ -108,7 +108,7 @@ def measure(case: str, seed: int, options: Namespace) -> None:
     whole = whole_of(case.partition("/")[0])
     flags = flags_of(case, seed, options)
     setup = setup_of(*flags, f"--fid_features={classifier(whole, options)}", f"--fid_samples={options.samples}")
-    fid = make_fid(setup.config, setup.model, examples_of(whole, options), setup.replicas)
+    fid = Fid(setup.config, setup.model, examples_of(whole, options), setup.replicas)
     loop, spent, curve = TrainingLoop(setup), 0.0, Curve()
     loop(1)  # traces
     step_seconds = processor_seconds(loop, 1)

@@ -70,11 +70,11 @@ def predicted(rows: int, flags: Sequence[str]) -> dict[str, Any]:
     """
     from deploy.planning.tier_memory import FRAGMENTS
     from trainer.base.run_files.plan_file import peak_of
-    from trainer.planning.peak_memory import COUNTED, PeakMemory, worst_order
+    from trainer.planning.peak_memory import COUNTED, peak_lines, sizes_by_rows, worst_order
 
     (small, _), (large, state) = _trace(rows // 2, flags), _trace(rows, flags)
-    prediction = PeakMemory(small, large, state)
-    lines = {"device": prediction.device_lines(), "cpu": prediction.cpu_lines()}
+    sizes = sizes_by_rows(small, large)
+    lines = {name: peak_lines(large, sizes, state, temporaries=name == "cpu") for name in ("device", "cpu")}
     worst = max(worst_order(trace, state, COUNTED) for trace in (small, large))
     found = {name: peak_of(each, 2 * rows) for name, each in lines.items()}
     return {**found, "worst_order": worst, "limit": math.ceil(found["cpu"] * worst * FRAGMENTS / 2**20)}
@@ -91,21 +91,13 @@ def measured(rows: int, flags: Sequence[str]) -> dict[str, Any]:
 def _trace(rows: int, flags: Sequence[str]) -> Any:
     from trainer.base.settings.resolution import resolve
     from trainer.data.sources import load_dataset
-    from trainer.planning.peak_memory import traced
-    from trainer.planning.planner import MeasuredStep
+    from trainer.planning.planner import measure_step
     from trainer.run.training_setup import set_precision_and_seed
 
     config = resolve(flags).config
     set_precision_and_seed(config)
-    built = []
-
-    dataset = load_dataset(config)
-
-    def build() -> MeasuredStep:
-        built.append(MeasuredStep(config, dataset, rows))
-        return built[0]
-
-    return traced(rows, build), built[0].state_bytes
+    step, trace = measure_step(config, load_dataset(config), rows)
+    return trace, step.state_bytes
 
 
 def tried(name: str, tries: int = 1, rows: int = ROWS) -> dict[str, Any]:

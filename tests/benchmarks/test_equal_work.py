@@ -55,7 +55,7 @@ def loss_and_gradients(loss: Any, network: keras.Model) -> tuple[float, list[Any
 def ours(setup: TrainingSetup) -> tuple[Any, Any]:
     """Returns (loss, gradients) of the critic and of the generator by the model of this project."""
     model, (reals, noise, mix) = setup.model, draws(setup)
-    (fakes,) = model.fakes(noise)
+    (fakes,) = model.fakes(Generated(noise=noise))
     if setup.config.model == "dcgan":
         critic = model.critic_gradients(reals, fakes, ROWS)
     else:

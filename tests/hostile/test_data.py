@@ -193,7 +193,7 @@ def sha256(content: bytes) -> str:
 
 PIECE = {"train-00000.x.npy": saved(IMAGES[..., np.newaxis]), "train-00000.y.npy": saved(LABELS.astype("<i4"))}
 INDEX: dict[str, Any] = {
-    "format": "trainer-pieces-1", "complete": True, "image_shape": [8, 8, 1], "class_names": ["a", "b", "c"],
+    "format": "trainer-pieces-1", "image_shape": [8, 8, 1], "class_names": ["a", "b", "c"],
     "splits": {"train": [{"examples": 4, "files": {name: sha256(content) for name, content in PIECE.items()}}]},
 }  # fmt: skip
 _memory = st.sampled_from(["0", "1"])

@@ -6,15 +6,22 @@ row numbers are computed from positions, a few thousand at a time, ahead of the 
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from trainer.base.settings.schedule import Schedule
 from trainer.cluster.strategy import Replicas
-from trainer.data.examples import AnyExamples, Examples, InSequence
+from trainer.data.examples import AnyExamples, Examples, InSequence, Parts
 from trainer.data.order import RowNumbers
+
+
+class ReplicaRows(NamedTuple):
+    """Holds what `copied_ahead` gives on several replicas: one replica's rows of a step, on its device."""
+
+    parts: Parts  # (1, batches_per_step, rows, *example) each
+
 
 _BLOCK_ROWS = 8192  # row numbers that are computed at once: they fit into a core's cache
 _STEPS_AHEAD = 2  # steps whose rows are copied to a device in advance
@@ -75,14 +82,14 @@ def batches(
 def copied_ahead(steps: tf.data.Dataset, replicas: Replicas) -> Any:
     """Returns an iterator over what `batches` returns, which copies the rows of the next steps to devices in advance.
 
-    On several replicas it gives, for each part, a value per replica: (1, batches_per_step, rows, *example). Text stays
-    on the host, which alone can hold it.
+    On several replicas it gives `ReplicaRows`, whose parts have a value per replica. Text stays on the host, which
+    alone can hold it.
     """
     if any(part.dtype == tf.string for part in tf.nest.flatten(steps.element_spec)):
         return iter(steps)
     if replicas.count == 1:
         return iter(steps.apply(tf.data.experimental.prefetch_to_device(replicas.devices[0], _STEPS_AHEAD)))
-    rows = steps.unbatch().map(lambda *parts: tf.nest.map_structure(lambda part: part[tf.newaxis], parts))
+    rows = steps.unbatch().map(lambda *parts: ReplicaRows(tf.nest.map_structure(lambda part: part[tf.newaxis], parts)))
     # If the rows might end, workers would ask each other before each step whether there are more.
     endless = rows.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     ahead = tf.distribute.InputOptions(experimental_per_replica_buffer_size=_STEPS_AHEAD)

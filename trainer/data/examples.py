@@ -22,6 +22,7 @@ from trainer.data.order import RowNumbers, shuffled
 from trainer.invariance.internals import makes_batches
 
 Nest = Any
+Parts = Any  # a tuple of nests: (x,), (x, y) or (x, y, sample_weight)
 Array = npt.NDArray[Any]
 PARTS = ("x", "y", "sample_weight")
 
@@ -41,7 +42,7 @@ def is_array(value: Any) -> bool:
     return numbers or hasattr(value, "__array__") or np.isscalar(value)
 
 
-def parts_of(parts: Sequence[Nest]) -> tuple[Nest, ...]:
+def parts_of(parts: Sequence[Nest]) -> Parts:
     """Returns x, y and sample_weight, as many as there are, with arrays as leaves. Raises UserError for other parts."""
     if not 1 <= len(parts) <= len(PARTS):
         raise UserError(f"{len(parts)} parts: return x, (x, y) or (x, y, sample_weight)")
@@ -108,15 +109,9 @@ def rows_in(parts: Sequence[Nest]) -> int:
     return counts[0][1]
 
 
-def mapped(function: Callable[[Any], Any], parts: tuple[Nest, ...]) -> tuple[Nest, ...]:
-    """Returns the parts with `function` applied to each leaf."""
-    changed: tuple[Nest, ...] = tf.nest.map_structure(function, parts)
-    return changed
-
-
-def specs_of(parts: tuple[Nest, ...]) -> tuple[Nest, ...]:
+def specs_of(parts: Parts) -> Parts:
     """Returns the tf.TensorSpec of one example for parts that have rows in axis 0."""
-    return mapped(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), parts)
+    return tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), parts)
 
 
 def described(spec: Nest) -> str:
@@ -133,14 +128,14 @@ class AnyExamples(ABC):
 
     count: int  # the number of examples in one pass over the data
     image_shape: tuple[int, int, int] | None = None  # (height, width, channels), if x are grey levels of images
-    arrays: tuple[Nest, ...] = ()  # the parts of all examples, if they are in memory
+    arrays: Parts = ()  # the parts of all examples, if they are in memory
     has_length = True  # False: the length is unknown, and `count` is what the run reads
     targets: Array | None = None  # y of all rows, if it is one array of integers in memory
     failure: Exception | None = None  # raised by the last reading: TensorFlow passes on only its text
 
     @property
     @abstractmethod
-    def spec(self) -> tuple[Nest, ...]:
+    def spec(self) -> Parts:
         """Returns the tf.TensorSpec of one example, in the structure of its parts."""
 
     @property
@@ -149,7 +144,7 @@ class AnyExamples(ABC):
         return len(self.spec) > 1
 
     @abstractmethod
-    def first(self, count: int) -> tuple[Nest, ...]:
+    def first(self, count: int) -> Parts:
         """Returns the parts of the first rows, at most `count`, as arrays; `Examples` read them again each time."""
 
     @abstractmethod
@@ -185,7 +180,7 @@ class Examples(AnyExamples):
     sampled_rows = 1024  # the most rows that a fingerprint reads
     ends_epochs = False  # whether all rows of an epoch must be read before `order` is called for the next one
 
-    def gather(self, rows: Any) -> tuple[Nest, ...]:
+    def gather(self, rows: Any) -> Parts:
         """Returns (x,), (x, y) or (x, y, sample_weight) of these rows, by TensorFlow operations; here they call `read`.
 
         rows: an integer tensor of any shape with numbers from 0 to below `count`. Each part is a nest of tensors, of
@@ -207,8 +202,7 @@ class Examples(AnyExamples):
         tensors = tf.nest.flatten(tensors)  # in eager mode a single output is not in a list
         for tensor, spec in zip(tensors, specs, strict=True):
             tensor.set_shape((*rows.shape, *spec.shape))
-        parts: tuple[Nest, ...] = tf.nest.pack_sequence_as(self.spec, tensors)
-        return parts
+        return tf.nest.pack_sequence_as(self.spec, tensors)
 
     def read(self, rows: RowNumbers) -> Nest:
         """Returns the arrays of these rows, any shape, in the structure of `spec`; it runs on the host."""
@@ -219,7 +213,7 @@ class Examples(AnyExamples):
         return rows
 
     @cached_property
-    def spec(self) -> tuple[Nest, ...]:
+    def spec(self) -> Parts:
         """Returns the tf.TensorSpec of one example; reads one for it."""
         return specs_of(self.first(1))
 
@@ -230,7 +224,7 @@ class Examples(AnyExamples):
         """
         return shuffled(positions, self.count, seed, "order", passes)
 
-    def first(self, count: int) -> tuple[Nest, ...]:
+    def first(self, count: int) -> Parts:
         return as_numpy(self.gather(tf.range(min(count, self.count), dtype=tf.int64)))
 
     def in_order(self, size: int, takers: int = 1, taker: int = 0) -> tf.data.Dataset:
@@ -265,7 +259,7 @@ class Subset(Examples):
         return self._examples.failure
 
     @property
-    def spec(self) -> tuple[Nest, ...]:
+    def spec(self) -> Parts:
         return self._examples.spec
 
     @property
@@ -281,7 +275,7 @@ class Subset(Examples):
     def sample(self) -> Iterable[Array]:
         return self._examples.sample() if self.arrays else super().sample()
 
-    def gather(self, rows: Any) -> tuple[Nest, ...]:
+    def gather(self, rows: Any) -> Parts:
         with tf.device(HOST):
             return self._examples.gather(self._locate_tensor(rows))
 
@@ -308,9 +302,9 @@ def unfilled(shape: Sequence[int], dtype: Any) -> Array:
     return memory[start : start + size].view(kind).reshape(shape)
 
 
-def as_numpy(parts: tuple[Nest, ...]) -> tuple[Nest, ...]:
+def as_numpy(parts: Parts) -> Parts:
     """Returns tensors as arrays, in the same structure."""
-    return mapped(lambda part: part.numpy(), parts)
+    return tf.nest.map_structure(lambda part: part.numpy(), parts)
 
 
 class NestedArrays(Examples):
@@ -336,9 +330,9 @@ class NestedArrays(Examples):
         leaves: list[Array] = tf.nest.flatten(self.arrays)
         return leaves if sum(leaf.nbytes for leaf in leaves) <= WHOLE_BYTES else super().sample()
 
-    def gather(self, rows: Any) -> tuple[Nest, ...]:
+    def gather(self, rows: Any) -> Parts:
         with tf.device(HOST):
-            return mapped(lambda part: tf.gather(part, rows), self._tensors)
+            return tf.nest.map_structure(lambda part: tf.gather(part, rows), self._tensors)
 
     @cached_property
     def _tensors(self) -> Any:
@@ -391,18 +385,20 @@ class InSequence(AnyExamples):
     if it is 0 then, or if the data set does not give tensors of fixed shapes.
     """
 
-    spec: tuple[Nest, ...] = ()
+    spec: Parts = ()
     anew: Callable[[], Any]  # returns the same examples as a new object: TensorFlow reshuffles an object it reads again
 
     def __init__(self, source: tf.data.Dataset, origin: str, unknown_count: int) -> None:
-        def parts_as_fit(*element: Any) -> tuple[Nest, ...]:
+        def parts_as_fit(*element: Any) -> Parts:
             """Returns the parts of an element, with floating-point numbers as floatx, as `fit` passes them."""
             if not 1 <= len(element) <= len(PARTS):
                 raise UserError(
                     f"the tf.data.Dataset gives {len(element)} parts: it must give x, (x, y) or (x, y, sample_weight)"
                 )
             floatx = keras.config.floatx()
-            return mapped(lambda leaf: tf.cast(leaf, floatx) if leaf.dtype.is_floating else leaf, element)
+            return tf.nest.map_structure(
+                lambda leaf: tf.cast(leaf, floatx) if leaf.dtype.is_floating else leaf, element
+            )
 
         self.anew = lambda: self
         self.batched = makes_batches(source)
@@ -430,7 +426,9 @@ class InSequence(AnyExamples):
                     f"{origin}: the tf.data.Dataset gives {spec.dtype.name} {tuple(spec.shape)}: all lengths but the "
                     "number of rows must be fixed: pad them, by padded_batch or to_tensor(shape=…)"
                 )
-        self.spec = mapped(lambda spec: tf.TensorSpec(spec.shape[axes:], spec.dtype), self._source.element_spec)
+        self.spec = tf.nest.map_structure(
+            lambda spec: tf.TensorSpec(spec.shape[axes:], spec.dtype), self._source.element_spec
+        )
         self._length, self._unknown_count = int(source.cardinality()), unknown_count
         self.has_length = self._length >= 0
         refuse(
@@ -460,18 +458,18 @@ class InSequence(AnyExamples):
     def in_order(self, size: int, takers: int = 1, taker: int = 0) -> tf.data.Dataset:
         return self.batches(size, drop_remainder=False).shard(takers, taker).prefetch(2)
 
-    def first(self, count: int) -> tuple[Nest, ...]:
-        return mapped(lambda part: part[:count], self._head)
+    def first(self, count: int) -> Parts:
+        return tf.nest.map_structure(lambda part: part[:count], self._head)
 
     def sample(self) -> list[Array]:
         return list(tf.nest.flatten(self._head))
 
     @cached_property
-    def _head(self) -> tuple[Nest, ...]:
+    def _head(self) -> Parts:
         """Returns the parts of the first rows, as many as a fingerprint takes, as arrays; they are read once."""
         row_bytes = sum(leaf.dtype.size * math.prod(leaf.shape) for leaf in tf.nest.flatten(self.spec))
         return self.read_head(max(HEAD_ROWS, min(_SAMPLED_ROWS, SAMPLE_BYTES // max(1, row_bytes))))
 
-    def read_head(self, rows: int = HEAD_ROWS) -> tuple[Nest, ...]:
+    def read_head(self, rows: int = HEAD_ROWS) -> Parts:
         """Reads the parts of the first rows once more."""
         return as_numpy(next(iter(self.batches(rows, drop_remainder=False))))

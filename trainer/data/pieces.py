@@ -112,8 +112,8 @@ def read_index(folder: Path) -> dict[str, Any]:
     """Returns the content of pieces.json and checks its entries. Raises UserError if it is damaged."""
     try:
         index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
-        if index["format"] != FORMAT or index["complete"] is not True:
-            raise ValueError(f"its format is not {FORMAT}, or it is not complete")
+        if index["format"] != FORMAT:
+            raise ValueError(f"its format is not {FORMAT}")
         index["image_shape"] = height, width, channels = tuple(map(int, index["image_shape"]))
         index["class_names"] = tuple(map(str, index["class_names"]))
         for entry in (entry for split in SPLITS for entry in index["splits"].get(split, ())):

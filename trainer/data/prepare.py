@@ -107,7 +107,7 @@ def prepare(config: TrainConfig, folder: Path, piece_mib: int, on_piece: Callabl
             return before
         raise UserError(f"{folder} contains pieces of other data or settings: use another folder, or remove it")
     index: dict[str, Any] = {
-        "format": FORMAT, "complete": True, "source": config.data, "fingerprint": source.fingerprint,
+        "format": FORMAT, "source": config.data, "fingerprint": source.fingerprint,
         "image_shape": (config.image_size, config.image_size, config.channels), "class_names": (),
         "left_out": source.left_out, "splits": {split: [] for split in source.splits},
     }  # fmt: skip

@@ -26,9 +26,9 @@ from trainer.data.examples import (
     InSequence,
     Nest,
     NestedArrays,
+    Parts,
     described,
     is_array,
-    mapped,
     parts_of,
     rows_in,
     specs_of,
@@ -64,7 +64,7 @@ class _Items(Examples):
         """Copies the rows, (n,), into `leaves`, (n, …) each; np.array(list) would take seven times as long."""
         raise NotImplementedError
 
-    def _example(self, number: int) -> tuple[Nest, ...]:
+    def _example(self, number: int) -> Parts:
         """Returns the parts of an item as arrays."""
         try:
             item = self._source[number]
@@ -94,7 +94,7 @@ class RandomAccess(_Items):
         if not self.count:
             raise UserError(f"{origin}: it has no examples: its length is 0")
         first = self._example(0)
-        self.spec = mapped(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), first)
+        self.spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), first)
         self._leaf_kinds = [(leaf.shape, leaf.dtype) for leaf in tf.nest.flatten(first)]  # quick to compare
 
     def _fill(self, leaves: list[Array], rows: RowNumbers) -> None:
@@ -102,7 +102,7 @@ class RandomAccess(_Items):
             example = self._example(row)
             values: list[Array] = tf.nest.flatten(example)
             if [(leaf.shape, leaf.dtype) for leaf in values] != self._leaf_kinds:
-                spec = mapped(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), example)
+                spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), example)
                 raise UserError(
                     f"{self._origin}: example {row:,} is {described(spec)}, but example 0 is {described(self.spec)}: "
                     "all must have the same parts, shapes and types"
@@ -219,7 +219,7 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
             "every worker from its start: a run that resumes at step N first reads and drops N steps"
         )
         # After a `shuffle` that differs each time, `take` and `skip` would evaluate rows that another epoch trains on.
-        if isinstance(holdout, InSequence) and not _equal_rows(holdout.first(HEAD_ROWS), holdout.read_head()):
+        if isinstance(holdout, InSequence) and _differs(holdout, holdout.read_head):
             raise UserError(
                 f"data={config.data}: two readings of the examples for evaluation give other rows, as the shuffle "
                 "before them is made anew each time: use shuffle(…, seed=1, reshuffle_each_iteration=False) before "
@@ -230,12 +230,10 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
 
 def _differs(examples: AnyExamples, read_again: Callable[[int], Any]) -> bool:
     """Returns whether two readings of the first rows differ; a resumed run would then train on other numbers."""
-    return not examples.arrays and not _equal_rows(examples.first(HEAD_ROWS), read_again(HEAD_ROWS))
-
-
-def _equal_rows(rows: Any, others: Any) -> bool:
-    pairs = zip(tf.nest.flatten(rows), tf.nest.flatten(others), strict=True)
-    return all(np.array_equal(first, second, equal_nan=first.dtype.kind == "f") for first, second in pairs)
+    if examples.arrays:
+        return False
+    pairs = zip(tf.nest.flatten(examples.first(HEAD_ROWS)), tf.nest.flatten(read_again(HEAD_ROWS)), strict=True)
+    return not all(np.array_equal(first, second, equal_nan=first.dtype.kind == "f") for first, second in pairs)
 
 
 def _pair(returned: Any) -> tuple[Any, Any]:

@@ -6,8 +6,7 @@ values are those of one device, in any precision. For a classifier it also count
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
@@ -45,19 +44,6 @@ def confusion(labels: Any, outputs: Any) -> Any:
     """
     predicted = tf.argmax(outputs, axis=1)
     return tf.math.confusion_matrix(tf.reshape(labels, (-1,)), predicted, outputs.shape[1], dtype=tf.float64)
-
-
-@contextmanager
-def outputs_kept(model: keras.Model) -> Iterator[list[Any]]:
-    """Yields a list that collects the outputs from which test_step computes the model's metrics in the block."""
-    outputs: list[Any] = []
-
-    def keep(compute: Callable[..., Any], x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        outputs.append(y_pred)
-        return compute(x, y, y_pred, sample_weight)
-
-    with wrapped("keras.Model.compute_metrics", keep, owner=model):
-        yield outputs
 
 
 _SAME = 1e-5  # the largest relative difference of two sums that rounding explains
@@ -228,8 +214,14 @@ class Evaluation:
         # In this scope Keras regularizes only weights whose values are given.
         weights = [(weight, weight.value) for weight in self.model.weights if weight.regularizer is not None]
         held, data = [*zip(variables, metrics, strict=True), *weights], self._as_fit(parts)
-        kept: AbstractContextManager[list[Any]] = outputs_kept(self.model) if self.class_count else nullcontext([])
-        with keras.StatelessScope(held, collect_losses=True) as scope, kept as outputs:
+        outputs: list[Any] = []  # from which Keras's test_step computes the metrics
+
+        def keep(compute: Callable[..., Any], *given: Any, **named: Any) -> Any:
+            outputs.extend(given[2:3])
+            return compute(*given, **named)
+
+        keeping = wrapped("keras.Model.compute_metrics", keep, owner=self.model)
+        with keras.StatelessScope(held, collect_losses=True) as scope, keeping:
             before = [scope.get_current_value(variable) for variable in variables]
             values = scalars_of(self.model.test_step(data))
         after = [scope.get_current_value(variable) for variable in variables]

@@ -29,7 +29,7 @@ from trainer.cluster.strategy import Replicas
 from trainer.data.examples import HOST, Examples
 from trainer.data.order import shuffled
 from trainer.data.sample_grids import noise, to_uint8
-from trainer.user_code.interface import Generates, ModelInterface
+from trainer.user_code.interface import ModelInterface
 
 Features = npt.NDArray[np.float64]  # (images, features)
 
@@ -62,10 +62,8 @@ def neighbour_metrics(real: Features, fake: Features, neighbours: int = NEIGHBOU
 
 
 def _sample(features: Features) -> Features:
-    """Returns all rows if they are few, else MOST_IMAGES, evenly spread: they may be sorted by class."""
-    if len(features) <= MOST_IMAGES:
-        return features
-    return features[np.linspace(0, len(features) - 1, MOST_IMAGES).astype(np.int64)]
+    """Returns at most MOST_IMAGES rows, evenly spread: they may be sorted by class."""
+    return features[np.linspace(0, len(features) - 1, min(len(features), MOST_IMAGES)).astype(np.int64)]
 
 
 def _radii(features: Features, neighbours: int) -> Features:
@@ -187,34 +185,32 @@ class Fid:
     """Measures a generator's images against as many real examples, at most `samples`, drawn by the seed.
 
     A conditional generator makes an image of the class of each real one. The features of the real examples are
-    extracted once a process. All are in memory on the host in float64: 0.8 GB for 50,000 images and inception.
+    extracted once a process. All are in the chief's memory on the host in float64: 0.8 GB for 50,000 images and
+    inception. reals: the training examples. Raises UserError if the model has no generator of images.
     """
 
     names = OF_IMAGES
 
-    def __init__(
-        self,
-        model: Generates,
-        replicas: Replicas,
-        extract: Extractor,
-        reals: Examples,
-        samples: int,
-        seed: int,
-        *,
-        conditional: bool = False,
-    ) -> None:
-        self._model, self._replicas, self._extract = model, replicas, extract
-        self.samples = min(samples, reals.count)
+    def __init__(self, config: TrainConfig, model: Any, reals: Examples, replicas: Replicas) -> None:
+        interface = ModelInterface.of(model)
+        if interface.generator is None:
+            raise UserError(
+                f"fid_every_steps={config.fid_every_steps}: {config.model} has no "
+                f"{' and no '.join(interface.missing_for_fid)}: FID needs a generator of images: drop the flag, or add "
+                "what trainer/user_code/interface.py describes"
+            )
+        self._model, self._replicas = interface.generator, replicas
+        with replicas.strategy.scope():
+            self._extract = Extractor(config.fid_features, config.fid_weights, config.cache_dir)
+        self.samples = min(config.fid_samples, reals.count)
         self._real_features: Features | None = None  # (samples, features)
         batch = replicas.global_batch_size
         padded = math.ceil(self.samples / batch) * batch
-        chosen = np.sort(shuffled(np.arange(self.samples), reals.count, seed, "fid"))
+        chosen = np.sort(shuffled(np.arange(self.samples), reals.count, config.seed, "fid"))
         self._rows = tf.constant(np.resize(chosen, padded), tf.int64)
-        self._noise = noise(seed + 1, padded, model.latent_dim, keras.config.floatx())
+        self._noise = noise(config.seed + 1, padded, self._model.latent_dim, keras.config.floatx())
         self._labels: Any = None
-        if conditional and reals.targets is not None:
-            self._labels = reals.targets[self._rows.numpy()].astype(np.int32)
-        elif conditional:  # they are read together with their images
+        if interface.generated_classes:  # some data give them only together with their images
             parts = (reals.gather(self._rows[at : at + batch])[1].numpy() for at in range(0, padded, batch))
             self._labels = np.concatenate([*parts]).astype(np.int32)
         self._generator: Any = None
@@ -255,14 +251,15 @@ class Fid:
         }
 
     def _collect(self, features_of: Callable[[Any], Any]) -> Features:
-        """Returns the features of `samples` images, computed a global batch at a time, without padding."""
+        """Returns the features of `samples` images, computed a global batch at a time; none on other workers."""
         batch, first = self._replicas.global_batch_size, self._replicas.first_row
 
         def of_all_workers(start: int) -> Features:
             features = features_of(tf.constant(start)).numpy()
             whole = np.zeros((batch, features.shape[1]))
             whole[first : first + len(features)] = features
-            return self._replicas.sum_over_workers(whole)
+            summed = self._replicas.sum_over_workers(whole)
+            return summed if self._replicas.cluster.is_chief else np.empty((0, features.shape[1]))
 
         switch = tf.config.experimental
         before = switch.tensor_float_32_execution_enabled()
@@ -285,28 +282,3 @@ class Fid:
             return tf.concat(strategy.experimental_local_results(features), axis=0)
 
         return tf.function(on_replicas, autograph=False)
-
-
-def make_fid(config: TrainConfig, model: keras.Model, reals: Examples, replicas: Replicas) -> Fid:
-    """Returns the FID measurement of a GAN's images; raises UserError if the model has no generator of images.
-
-    reals: the training examples.
-    """
-    interface = ModelInterface.of(model)
-    if interface.generator is None:
-        raise UserError(
-            f"fid_every_steps={config.fid_every_steps}: {config.model} has no "
-            f"{' and no '.join(interface.missing_for_fid)}: FID needs a generator of images: drop the flag, or add "
-            "what trainer/user_code/interface.py describes"
-        )
-    with replicas.strategy.scope():
-        extractor = Extractor(config.fid_features, config.fid_weights, config.cache_dir)
-    return Fid(
-        interface.generator,
-        replicas,
-        extractor,
-        reals,
-        config.fid_samples,
-        config.seed,
-        conditional=bool(interface.generated_classes),
-    )

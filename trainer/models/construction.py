@@ -140,9 +140,8 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
                 f"model={config.model}: it cannot be called with x of {config.data}, {count} rows, "
                 f"{described(dataset.spec[0])} an example: {message_of(error)}{advice}"
             ) from error
-        subject = "input does" if "incompatible with the layer" in str(error) else "loss or metrics do"
         raise as_user_mistake(error) or UserError(
-            f"model={config.model}: its {subject} not fit {config.data} ({dataset.shape}): "
+            f"model={config.model}: its loss or metrics do not fit {config.data} ({dataset.shape}): "
             f"{_other_loss(model, dataset) or reason(error)}"
         ) from error
     has_loss = model.loss is not None or type(model).compute_loss is not keras.Model.compute_loss

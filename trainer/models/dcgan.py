@@ -15,7 +15,7 @@ from trainer.data.dataset import Dataset
 from trainer.invariance.batch_norm import separate_groups
 from trainer.invariance.internals import compiled_by_xla
 from trainer.invariance.step import current_step
-from trainer.models.gan import GAN, OfGAN, images_of, twice
+from trainer.models.gan import GAN, GANSettings, images_of, twice
 from trainer.models.image_layers import prefers_many_rows
 from trainer.models.model_settings import Conditional, DiffAugment, EmaDecay, LatentDim, Width
 
@@ -34,10 +34,11 @@ class DCGAN(GAN):
         diff_augment: DiffAugment = "",
         ema_decay: EmaDecay = 0.999,
     ) -> None:
-        betas, normal = (0.5, 0.999), partial(keras.initializers.RandomNormal, stddev=0.02)
-        options: Any = {"critic_batch_norm": True, "initializer": normal}
-        shared = OfGAN(width, latent_dim, conditional, diff_augment, ema_decay)
-        super().__init__(config, dataset, shared, batches_per_step=1, betas=betas, **options)
+        shared = GANSettings(width, latent_dim, conditional, diff_augment, ema_decay)
+        super().__init__(
+            config, dataset, shared, batches_per_step=1, betas=(0.5, 0.999), critic_batch_norm=True,
+            initializer=partial(keras.initializers.RandomNormal, stddev=0.02),
+        )  # fmt: skip
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Returns the losses. data: images (1, rows, height, width, channels) in [0, 255], perhaps labels (1, rows)."""

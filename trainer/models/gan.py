@@ -2,8 +2,7 @@
 
 `--conditional` gives the networks the class of each image. The generator gets it by concatenation (Mirza and Osindero
 2014, https://arxiv.org/abs/1411.1784): beside the noise, a vector that is zero but for the class. It is as long as the
-noise is on average, so that both start with equal influence, and the network stays a chain of layers, which runs once
-for all images of a step. The critic gets it by projection (Miyato and Koyama 2018, https://arxiv.org/abs/1802.05637):
+noise is on average, so that both start with equal influence. The critic gets it by projection (Miyato and Koyama 2018, https://arxiv.org/abs/1802.05637):
 its score is that of the image, plus the product of the image's features with a learnt vector of the class. A critic
 might ignore a class that is concatenated with the image; this one has to tell whether the image is of that class, and
 its convolutions run on images alone.
@@ -55,12 +54,6 @@ def classes_of(config: TrainConfig, dataset: Dataset) -> int:
     return classes
 
 
-def with_class(noise: Any, labels: Any, classes: int) -> Any:
-    """Joins noise (…, latent_dim) and labels (…) to the input of the generator's layers, (…, latent_dim + classes)."""
-    one_hot = tf.one_hot(labels, classes, on_value=_length(noise), off_value=0.0, dtype=noise.dtype)
-    return tf.concat([noise, one_hot], -1)
-
-
 def with_labels(values: Any, labels: Any) -> Any:
     """Returns the input of a network: images or noise and, unless they are None, their labels (rows,)."""
     return values if labels is None else [values, labels]
@@ -71,32 +64,12 @@ def twice(labels: Any) -> Any:
     return None if labels is None else tf.concat([labels, labels], axis=0)
 
 
-def labelled(generator: keras.Model, classes: int) -> keras.Model:
-    """Returns a network from noise (rows, latent_dim) and labels (rows,) to images, with the layers of `generator`.
-
-    generator: a chain of layers that takes what `with_class` returns.
-    """
-    whole = {"dtype": full_precision()}
-    noise = keras.Input((generator.input_shape[1] - classes,), name="noise")
-    label = keras.Input((), dtype="int32", name="label")
-    one_hot = layers.CategoryEncoding(classes, output_mode="one_hot", name="classes", **whole)(label)
-    x = layers.Concatenate(**whole)([noise, layers.Rescaling(_length(noise), **whole)(one_hot)])
-    for layer in generator.layers[1:]:  # the first is the input
-        x = layer(x)
-    return keras.Model([noise, label], x, name=generator.name)
-
-
-def _length(noise: Any) -> float:
-    """Returns the root mean square length of the noise of an image."""
-    return float(noise.shape[-1]) ** 0.5
-
-
 # Called once for each layer, so that no two layers start with equal weights.
 Initializer = Callable[[], keras.initializers.Initializer]
 _GLOROT = keras.initializers.GlorotUniform
 
 
-class OfGAN(NamedTuple):
+class GANSettings(NamedTuple):
     """Holds the settings that all GANs have."""
 
     width: int
@@ -124,17 +97,24 @@ def filters(size: int, width: int) -> list[int]:
 
 
 def build_generator(
-    config: TrainConfig, shared: OfGAN, initializer: Initializer = _GLOROT, classes: int = 0
+    config: TrainConfig, shared: GANSettings, initializer: Initializer = _GLOROT, classes: int = 0
 ) -> keras.Model:
     """Builds a network from (rows, latent_dim) noise to (rows, image_size, image_size, channels) in [-1, 1].
 
-    With classes, its input is what `with_class` returns.
+    With classes, it takes [noise, labels], with labels (rows,) int32.
     """
     widths = filters(config.image_size, shared.width)
     base = config.image_size // 2 ** len(widths)
 
-    noise = keras.Input((shared.latent_dim + classes,), name="noise")
-    x = layers.Dense(base * base * widths[-1], use_bias=False, kernel_initializer=initializer())(noise)
+    inputs = x = keras.Input((shared.latent_dim,), name="noise")
+    full = {"dtype": full_precision()}
+    if classes:
+        label = keras.Input((), dtype="int32", name="label")
+        one_hot = layers.CategoryEncoding(classes, output_mode="one_hot", name="classes", **full)(label)
+        as_long_as_noise = layers.Rescaling(shared.latent_dim**0.5, **full)(one_hot)
+        x = layers.Concatenate(**full)([inputs, as_long_as_noise])
+        inputs = [inputs, label]
+    x = layers.Dense(base * base * widths[-1], use_bias=False, kernel_initializer=initializer())(x)
     x = layers.Reshape((base, base, widths[-1]))(x)
     x = layers.ReLU()(_batch_norm(x))
     for width in reversed(widths[:-1]):
@@ -142,13 +122,13 @@ def build_generator(
         x = layers.Conv2DTranspose(width, KERNEL, strides=STRIDE, padding="same", **kernel)(x)
         x = layers.ReLU()(_batch_norm(x))
     x = ImageConv2DTranspose(config.channels, kernel_initializer=initializer())(x)
-    images = layers.Activation("tanh", dtype=full_precision(), name="images")(x)
-    return keras.Model(noise, images, name="generator")
+    images = layers.Activation("tanh", name="images", **full)(x)
+    return keras.Model(inputs, images, name="generator")
 
 
 def build_critic(
     config: TrainConfig,
-    shared: OfGAN,
+    shared: GANSettings,
     initializer: Initializer = _GLOROT,
     *,
     batch_norm: bool = False,
@@ -171,15 +151,16 @@ def build_critic(
             x = layers.Conv2D(width, KERNEL, strides=STRIDE, padding="same", **kernel)(x)
         x = _batch_norm(x) if normed else x
         x = layers.LeakyReLU(negative_slope=0.2)(x)
-    x, whole = layers.Flatten()(x), {"dtype": full_precision()}
-    score = layers.Dense(1, name="score", kernel_initializer=initializer(), use_bias=score_bias, **whole)(x)
+    x = layers.Flatten()(x)
+    full = {"dtype": full_precision()}
+    score = layers.Dense(1, name="score", kernel_initializer=initializer(), use_bias=score_bias, **full)(x)
     if not classes:
         return keras.Model(images, score, name="critic")
     label = keras.Input((), dtype="int32", name="label")
-    one_hot = layers.CategoryEncoding(classes, output_mode="one_hot", name="classes", **whole)(label)
-    by_class = layers.Dense(classes, use_bias=False, name="by_class", kernel_initializer=initializer(), **whole)(x)
-    of_class = layers.Dot(1, **whole)([by_class, one_hot])
-    return keras.Model([images, label], layers.Add(**whole)([score, of_class]), name="critic")
+    one_hot = layers.CategoryEncoding(classes, output_mode="one_hot", name="classes", **full)(label)
+    by_class = layers.Dense(classes, use_bias=False, name="by_class", kernel_initializer=initializer(), **full)(x)
+    of_class = layers.Dot(1, **full)([by_class, one_hot])
+    return keras.Model([images, label], layers.Add(**full)([score, of_class]), name="critic")
 
 
 def _batch_norm(x: Any) -> Any:
@@ -201,8 +182,8 @@ def scores_and_slopes(critic: Any, images: Any, labels: Any = None) -> tuple[Any
 class Generated(NamedTuple):
     """Holds the generated part of an update: images, (rows, height, width, channels), or the noise to make them from.
 
-    noise: (rows, latent_dim), joined with the classes if the GAN is conditional. labels: (rows,), these classes. reals:
-    real images in [-1, 1], with which the generator's loss compares the generated ones row by row.
+    noise: (rows, latent_dim); labels: (rows,), the classes, if the GAN is conditional; reals: real images in [-1, 1],
+    with which the generator's loss compares the generated ones row by row.
     """
 
     images: Any = None
@@ -226,7 +207,7 @@ class GAN(keras.Model):
         self,
         config: TrainConfig,
         dataset: Dataset,
-        shared: OfGAN,
+        shared: GANSettings,
         *,
         batches_per_step: int,
         betas: tuple[float, float],
@@ -236,13 +217,11 @@ class GAN(keras.Model):
     ) -> None:
         super().__init__(name=config.model.replace(":", "_").replace(".", "_"))
         classes = self.generated_classes = classes_of(config, dataset) if shared.conditional else 0
-        generators = [build_generator(config, shared, initializer, classes) for _ in range(2)]
-        self.generator, self.generator_average = generators
-        of_critic: dict[str, Any] = {"batch_norm": critic_batch_norm, "score_bias": score_bias, "classes": classes}
-        self.critic = build_critic(config, shared, initializer, **of_critic)
-        # What samples and templates run: the same networks, with labels as an input of their own.
-        self.sampled, self.sampled_average = (
-            [labelled(network, classes) for network in generators] if classes else generators
+        self.generator, self.generator_average = (
+            build_generator(config, shared, initializer, classes) for _ in range(2)
+        )
+        self.critic = build_critic(
+            config, shared, initializer, batch_norm=critic_batch_norm, score_bias=score_bias, classes=classes
         )
         self.generator_average.set_weights(self.generator.get_weights())
         self.batches_per_step, self.latent_dim, self.ema_decay = batches_per_step, shared.latent_dim, shared.ema_decay
@@ -294,25 +273,26 @@ class GAN(keras.Model):
 
         noise: (rows, critic updates + 1, latent_dim); labels: of `labels_of`; the generator's update takes the last.
         """
-        labels_by_update = [None] * noise.shape[1]
-        if labels is not None:
-            labels_by_update = [*tf.unstack(labels), labels[-1]]
-            noise = with_class(noise, tf.stack(labels_by_update, axis=1), self.generated_classes)
-        generated = [Generated(noise=drawn) for drawn in tf.unstack(noise, axis=1)]
+        by_update = [None] * noise.shape[1] if labels is None else [*tf.unstack(labels), labels[-1]]
+        pairs = zip(tf.unstack(noise, axis=1), by_update, strict=True)
+        generated = [Generated(noise=drawn, labels=of_update) for drawn, of_update in pairs]
         if len(generated) > 2 and not step.accumulates:  # several critic updates, by the same generator
-            generated[:-1] = map(Generated, self.fakes(*(update.noise for update in generated[:-1])))
-        return [update._replace(labels=y) for update, y in zip(generated, labels_by_update, strict=True)]
+            made = zip(generated, self.fakes(*generated[:-1]), strict=False)
+            generated[:-1] = [update._replace(images=images) for update, images in made]
+        return generated
 
-    def fakes(self, *noise: Any) -> list[Any]:
-        """Returns the images of each noise, (rows, latent_dim), for critic updates, which do not change the generator.
+    def fakes(self, *updates: Generated) -> list[Any]:
+        """Returns the images for each critic update from its noise; these updates do not change the generator.
 
         One forward pass makes all of them, with fewer operations and all-reduces. On a CPU, a single replica runs the
         generator for each noise separately, because the activations of fewer rows stay in its caches.
         """
+        inputs = [with_labels(update.noise, update.labels) for update in updates]
         if not prefers_many_rows() and tf.distribute.get_strategy().num_replicas_in_sync == 1:
-            return [self.generator(drawn, training=True) for drawn in noise]
-        with separate_groups(len(noise)):
-            images: list[Any] = tf.split(self.generator(tf.concat(noise, 0), training=True), len(noise))
+            return [self.generator(given, training=True) for given in inputs]
+        joined = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *inputs)
+        with separate_groups(len(inputs)):
+            images: list[Any] = tf.split(self.generator(joined, training=True), len(inputs))
         return images
 
     def update_critic(self, step: StepContext, reals: Any, fakes: Generated, *others: Any) -> Any:
@@ -322,7 +302,9 @@ class GAN(keras.Model):
         """
 
         def of_micro_batch(reals: Any, fakes: Generated, *others: Any) -> Any:
-            generated = self.generator(fakes.noise, training=True) if fakes.images is None else fakes.images
+            generated = fakes.images
+            if generated is None:
+                generated = self.generator(with_labels(fakes.noise, fakes.labels), training=True)
             images = self.augmented(from_uint8(reals), generated)
             gradients_of = self._compiled_gradients if step.cut else self._critic_gradients
             return gradients_of(*images, *others, step.global_batch_size, fakes.labels)
@@ -345,7 +327,7 @@ class GAN(keras.Model):
         """Returns the loss, and a gradient of the scaled loss for each generator variable, over this replica's rows."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.generator_variables)
-            images = self.generator(generated.noise, training=True)
+            images = self.generator(with_labels(generated.noise, generated.labels), training=True)
         reals, labels = generated.reals, generated.labels
         reals = None if reals is None else self.augmented(reals)[0]
         numbers = self.diff_augment.draw()  # by which the images are changed for the critic
@@ -372,7 +354,7 @@ class GAN(keras.Model):
 
     def templates(self) -> dict[str, keras.Model]:
         """Returns the models to save: the averaged generator as "model", the plain one, and the critic."""
-        return {"model": self.averaged_generator(), "generator_raw": self.sampled, "critic": self.critic}
+        return {"model": self.averaged_generator(), "generator_raw": self.generator, "critic": self.critic}
 
     def serve(self, outputs: Any) -> Any:
         """Converts the outputs of a served generator to uint8 images."""
@@ -383,4 +365,4 @@ class GAN(keras.Model):
         pairs = zip(self.generator_average.non_trainable_variables, self.generator.non_trainable_variables, strict=True)
         for average, trained in pairs:
             average.assign(trained)
-        return self.sampled_average
+        return self.generator_average

@@ -16,7 +16,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.sample_grids import from_uint8
 from trainer.invariance.step import current_step
-from trainer.models.gan import GAN, OfGAN, images_of, scores_and_slopes, twice
+from trainer.models.gan import GAN, GANSettings, images_of, scores_and_slopes, twice
 from trainer.models.model_settings import Conditional, DiffAugment, EmaDecay, LatentDim, Width
 
 
@@ -40,7 +40,7 @@ class R3GAN(GAN):
         ] = 10.0,
     ) -> None:
         # Differences of scores cancel a bias: its gradient would be rounding errors alone.
-        shared = OfGAN(width, latent_dim, conditional, diff_augment, ema_decay)
+        shared = GANSettings(width, latent_dim, conditional, diff_augment, ema_decay)
         super().__init__(config, dataset, shared, batches_per_step=1, betas=(0.0, 0.99), score_bias=False)
         self.gamma = gradient_penalty_weight
 

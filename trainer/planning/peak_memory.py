@@ -5,6 +5,7 @@ held at each moment is such a line, too, and the peak is the largest of these li
 number of rows.
 """
 
+import math
 import re
 import tempfile
 from collections import defaultdict, deque
@@ -32,17 +33,12 @@ _ROWS = 1.05 ** np.arange(400)  # where peaks are computed, 1 to 3e8; between tw
 
 @dataclass(frozen=True)
 class Allocation:
-    """Holds one allocation: its operation, kind of memory, requested bytes, and the number of its DataType."""
+    """Holds one allocation: operation, kind of memory, bytes as the allocator rounds them, number of its DataType."""
 
     operation: str
     kind: str
     bytes: int
     type: int
-
-    @property
-    def temporary(self) -> bool:
-        """Returns whether it is workspace of a CPU kernel; the kernel of a GPU needs another amount, or none."""
-        return self.kind == _TEMPORARY
 
 
 @dataclass(frozen=True)
@@ -58,50 +54,53 @@ class Trace:
     order: Sequence[int]
     step: int
 
+    def changes(self, *, temporaries: bool) -> Iterator[tuple[int, int]]:
+        """Yields, in the steps that count, an allocation's index with 1 where it is made and -1 where it is freed.
 
-class PeakMemory:
-    """Predicts memory from two traces, the first of which has fewer rows, and the bytes of all variables, `state`."""
-
-    def __init__(self, small: Trace, large: Trace, state: int) -> None:
-        self._trace, self._state = large, state
-        self._sizes = sizes(small, large)
-
-    def device_lines(self, *, half: bool = False) -> list[LinearInRows]:
-        """Returns the lines whose largest is a GPU's peak memory: the state and a step's tensors, no temporaries.
-
-        half: whether float32 tensors that depend on the rows have 16 bits. A 16-bit copy of the weights then adds at
-        most half of the state's bytes.
+        temporaries: whether also workspace of CPU kernels; the kernel of a GPU needs another amount, or none.
         """
+        for entry in self.order[self.step :]:
+            index = max(entry, ~entry)
+            if temporaries or self.allocations[index].kind != _TEMPORARY:
+                yield index, 1 if entry >= 0 else -1
 
-        def size(index: int) -> LinearInRows:
-            line, of = self._sizes[index], self._trace.allocations[index]
-            return LinearInRows(line.fixed, line.per_row / 2) if half and of.type == _FLOAT32 else line
 
-        return _pieces(self._trace, size, self._state * (1.5 if half else 1.0), temporaries=False)
+def peak_lines(
+    trace: Trace, sizes: Sequence[LinearInRows], state: float, *, temporaries: bool = False, half: bool = False
+) -> list[LinearInRows]:
+    """Returns the linear pieces of peak memory over the rows: the lines that are the largest at one of _ROWS.
 
-    def cpu_lines(self) -> list[LinearInRows]:
-        """Returns the lines whose largest is a CPU's peak memory, with the kernels' temporaries."""
-        return _pieces(self._trace, self._sizes.__getitem__, self._state, temporaries=True)
+    They are of `state`, the bytes of all variables, and the tensors of a step, whose `sizes` by rows are those of
+    `sizes_by_rows`. On a CPU, kernels' temporaries add to them. half: whether float32 tensors that depend on the rows
+    have 16 bits; a 16-bit copy of the weights then adds at most half of the state's bytes.
+    """
+    fixed, per_row = state * (1.5 if half else 1.0), 0.0
+    lines = [LinearInRows(fixed, per_row)]
+    for index, sign in trace.changes(temporaries=temporaries):
+        halved = half and trace.allocations[index].type == _FLOAT32
+        fixed += sign * sizes[index].fixed
+        per_row += sign * sizes[index].per_row * (0.5 if halved else 1.0)
+        lines.append(LinearInRows(fixed, per_row))
+    held = np.array(lines)
+    return [lines[place] for place in np.unique((held[:, :1] + held[:, 1:] * _ROWS).argmax(axis=0))]
 
 
 def peak_bytes(trace: Trace, state: int, *, temporaries: bool) -> int:
     """Returns the peak memory of the traced steps in bytes, with the state."""
-    lines = _pieces(
-        trace, lambda index: LinearInRows(float(rounded(trace.allocations[index].bytes)), 0.0), state, temporaries
-    )
-    return round(max(line.fixed for line in lines))
+    sizes = [LinearInRows(float(allocation.bytes), 0.0) for allocation in trace.allocations]
+    return round(max(line.fixed for line in peak_lines(trace, sizes, state, temporaries=temporaries)))
 
 
 def worst_order(trace: Trace, state: int, steps: int) -> float:
     """Returns the factor by which the peak may grow if the operations run in another order than the traced one."""
-    order = list(_entries(trace, trace.step, temporaries=False))
-    late, held, most = int(_LATE_SHARE * len(order) / steps), state, state
+    changes = list(trace.changes(temporaries=False))
+    late, held, most = int(_LATE_SHARE * len(changes) / steps), state, state
     waiting: deque[tuple[int, int]] = deque()  # the place where a tensor is freed at the latest, and its bytes
-    for place, index in enumerate(order):
+    for place, (index, sign) in enumerate(changes):
         while waiting and waiting[0][0] <= place:
             held -= waiting.popleft()[1]
-        size = rounded(trace.allocations[max(index, ~index)].bytes)
-        if index < 0:
+        size = trace.allocations[index].bytes
+        if sign < 0:
             waiting.append((place + late, size))
         else:
             held += size
@@ -109,40 +108,16 @@ def worst_order(trace: Trace, state: int, steps: int) -> float:
     return most / peak_bytes(trace, state, temporaries=False)
 
 
-def rounded(size: int) -> int:
-    """Returns the bytes that the allocator takes for a request of `size`."""
-    return max(1, -(-size // _UNIT)) * _UNIT
-
-
-def _entries(trace: Trace, begin: int, temporaries: bool) -> Iterator[int]:
-    """Yields the entries of the trace's order from `begin` on; those of temporaries only if `temporaries`."""
-    for index in trace.order[begin:]:
-        if temporaries or not trace.allocations[max(index, ~index)].temporary:
-            yield index
-
-
-def _pieces(trace: Trace, size: Callable[[int], LinearInRows], state: float, temporaries: bool) -> list[LinearInRows]:
-    """Returns the linear pieces of peak memory over the rows: the lines that are the largest at one of _ROWS."""
-    fixed, per_row, lines = state, 0.0, [LinearInRows(state, 0.0)]
-    for index in _entries(trace, trace.step, temporaries):
-        line, sign = size(max(index, ~index)), -1 if index < 0 else 1
-        fixed, per_row = fixed + sign * line.fixed, per_row + sign * line.per_row
-        lines.append(LinearInRows(fixed, per_row))
-    held = np.array(lines)
-    return [lines[place] for place in np.unique((held[:, :1] + held[:, 1:] * _ROWS).argmax(axis=0))]
-
-
-def sizes(small: Trace, large: Trace) -> list[LinearInRows]:
+def sizes_by_rows(small: Trace, large: Trace) -> list[LinearInRows]:
     """Returns how the bytes of each allocation of the larger trace depend on the rows.
 
     Each is compared with its partner in the smaller trace. One without a partner counts as proportional to the rows.
     """
     partners, lines = _partners(small.allocations, large.allocations), []
     for index, allocation in enumerate(large.allocations):
-        now, before = rounded(allocation.bytes), partners.get(index)
-        rows = large.rows - (0 if before is None else small.rows)
-        per_row = (now - (0 if before is None else rounded(before))) / rows
-        lines.append(LinearInRows(now - per_row * large.rows, per_row))
+        more_rows = large.rows - (small.rows if index in partners else 0)
+        per_row = (allocation.bytes - partners.get(index, 0)) / more_rows
+        lines.append(LinearInRows(allocation.bytes - per_row * large.rows, per_row))
     return lines
 
 
@@ -213,9 +188,10 @@ def traced(rows: int, build: Callable[[], Callable[[], object]]) -> Trace:
         elif name != _FREED:
             live[address] = len(allocations)
             order.append(len(allocations))
+            size = max(1, math.ceil(int(values["requested_bytes"]) / _UNIT)) * _UNIT
             allocations.append(
-                Allocation(str(values.get("tf_op", "")), str(values.get("region_type", "")),
-                           int(values["requested_bytes"]), int(values.get("data_type", 0)))
+                Allocation(str(values.get("tf_op", "")), str(values.get("region_type", "")), size,
+                           int(values.get("data_type", 0)))
             )  # fmt: skip
         elif address in live:
             order.append(~live.pop(address))

@@ -35,13 +35,20 @@ from trainer.base.run_files.plan_file import (
 from trainer.base.settings.train_config import BLOCKS, TrainConfig
 from trainer.cluster.strategy import ONE_MACHINE, local_devices, make_replicas
 from trainer.data.dataset import Dataset
-from trainer.data.examples import AnyExamples
 from trainer.data.sources import load_dataset
 from trainer.invariance.gradients import optimizers_of, with_tables_as_of
 from trainer.invariance.internals import all_layers
 from trainer.invariance.sharded_slots import slots_to_shard
 from trainer.models.image_layers import as_on_gpus
-from trainer.planning.peak_memory import COUNTED, PeakMemory, Trace, peak_bytes, traced, worst_order
+from trainer.planning.peak_memory import (
+    COUNTED,
+    Trace,
+    peak_bytes,
+    peak_lines,
+    sizes_by_rows,
+    traced,
+    worst_order,
+)
 from trainer.run.training_setup import set_precision_and_seed, setup_with
 from trainer.training.checkpoint import variables_of
 from trainer.training.step_operations import NO_KERNEL, Operation, operations
@@ -92,11 +99,6 @@ class MeasuredStep:
         return sum(map(_bytes, variables_of(self.model).values()))
 
     @property
-    def trained_bytes(self) -> int:
-        """Returns the bytes of the trainable weights."""
-        return sum(map(_bytes, self.model.trainable_variables))
-
-    @property
     def sums_within(self) -> bool:
         """Returns whether a step sums over replicas before its update, as synchronized batch norm does."""
         interface = ModelInterface.of(self.model)
@@ -142,7 +144,7 @@ def make_plan(config: TrainConfig) -> StepPlan:
     local_devices(dataclasses.replace(config, replicas=2, strategy="auto", expect_devices=0), ONE_MACHINE)
     set_precision_and_seed(config)
     dataset = load_dataset(config)
-    first, first_trace = _measure_step(config, dataset, _ROWS[0])
+    first, first_trace = measure_step(config, dataset, _ROWS[0])
     state = first.state_bytes
     needed = peak_bytes(first_trace, state, temporaries=True)
     limit = 2 * needed * _ROWS[-1] / _ROWS[0]  # twice the largest step, for fragmentation and for building the model
@@ -152,16 +154,17 @@ def make_plan(config: TrainConfig) -> StepPlan:
             f"a step with {_ROWS[-1]} rows needs up to {limit / 2**30:.1f} GiB, this machine has {memory / 2**30:.1f}: "
             "make the plan on a larger one (--out), and use it with `python -m deploy plan --plan=FILE`"
         )
-    (small_step, small), (large_step, large) = (_measure_step(config, dataset, rows) for rows in _ROWS[1:])
+    (small_step, small), (large_step, large) = (measure_step(config, dataset, rows) for rows in _ROWS[1:])
     few, many = map(_seconds_per_step, (small_step, large_step))
     per_row = min(max(many - few, 0.0) / (large.rows - small.rows), many / large.rows)
+    in_memory = tf.nest.flatten([part.arrays for part in (dataset.train, dataset.evaluation) if part])
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     recomputed = None if config.remat else _result_or_none("--remat", lambda: _measure_with_remat(config, dataset))
     return StepPlan(
         model=config.model, data=config.data, key=plan_key(config), versions=versions(),
         examples=dataset.train.count, batches_per_step=first.batches_per_step,
-        data_bytes=_bytes_of(dataset.train) + _bytes_of(dataset.evaluation),
-        memory=_memory(first_trace, small, large, state), trained_bytes=first.trained_bytes,
+        data_bytes=sum(array.nbytes for array in in_memory), memory=_memory(first_trace, small, large, state),
+        trained_bytes=sum(map(_bytes, first.model.trainable_variables)),
         slot_bytes=first.sharded_bytes(),
         work=work_by_rows(first, large_step),
         work_of_two=_result_or_none("a step of two replicas", lambda: work_of_replicas(config, dataset, 2)),
@@ -177,7 +180,7 @@ def work_of_replicas(config: TrainConfig, dataset: Dataset, replicas: int) -> Wo
     return work_by_rows(*(MeasuredStep(config, dataset, rows, replicas) for rows in _ROWS[::2]))
 
 
-def _measure_step(config: TrainConfig, dataset: Dataset, rows: int) -> tuple[MeasuredStep, Trace]:
+def measure_step(config: TrainConfig, dataset: Dataset, rows: int) -> tuple[MeasuredStep, Trace]:
     """Builds a step with `rows` rows and runs it in a trace of its memory; returns both."""
     again = ", again with --remat=blocks" if config.remat else ""
     log.info(f"runs some steps of {config.model} with {rows} rows on this CPU{again}")
@@ -205,7 +208,7 @@ def _seconds_per_step(step: MeasuredStep) -> float:
 def _measure_with_remat(config: TrainConfig, dataset: Dataset) -> tuple[Memory, Work]:
     """Measures steps with --remat=blocks; returns their memory and work."""
     again = dataclasses.replace(config, remat=BLOCKS)
-    (small, small_trace), (large, large_trace) = (_measure_step(again, dataset, rows) for rows in _ROWS[1:])
+    (small, small_trace), (large, large_trace) = (measure_step(again, dataset, rows) for rows in _ROWS[1:])
     return _memory(small_trace, small_trace, large_trace, large.state_bytes), work_by_rows(small, large)
 
 
@@ -220,19 +223,15 @@ def _result_or_none(name: str, measure: Callable[[], Result]) -> Result | None:
 
 def _memory(first: Trace, small: Trace, large: Trace, state: int) -> Memory:
     """Returns the memory lines of the two larger traces, and how far the order or the first trace may exceed them."""
-    predicted = PeakMemory(small, large, state)
-    device = predicted.device_lines()
+    sizes = sizes_by_rows(small, large)
+    device = peak_lines(large, sizes, state)
     above = peak_bytes(first, state, temporaries=False) / peak_of(device, first.rows)
     return Memory(
-        device=device, device_16_bit=predicted.device_lines(half=True), cpu=predicted.cpu_lines(), state_bytes=state,
+        device=device, device_16_bit=peak_lines(large, sizes, state, half=True),
+        cpu=peak_lines(large, sizes, state, temporaries=True), state_bytes=state,
         measured_rows=[first.rows, small.rows, large.rows],
         worst_order=max(above, *(worst_order(trace, state, COUNTED) for trace in (first, small, large))),
     )  # fmt: skip
-
-
-def _bytes_of(examples: AnyExamples | None) -> int:
-    """Returns the bytes of examples in the host's memory; 0 for examples that are read when they are needed."""
-    return sum(array.nbytes for array in tf.nest.flatten(examples.arrays)) if examples else 0
 
 
 def work_by_rows(small: MeasuredStep, large: MeasuredStep) -> Work:
@@ -246,12 +245,9 @@ def work_by_rows(small: MeasuredStep, large: MeasuredStep) -> Work:
         per_row = (many - few) / (large.rows - small.rows)
         return LinearInRows(few - per_row * small.rows, per_row)
 
-    counts, pairs = (
-        Counter[tuple[str, LinearInRows, LinearInRows]](),
-        zip(_kernels(small), _kernels(large), strict=True),
-    )
+    counts = Counter[tuple[str, LinearInRows, LinearInRows]]()
     summed = list[int]()  # bytes of each all-reduce
-    for few, many in pairs:
+    for few, many in zip(_kernels(small), _kernels(large), strict=True):
         if many.reduced_bytes:
             summed.append(many.reduced_bytes)
         else:

@@ -18,7 +18,7 @@ from trainer.base.run_files.job_files import Result
 from trainer.base.settings.rules import OF_IMAGES, check_known
 from trainer.base.settings.train_config import TrainConfig
 from trainer.measures.evaluation import Evaluation, evaluation
-from trainer.measures.fid import make_fid
+from trainer.measures.fid import Fid
 from trainer.reporting.error_lines import is_out_of_memory
 from trainer.reporting.progress import Progress, StepLogs, WorkerWaits, numbers
 from trainer.reporting.reporter import Reporter
@@ -283,7 +283,7 @@ class TrainingRun:
         data, interface, during_events = self.setup.dataset, ModelInterface.of(model), self.job.result.goodput.within
         epoch, fid = self.setup.schedule.steps_per_epoch, None
         if config.fid_every_steps:
-            fid = make_fid(config, model, data.images("train"), control.watched())
+            fid = Fid(config, model, data.images("train"), control.watched())
         reporter.metric_names = [*(evaluate.names if evaluate else ()), *(fid.names if fid else ())]
         if best_metric := config.best_metric:  # refuses a metric that this run does not measure
             if best_metric.startswith("val_") and not evaluate:

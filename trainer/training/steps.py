@@ -16,6 +16,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from trainer.cluster.strategy import Replicas
+from trainer.data.batches import ReplicaRows
 from trainer.invariance.gradients import ExchangedGradients, Update, all_reduce_sum, postponed_updates
 from trainer.invariance.internals import losses_reduced_by, without_merging
 from trainer.invariance.losses import (
@@ -289,12 +290,13 @@ class StepRunner:
         """Returns the data of this replica's step, augmented and with soft labels, shard by shard if there are any."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         context, stacked = self._context(step), self._interface.stacked
-        # A batch of one replica may be on its device. That of several is cut on the host, so that each device gets
-        # only the rows of its replica (as uint8, if they are images).
-        of_one = all(part.shape[0] == 1 for part in tf.nest.flatten(batch))
-        local = 0 if of_one else replica - self.replicas.first
-        with nullcontext() if of_one else tf.device("CPU:0"):
-            parts = tf.nest.map_structure(lambda part: part[local] if stacked else part[local, 0], batch)
+        rows = batch.parts if isinstance(batch, ReplicaRows) else batch
+        # Those of several replicas are together on the host, and are cut there, so that each device gets only the rows
+        # of its replica (as uint8, if they are images).
+        together = rows is batch and self.replicas.count > 1
+        local = replica - self.replicas.first if together else 0
+        with tf.device("CPU:0") if together else nullcontext():
+            parts = tf.nest.map_structure(lambda part: part[local] if stacked else part[local, 0], rows)
         data = self.as_fit(parts)
         if not context.virtual_replicas or stacked:
             return self._augmented(data, context)

@@ -13,7 +13,7 @@ from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import Replicas, make_replicas
-from trainer.data.batches import batches, copied_ahead, row_order
+from trainer.data.batches import ReplicaRows, batches, copied_ahead, row_order
 from trainer.data.dataset import Arrays, Dataset, NestedArrays
 from trainer.data.examples import Examples, InSequence, Subset, unfilled
 from trainer.data.image_arrays import load_digits
@@ -128,7 +128,9 @@ def test_rows_copied_ahead_are_those_of_the_host_on_each_device(replicas: int) -
     steps = batches(numbered(40), Schedule(examples=40, global_batch_size=8, batches_per_step=2, seed=5), part, 3)
     ahead = copied_ahead(steps, part)
     for expected in steps.take(7):
-        values = zip(*map(strategy.experimental_local_results, next(ahead)), strict=True)
+        found = next(ahead)
+        parts = found.parts if isinstance(found, ReplicaRows) else found
+        values = zip(*map(strategy.experimental_local_results, parts), strict=True)
         for number, (device, (images, labels)) in enumerate(zip(devices, values, strict=True)):
             assert images.device[-5:] == labels.device[-5:] == device
             assert np.array_equal(images, expected[0][number : number + 1])

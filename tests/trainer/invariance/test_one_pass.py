@@ -28,7 +28,7 @@ def plain_generator_update(model: GAN, noise: Any, labels: Any) -> Any:
     """Updates the generator by one tape through both networks."""
     step = current_step()
     with tf.GradientTape() as tape:
-        (fakes,) = model.augmented(model.sampled(of_class(noise, labels), training=True))
+        (fakes,) = model.augmented(model.generator(of_class(noise, labels), training=True))
         scores = model.critic(of_class(fakes, labels), training=True)
         loss = model.generator_loss(scores) / step.global_batch_size
     variables = model.generator.trainable_variables
@@ -45,7 +45,7 @@ def plain_wgan_gp_step(self: WGANGP, data: Any) -> dict[str, Any]:
     labels = [None, None, None] if self.labels_of(data) is None else self.labels_of(data)
 
     def fakes(i: int) -> Generated:
-        return Generated(self.sampled(of_class(noise[:, i], labels[i]), training=True), labels=labels[i])
+        return Generated(self.generator(of_class(noise[:, i], labels[i]), training=True), labels=labels[i])
 
     losses = [self.update_critic(step, reals[i], fakes(i), mix[:, i]) for i in range(self.batches_per_step)]
     logs = {name: tf.add_n([each[name] for each in losses]) / len(losses) for name in losses[0]}
@@ -57,7 +57,7 @@ def plain_dcgan_step(self: DCGAN, data: Any) -> dict[str, Any]:
     step, reals = current_step(), from_uint8(images_of(data)[0])
     noise = step.normal((2, self.latent_dim), stream="noise")
     labels = None if self.labels_of(data) is None else self.labels_of(data)[0]
-    fakes = self.sampled(of_class(noise[:, 0], labels), training=True)
+    fakes = self.generator(of_class(noise[:, 0], labels), training=True)
     with tf.GradientTape() as tape:
         on_reals = _cross_entropy(self.critic(of_class(reals, labels), training=True), real=True)
         on_fakes = _cross_entropy(self.critic(of_class(fakes, labels), training=True), real=False)
@@ -72,7 +72,7 @@ def plain_r3gan_step(self: R3GAN, data: Any) -> dict[str, Any]:
     step, reals = current_step(), from_uint8(images_of(data)[0])
     noise, size = step.normal((2, self.latent_dim), stream="noise"), step.global_batch_size
     labels, variables = self.labels_of(data)[0], self.critic.trainable_variables
-    fakes = self.sampled([noise[:, 0], labels], training=True)
+    fakes = self.generator([noise[:, 0], labels], training=True)
 
     def critic(images: Any) -> Any:
         return self.critic([images, labels], training=True)
@@ -88,7 +88,7 @@ def plain_r3gan_step(self: R3GAN, data: Any) -> dict[str, Any]:
         loss += self.gamma / 2 * penalty
     self.critic_optimizer.apply(tape.gradient(loss, variables), variables)
     with tf.GradientTape() as tape:
-        generated = self.sampled([noise[:, 1], labels], training=True)
+        generated = self.generator([noise[:, 1], labels], training=True)
         generator_loss = tf.reduce_sum(tf.math.log(1 + tf.exp(critic(reals) - critic(generated)))) / size
     variables = self.generator.trainable_variables
     self.generator_optimizer.apply(tape.gradient(generator_loss, variables), variables)

@@ -60,12 +60,12 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_fid_does_not_depend_on_replicas_and_keeps_real_features(features: Path, monkeypatch: Patch) -> None:
     found = []
     for replicas in (1, 2):
-        config = small(f"--replicas={replicas}")
+        config = small(f"--replicas={replicas}", "--fid_samples=50", f"--fid_features={features}")
         gan, _ = run_steps(config, 3)
         model = SimpleNamespace(averaged_generator=gan.averaged_generator, latent_dim=gan.latent_dim)  # the contract
         where = make_replicas(config)
         reals: Any = load_dataset(config).train
-        fid = Fid(model, where, Extractor(str(features), "none"), reals, 50, 0)
+        fid = Fid(config, model, reals, where)
         found.append(fid())
         monkeypatch.setattr(fid, "_of_reals", None)  # they are read once
         assert fid() == found[-1]
@@ -77,11 +77,11 @@ def test_fid_does_not_depend_on_replicas_and_keeps_real_features(features: Path,
 @pytest.mark.parametrize("tf32", [True, False])
 def test_features_are_never_computed_in_tf32(features: Path, tf32: bool) -> None:
     enabled = tf.config.experimental.tensor_float_32_execution_enabled
-    set_precision_and_seed(config := small(f"--tf32={tf32}"))
+    set_precision_and_seed(config := small(f"--tf32={tf32}", "--fid_samples=20", f"--fid_features={features}"))
     assert enabled() is tf32
-    model: Any = SimpleNamespace(latent_dim=16)
+    model = SimpleNamespace(latent_dim=16, averaged_generator=None)
     reals: Any = load_dataset(config).train
-    fid = Fid(model, on(1), Extractor(str(features), "none"), reals, 20, 0)
+    fid = Fid(config, model, reals, on(1))
     seen = []
     fid._collect(lambda start: seen.append(enabled()) or tf.zeros((16, 8)))
     assert (seen, enabled()) == ([False, False], tf32)

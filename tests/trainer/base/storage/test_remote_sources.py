@@ -17,7 +17,7 @@ from trainer.cluster.strategy import make_replicas
 from trainer.data.fingerprint import files_of
 from trainer.data.prepare import prepare, source_of
 from trainer.data.sources import load_dataset
-from trainer.measures.fid import make_fid
+from trainer.measures.fid import Fid
 from trainer.run.training_setup import build_setup
 
 
@@ -115,7 +115,7 @@ def test_what_fid_looks_with_is_kept_in_cache_dir(
     with pytest.raises(UserError):
         setup = build_setup(settings, replicas)
         train: Any = setup.dataset.train
-        make_fid(settings, setup.model, train, replicas)
+        Fid(settings, setup.model, train, replicas)
     assert [file.read_bytes() for file in tmp_path.rglob("network") if file.is_file()] == [b"no network"]
     assert not (tmp_path / "home").exists()
 
