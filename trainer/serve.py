@@ -30,11 +30,10 @@ def main(arguments: Sequence[str]) -> int:
     if not args.run:
         raise UserError("no run is given: python -m trainer.serve RUN")
     try:
-        import starlette
-        import uvicorn  # noqa: F401 (the server needs both)
+        import starlette  # noqa: F401 (the server needs both)
+        import uvicorn  # noqa: F401
     except ImportError:
         raise UserError("starlette or uvicorn is not installed: pip install -e '.[serve]'") from None
-    del starlette
     with quiet_start():
         from trainer.run.http_server import serve
         from trainer.run.served_model import ServedModel

@@ -33,7 +33,6 @@ _SAMPLED_ROWS = 1024  # the most rows of a sequence that a fingerprint reads
 SAMPLE_BYTES = 32 * 2**20  # the most that a fingerprint reads of examples that are not in memory
 WHOLE_BYTES = 2 * 2**30  # arrays up to this size are fingerprinted whole, within a second
 HOST = "CPU:0"  # where TensorFlow gathers rows: a GPU would first copy the whole data set
-_ALIGNMENT = 64  # of TensorFlow's tensors, in bytes
 
 
 def is_array(value: Any) -> bool:
@@ -237,11 +236,8 @@ class Examples(AnyExamples):
     def sample(self) -> Iterable[Array]:
         row_bytes = max(1, sum(array.nbytes for array in self._arrays(np.zeros(1, np.int64))))
         most = max(_FIRST_ROWS, min(self.sampled_rows, SAMPLE_BYTES // row_bytes))
-        rows = np.arange(min(_FIRST_ROWS, self.count))
-        if self.count > len(rows):
-            drawn = np.random.default_rng(self.count).integers(0, self.count, most)  # the same at each call
-            rows = np.unique(np.concatenate([rows, drawn]))
-        return self._arrays(rows)
+        drawn = np.random.default_rng(self.count).integers(0, self.count, most)  # the same at each call
+        return self._arrays(np.unique(np.concatenate([np.arange(min(_FIRST_ROWS, self.count)), drawn])))
 
     def _arrays(self, rows: RowNumbers) -> list[Array]:
         return [np.asarray(array) for array in tf.nest.flatten(self.gather(rows))]
@@ -253,19 +249,12 @@ class Subset(Examples):
     def __init__(self, examples: Examples, seed: int, first_position: int, count: int) -> None:
         self._examples, self._seed, self._first, self.count = examples, seed, first_position, count
         self.arrays, self.threads, self.image_shape = examples.arrays, examples.threads, examples.image_shape
+        self.spec, targets = examples.spec, examples.targets
+        self.targets = None if targets is None else targets[self.located(np.arange(count))]
 
     @property
     def failure(self) -> Exception | None:  # type: ignore[override]
         return self._examples.failure
-
-    @property
-    def spec(self) -> Parts:
-        return self._examples.spec
-
-    @property
-    def targets(self) -> Array | None:  # type: ignore[override]
-        targets = self._examples.targets
-        return None if targets is None else targets[self.located(np.arange(self.count))]
 
     def located(self, rows: RowNumbers) -> RowNumbers:
         """Returns the row numbers of these rows in the other examples, in the shape of `rows`."""
@@ -286,20 +275,6 @@ class Subset(Examples):
     def _locate_tensor(self, rows: Any) -> Any:
         located = tf.numpy_function(self.located, [tf.cast(rows, tf.int64)], tf.int64, stateful=False)
         return tf.ensure_shape(located, rows.shape)
-
-
-def unfilled(shape: Sequence[int], dtype: Any) -> Array:
-    """Returns an uninitialized array for `Examples.read`.
-
-    TensorFlow uses an array that is aligned to 64 bytes as it is; it copies any other one, while holding the GIL.
-    """
-    kind = np.dtype(dtype)
-    if kind.hasobject:
-        return np.empty(shape, kind)
-    size = math.prod(shape) * kind.itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size].view(kind).reshape(shape)
 
 
 def as_numpy(parts: Parts) -> Parts:

@@ -149,12 +149,11 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
         inputs, *_ = keras.utils.unpack_x_y_sample_weight(rows)
         with keras.StatelessScope(collect_losses=True) as scope:
             model(inputs, training=True)
-        has_loss = bool(scope.losses) or any(variable.regularizer for variable in model.trainable_weights)
-    if not has_loss:
-        raise UserError(
-            f"model={config.model}: there is no loss to train on: pass loss=… to its compile(), or let a layer of it "
-            "call add_loss"
-        )
+        if not (scope.losses or any(variable.regularizer for variable in model.trainable_weights)):
+            raise UserError(
+                f"model={config.model}: there is no loss to train on: pass loss=… to its compile(), or let a layer of "
+                "it call add_loss"
+            )
     if model.optimizer:
         sum_first(model.optimizer)
     if config.micro_batches > 1 or config.virtual_replicas:

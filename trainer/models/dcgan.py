@@ -15,7 +15,7 @@ from trainer.data.dataset import Dataset
 from trainer.invariance.batch_norm import separate_groups
 from trainer.invariance.internals import compiled_by_xla
 from trainer.invariance.step import current_step
-from trainer.models.gan import GAN, GANSettings, images_of, twice
+from trainer.models.gan import GAN, images_of, twice
 from trainer.models.image_layers import prefers_many_rows
 from trainer.models.model_settings import Conditional, DiffAugment, EmaDecay, LatentDim, Width
 
@@ -34,9 +34,9 @@ class DCGAN(GAN):
         diff_augment: DiffAugment = "",
         ema_decay: EmaDecay = 0.999,
     ) -> None:
-        shared = GANSettings(width, latent_dim, conditional, diff_augment, ema_decay)
         super().__init__(
-            config, dataset, shared, batches_per_step=1, betas=(0.5, 0.999), critic_batch_norm=True,
+            config, dataset, width, latent_dim, conditional, diff_augment, ema_decay, batches_per_step=1,
+            betas=(0.5, 0.999), critic_batch_norm=True,
             initializer=partial(keras.initializers.RandomNormal, stddev=0.02),
         )  # fmt: skip
 
@@ -68,7 +68,7 @@ class DCGAN(GAN):
             scaled = self.critic_optimizer.scale_loss(loss)
         return loss, tape.gradient(scaled, self.critic_variables)
 
-    def generator_loss(self, scores: Any, real_scores: Any = None) -> Any:
+    def generator_loss(self, scores: Any, real_scores: Any) -> Any:
         """Returns the cross-entropy of the scores with "real"."""
         return _cross_entropy(scores, real=True)
 

@@ -69,16 +69,6 @@ Initializer = Callable[[], keras.initializers.Initializer]
 _GLOROT = keras.initializers.GlorotUniform
 
 
-class GANSettings(NamedTuple):
-    """Holds the settings that all GANs have."""
-
-    width: int
-    latent_dim: int
-    conditional: bool = False
-    diff_augment: str = ""
-    ema_decay: float = 0.999
-
-
 def images_of(data: Any) -> Any:
     """Returns x of the `data` of train_step, which may have labels too."""
     return keras.utils.unpack_x_y_sample_weight(data)[0]
@@ -97,29 +87,29 @@ def filters(size: int, width: int) -> list[int]:
 
 
 def build_generator(
-    config: TrainConfig, shared: GANSettings, initializer: Initializer = _GLOROT, classes: int = 0
+    config: TrainConfig, width: int, latent_dim: int, initializer: Initializer = _GLOROT, classes: int = 0
 ) -> keras.Model:
     """Builds a network from (rows, latent_dim) noise to (rows, image_size, image_size, channels) in [-1, 1].
 
     With classes, it takes [noise, labels], with labels (rows,) int32.
     """
-    widths = filters(config.image_size, shared.width)
+    widths = filters(config.image_size, width)
     base = config.image_size // 2 ** len(widths)
 
-    inputs = x = keras.Input((shared.latent_dim,), name="noise")
+    inputs = x = keras.Input((latent_dim,), name="noise")
     full = {"dtype": full_precision()}
     if classes:
         label = keras.Input((), dtype="int32", name="label")
         one_hot = layers.CategoryEncoding(classes, output_mode="one_hot", name="classes", **full)(label)
-        as_long_as_noise = layers.Rescaling(shared.latent_dim**0.5, **full)(one_hot)
+        as_long_as_noise = layers.Rescaling(latent_dim**0.5, **full)(one_hot)
         x = layers.Concatenate(**full)([inputs, as_long_as_noise])
         inputs = [inputs, label]
     x = layers.Dense(base * base * widths[-1], use_bias=False, kernel_initializer=initializer())(x)
     x = layers.Reshape((base, base, widths[-1]))(x)
     x = layers.ReLU()(_batch_norm(x))
-    for width in reversed(widths[:-1]):
+    for channels in reversed(widths[:-1]):
         kernel = {"kernel_initializer": initializer(), "use_bias": False}  # batch norm would cancel a bias
-        x = layers.Conv2DTranspose(width, KERNEL, strides=STRIDE, padding="same", **kernel)(x)
+        x = layers.Conv2DTranspose(channels, KERNEL, strides=STRIDE, padding="same", **kernel)(x)
         x = layers.ReLU()(_batch_norm(x))
     x = ImageConv2DTranspose(config.channels, kernel_initializer=initializer())(x)
     images = layers.Activation("tanh", name="images", **full)(x)
@@ -128,7 +118,7 @@ def build_generator(
 
 def build_critic(
     config: TrainConfig,
-    shared: GANSettings,
+    width: int,
     initializer: Initializer = _GLOROT,
     *,
     batch_norm: bool = False,
@@ -142,13 +132,13 @@ def build_critic(
     """
     images = keras.Input((config.image_size, config.image_size, config.channels), name="images")
     x = images
-    for depth, width in enumerate(filters(config.image_size, shared.width)):
+    for depth, channels in enumerate(filters(config.image_size, width)):
         normed = batch_norm and depth > 0
         kernel = {"kernel_initializer": initializer(), "use_bias": not normed}
         if depth == 0:
-            x = ImageConv2D(width, **kernel)(x)
+            x = ImageConv2D(channels, **kernel)(x)
         else:
-            x = layers.Conv2D(width, KERNEL, strides=STRIDE, padding="same", **kernel)(x)
+            x = layers.Conv2D(channels, KERNEL, strides=STRIDE, padding="same", **kernel)(x)
         x = _batch_norm(x) if normed else x
         x = layers.LeakyReLU(negative_slope=0.2)(x)
     x = layers.Flatten()(x)
@@ -201,13 +191,20 @@ class GAN(keras.Model):
 
     # (reals, fakes, *others, global_batch_size, labels) -> losses and gradients; see `update_critic`.
     critic_gradients: Callable[..., Any]
+    # (scores of generated images, scores of the real images that they are compared with or None), (rows, 1) each -> the
+    # generator's loss, summed over rows.
+    generator_loss: Callable[..., Any]
     compiles_gradients = False  # whether it neither draws nor sums over replicas: XLA can compile it alone
 
     def __init__(
         self,
         config: TrainConfig,
         dataset: Dataset,
-        shared: GANSettings,
+        width: int,
+        latent_dim: int,
+        conditional: bool,
+        diff_augment: str,
+        ema_decay: float,
         *,
         batches_per_step: int,
         betas: tuple[float, float],
@@ -216,15 +213,15 @@ class GAN(keras.Model):
         initializer: Initializer = _GLOROT,
     ) -> None:
         super().__init__(name=config.model.replace(":", "_").replace(".", "_"))
-        classes = self.generated_classes = classes_of(config, dataset) if shared.conditional else 0
+        classes = self.generated_classes = classes_of(config, dataset) if conditional else 0
         self.generator, self.generator_average = (
-            build_generator(config, shared, initializer, classes) for _ in range(2)
+            build_generator(config, width, latent_dim, initializer, classes) for _ in range(2)
         )
         self.critic = build_critic(
-            config, shared, initializer, batch_norm=critic_batch_norm, score_bias=score_bias, classes=classes
+            config, width, initializer, batch_norm=critic_batch_norm, score_bias=score_bias, classes=classes
         )
         self.generator_average.set_weights(self.generator.get_weights())
-        self.batches_per_step, self.latent_dim, self.ema_decay = batches_per_step, shared.latent_dim, shared.ema_decay
+        self.batches_per_step, self.latent_dim, self.ema_decay = batches_per_step, latent_dim, ema_decay
         self.generator_variables = [variable.value for variable in self.generator.trainable_variables]
         self.critic_variables = [variable.value for variable in self.critic.trainable_variables]
 
@@ -234,18 +231,11 @@ class GAN(keras.Model):
             return sum_and_build(optimizer, network.trainable_variables, config.precision)
 
         self.critic_optimizer, self.generator_optimizer = adam(self.critic, batches_per_step), adam(self.generator, 1)
-        self.diff_augment = DiffAugment(names_in(shared.diff_augment))
+        self.diff_augment = DiffAugment(names_in(diff_augment))
         self._compiled_gradients = tf.function(self.critic_gradients, jit_compile=True, autograph=False)
 
     def _critic_gradients(self, *arguments: Any) -> Any:
         return self.critic_gradients(*arguments)  # a subclass may call one that is traced once
-
-    def generator_loss(self, scores: Any, real_scores: Any = None) -> Any:
-        """Returns the generator's loss, summed over rows, for the critic's scores of generated images, (rows, 1).
-
-        real_scores: those of the real images that they are compared with, if `train_step` gave any.
-        """
-        raise NotImplementedError
 
     def augmented(self, *images: Any) -> list[Any]:
         """Returns each of `images`, (rows, height, width, channels) in [-1, 1], as the critic sees them.

@@ -16,7 +16,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.sample_grids import from_uint8
 from trainer.invariance.step import current_step
-from trainer.models.gan import GAN, GANSettings, images_of, scores_and_slopes, twice
+from trainer.models.gan import GAN, images_of, scores_and_slopes, twice
 from trainer.models.model_settings import Conditional, DiffAugment, EmaDecay, LatentDim, Width
 
 
@@ -40,8 +40,18 @@ class R3GAN(GAN):
         ] = 10.0,
     ) -> None:
         # Differences of scores cancel a bias: its gradient would be rounding errors alone.
-        shared = GANSettings(width, latent_dim, conditional, diff_augment, ema_decay)
-        super().__init__(config, dataset, shared, batches_per_step=1, betas=(0.0, 0.99), score_bias=False)
+        super().__init__(
+            config,
+            dataset,
+            width,
+            latent_dim,
+            conditional,
+            diff_augment,
+            ema_decay,
+            batches_per_step=1,
+            betas=(0.0, 0.99),
+            score_bias=False,
+        )
         self.gamma = gradient_penalty_weight
 
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -69,7 +79,7 @@ class R3GAN(GAN):
             scaled = self.critic_optimizer.scale_loss(loss)
         return {"critic_loss": loss, "gradient_penalty": penalty}, tape.gradient(scaled, self.critic_variables)
 
-    def generator_loss(self, scores: Any, real_scores: Any = None) -> Any:
+    def generator_loss(self, scores: Any, real_scores: Any) -> Any:
         """Returns the loss of pairs in which the generated image should be the more realistic."""
         return _pairs(scores, real_scores)
 

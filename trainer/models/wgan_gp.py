@@ -13,7 +13,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.invariance.internals import compiled_by_xla
 from trainer.invariance.step import current_step
-from trainer.models.gan import GAN, GANSettings, images_of, scores_and_slopes, twice
+from trainer.models.gan import GAN, images_of, scores_and_slopes, twice
 from trainer.models.model_settings import Conditional, DiffAugment, EmaDecay, LatentDim, Width
 
 
@@ -46,8 +46,17 @@ class WGANGP(GAN):
         critic_steps: Annotated[int, Setting("critic updates before each generator update", minimum=1)] = 5,
         gradient_penalty_weight: Annotated[float, Setting("weight of the critic's gradient penalty", minimum=0)] = 10.0,
     ) -> None:
-        shared = GANSettings(width, latent_dim, conditional, diff_augment, ema_decay)
-        super().__init__(config, dataset, shared, batches_per_step=critic_steps, betas=(0.0, 0.9))
+        super().__init__(
+            config,
+            dataset,
+            width,
+            latent_dim,
+            conditional,
+            diff_augment,
+            ema_decay,
+            batches_per_step=critic_steps,
+            betas=(0.0, 0.9),
+        )
         self.gradient_penalty_weight = gradient_penalty_weight
         self._traced_gradients = tf.function(self.critic_gradients, autograph=False)  # once for all of a step's updates
 
@@ -95,6 +104,6 @@ class WGANGP(GAN):
         losses = {"critic_loss": loss, "wasserstein_distance": -wasserstein, "gradient_penalty": penalty}
         return losses, tape.gradient(scaled, self.critic_variables)
 
-    def generator_loss(self, scores: Any, real_scores: Any = None) -> Any:
+    def generator_loss(self, scores: Any, real_scores: Any) -> Any:
         """Returns minus the sum of the scores."""
         return -tf.reduce_sum(scores)

@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -111,9 +111,31 @@ def worst_order(trace: Trace, state: int, steps: int) -> float:
 def sizes_by_rows(small: Trace, large: Trace) -> list[LinearInRows]:
     """Returns how the bytes of each allocation of the larger trace depend on the rows.
 
-    Each is compared with its partner in the smaller trace. One without a partner counts as proportional to the rows.
+    Each is compared with the same allocation in the smaller trace: one of the same operation. If there are not equally
+    many of them, or if they have no name, it is the one of the same rank by size among operations whose names differ in
+    numbers only. One without a partner counts as proportional to the rows.
     """
-    partners, lines = _partners(small.allocations, large.allocations), []
+    partners: dict[int, int] = {}  # by index in the larger trace, the bytes in the smaller one
+    left = set(range(len(small.allocations))), set(range(len(large.allocations)))
+    for exact in (True, False):  # first by the whole name of the operation, then without its numbers
+        groups: tuple[dict[object, list[int]], ...] = (defaultdict(list), defaultdict(list))
+        for group, indices, trace in zip(groups, left, (small, large), strict=True):
+            for index in sorted(indices):
+                of_index = trace.allocations[index]
+                name = of_index.operation if exact else re.sub(r"_\d+", "", of_index.operation)
+                group[(name, of_index.kind, of_index.type) if name or not exact else id(of_index)].append(index)
+        for key, larger in groups[1].items():
+            smaller = groups[0].get(key, [])
+            if not exact:
+                smaller = sorted(smaller, key=lambda index: -small.allocations[index].bytes)
+                larger = sorted(larger, key=lambda index: -large.allocations[index].bytes)
+            elif len(smaller) != len(larger):
+                continue
+            for few, many in zip(smaller, larger, strict=False):
+                partners[many] = small.allocations[few].bytes
+                left[0].discard(few)
+                left[1].discard(many)
+    lines = []
     for index, allocation in enumerate(large.allocations):
         more_rows = large.rows - (small.rows if index in partners else 0)
         per_row = (allocation.bytes - partners.get(index, 0)) / more_rows
@@ -121,44 +143,16 @@ def sizes_by_rows(small: Trace, large: Trace) -> list[LinearInRows]:
     return lines
 
 
-def _partners(small: Sequence[Allocation], large: Sequence[Allocation]) -> dict[int, int]:
-    """Returns, by index in `large`, the bytes of the same allocation in `small`.
-
-    The same allocation is one of the same operation. If there are not equally many of them, or if they have no name, it
-    is the one of the same rank by size among operations whose names differ in numbers only.
-    """
-    partners: dict[int, int] = {}
-    left = set(range(len(small))), set(range(len(large)))
-    for exact in (True, False):  # first by the whole name of the operation, then without its numbers
-        groups: tuple[dict[object, list[int]], ...] = (defaultdict(list), defaultdict(list))
-        for group, indices, allocations in zip(groups, left, (small, large), strict=True):
-            for index in sorted(indices):
-                each = allocations[index]
-                name = each.operation if exact else re.sub(r"_\d+", "", each.operation)
-                group[(name, each.kind, each.type) if name or not exact else id(each)].append(index)
-        for key, larger in groups[1].items():
-            smaller = groups[0].get(key, [])
-            if not exact:
-                smaller = sorted(smaller, key=lambda index: -small[index].bytes)
-                larger = sorted(larger, key=lambda index: -large[index].bytes)
-            elif len(smaller) != len(larger):
-                continue
-            for few, many in zip(smaller, larger, strict=False):
-                partners[many] = small[few].bytes
-                left[0].discard(few)
-                left[1].discard(many)
-    return partners
-
-
 _HOST_TRACER_LEVEL = 2  # the lowest at which the profiler records allocations
 _STEPS = "planned steps"  # the name of an event that marks the steps in the trace
 _WARM_UP, COUNTED = 2, 4  # steps that run before those that count; steps that count
 _FREED = "MemoryDeallocation"
 _NAMES = ("MemoryAllocation", _FREED, _STEPS)
+Step = TypeVar("Step", bound=Callable[[], object])
 
 
-def traced(rows: int, build: Callable[[], Callable[[], object]]) -> Trace:
-    """Runs `build` and then, several times, the step that it returns; returns a trace of all their allocations.
+def traced(rows: int, build: Callable[[], Step]) -> tuple[Step, Trace]:
+    """Runs `build` and then, several times, the step that it returns; returns it and a trace of all their allocations.
 
     The trace marks the last COUNTED steps. TensorFlow on the CPU must use the allocator of GPUs, as trainer.plan sets.
     Raises PlatformFault if the trace has no allocation.
@@ -197,7 +191,7 @@ def traced(rows: int, build: Callable[[], Callable[[], object]]) -> Trace:
             order.append(~live.pop(address))
     if not first:
         raise PlatformFault("TensorFlow traced no allocation: its memory cannot be counted")
-    return Trace(rows, allocations, order, first)
+    return step, Trace(rows, allocations, order, first)
 
 
 def _events(spaces: Iterable[Any]) -> Iterator[tuple[int, str, Mapping[str, Any]]]:

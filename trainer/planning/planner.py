@@ -184,14 +184,7 @@ def measure_step(config: TrainConfig, dataset: Dataset, rows: int) -> tuple[Meas
     """Builds a step with `rows` rows and runs it in a trace of its memory; returns both."""
     again = ", again with --remat=blocks" if config.remat else ""
     log.info(f"runs some steps of {config.model} with {rows} rows on this CPU{again}")
-    built: list[MeasuredStep] = []
-
-    def build() -> MeasuredStep:
-        built.append(MeasuredStep(config, dataset, rows))
-        return built[0]
-
-    trace = traced(rows, build)
-    return built[0], trace
+    return traced(rows, lambda: MeasuredStep(config, dataset, rows))
 
 
 def _seconds_per_step(step: MeasuredStep) -> float:

@@ -1,7 +1,7 @@
 """Defines what training needs of a model and what a model may offer; no other module inspects a model's attributes.
 
 A model comes from `build(config: TrainConfig, dataset: Dataset) -> keras.Model`, which runs under the strategy's scope
-and builds the optimizers. It inherits nothing from this package, needs a `train_step` (see `Trainable`; a compiled
+and builds the optimizers. It inherits nothing from this package, needs a `train_step` (see `UserModel`; a compiled
 Keras model has one) and may have any attribute of `ModelInterface`. examples/table.py is a compiled model,
 examples/conditional_gan.py one with a train_step of its own.
 
@@ -17,8 +17,14 @@ import keras
 import numpy as np
 
 
-class Trainable(Protocol):
-    """Describes a model that can be trained."""
+class UserModel(Protocol):
+    """Describes what is called of a model: train_step of each, the others of one that has them.
+
+    One with a loss in compile(), or a test_step of its own, is evaluated; one with `sample` draws sample grids; FID and
+    KID measure one with `averaged_generator`. The last two need `latent_dim`.
+    """
+
+    latent_dim: int
 
     def train_step(self, data: Any) -> Mapping[str, Any]:
         """Trains on this replica's rows, in replica context within a tf.function; returns scalars by name.
@@ -35,10 +41,6 @@ class Trainable(Protocol):
         and scalars are averaged over replicas.
         """
 
-
-class Evaluated(Protocol):
-    """Describes a model that is evaluated: one compiled with a loss, or with a test_step of its own."""
-
     def test_step(self, data: Any) -> Mapping[str, Any]:
         """Evaluates a batch on one device, outside of a step; returns scalars by name, which are reported as val_….
 
@@ -46,24 +48,12 @@ class Evaluated(Protocol):
         Results of the model's `metrics` are those of all batches together; other scalars are averaged over rows.
         """
 
-
-class Samples(Protocol):
-    """Describes a model that draws sample grids."""
-
-    latent_dim: int
-
     def sample(self, noise: Any, labels: Any = None) -> Any:
         """Returns images for (count, latent_dim) noise in floatx: an array or a tensor, outside of a step.
 
         The images are uint8, (count, height, width, 1 or 3), from 0 to 255, one for each row of the noise. Only a model
         with `generated_classes` gets labels, (count,) int32, from 0.
         """
-
-
-class Generates(Protocol):
-    """Describes a model that FID and KID can measure."""
-
-    latent_dim: int
 
     def averaged_generator(self) -> keras.Model:
         """Returns the same network at each call, with its current weights: (rows, latent_dim) -> images in [-1, 1].
@@ -83,8 +73,8 @@ class ModelInterface:
     own_step: bool  # whether the train_step is not Keras's
     templates: Callable[[], Mapping[str, keras.Model]]  # the networks to save, "model" first; default: the model
     serve: Callable[[Any], Any]  # converts the template's outputs to those of the served model; default: unchanged
-    sampler: Samples | None  # the model, if it has `sample`
-    generator: Generates | None  # the model, if it has all attributes that FID needs
+    sampler: UserModel | None  # the model, if it has `sample`
+    generator: UserModel | None  # the model, if it has all attributes that FID needs
     missing_for_fid: tuple[str, ...]  # the attributes that FID needs and the model lacks
     generated_classes: int  # number of classes of images that it generates by a label; default: 0
     optimizer: Any  # of a compiled model; default: None

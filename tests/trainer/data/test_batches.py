@@ -15,7 +15,7 @@ from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import Replicas, make_replicas
 from trainer.data.batches import ReplicaRows, batches, copied_ahead, row_order
 from trainer.data.dataset import Arrays, Dataset, NestedArrays
-from trainer.data.examples import Examples, InSequence, Subset, unfilled
+from trainer.data.examples import Examples, InSequence, Subset
 from trainer.data.image_arrays import load_digits
 from trainer.data.sources import load_dataset
 from trainer.invariance.internals import separate_collectives
@@ -158,17 +158,6 @@ def test_text_stays_on_the_host() -> None:
     steps = batches(numbered(40), Schedule(40, 8, 1, 5), part).map(text_of)
     images, texts = next(copied_ahead(steps, part))
     assert images.device[-5:] == texts.device[-5:] == "CPU:0"
-
-
-def test_tensorflow_takes_over_what_reading_fills() -> None:
-    """It copies an array at another address, while it holds Python's lock."""
-    arrays = [unfilled((3, 5, 7), kind) for kind in ("uint8", "float64", "bool")]
-    assert [array.ctypes.data % 64 for array in arrays] == [0, 0, 0]
-    assert [(array.dtype.name, array.shape) for array in arrays] == [
-        (kind, (3, 5, 7)) for kind in ("uint8", "float64", "bool")
-    ]
-    assert unfilled((2, 0), np.int32).shape == (2, 0)
-    assert unfilled((2,), object).dtype == object
 
 
 def test_digits_are_the_known_ones() -> None:

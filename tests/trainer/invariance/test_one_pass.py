@@ -30,7 +30,7 @@ def plain_generator_update(model: GAN, noise: Any, labels: Any) -> Any:
     with tf.GradientTape() as tape:
         (fakes,) = model.augmented(model.generator(of_class(noise, labels), training=True))
         scores = model.critic(of_class(fakes, labels), training=True)
-        loss = model.generator_loss(scores) / step.global_batch_size
+        loss = model.generator_loss(scores, None) / step.global_batch_size
     variables = model.generator.trainable_variables
     model.generator_optimizer.apply(tape.gradient(loss, variables), variables)
     model.average_generator(step)

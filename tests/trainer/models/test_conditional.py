@@ -18,7 +18,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Arrays, Dataset, NestedArrays
 from trainer.data.sample_grids import noise, noise_and_labels
 from trainer.measures import fid
-from trainer.models.gan import GANSettings, build_generator, classes_of
+from trainer.models.gan import build_generator, classes_of
 from trainer.run import served_model
 
 CLASSES = 10
@@ -26,7 +26,7 @@ SMALL = ("--image_size=16", "--width=2", "--latent_dim=8", "--global_batch_size=
 
 
 def test_the_class_lies_beside_the_noise_as_long_as_it_is_on_average() -> None:
-    network = build_generator(TrainConfig(image_size=16), GANSettings(width=2, latent_dim=9), classes=CLASSES)
+    network = build_generator(TrainConfig(image_size=16), 2, latent_dim=9, classes=CLASSES)
     drawn, labels = noise_and_labels(0, 2, (3, 0, 9), latent_dim=9)
     first = next(layer for layer in network.layers if isinstance(layer, keras.layers.Dense))
     found = keras.Model(network.inputs, first.input)([drawn, labels])
