@@ -134,7 +134,7 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
     try:
         build_compiled(model, rows)
     except (ValueError, TypeError) as error:
-        if re.search("incompatible (with the layer|shape)", str(error)):
+        if re.search("incompatible with the layer|incompatible shape", str(error)):
             advice = "; --image_size and --channels set the size of images" if dataset.holds_images else ""
             raise UserError(
                 f"model={config.model}: it cannot be called with x of {config.data}, {count} rows, "
