@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import struct
 import zipfile
 from collections.abc import Callable
@@ -20,7 +21,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.fuzz import NUMBERS, WORDS, at_most, damaged, examples, json_like, one_line
-from tests.support import real_data
 from trainer.base.errors import UserError
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
@@ -68,14 +68,6 @@ def idx(array: np.ndarray, shape: tuple[int, ...] | None = None) -> bytes:
     return bytes([0, 0, 8, len(shape)]) + b"".join(struct.pack(">I", side) for side in shape) + array.tobytes()
 
 
-@examples(12)
-@given(images=damaged(idx(IMAGES)), labels=damaged(idx(LABELS)), zipped=st.booleans())
-def test_idx(images: bytes, labels: bytes, zipped: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.getbasetemp() / HERE / f"idx{zipped}"
-    content = {"train-images-idx3-ubyte.gz": gzip.compress(images)} if zipped else {"train-images-idx3-ubyte": images}
-    load(put(folder, **content, **{"train-labels-idx1-ubyte": labels}))
-
-
 @pytest.mark.parametrize("shape", [(2**31, 2, 2), (2**32 - 1,) * 3, (10**6, 100, 100)])
 def test_idx_headers_that_claim_more_than_follows(shape: tuple[int, ...], tmp_path: Path) -> None:
     for end, content in (("", idx(IMAGES, shape)), (".gz", gzip.compress(idx(IMAGES, shape)))):
@@ -102,12 +94,6 @@ def npy(header: str) -> bytes:
     return b"\x93NUMPY\1\0" + struct.pack("<H", len(header) + 1) + header.encode() + b"\n" + bytes(64)
 
 
-@examples(20)
-@given(content=damaged(npz(x_train=IMAGES, y_train=LABELS)))
-def test_npz(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
-    load(put(tmp_path_factory.getbasetemp() / HERE / "npz", **{"data.npz": content}) / "data.npz")
-
-
 _numbers = st.sampled_from([*NUMBERS, "x", None, True, 0.5])
 # fmt: off
 _kinds = ["|u1", "<i4", "|O", "<U9", "|V8", "<M8[s]", "<f2", "x", [("a", "|u1")], [("a", "<i4", (10**9,))], 3]
@@ -116,14 +102,6 @@ _header = st.builds(
     st.sampled_from(_kinds), st.booleans() | st.just("x"), st.lists(_numbers, max_size=5),
 ) | st.sampled_from(["", "{", "(" * 5000, "{'descr': 3}", "__import__(0)", "9" * 9000, "{" * 60_000, "\0", "()" * 99])
 # fmt: on
-
-
-@pytest.mark.filterwarnings("ignore:.*Python 2")  # of numpy
-@examples(25)
-@given(header=_header, labels=st.booleans())
-def test_npz_headers(header: str, labels: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
-    members: dict[str, Any] = {"x_train": IMAGES, "y_train": npy(header)} if labels else {"x_train": npy(header)}
-    load(put(tmp_path_factory.getbasetemp() / HERE / "header", **{"data.npz": npz(**members)}) / "data.npz")
 
 
 class Runs:
@@ -171,14 +149,6 @@ _records = st.lists(damaged(example(png(IMAGES[0]), 1)).map(record), min_size=2,
 _length = st.builds(record, st.just(b"x"), st.sampled_from([0, 2, 2**20, 2**31, 2**40, 2**62, 2**64 - 4, 2**64 - 1]))
 
 
-@examples(15)
-@given(content=damaged(SUBMISSIONS) | _records | _length.map(lambda lies: SUBMISSIONS + lies), zipped=st.booleans())
-def test_tfrecord(content: bytes, zipped: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
-    name = "x.tfrecord.gz" if zipped else "x.tfrecord"
-    folder = put(tmp_path_factory.getbasetemp() / HERE / name, **{name: gzip.compress(content) if zipped else content})
-    load(folder / name)
-
-
 @pytest.mark.parametrize("label", [-1, 2**20, 2**31 - 2, 2**31, 2**63 - 1])
 def test_labels_that_would_be_a_billion_classes(label: int, tmp_path: Path) -> None:
     records = b"".join(record(example(png(image), label)) for image in IMAGES)
@@ -196,7 +166,6 @@ INDEX: dict[str, Any] = {
     "format": "trainer-pieces-1", "image_shape": [8, 8, 1], "class_names": ["a", "b", "c"],
     "splits": {"train": [{"examples": 4, "files": {name: sha256(content) for name, content in PIECE.items()}}]},
 }  # fmt: skip
-_memory = st.sampled_from(["0", "1"])
 
 
 def prepared(folder: Path, index: bytes, **files: bytes) -> Path:
@@ -207,25 +176,50 @@ def with_entry(**changes: Any) -> bytes:
     return json.dumps({**INDEX, "splits": {"train": [{**INDEX["splits"]["train"][0], **changes}]}}).encode()
 
 
-@examples(10)
-@given(index=json_like(INDEX), memory=_memory)
-def test_an_index_of_pieces(index: bytes, memory: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = prepared(tmp_path_factory.getbasetemp() / HERE / "index", index)
-    load(folder, f"--data_memory_mib={memory}")
+_pieces = st.sampled_from(sorted(PIECE)).flatmap(
+    lambda name: (damaged(PIECE[name]) | _header.map(npy)).map(lambda content: {name: content})
+)
 
 
-_files = st.sampled_from(sorted(PIECE)).flatmap(lambda name: damaged(PIECE[name]).map(lambda content: {name: content}))
-_headers = st.sampled_from(sorted(PIECE)).flatmap(lambda name: _header.map(lambda header: {name: npy(header)}))
+def with_pieces(files: dict[str, bytes], sealed: bool) -> dict[str, bytes]:
+    """Returns the files of prepared data with these in place of their own; sealed: with the sums that they have."""
+    whole = {**PIECE, **(files if sealed else {})}
+    index = with_entry(files={name: sha256(content) for name, content in whole.items()})
+    return {**PIECE, **files, "pieces.json": index}
+
+
+def zipped(name: str, content: bytes, whole: bool) -> dict[str, bytes]:
+    return {name: content} if whole else {f"{name}.gz": gzip.compress(content)}
+
+
+FILES: dict[str, st.SearchStrategy[dict[str, bytes]]] = {
+    "idx": st.builds(
+        lambda images, labels, whole: {
+            **zipped("train-images-idx3-ubyte", images, whole), "train-labels-idx1-ubyte": labels
+        },
+        damaged(idx(IMAGES)), damaged(idx(LABELS)), st.booleans(),
+    ),
+    "npz": damaged(npz(x_train=IMAGES, y_train=LABELS)).map(lambda content: {"x.npz": content}),
+    "headers of images": _header.map(lambda header: {"x.npz": npz(x_train=npy(header))}),
+    "headers of labels": _header.map(lambda header: {"x.npz": npz(x_train=IMAGES, y_train=npy(header))}),
+    "tfrecord": st.builds(
+        zipped, st.just("x.tfrecord"), damaged(SUBMISSIONS) | _records | _length.map(SUBMISSIONS.__add__), st.booleans()
+    ),
+    "index of pieces": json_like(INDEX).map(lambda index: {**PIECE, "pieces.json": index}),
+    "pieces": st.builds(with_pieces, _pieces, st.booleans()),
+}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:.*Python 2")  # of numpy
-@examples(25)
-@given(files=_files | _headers, memory=_memory, sealed=st.booleans())
-def test_a_piece(files: dict[str, bytes], memory: str, sealed: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
-    whole = {**PIECE, **(files if sealed else {})}
-    index = with_entry(files={name: sha256(content) for name, content in whole.items()})
-    folder = prepared(tmp_path_factory.getbasetemp() / HERE / "piece", index, **files)
-    load(folder, f"--data_memory_mib={memory}")
+@pytest.mark.parametrize("kind", FILES)
+@examples(16)
+@given(data=st.data(), memory=st.sampled_from(["0", "1"]))
+def test_files(kind: str, data: st.DataObject, memory: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.getbasetemp() / HERE / kind
+    shutil.rmtree(folder, ignore_errors=True)
+    files = data.draw(FILES[kind])
+    put(folder, **files)
+    load(folder / min(files) if len(files) == 1 else folder, f"--data_memory_mib={memory}")
 
 
 @pytest.mark.parametrize(
@@ -294,11 +288,3 @@ def test_folders_that_link_to_themselves(tmp_path: Path) -> None:
         for link in ("again", "up"):
             (tmp_path / name / link).symlink_to(tmp_path / name)
     assert load(tmp_path).train.count == 4
-
-
-def test_real_nasty_images(tmp_path: Path) -> None:
-    files = [path for path in real_data("nasty-images").rglob("*") if path.is_file()]
-    folder = put(tmp_path / "all", **{f"{number}.png": file.read_bytes() for number, file in enumerate(files)})
-    with at_most(2048):
-        dataset = one_line(lambda: load_dataset(config(folder, "--skip_bad_images")))
-    assert 20 < dataset.train.count < len(files)

@@ -20,15 +20,10 @@ class Watched:
         end, leave = (lambda: self.done.append("end")), (lambda: self.done.append("leave"))
         self.watch = LimitWatch(limits, self.done.append, end, leave, ran_s)
 
-    def spend(self, seconds: float, *percent: Any) -> None:
-        """Lets time pass with the GPUs used so much, until the job is told to end."""
+    def spend(self, seconds: float, *percent: Any, until_told: bool = True) -> None:
+        """Lets time pass with the GPUs used so much, by default only until the job is told to end."""
         self.planted.percent, until = percent, self.planted.now + seconds
-        while self.planted.now < until and not self.watch.reason:
-            self.look_again(LOOK_S)
-
-    def look_again(self, seconds: float) -> None:
-        """Lets time pass, whatever the job was told."""
-        for _ in range(int(seconds / LOOK_S)):
+        while self.planted.now < until and not (until_told and self.watch.reason):
             self.planted.now += LOOK_S
             self.watch.look()
 
@@ -42,12 +37,12 @@ def test_a_stall_is_ended_at_the_limit_and_told_of_at_half(monkeypatch: pytest.M
     told = [f"halfway to a limit at which this job ends itself: {reason}", f"stops: {reason}", "end"]
     assert (job.watch.reason, job.done) == (reason, told)
     monkeypatch.setattr(job.watch, "saves", lambda: True)
-    job.look_again(10 * GRACE_S)
+    job.spend(10 * GRACE_S, until_told=False)
     assert job.done == told, "saving is no hang"
     monkeypatch.setattr(job.watch, "saves", lambda: False)
-    job.look_again(GRACE_S - LOOK_S)
+    job.spend(GRACE_S - LOOK_S, until_told=False)
     assert job.done == told
-    job.look_again(LOOK_S)
+    job.spend(LOOK_S, until_told=False)
     assert job.done == [*told, "leave"], "it hangs"
 
 

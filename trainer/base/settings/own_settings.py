@@ -281,15 +281,14 @@ def _evaluated(module: _Module, node: ast.AST | None, steps: int = 0) -> Any:
 
 def _types_and_setting(annotation: Any) -> tuple[set[type], Setting]:
     """Returns the plain types that an annotation allows, and the Setting that Literal and Annotated add to them."""
-    kinds: set[type] = set()
-    choices: list[Any] = []
     about = Setting("")
+    kinds: set[type] = set()
+    values: list[Any] = []  # of Literal
     parts = [annotation]
     for part in parts:  # the list grows by the parts of each part
         origin = get_origin(part)
         if origin is Literal:
-            kinds |= {*map(type, get_args(part))}
-            choices += [value for value in get_args(part) if value is not None]
+            values += get_args(part)
         elif origin in (Annotated, Union, UnionType):
             parts += get_args(part)
         elif isinstance(part, Setting):
@@ -298,7 +297,8 @@ def _types_and_setting(annotation: Any) -> tuple[set[type], Setting]:
             about = dataclasses.replace(about, meaning=part)
         else:
             kinds.add(part)
-    return kinds, dataclasses.replace(about, choices=tuple(choices))
+    choices = tuple(value for value in values if value is not None)
+    return kinds | {*map(type, values)}, dataclasses.replace(about, choices=choices)
 
 
 FUNCTIONS = ("model", "data", "callbacks")  # settings that may name a function with settings

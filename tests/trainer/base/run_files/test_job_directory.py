@@ -11,7 +11,7 @@ import pytest
 from tests.support import refused
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_directory import open_job_dir
-from trainer.base.run_files.job_files import write_json
+from trainer.base.run_files.job_files import read_result, record_failure, write_json
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import whole_folder, write_whole
 
@@ -20,17 +20,6 @@ def test_every_folder_is_in_job_dir(tmp_path: Path) -> None:
     job_dir = open_job_dir(TrainConfig(job_dir=str(tmp_path / "a" / "b")), {"AIP_MODEL_DIR": "/elsewhere/model/"})
     assert {folder.parent for folder in (job_dir.checkpoints, job_dir.logs, job_dir.model)} == {tmp_path / "a" / "b"}
     assert not job_dir.samples.exists()  # the first grid creates it
-
-
-def test_without_a_flag_the_folders_of_vertex_ai_are_used(tmp_path: Path) -> None:
-    environment = {
-        "AIP_MODEL_DIR": f"{tmp_path}/base/model/",
-        "AIP_CHECKPOINT_DIR": f"{tmp_path}/base/checkpoints/",
-        "AIP_TENSORBOARD_LOG_DIR": f"{tmp_path}/board/logs/",
-    }
-    job_dir = open_job_dir(TrainConfig(), environment)
-    assert (job_dir.root, job_dir.model) == (tmp_path / "base", tmp_path / "base" / "model")
-    assert (job_dir.checkpoints, job_dir.logs) == (tmp_path / "base" / "checkpoints", tmp_path / "board" / "logs")
 
 
 @pytest.mark.parametrize(("config", "environment", "line"), [
@@ -95,15 +84,6 @@ def test_settings_that_do_not_change_the_numbers_may_change(tmp_path: Path) -> N
         open_job_dir(TrainConfig(job_dir=str(tmp_path), seed=4), {})
 
 
-@pytest.mark.parametrize("name", ["model", "checkpoints", "samples"])
-def test_folders_that_are_not_from_a_run_are_left_alone(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "my_code.py").write_text("")
-    with pytest.raises(UserError, match="exists and is not from a run"):
-        open_job_dir(TrainConfig(job_dir=str(tmp_path)), {})
-    assert (tmp_path / name / "my_code.py").exists()
-
-
 def test_a_wrong_path_is_not_reported_as_a_disk_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
@@ -149,6 +129,13 @@ def test_a_folder_that_fails_half_way_leaves_the_old_one(tmp_path: Path) -> None
     with pytest.raises(UserError, match="cannot be written: No such file"), whole_folder(folder) as beside:
         (beside / "two" / "three").write_text("2")
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "one"]
+
+
+def test_the_first_failure_is_recorded(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text('{"steps": 5, "state": "running"}')
+    for error in ("first", "second"):
+        record_failure(tmp_path, error)
+    assert read_result(tmp_path) == ({"steps": 5, "state": "failed", "error": "first"}, "")
 
 
 def test_nan_and_infinity_become_null(tmp_path: Path) -> None:

@@ -15,36 +15,24 @@ from trainer.base.settings.yaml_file import read_yaml
 from trainer.models.model_settings import FROM_SCRATCH
 
 
-def test_a_flag_wins_over_the_recipe_and_the_recipe_over_the_default() -> None:
-    config = resolve(["--recipe=wgan_gp_digits", "--global-batch-size=32", "--jit_compile"]).config
-    assert (config.global_batch_size, config.steps, config.seed) == (32, 4000, 0)
-    assert config.jit_compile == "true"
-
-
-@pytest.mark.parametrize(
-    "flags", [["--job_dir=a-b"], ["--job-dir=a-b"], ["--job-dir", "a-b"], ["--job_dir", "a-b"]], ids=" ".join
-)
-def test_flags_take_underscores_dashes_equals_and_spaces(flags: list[str]) -> None:
-    assert resolve(flags).config.job_dir == "a-b"
-
-
 @pytest.mark.parametrize(("flags", "expected"), [
-    ([], {"epochs": 1}),
+    (["--recipe=wgan_gp_digits", "--global-batch-size=32"], {"global_batch_size": 32, "steps": 4000, "seed": 0}),
+    ([], {"epochs": 1, "jit_compile": "auto"}),
     (["--recipe=wgan_gp_digits", "--epochs=2"], {"epochs": 2, "steps": None}),  # replaces the recipe's length
     (["--steps=1e3", "--learning_rate=1e-3", "--tensorboard=no"],
      {"steps": 1000, "learning_rate": 1e-3, "tensorboard": False}),
+    *((flags.split("|"), {"job_dir": "a-b"})
+      for flags in ("--job_dir=a-b", "--job-dir=a-b", "--job-dir|a-b", "--job_dir|a-b")),
+    # A switch with a third value may stand alone.
+    (["--jit_compile", "--steps=4"], {"jit_compile": "true"}), (["--jit_compile", "auto"], {"jit_compile": "auto"}),
+    (["--jit_compile=on"], {"jit_compile": "true"}), (["--no-jit-compile"], {"jit_compile": "false"}),
+    (["--jit-compile", "false"], {"jit_compile": "false"}),
 ])  # fmt: skip
-def test_lengths_and_numbers_as_people_write_them(flags: list[str], expected: dict[str, object]) -> None:
+def test_a_flag_in_any_form_wins_over_the_recipe_and_the_recipe_over_the_default(
+    flags: list[str], expected: dict[str, object]
+) -> None:
     config = vars(resolve(flags).config)
     assert {name: config[name] for name in expected} == expected
-
-
-@pytest.mark.parametrize(("flags", "value"), [
-    ([], "auto"), (["--jit_compile", "--steps=4"], "true"), (["--jit_compile", "auto"], "auto"),
-    (["--jit_compile=on"], "true"), (["--no-jit-compile"], "false"), (["--jit-compile", "false"], "false"),
-])  # fmt: skip
-def test_a_switch_with_a_third_value_may_stand_alone(flags: list[str], value: str) -> None:
-    assert resolve(flags).config.jit_compile == value
 
 
 @pytest.mark.parametrize(("flags", "line"), [
@@ -144,27 +132,24 @@ def test_models_and_measures_that_are_not_known_before_they_run_are_let_through(
     assert measures.STEP_METRICS.keys() == MODELS.keys()
 
 
-def test_what_print_config_shows_is_a_recipe_for_the_same_run(tmp_path: Path) -> None:
-    config = resolve(["--recipe=wgan_gp_digits", "--seed=3"]).config
-    recipe = tmp_path / "again.yaml"
-    recipe.write_text(to_yaml(config))
-    again = resolve([f"--recipe={recipe}"]).config
-    assert {**vars(again), "recipe": ""} == {**vars(config), "recipe": ""}
-
-
 @pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_resolves(name: str) -> None:
+def test_every_recipe_resolves_and_print_config_shows_one_for_the_same_run(name: str, tmp_path: Path) -> None:
     data = ["--data=digits"] if name.endswith("_photos") else []
-    assert resolve([f"--recipe={name}", *data]).config.recipe == name
+    config = resolve([f"--recipe={name}", "--seed=3", *data]).config
+    (tmp_path / "again.yaml").write_text(to_yaml(config))
+    again = resolve([f"--recipe={tmp_path / 'again.yaml'}"]).config
+    assert {**vars(again), "recipe": name} == vars(config)
 
 
-def test_settings_paths_do_not_import_tensorflow() -> None:
+def test_settings_and_local_paths_import_neither_tensorflow_nor_cloud_storage() -> None:
     program = (
         "import sys, trainer.task\n"
         "try: trainer.task.main(['--help'])\n"
         "except SystemExit as end: code = end.code\n"
         "trainer.task.main(['--recipe=wgan_gp_digits', '--print_config'])\n"
-        "print('LOADED', [name for name in ('tensorflow', 'keras') if name in sys.modules], code)"
+        "trainer.task.preflight({'data': 'digits', 'fid_weights': 'imagenet'}, {'job_dir': 'runs'})\n"
+        "heavy = ('tensorflow', 'keras', 'google.cloud.storage', 'google.auth', 'requests')\n"
+        "print('LOADED', [name for name in heavy if name in sys.modules], code)"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert "LOADED [] 0" in shown

@@ -74,8 +74,7 @@ class Bucket:
         return [blob.name for blob in self.client.list_blobs(self.name)]
 
     def content(self, name: str) -> bytes:
-        found: bytes = self.bucket.blob(name).download_as_bytes()
-        return found
+        return bytes(self.bucket.blob(name).download_as_bytes())
 
     def address(self, name: str = "") -> Address:
         return Address(self.name, name)

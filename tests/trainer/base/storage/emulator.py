@@ -5,13 +5,13 @@ https://github.com/fsouza/fake-gcs-server; its binary is part of the package fak
 
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 from deploy.platform.local import free_addresses
+from tests.workers import until
 from trainer.base.errors import UserError
 
 
@@ -29,19 +29,15 @@ def fake_gcs() -> Iterator[str]:
     (address,) = free_addresses(1)
     host, port = address.split(":")
     url = f"http://{address}"
+
+    def listens() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex((host, int(port))) == 0
+
     command = [str(find_binary()), "-scheme", "http", "-backend", "memory", "-host", host, "-port", port]
     with subprocess.Popen([*command, "-external-url", url, "-log-level", "error"]) as process:
         try:
-            _wait_for(host, int(port))
+            until(listens)
             yield url
         finally:
             process.kill()
-
-
-def _wait_for(host: str, port: int) -> None:
-    for _ in range(200):
-        with socket.socket() as probe:
-            if probe.connect_ex((host, port)) == 0:
-                return
-        time.sleep(0.05)
-    raise AssertionError("fake-gcs-server did not start within 10 seconds")

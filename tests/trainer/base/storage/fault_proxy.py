@@ -28,8 +28,7 @@ class Fault:
     For an upload the name of the object counts as part of the path.
 
     kind: a status to answer with, or reset (the connection breaks in mid-body), short (it ends there), flip (a byte is
-    wrong, another one each time), rot (the same one each time), stall (no answer), drip (a byte every 50 ms), lost (the
-    request is done, but its answer never comes).
+    wrong), stall (no answer), drip (a byte every 50 ms), lost (the request is done, but its answer never comes).
     """
 
     kind: int | str
@@ -58,7 +57,6 @@ class Proxy:
     faults: list[Fault] = field(default_factory=list)
     chaos: float = 0.0  # the chance that a request meets a fault of a random kind
     requests: list[str] = field(default_factory=list)
-    flipped: int = 0  # counts on from the byte of the last damaged answer
     released: threading.Event = field(default_factory=threading.Event)
 
     def heal(self) -> None:
@@ -99,23 +97,42 @@ class _Faulty(BaseHTTPRequestHandler):
         with self.lock:
             self.proxy.requests.append(f"{self.command} {path}")
             kind = next((fault.kind for fault in self.proxy.faults if fault.strikes(self.command, path)), None)
-            if kind is None and self.chance.random() < self.proxy.chaos:
-                kind = self._any_kind(path)
+            if kind is None and self.chance.random() < self.proxy.chaos:  # long ones are rare
+                kinds: list[int | str] = [503, 429, 500, 408, 401, "reset", "short", "lost"] * 5
+                kinds += ["stall", "drip"]
+                kinds += ["flip"] * 10 if "alt=media" in path else []
+                kinds += [412] * 5 if "/upload/" in path else []
+                kind = self.chance.choice(kinds)
         if isinstance(kind, int):
-            self._answer(kind, [("Content-Type", "application/json")], STATUS_TEXT.get(kind, "{}").encode())
-            return
-        if kind == "stall":
+            text = STATUS_TEXT.get(kind, "{}").encode()
+            status, headers, content = kind, [("Content-Type", "application/json")], text
+        elif kind == "stall":
             self.proxy.released.wait(20)
+        else:
+            status, headers, content = self._forward(body)
+        if kind in ("stall", "lost"):
             self.close_connection = True
             return
-        status, headers, content = self._forward(body)
-        headers = [(key, value.replace(self.upstream, self.proxy.url)) for key, value in headers]
-        if kind == "lost":
-            self.close_connection = True
-        elif kind in ("reset", "short", "flip", "rot", "drip"):
-            self._answer_badly(str(kind), status, headers, content)
+        if kind == "flip" and content:
+            at = self.chance.randrange(len(content))
+            content = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+        self.send_response(status)
+        for key, value in headers:
+            self.send_header(key, value.replace(self.upstream, self.proxy.url))
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if kind == "drip":
+            for byte in content:
+                if self.proxy.released.wait(0.05):
+                    break
+                self.wfile.write(bytes([byte]))
         else:
-            self._answer(status, headers, content)
+            self.wfile.write(content[: len(content) // 2] if kind in ("reset", "short") else content)
+        if kind in ("reset", "short", "drip"):
+            self.close_connection = True
+        if kind == "reset":  # RST instead of FIN
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
 
     do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = do_GET
 
@@ -129,49 +146,6 @@ class _Faulty(BaseHTTPRequestHandler):
             return answer.status, kept, answer.read()
         finally:
             connection.close()
-
-    def _answer(self, status: int, headers: list[tuple[str, str]], content: bytes, sent: int | None = None) -> None:
-        """Sends the first `sent` bytes of the content, or all."""
-        self.send_response(status)
-        for key, value in headers:
-            self.send_header(key, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content[:sent])
-
-    def _any_kind(self, path: str) -> int | str:
-        """Returns a random kind of fault that this request may meet; long ones are rare."""
-        kinds: list[int | str] = [503, 429, 500, 408, 401, "reset", "short", "lost"] * 5
-        kinds += ["flip"] * 10 if "alt=media" in path else []
-        kinds += [412] * 5 if "/upload/" in path else []
-        return self.chance.choice([*kinds, "stall", "drip"])
-
-    def _answer_badly(self, kind: str, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
-        middle = len(content) // 2
-        if not content:  # an empty object or answer
-            self.close_connection = True
-            return
-        if kind in ("flip", "rot"):
-            # Another byte than the last time: the same damage twice is that of the object itself.
-            self.proxy.flipped += 1 + self.chance.randrange(max(1, len(content) - 1))
-            at = middle if kind == "rot" else self.proxy.flipped % len(content)
-            self._answer(status, headers, content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-            return
-        if kind == "drip":
-            self._answer(status, headers, content, 0)
-            for byte in content:
-                if self.proxy.released.wait(0.05):
-                    break
-                self.wfile.write(bytes([byte]))
-                self.wfile.flush()
-            self.close_connection = True
-            return
-        self._answer(status, headers, content, middle)
-        self.wfile.flush()
-        if kind == "reset":  # RST instead of FIN
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.close_connection = True
-        self.connection.close() if kind == "reset" else self.connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager

@@ -22,13 +22,6 @@ SMALL = [
 ]  # fmt: skip
 
 
-def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command with `more` environment variables."""
-    command = [sys.executable, "-W", "error::UserWarning", "-m", "trainer.task", *SMALL, *arguments]
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("TF_CPP")} | more
-    return subprocess.run(command, cwd=ROOT, env=clean, capture_output=True, text=True, timeout=120)
-
-
 @pytest.mark.parametrize(("flag", "line"), [
     ("--data=gs:/x", "data=gs:/x: not an address: did you mean gs://x?"),
     ("--data=npz:gs://BUCKET/none", "data=gs://BUCKET/none: no objects found"),
@@ -40,7 +33,10 @@ def test_a_mistake_is_exit_2_and_one_line_before_anything_slow(
     slow = tmp_path / "slow" / "tensorflow" / "__init__.py"
     slow.parent.mkdir(parents=True)
     slow.write_text("raise SystemExit('tensorflow was imported')")  # found before the real one
-    done = run(flag.replace("BUCKET", bucket.name), f"--job_dir={tmp_path}", PYTHONPATH=str(tmp_path / "slow"))
+    flags = [*SMALL, flag.replace("BUCKET", bucket.name), f"--job_dir={tmp_path}"]
+    command = [sys.executable, "-W", "error::UserWarning", "-m", "trainer.task", *flags]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "slow")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert done.stderr.startswith("error: " + line.replace("BUCKET", bucket.name))
     assert done.stderr.count("\n") == 1
@@ -49,8 +45,7 @@ def test_a_mistake_is_exit_2_and_one_line_before_anything_slow(
 
 def test_a_run_in_a_bucket_is_evaluated_and_predicts(bucket: Bucket, tmp_path: Path, capsys: Capture) -> None:
     job_dir = run_job(settings("pair", "regression", f"--job_dir={tmp_path / 'run'}", "--tensorboard=false"))
-    for path in (path for path in job_dir.rglob("*") if path.is_file()):
-        bucket.put(f"runs/1/{path.relative_to(job_dir).as_posix()}", path.read_bytes())
+    bucket.put_folder(job_dir, "runs/1")
     here = [f"--cache_dir={tmp_path / 'cache'}"]
     found = []
     for run, more in ((str(job_dir), []), (bucket.url("runs/1"), here)):
@@ -70,15 +65,3 @@ def test_a_run_in_a_bucket_is_evaluated_and_predicts(bucket: Bucket, tmp_path: P
         (shown,) = capsys.readouterr().err.splitlines()
         assert run in shown
         assert line in shown
-
-
-def test_cloud_storage_is_imported_only_for_its_paths() -> None:
-    code = (
-        "import sys; from trainer.base.settings.resolution import resolve; "
-        "from trainer.base.storage.staging import preflight; "
-        "preflight(resolve(['--recipe=wgan_gp_digits']).config.inputs, {'job_dir': 'runs'}); "
-        "heavy = ('google.cloud.storage', 'google.auth', 'requests', 'tensorflow'); "
-        "print([name for name in sys.modules if name.startswith(heavy)])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "[]\n", done.stderr

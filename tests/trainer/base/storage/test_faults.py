@@ -67,13 +67,10 @@ def test_a_fault_for_good_ends_in_a_line_within_the_limits(
     assert files(tmp_path) == []
 
 
-@pytest.mark.parametrize("kind", ["flip", "rot"])
-def test_a_damaged_object_is_fetched_again_and_never_kept(
-    filled: Bucket, proxy: Proxy, tmp_path: Path, kind: str
-) -> None:
-    proxy.faults.append(Fault(kind, path="/3?", times=2))
+def test_a_damaged_object_is_fetched_again_and_never_kept(filled: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    proxy.faults.append(Fault("flip", path="/3?", times=2))
     assert len(files(stage(filled.url("d"), "data", str(tmp_path / "one")))) == 6
-    proxy.faults.append(Fault(kind, path="/3?", times=FOREVER))
+    proxy.faults.append(Fault("flip", path="/3?", times=FOREVER))
     with pytest.raises(PlatformFault, match=r"/d/3: wrong checksum after 3 downloads: .*: upload it again"):
         stage(filled.url("d"), "data", str(tmp_path / "two"))
     assert proxy.count("GET", "/3?") == 3 + 3

@@ -3,7 +3,9 @@
 import os
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import keras
 import pytest
@@ -18,41 +20,30 @@ RUN = [
 ]  # fmt: skip
 
 
-class Filling(keras.callbacks.Callback):
-    """Fills the disk after step `at_step`, or after training for 40, when checkpoint `saved` exists.
+PLAN: dict[str, Any] = {}  # the disk, `at_step`, the last checkpoint `saved` before it, and `act`, which fills the disk
 
-    `room` bytes are left free.
-    """
 
-    disk: Path
-    at_step: int
-    saved: int
-    room: int
-
-    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        if batch + 1 == self.at_step < 40:
-            self.await_save_and_fill()
-
-    def on_train_end(self, logs: object = None) -> None:
-        if self.at_step == 40:
-            self.await_save_and_fill()
-
-    def await_save_and_fill(self) -> None:
-        """Waits for the checkpoint, which is written in the background."""
-        until((self.disk / "job" / "checkpoints" / f"step-{self.saved:08d}").is_dir)
-        self.fill()
-
-    def fill(self) -> None:
-        with open(self.disk / "ballast", "wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(bytes(4096))
-            except OSError:
-                file.truncate(max(0, file.tell() // 4096 * 4096 - self.room))
+def act(step: int) -> None:
+    """Acts after step `at_step`, or after training for 40, once the checkpoint, written in the background, is there."""
+    if step == PLAN["at_step"]:
+        until((PLAN["disk"] / "job" / "checkpoints" / f"step-{PLAN['saved']:08d}").is_dir)
+        PLAN["act"]()
 
 
 def filling() -> list[keras.callbacks.Callback]:
-    return [Filling()]
+    return [keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: act(min(batch + 1, 39)), on_train_end=lambda logs: act(40)
+    )]  # fmt: skip
+
+
+def fill(disk: Path, room: int) -> None:
+    """Leaves `room` bytes free."""
+    with open(disk / "ballast", "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            file.truncate(max(0, file.tell() // 4096 * 4096 - room))
 
 
 @pytest.fixture
@@ -76,20 +67,12 @@ CASES = {  # flags, step, last checkpoint, free bytes, the path that cannot be w
 }
 
 
-def plan(monkeypatch: pytest.MonkeyPatch, **when: object) -> None:
-    """Sets when and how far `Filling` fills the disk."""
-    for name, value in when.items():
-        monkeypatch.setattr(Filling, name, value, raising=False)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("what", CASES)
 @pytest.mark.exports
-def test_a_full_disk_is_one_line_and_nothing_is_lost(
-    disk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_a_full_disk_is_one_line_and_nothing_is_lost(disk: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
     flags, at_step, saved, room, file = CASES[what]
-    plan(monkeypatch, disk=disk, at_step=at_step, saved=saved, room=room)
+    PLAN.update(disk=disk, at_step=at_step, saved=saved, act=partial(fill, disk, room))
     command = [*RUN, *flags.split(), f"--job_dir={disk / 'job'}"]
     assert task.main(command) == 2
     told = capsys.readouterr().err
@@ -102,20 +85,16 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(
         read_checkpoint(folder)
 
     (disk / "ballast").unlink()
-    plan(monkeypatch, at_step=0)
+    PLAN.update(at_step=0)
     assert task.main(command) == 0
     assert f"resumes at step {int(kept[-1].name[5:])} from" in capsys.readouterr().out
     assert (disk / "job" / "model" / "model.keras").is_file()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file system read-only")
-def test_a_disk_that_becomes_read_only(
-    disk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def remount(self: Filling) -> None:
-        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-
-    plan(monkeypatch, disk=disk, at_step=5, saved=4, fill=remount)
+def test_a_disk_that_becomes_read_only(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    remount = ["mount", "-o", "remount,ro", str(disk)]
+    PLAN.update(disk=disk, at_step=5, saved=4, act=partial(subprocess.run, remount, check=True))
     flags = ["--checkpoint_every_steps=4", "--report_every_steps=100", "--tensorboard=false"]
     assert task.main([*RUN, *flags, f"--job_dir={disk / 'job'}"]) == 2
     told = capsys.readouterr().err

@@ -33,19 +33,11 @@ FLAGS = [
 KILLED = ["--steps=1000000", "--steps_per_loop=4", f"--callbacks={__name__}:killing"]
 
 
-class Killing(keras.callbacks.Callback):
-    """Sends this process a SIGTERM after step 12."""
-
-    sent = False
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if batch >= 12 and not self.sent:
-            self.sent = True
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
 def killing() -> list[keras.callbacks.Callback]:
-    return [Killing()]
+    """Sends this process a SIGTERM after step 13."""
+    return [keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: os.kill(os.getpid(), signal.SIGTERM) if batch == 12 else None
+    )]  # fmt: skip
 
 
 def config_of(bucket: Bucket, cache: Path, *flags: str) -> TrainConfig:
@@ -161,8 +153,10 @@ def test_the_folders_that_vertex_names(bucket: Bucket, tmp_path: Path, monkeypat
 def test_a_local_run_whose_logs_go_to_a_bucket_locks_its_own_folder(bucket: Bucket, tmp_path: Path) -> None:
     environment = {"AIP_MODEL_DIR": f"{tmp_path}/base/model/", "AIP_TENSORBOARD_LOG_DIR": bucket.url("logs/")}
     config = resolve([*FLAGS, f"--cache_dir={tmp_path / 'cache'}"]).config
-    assert open_job_dir(config, environment).root == tmp_path / "base"
-    assert [file.parent for file in tmp_path.rglob(".lock")] == [tmp_path / "base"]
+    job_dir = open_job_dir(config, environment)
+    base = tmp_path / "base"
+    assert (job_dir.root, job_dir.model, job_dir.checkpoints) == (base, base / "model", base / "checkpoints")
+    assert [file.parent for file in tmp_path.rglob(".lock")] == [base]
 
 
 @pytest.mark.slow
@@ -198,12 +192,18 @@ def test_a_worker_that_is_not_the_chief_asks_for_nothing(bucket: Bucket, proxy: 
 
 
 @pytest.mark.parametrize("folder", ["model", "checkpoints", "samples"])
-def test_folders_of_someone_else_are_left_alone(bucket: Bucket, tmp_path: Path, folder: str) -> None:
-    bucket.put(f"runs/7/{folder}/.probe-of-a-killed-process", b"")
-    open_job_dir(config_of(bucket, tmp_path))
-    bucket.put(f"runs/7/{folder}/my_code.py", b"")
-    with pytest.raises(UserError, match=f"{bucket.url(f'runs/7/{folder}')} exists and is not from a run"):
-        open_job_dir(config_of(bucket, tmp_path))
+@pytest.mark.parametrize("remote", [True, False])
+def test_folders_of_someone_else_are_left_alone(bucket: Bucket, tmp_path: Path, folder: str, remote: bool) -> None:
+    root = bucket.url("runs/7") if remote else str(tmp_path / "run")
+    config = TrainConfig(job_dir=root, cache_dir=str(tmp_path / "cache"))
+    (tmp_path / "run" / folder).mkdir(parents=True)
+    for name in (".probe-of-a-killed-process", "my_code.py"):
+        open_job_dir(config)
+        (tmp_path / "run" / folder / name).write_bytes(b"")
+        bucket.put(f"runs/7/{folder}/{name}", b"")
+    with refused(f"{root}/{folder} exists and is not from a run"):
+        open_job_dir(config)
+    assert (tmp_path / "run" / folder / "my_code.py").exists()
 
 
 def test_a_damaged_result_is_named_by_its_address_and_markers_of_folders_are_no_run(

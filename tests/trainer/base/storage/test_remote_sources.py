@@ -77,7 +77,9 @@ def filled(bucket: Bucket, folder: Path, kind: str) -> tuple[Path, str]:
 
 
 @pytest.mark.parametrize("kind", DATA_KINDS)
-def test_the_same_examples_as_from_local_files(bucket: Bucket, proxy: Proxy, tmp_path: Path, kind: str) -> None:
+def test_the_same_examples_and_pieces_as_from_local_files(
+    bucket: Bucket, proxy: Proxy, tmp_path: Path, kind: str
+) -> None:
     local, remote = filled(bucket, tmp_path / "d", kind)
     here, there = (load_dataset(config(path, tmp_path / "cache")) for path in (local, remote))
     assert content(there.train) == content(here.train)
@@ -87,17 +89,12 @@ def test_the_same_examples_as_from_local_files(bucket: Bucket, proxy: Proxy, tmp
     said = load_dataset(config(f"{kind}:{remote}", tmp_path / "cache"))
     assert content(said.train) == content(here.train)
     assert proxy.count("GET", "alt=media") == reads
-
-
-@pytest.mark.parametrize("kind", DATA_KINDS)
-def test_a_bucket_is_prepared_to_the_same_pieces(bucket: Bucket, tmp_path: Path, kind: str) -> None:
-    folders = []
-    for data in filled(bucket, tmp_path / "d", kind):
-        folders.append(tmp_path / f"prepared{len(folders)}")
-        prepare(config(data, tmp_path / "cache"), folders[-1], 1, lambda done, total: None)
-    here, there = ({file.name: file.read_bytes() for file in folder.glob("*.npy")} for folder in folders)
-    assert here == there
-    assert here
+    pieces = []
+    for folder, data in ((tmp_path / "here", local), (tmp_path / "there", remote)):
+        prepare(config(data, tmp_path / "cache"), folder, 1, lambda done, total: None)
+        pieces.append({file.name: file.read_bytes() for file in folder.glob("*.npy")})
+    assert pieces[0] == pieces[1]
+    assert pieces[0]
 
 
 @pytest.mark.parametrize("setting", ["fid_features", "fid_weights"])

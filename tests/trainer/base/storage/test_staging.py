@@ -67,14 +67,12 @@ def test_one_object_and_a_whole_bucket(bucket: Bucket, tmp_path: Path) -> None:
     bucket.bucket.delete_blob("sub/x.npz")
     bucket.put("sub/x.npz/y", b"a folder now")
     assert contents(staged(bucket, "sub/x.npz", tmp_path)) == {"y": b"a folder now"}
-
-
-def test_only_what_is_wanted_is_fetched(bucket: Bucket, tmp_path: Path) -> None:
-    for number in range(4):
-        bucket.put(f"d/{number}", bytes([number]))
-    found = Staged(bucket.address("d"), "data", str(tmp_path))
-    assert contents(found.fetch(lambda name: name in "13")) == {"1": b"\1", "3": b"\3"}
-    assert contents(found.fetch(lambda name: name == "2")) == {"1": b"\1", "2": b"\2", "3": b"\3"}
+    found = Staged(bucket.address("sub"), "data", str(tmp_path))
+    assert contents(found.fetch(lambda name: name.startswith("x.npz/"))) == {"x.npz/y": b"a folder now"}
+    bucket.put("empty/", b"")
+    for name in ("none", "empty", "empt"):
+        with refused("no objects found"):
+            staged(bucket, name, tmp_path)
 
 
 def test_a_full_disk_is_refused_with_the_sizes(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,15 +81,6 @@ def test_a_full_disk_is_refused_with_the_sizes(bucket: Bucket, tmp_path: Path, m
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=999))
     with pytest.raises(UserError, match=r"0\.00 GB free in .*--cache_dir=FOLDER.*/gcs/BUCKET/"):
         staged(bucket, "d", tmp_path)
-
-
-def test_nothing_there(bucket: Bucket, tmp_path: Path) -> None:
-    bucket.put("empty/", b"")
-    for name in ("none", "empty", "empt"):
-        with pytest.raises(UserError, match="no objects found"):
-            staged(bucket, name, tmp_path)
-    with pytest.raises(UserError, match="bucket not found"):
-        stage("gs://no-such-bucket-at-all/x", "data", str(tmp_path))
 
 
 @pytest.mark.parametrize(("name", "line"), [

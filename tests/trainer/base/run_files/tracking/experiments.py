@@ -35,11 +35,28 @@ class Experiments:
         if self.refusal:
             return self.refusal, {"error": {"message": "permission aiplatform.contexts.get denied"}}
         name, _, verb = name.partition(":")
-        collection = name.rsplit("/", 2)[-2] if name.count("/") % 2 else name.rsplit("/", 1)[-1]
+        if verb == "write":
+            ParseDict(body, types.WriteTensorboardRunDataRequest.pb(types.WriteTensorboardRunDataRequest()))
+            for series in body["timeSeriesData"]:
+                known = self.points.setdefault(f"{name}/timeSeries/{series['tensorboardTimeSeriesId']}", [])
+                assert not {point["step"] for point in known} & {point["step"] for point in series["values"]}, "twice"
+                known.extend(series["values"])
+        if verb == "batchRead":
+            return 200, {"timeSeriesData": [
+                {"tensorboardTimeSeriesId": one.rsplit("/", 1)[-1], "valueType": "SCALAR", "values": self.points[one]}
+                for one in query["timeSeries"].split(",") if one in self.points
+            ]}  # fmt: skip
         if verb:
-            return 200, self._custom(verb, name, query, body)
+            return 200, {}
+        collection = name.rsplit("/", 2)[-2] if name.count("/") % 2 else name.rsplit("/", 1)[-1]
         if method == "POST":
-            return self._create(name, collection, query, body)
+            identity = next((value for key, value in query.items() if key.endswith("Id")), str(len(self.resources) + 1))
+            name = f"{name}/{identity}"
+            if name in self.resources:
+                return 409, {"error": {"message": f"{name} already exists"}}
+            self.resources[name] = {**_checked(collection, body), "name": name}
+            if collection in ("metadataStores", "tensorboards"):
+                return 200, {"name": f"{name}/operations/1", "done": True, "response": self.resources[name]}
         if method == "PATCH":
             assert query["updateMask"] == "metadata"
             self.resources[name] |= _checked(collection, body)
@@ -52,38 +69,10 @@ class Experiments:
             return 200, {LISTS.get(collection, collection): fitting}
         return 404, {"error": {"message": f"{name} not found"}}
 
-    def _create(
-        self, name: str, collection: str, query: dict[str, str], body: dict[str, Any]
-    ) -> tuple[int, dict[str, Any]]:
-        identity = next((value for key, value in query.items() if key.endswith("Id")), str(len(self.resources) + 1))
-        full = f"{name}/{identity}"
-        if full in self.resources:
-            return 409, {"error": {"message": f"{full} already exists"}}
-        self.resources[full] = {**_checked(collection, body), "name": full}
-        if collection in ("metadataStores", "tensorboards"):
-            return 200, {"name": f"{full}/operations/1", "done": True, "response": self.resources[full]}
-        return 200, self._shown(full)
-
     def _shown(self, name: str) -> dict[str, Any]:
         points = self.points.get(name)
         latest = {"metadata": {"maxStep": str(max(int(point["step"]) for point in points))}} if points else {}
         return {**self.resources[name], **latest}
-
-    def _custom(self, verb: str, name: str, query: dict[str, str], body: dict[str, Any]) -> dict[str, Any]:
-        if verb == "write":
-            request = types.WriteTensorboardRunDataRequest.pb(types.WriteTensorboardRunDataRequest())
-            ParseDict(body, request)
-            for series in body["timeSeriesData"]:
-                known = self.points.setdefault(f"{name}/timeSeries/{series['tensorboardTimeSeriesId']}", [])
-                assert not {point["step"] for point in known} & {point["step"] for point in series["values"]}, "twice"
-                known.extend(series["values"])
-        elif verb == "batchRead":
-            names = query["timeSeries"].split(",")
-            return {"timeSeriesData": [
-                {"tensorboardTimeSeriesId": one.rsplit("/", 1)[-1], "valueType": "SCALAR", "values": self.points[one]}
-                for one in names if one in self.points
-            ]}  # fmt: skip
-        return {}
 
 
 def _checked(collection: str, body: dict[str, Any]) -> dict[str, Any]:

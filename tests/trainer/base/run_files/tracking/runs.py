@@ -57,21 +57,15 @@ def mlflow_files(server: str, run: Any) -> list[str]:
 
 
 def wandb_records(file: Path) -> Iterator[Any]:
-    """Yields the records of an offline file, which has the form of LevelDB's log after a header of 7 bytes."""
+    """Yields the records of a small offline file, which has the form of LevelDB's log after a header of 7 bytes."""
     from wandb.proto import wandb_internal_pb2
 
-    content, at, record = file.read_bytes(), 7, b""
+    content, at = file.read_bytes(), 7
+    assert len(content) < 32768, "records of a longer file come in parts"
     while at < len(content):
-        room = 32768 - at % 32768
-        if room < 7:
-            at += room
-            continue
-        _, length, kind = struct.unpack("<IHB", content[at : at + 7])
-        record += content[at + 7 : at + 7 + length]
+        _, length, _ = struct.unpack("<IHB", content[at : at + 7])
         at += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            yield wandb_internal_pb2.Record.FromString(record)
-            record = b""
+        yield wandb_internal_pb2.Record.FromString(content[at - length : at])
 
 
 def wandb_rows(file: Path) -> list[dict[str, Any]]:

@@ -57,25 +57,23 @@ def test_googles_sdk_reads_what_was_sent(vertex: tuple[Experiments, str], tmp_pa
         assert [*zip(frame["step"], frame["loss"], strict=True)] == LOSSES
 
 
-def test_what_is_there_is_used(
-    vertex: tuple[Experiments, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_is_there_is_used_unless_it_is_something_else(
+    vertex: tuple[Experiments, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     experiments, _ = vertex
-    board = f"{PARENT}/tensorboards/7"
+    board, run = f"{PARENT}/tensorboards/7", str(plant_run(tmp_path / "run"))
     experiments.resources[board] = {"name": board, "displayName": "of the team"}
     monkeypatch.setenv(vertex_runs.TENSORBOARD, board)
-    assert main(["track", str(plant_run(tmp_path / "run")), TRACK]) == 0
+    assert main(["track", run, TRACK]) == 0
     assert [name for name in experiments.resources if name.count("/") == 5 and "/tensorboards/" in name] == [board]
     context = experiments.resources[f"{PARENT}/metadataStores/default/contexts/gan-tests"]
     assert context["metadata"]["backing_tensorboard_resource"] == board
-
-
-def test_a_name_of_something_else_is_refused(vertex: tuple[Experiments, str], tmp_path: Path, capsys: Capture) -> None:
-    experiments, _ = vertex
-    name = f"{PARENT}/metadataStores/default/contexts/gan-tests"
-    experiments.resources[name] = {"name": name, "schemaTitle": "system.Pipeline"}
-    assert main(["track", str(plant_run(tmp_path / "run")), TRACK]) == 2
+    context["schemaTitle"] = "system.Pipeline"
+    assert main(["track", run, TRACK]) == 2
     assert "gan-tests is a system.Pipeline in projects/my-proj/" in capsys.readouterr().err
+    monkeypatch.delenv("CLOUDSDK_CORE_PROJECT")
+    assert main(["track", run, TRACK]) == 2
+    assert "track=vertex:gan-tests: project and region are not known" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("status", "code", "line"), [
@@ -90,10 +88,3 @@ def test_a_refusal_names_the_role_and_an_outage_is_retried_later(
     assert error.startswith("error: track=vertex:gan-tests: ")
     assert line in error
     assert ("roles/aiplatform.user" in error) == (code == 2)
-
-
-def test_without_a_project_nothing_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
-    monkeypatch.delenv("CLOUDSDK_CORE_PROJECT", raising=False)
-    assert main(["track", str(plant_run(tmp_path / "run")), TRACK]) == 2
-    assert "track=vertex:gan-tests: project and region are not known" in capsys.readouterr().err
