@@ -42,8 +42,8 @@ class Mirror:
     """
 
     def __init__(self, addresses: Mapping[Path, Address] | None = None) -> None:
-        by_depth = sorted((addresses or {}).items(), key=lambda item: -len(item[0].parts))
-        self._addresses = dict(by_depth)  # innermost first
+        # The innermost folder first.
+        self._addresses = dict(sorted((addresses or {}).items(), key=lambda item: -len(item[0].parts)))
         self._outlined: dict[Path, dict[str, Remote]] = {}  # files that `fetch` downloads, by checkpoint and name
         self._incomplete: list[Path] = []  # checkpoints whose upload ended with a killed process
         self._logs: Path | None = None
@@ -202,8 +202,7 @@ class Mirror:
             self._changed.wait_for(
                 lambda: self.rejection or not (self._tasks or self._running or self._outdated), seconds
             )
-            running = [self._running] if self._running else []
-            return list(dict.fromkeys(map(self.where, [*running, *self._tasks])))
+            return [self.where(path) for path in dict.fromkeys([self._running, *self._tasks]) if path]
 
     def _forget(self, folder: Path) -> None:
         self._tasks = {path: work for path, work in self._tasks.items() if not path.is_relative_to(folder)}
@@ -246,8 +245,7 @@ class Mirror:
         files = [path]
         manifest = path / MANIFEST
         if path.is_dir():
-            files = sorted(file for file in path.rglob("*") if file.is_file())
-            files.sort(key=lambda file: file == manifest)
+            files = sorted(filter(Path.is_file, path.rglob("*")), key=lambda file: (file == manifest, file))
         if manifest in files and (address := self.address_of(manifest)) and (older := connect().get(address)):
             self._delete(older)
         for file in files:

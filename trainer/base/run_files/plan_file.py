@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -223,8 +224,6 @@ def versions() -> dict[str, str]:
     """Returns the versions of this package and of TensorFlow, Keras and NumPy, as far as they are installed."""
     installed = {"trainer": trainer.__version__}
     for name in _PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             installed[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return installed

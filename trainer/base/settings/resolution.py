@@ -114,8 +114,9 @@ class Overrides:
         values = {**self.recipe, **coerce_all(settings, self.values, "flags")}
         for field in dataclasses.fields(settings):
             if field.default is REQUIRED and field.name not in values:
-                origin = f"{field.name} is missing, one of the {field.metadata['group']}"
-                raise UserError(f"{origin}: use --{field.name}=VALUE")
+                raise UserError(
+                    f"{field.name} is missing, one of the {field.metadata['group']}: use --{field.name}=VALUE"
+                )
         config = settings(**values)
         if config.steps is None and config.epochs is None:
             config = dataclasses.replace(config, epochs=1)

@@ -27,8 +27,10 @@ class VertexApi:
 
     def __init__(self, project: str, region: str, subject: str) -> None:
         if not project or not region:
-            advice = "gcloud config set project ID, and gcloud config set ai/region NAME"
-            raise UserError(f"{subject}: project and region are not known: {advice}")
+            raise UserError(
+                f"{subject}: project and region are not known: gcloud config set project ID, and gcloud config set "
+                "ai/region NAME"
+            )
         host = f"https://{region}-aiplatform.googleapis.com"
         self._service = f"{os.environ.get('CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM', host).rstrip('/')}/v1"
         self.parent, self._subject = f"projects/{project}/locations/{region}", subject
@@ -47,9 +49,10 @@ class VertexApi:
             if answer.status_code == allowed:
                 return None
             if answer.status_code in (400, 401, 403, 404):
-                why = f"Vertex AI refuses it ({answer.status_code}): {shortened(answer.text)}"
-                needed = "the account needs roles/aiplatform.user (docs/permissions.md)"
-                raise UserError(f"{self._subject}: {why}: {needed}")
+                raise UserError(
+                    f"{self._subject}: Vertex AI refuses it ({answer.status_code}): {shortened(answer.text)}: the "
+                    "account needs roles/aiplatform.user (docs/permissions.md)"
+                )
             answer.raise_for_status()
             content: Json = answer.json()
             if "/operations/" not in content.get("name", ""):
