@@ -133,8 +133,7 @@ class LimitWatch:
         """Returns why the job is to end if the GPUs have been idle for `idle_s`, else ""; warns at half of a limit."""
         planned = f"{self.limits.factor:g} times the upper end of its plan"
         over = f"the job has run for {self.limits.over_s / 3600:.3g} hours, {planned} (--stop_if_over)"
-        idle_minutes = f"{self.limits.idle_s / 60:.3g} minutes"
-        idle = f"all GPUs were below {IDLE_PERCENT:.0f} % for {idle_minutes} (--stop_if_idle)"
+        idle = f"all GPUs were below {IDLE_PERCENT:.0f} % for {self.limits.idle_s / 60:.3g} minutes (--stop_if_idle)"
         reason = ""
         for seconds, limit, text in (
             (self._at - self._began, self.limits.over_s, over), (idle_s, self.limits.idle_s, idle)

@@ -13,9 +13,12 @@ from typing import Any, NamedTuple, Protocol
 
 from trainer.base.errors import UserError
 
-KINDS = ("mlflow", "wandb", "vertex")
 _FORMS = "mlflow:http://HOST:PORT#EXPERIMENT, wandb:PROJECT, vertex:EXPERIMENT or package.module:function#NAME"
-_NAMES = {"wandb": r"[\w.-]+(/[\w.-]+)?", "vertex": r"[a-z0-9][a-z0-9-]{0,90}"}  # what follows the colon
+_PATTERNS = {  # of what follows the colon
+    "mlflow": r"(?P<server>(?:https?|sqlite)://[^#]+)#(?P<name>.+)",
+    "wandb": r"(?P<server>)(?P<name>[\w.-]+(/[\w.-]+)?)",
+    "vertex": r"(?P<server>)(?P<name>[a-z0-9][a-z0-9-]{0,90})",
+}
 
 
 class Point(NamedTuple):
@@ -87,16 +90,13 @@ def read_addresses(text: str) -> list[Address]:
                 f"track={kind}:… holds a user, a password or a query, which would be stored with the run: leave them "
                 "out, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
             )
-        server, _, name = rest.partition("#") if kind == "mlflow" else ("", "", rest)
         function, _, label = part.partition("#")
-        if kind == "mlflow" and re.match(r"(https?|sqlite)://.", server) and name:
-            addresses.append(Address(part, kind, server, name))
-        elif kind in _NAMES and re.fullmatch(_NAMES[kind], name):
-            addresses.append(Address(part, kind, "", name))
-        elif not difflib.get_close_matches(kind, KINDS) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", function):
+        if kind in _PATTERNS and (match := re.fullmatch(_PATTERNS[kind], rest)):
+            addresses.append(Address(part, kind, match["server"], match["name"]))
+        elif not difflib.get_close_matches(kind, _PATTERNS) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", function):
             addresses.append(Address(part, function, "", label))
         else:
-            problem = "no such tracker" if kind not in KINDS else "not of the form of this tracker"
+            problem = "no such tracker" if kind not in _PATTERNS else "not of the form of this tracker"
             raise UserError(f"track={part}: {problem}: write {_FORMS}; several with commas")
     return addresses
 

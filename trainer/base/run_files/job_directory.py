@@ -132,8 +132,9 @@ def open_job_dir(
     _refuse_damaged(job_dir, RUN_INFO, problem)
     for folder in (job_dir.model, job_dir.checkpoints, job_dir.samples):  # a run would replace them
         if not (job_dir.root / RUN_INFO).exists() and job_dir.mirror.holds(folder):
-            existing = job_dir.mirror.where(folder)
-            raise UserError(f"job_dir={address}: {existing} exists and is not from a run: use another --job_dir")
+            raise UserError(
+                f"job_dir={address}: {job_dir.mirror.where(folder)} exists and is not from a run: use another --job_dir"
+            )
     before, now = mapping(info, "config"), fixed_settings(config)
     differing = [key for key in now if key in before and before[key] != now[key]]
     if differing and job_dir.mirror.holds(job_dir.checkpoints):  # before that, settings may be corrected

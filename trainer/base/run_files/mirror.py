@@ -87,8 +87,10 @@ class Mirror:
                     shutil.rmtree(older, ignore_errors=True)
                 backup = scratch.with_name(f"unsent-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
                 scratch.rename(backup)
-                kept = f"files that an earlier start of this run could not upload are kept in {backup}"
-                log.warning(f"{kept}: copy what you miss, or remove it")
+                log.warning(
+                    f"files that an earlier start of this run could not upload are kept in {backup}: copy what you "
+                    "miss, or remove it"
+                )
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir(parents=True)
         if address := self.address_of(root):

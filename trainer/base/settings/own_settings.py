@@ -89,7 +89,7 @@ def read_parameters(path: str, origin: str, first: str = "") -> list[Parameter]:
     """
     module_name, _, name = path.partition(":")
     try:
-        module, node = _Module.load(module_name, first, origin).find(name)
+        module, node = _Module(module_name, first, origin).find(name)
     except RecursionError:
         raise Unreadable(f"{module_name} is nested too deeply") from None
     if isinstance(node, ast.ClassDef):
@@ -99,8 +99,11 @@ def read_parameters(path: str, origin: str, first: str = "") -> list[Parameter]:
         node = methods[-1]
     if not isinstance(node, ast.FunctionDef):
         raise Unreadable(f"{module.place(node)}: {name} is assigned, not defined by `def`")
-    pairs = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-    return [_parameter(module, word, default, origin) for word, default in pairs if word.arg[0] != "_"]
+    return [
+        _parameter(module, word, default, origin)
+        for word, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+        if word.arg[0] != "_"
+    ]
 
 
 def refuse_missing_module(name: str, origin: str) -> None:
@@ -134,49 +137,40 @@ def _spec(name: str, first: str) -> ModuleSpec | None:
     return spec
 
 
-@dataclasses.dataclass(frozen=True)
 class _Module:
-    """Holds the syntax tree of a module; `first` and `origin`: see `read_parameters`."""
+    """Holds the syntax tree of a module, found as Python's import would, and parsed without running any code.
 
-    name: str
-    first: str
-    origin: str
-    package: str
-    file: str
-    source: str
-    tree: ast.Module
+    first, origin: see `read_parameters`. Raises UserError if it cannot be imported, Unreadable if it is not found.
+    """
 
-    @classmethod
-    def load(cls, name: str, first: str, origin: str) -> "_Module":
-        """Finds a module as Python's import would, and parses its source without running any code.
-
-        Raises UserError if it cannot be imported, Unreadable if it is not found.
-        """
-        file = name
+    def __init__(self, name: str, first: str, origin: str) -> None:
+        self.name = name
+        self.first = first
+        self.origin = origin
+        self.file = name
         try:
             spec = _spec(name, first)
             if spec is None:
                 raise Unreadable(f"{name} is not found here")
-            source = getattr(spec.loader, "get_source", lambda _: None)(spec.name)
-            if source is None:
+            self.source: Any = getattr(spec.loader, "get_source", lambda _: None)(spec.name)
+            if self.source is None:
                 raise Unreadable(f"{name} has no source")
-            file = (spec.origin or name).removeprefix(os.getcwd() + os.sep)
+            self.file = (spec.origin or name).removeprefix(os.getcwd() + os.sep)
             # Python 3.11 fails if another thread parses at the same time, which a garbage collection can let happen:
             # https://github.com/python/cpython/issues/106905
             collects = gc.isenabled()
             gc.disable()
             try:
-                tree = ast.parse(source)
+                self.tree = ast.parse(self.source)
             finally:
                 if collects:
                     gc.enable()
         except (SyntaxError, MemoryError) as error:
-            place = f"{file}:{error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else reason(error)
+            place = f"{self.file}:{error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else reason(error)
             raise UserError(f"{origin}: cannot import {name} ({place})") from None
         except (ImportError, ValueError, AttributeError, TypeError, OSError) as error:
             raise Unreadable(f"{name} is not found: {reason(error)}") from None
-        package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
-        return cls(name, first, origin, package, file, source, tree)
+        self.package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
 
     def place(self, node: ast.AST) -> str:
         """Returns file and line of a node."""
@@ -216,7 +210,7 @@ class _Module:
                 module = importlib.util.resolve_name("." * node.level + (node.module or ""), self.package)
             except ImportError as error:
                 raise Unreadable(f"{self.place(node)}: {reason(error)}") from None
-            return _Module.load(module, self.first, self.origin).find(original, steps + 1)
+            return _Module(module, self.first, self.origin).find(original, steps + 1)
         return self.find(node.id, steps + 1) if isinstance(node, ast.Name) else (self, node)
 
 
@@ -309,23 +303,36 @@ def is_dotted(value: str) -> bool:
     return re.fullmatch(r"[^\W\d][\w.]*:[^\W\d]\w*", value) is not None and value.split(":")[0] not in DATA_KINDS
 
 
-@dataclasses.dataclass(frozen=True)
 class OwnSettings:
-    """Finds the settings of the functions that a run names.
+    """Holds the settings of the functions that a run names: `settings` is TrainConfig with a field for each.
 
     named: the values of the settings in FUNCTIONS; values that name no function are ignored; first: a folder that is
-    searched before Python's own path.
+    searched before Python's own path. Raises UserError if a parameter cannot be a setting.
     """
 
-    named: Mapping[str, str]
-    first: str = ""
-
-    @cached_property
-    def settings(self) -> type[TrainConfig]:
-        """Returns TrainConfig with a field for each setting. Raises UserError if a parameter cannot be a setting."""
+    def __init__(self, named: Mapping[str, str], first: str = "") -> None:
+        self._model = named.get("model", "")
+        self._own: list[str] = []  # functions of the user's, as model=mine.nets:build
+        self._unreadable: list[str] = []  # functions whose settings are not known, and why
         parameters: dict[str, Parameter] = {}
-        for function, of_function in self._parameters_and_failures[0].items():
-            flag = self._flag(function)
+        for function in FUNCTIONS:
+            name = named.get(function)
+            path = MODELS.get(str(name), name) if function == "model" else name
+            if function == "model" and isinstance(path, str) and ":" not in path:
+                raise UserError(
+                    f"model={name}: no such model{nearest(path, MODELS)} Known: {', '.join(MODELS)}, or your own "
+                    "package.module:function"
+                )
+            if not isinstance(path, str) or not is_dotted(path):
+                continue
+            flag = f"{function}={name}"
+            try:
+                of_function = read_parameters(path, flag, first)
+            except Unreadable as error:
+                self._unreadable.append(f"{flag}: {error}")
+                continue
+            if name not in MODELS:
+                self._own.append(flag)
             for parameter in of_function:
                 ours = parameter.name.removeprefix("no_")
                 if hasattr(TrainConfig, ours) or parameter.name in ("help", "print_config", "verbose"):
@@ -333,54 +340,28 @@ class OwnSettings:
                         f"{flag}: its setting {parameter.name} has the name of a flag of the trainer: read "
                         f"config.{ours}, or rename the parameter"
                     )
-                first = parameters.get(parameter.name, parameter)
-                if str(first) != str(parameter):
+                earlier = parameters.get(parameter.name, parameter)
+                if str(earlier) != str(parameter):
                     raise UserError(
-                        f"{first.functions[0]} and {flag} both have a setting {first.name}, as {first} and as "
+                        f"{earlier.functions[0]} and {flag} both have a setting {earlier.name}, as {earlier} and as "
                         f"{parameter}: give it one type and default, or two names"
                     )
-                parameters[parameter.name] = dataclasses.replace(first, functions=(*first.functions, flag))
-        return _subclass(tuple(parameters.values()))
+                parameters[parameter.name] = dataclasses.replace(earlier, functions=(*earlier.functions, flag))
+        self.settings = _subclass(tuple(parameters.values()))
 
     def hint(self, name: str) -> str:
         """Returns a hint why `name` is not known as a setting, for the end of an error line; "" if there is none."""
-        parameters, unreadable = self._parameters_and_failures
-        if unreadable:
-            reasons = "; ".join(f"{self._flag(function)}: {why}" for function, why in unreadable.items())
-            return f" (settings of your own functions are not known: {reasons})"
+        if self._unreadable:
+            return f" (settings of your own functions are not known: {'; '.join(self._unreadable)})"
         if models := [model for model, names in settings_of_models().items() if name in names]:
-            return f" ({name} is a setting of {', '.join(models)}, not of {self._flag('model')})"
-        own = [self._flag(function) for function in parameters if self.named[function] not in MODELS]
-        return f" (settings of {' and '.join(own)} are the parameters after a `*`)" if own else ""
+            return f" ({name} is a setting of {', '.join(models)}, not of model={self._model})"
+        return f" (settings of {' and '.join(self._own)} are the parameters after a `*`)" if self._own else ""
 
     def without_others(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the values without settings of other built-in models: the recipe may be for another model."""
         names = {field.name for field in dataclasses.fields(self.settings)}
         others = {*values} - names and {name for names in settings_of_models().values() for name in names} - names
         return {name: value for name, value in values.items() if name not in others}
-
-    @cached_property
-    def _parameters_and_failures(self) -> tuple[dict[str, list[Parameter]], dict[str, str]]:
-        """Returns the parameters by function and, for functions that cannot be read, the reasons by function."""
-        parameters: dict[str, list[Parameter]] = {}
-        unreadable: dict[str, str] = {}
-        for function in FUNCTIONS:
-            name = self.named.get(function)
-            path = MODELS.get(str(name), name) if function == "model" else name
-            if function == "model" and isinstance(path, str) and ":" not in path:
-                raise UserError(
-                    f"model={name}: no such model{nearest(path, MODELS)} Known: {', '.join(MODELS)}, or your own "
-                    "package.module:function"
-                )
-            if isinstance(path, str) and is_dotted(path):
-                try:
-                    parameters[function] = read_parameters(path, self._flag(function), self.first)
-                except Unreadable as error:
-                    unreadable[function] = str(error)
-        return parameters, unreadable
-
-    def _flag(self, function: str) -> str:
-        return f"{function}={self.named[function]}"
 
 
 @lru_cache(maxsize=1)

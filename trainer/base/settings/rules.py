@@ -59,7 +59,6 @@ def check(config: TrainConfig) -> None:
     """Raises UserError if the settings contradict each other, or do not fit the built-in model."""
     data, model, fid = config.data, config.model, config.fid_every_steps
     is_path = any(sign in data for sign in "/.\\:") or os.path.exists(data)
-    sources = ", ".join(DATA_SOURCES)
     refuse(
         (config.channels == 2, "channels=2: images have 1 channel (grey) or 3 (colour)"),
         (
@@ -69,8 +68,8 @@ def check(config: TrainConfig) -> None:
         ),
         (
             not is_path and data not in DATA_SOURCES,
-            f"data={data}: no such data{nearest(data, DATA_SOURCES)} Known: {sources}, an existing path, or your own "
-            "package.module:function",
+            f"data={data}: no such data{nearest(data, DATA_SOURCES)} Known: {', '.join(DATA_SOURCES)}, an existing "
+            "path, or your own package.module:function",
         ),
     )
     for name in config.augmentations:

@@ -116,7 +116,6 @@ class Gcs:
         # Otherwise the client requests each bucket's metadata, which an account that may only read objects cannot get.
         os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
         self.limits = limits
-        self.client: Any = None  # google-cloud-storage's own, for what this class does not do
         self.log_in()
         from google.api_core.retry import Retry
         from google.cloud.storage.retry import DEFAULT_RETRY
@@ -136,7 +135,8 @@ class Gcs:
 
         with explained("Cloud Storage"):
             login = None if os.environ.get("STORAGE_EMULATOR_HOST") else credentials(anew=True)
-            self.client = storage.Client(project=None, credentials=login)
+            # google-cloud-storage's own, also for what this class does not do.
+            self.client: Any = storage.Client(project=None, credentials=login)
         for scheme in ("https://", "http://"):  # one pooled connection per worker
             self.client._http.mount(scheme, HTTPAdapter(pool_maxsize=self.limits.workers))  # noqa: SLF001
 
@@ -166,8 +166,8 @@ class Gcs:
 
     def location(self, bucket: str) -> str:
         """Returns the location of a bucket, as US or EUROPE-WEST4."""
-        about = self._request(lambda: self.client.get_bucket(bucket, **self._once), Address(bucket, ""), _LOCATE)
-        return str(about.location)
+        address = Address(bucket, "")
+        return str(self._request(lambda: self.client.get_bucket(bucket, **self._once), address, _LOCATE).location)
 
     def download(
         self,

@@ -122,14 +122,13 @@ class Staged:
         self._gcs, self._setting = connect(), f"{name}={address}"
         listed = _listed.get(address) or listing(address)
         _listed.pop(address, None)
-        single = len(listed) == 1 and listed[0].address == address
         self.objects = {remote.address.name[len(address.prefix) :]: remote for remote in listed}
         if not self.objects:
             raise UserError(f"{self._setting}: no objects found: check with `gcloud storage ls {address}`")
         self.home = home_of(address, cache_dir)
         self.local = self.home / "local" / (PurePosixPath(address.name).name or address.bucket)
         _refuse_names([self.local.name], self.home, self._setting)
-        if not single:
+        if "" not in self.objects:
             _refuse_names(self.objects, self.local, self._setting)
 
     def fetch(self, is_needed: Callable[[str], bool] = lambda below: True, quiet: bool = False) -> Path:

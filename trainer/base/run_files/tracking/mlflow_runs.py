@@ -103,8 +103,8 @@ class MlflowRuns:
             code = int(match[1]) if match else error.get_http_status_code()
             if not 400 <= code < 500 or code in (408, 429):
                 raise
-            login = "set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
-            advice = f": {login}" if code in (401, 403) else ""
+            login = ": set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            advice = login if code in (401, 403) else ""
             raise UserError(f"{self._text}: the server refuses it ({code}): {reason(error)}{advice}") from error
 
 

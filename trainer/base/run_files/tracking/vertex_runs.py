@@ -104,8 +104,7 @@ class VertexRuns:
         context = self._made_context(contexts, identity, "system.ExperimentRun", run.name, empty)
         self._context, self._metadata = context["name"], {**empty, **context.get("metadata", {})}
         api.call("POST", f"{experiment['name']}:addContextChildren", {"childContexts": [self._context]})
-        labels = {"vertex_tensorboard_experiment_source": "vertex_experiment"}
-        about = {"displayName": name, "labels": labels}
+        about = {"displayName": name, "labels": {"vertex_tensorboard_experiment_source": "vertex_experiment"}}
         board_experiment = api.made(f"{board}/experiments", name, "tensorboardExperimentId", about)["name"]
         self._board_run = api.made(f"{board_experiment}/runs", run.id, "tensorboardRunId", {"displayName": run.id})[
             "name"
