@@ -230,10 +230,9 @@ class Gcs:
         after a lost response. Raises Conflict if another process has written the object meanwhile; with `strict`, if
         the object has any generation but `replaced`.
         """
-        size = content.stat().st_size if isinstance(content, Path) else len(content)
-        if isinstance(content, Path) and size <= _IN_MEMORY:
+        if isinstance(content, Path) and content.stat().st_size <= _IN_MEMORY:
             content = content.read_bytes()
-            size = len(content)
+        size = content.stat().st_size if isinstance(content, Path) else len(content)
         checksum, ours = crc32c_of(content), bool(replaced)  # ours: this process has written the object before
         for _ in range(1 if strict else self.limits.tries):
             send = functools.partial(self._send, content, size, address, replaced)

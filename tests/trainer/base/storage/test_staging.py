@@ -58,7 +58,7 @@ def test_what_changed_is_fetched_anew_and_what_is_gone_goes(bucket: Bucket, prox
     assert contents(staged(bucket, "d", tmp_path)) == {"a": b"a file now", "b": b"new"}
 
 
-def test_one_object_and_a_whole_bucket(bucket: Bucket, tmp_path: Path) -> None:
+def test_one_object_a_whole_bucket_and_only_what_is_needed(bucket: Bucket, tmp_path: Path) -> None:
     bucket.put("sub/x.npz", b"content")
     bucket.put("sub/x.npz2", b"other")
     file = staged(bucket, "sub/x.npz", tmp_path)
@@ -67,8 +67,10 @@ def test_one_object_and_a_whole_bucket(bucket: Bucket, tmp_path: Path) -> None:
     bucket.bucket.delete_blob("sub/x.npz")
     bucket.put("sub/x.npz/y", b"a folder now")
     assert contents(staged(bucket, "sub/x.npz", tmp_path)) == {"y": b"a folder now"}
+    bucket.put("sub/z", b"z")
     found = Staged(bucket.address("sub"), "data", str(tmp_path))
-    assert contents(found.fetch(lambda name: name.startswith("x.npz/"))) == {"x.npz/y": b"a folder now"}
+    assert contents(found.fetch(lambda name: name == "z")) == {"z": b"z"}
+    assert contents(found.fetch(lambda name: name == "x.npz2")) == {"z": b"z", "x.npz2": b"other"}
     bucket.put("empty/", b"")
     for name in ("none", "empty", "empt"):
         with refused("no objects found"):
