@@ -44,6 +44,7 @@ _LONGEST_LINE = 256 * 1024  # bytes; the settings of a run are a few kilobytes
 # How much longer a worker waits for the chief's answer than the chief for workers: they start at different times.
 _ANSWER_SECONDS = 10.0
 _LOG_SECONDS = 10.0  # between two lines that name the missing workers
+_MOST_NAMES = 8  # of workers on a line
 _RETRY_SECONDS = 0.2  # between two tries to connect
 # Environment variables that must be equal on all workers, though their processors may differ.
 _SWITCHES = re.compile(r"(TF|XLA|CUDNN|CUBLAS|NVIDIA_TF32|ONEDNN|DNNL|MKL|KERAS)_?\w*")
@@ -336,7 +337,8 @@ def _gather(
     workers: dict[int, tuple[Link, Any]] = {}  # connection and `runs` by index
     try:
         while missing := [index for index in range(1, cluster.workers) if index not in workers]:
-            names = shortened(", ".join(map(cluster.name, missing)))
+            names = ", ".join(map(cluster.name, missing[:_MOST_NAMES]))
+            names += f" and {len(missing) - _MOST_NAMES} more" if len(missing) > _MOST_NAMES else ""
             if (now := time.monotonic()) > began + timeout_seconds:
                 raise PlatformFault(f"{names} did not start within {timeout_seconds:.0f} seconds (see its log)")
             if now > logged + _LOG_SECONDS:
