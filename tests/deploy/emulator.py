@@ -226,39 +226,30 @@ class _Handler(BaseHTTPRequestHandler):
 
     def handle_any(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        address = urlsplit(self.path)
-        request = f"{self.command} {address.path}"
+        request = f"{self.command} {urlsplit(self.path).path}"
         self.google.requests.append(request)
         fault = self.google.take_fault(request)
-        if fault and not fault.after and fault.kind != "slow":
-            self.fail(fault)
-            return
         if fault and fault.kind == "slow":
             time.sleep(fault.seconds)
-        if self.google.account(request, self.headers.get("Authorization", "")) is None:
-            self.send(401, error(401, "Request had invalid authentication credentials."))
-            return
-        query = {key: values[0] for key, values in parse_qs(address.query).items()}
-        failed: Response = 500, error(500, "the emulator failed")
-        status, content = failed
-        with self.google.recorded(request):
-            status, content = self.respond(address.path, query, body)
-        if fault and fault.after:
-            self.fail(fault)
-            return
-        self.send(status, content)
+            fault = None
+        response: Response = 500, error(500, "the emulator failed")
+        if not fault or fault.after:
+            with self.google.recorded(request):
+                response = self.respond(request, body)
+        if fault:
+            fault.action()
+            if fault.kind == "cut":
+                self.close_connection = True
+                self.connection.close()
+                return
+            answers: dict[int | str, Response] = {
+                "html": (200, b"<html><body>no JSON</body></html>"),
+                "empty": (200, {}),
+            }
+            response = answers.get(fault.kind) or (int(fault.kind), error(int(fault.kind), fault.message))
+        self.send(*response)
 
     do_GET = do_POST = do_PUT = do_DELETE = handle_any
-
-    def fail(self, fault: Fault) -> None:
-        fault.action()
-        if fault.kind == "cut":
-            self.close_connection = True
-            self.connection.close()
-        elif fault.kind in ("html", "empty"):
-            self.send(200, b"<html><body>no JSON</body></html>" if fault.kind == "html" else {})
-        else:
-            self.send(int(fault.kind), error(int(fault.kind), fault.message))
 
     def send(self, status: int, response: dict[str, Any] | bytes) -> None:
         """Sends a JSON object, indented as Google's servers do, or the content of an object."""
@@ -269,15 +260,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def respond(self, path: str, query: dict[str, str], body: bytes) -> "Response":
+    def respond(self, request: str, body: bytes) -> "Response":
+        if self.google.account(request, self.headers.get("Authorization", "")) is None:
+            return 401, error(401, "Request had invalid authentication credentials.")
+        query = {key: values[0] for key, values in parse_qs(urlsplit(self.path).query).items()}
         for pattern, method in _ROUTES.items():
-            match = re.fullmatch(pattern, f"{self.command} {path}")
-            if match:
+            if match := re.fullmatch(pattern, request):
                 try:
                     return method(self.google, match, query, body)
                 except ParseError as wrong:
                     return 400, error(400, str(wrong))
-        return 404, error(404, f"unknown address in the emulator: {self.command} {path}")
+        return 404, error(404, f"unknown address in the emulator: {request}")
 
 
 # What the reference calls required: https://docs.cloud.google.com/gemini-enterprise-agent-platform/reference/rest/v1/CustomJobSpec

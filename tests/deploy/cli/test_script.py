@@ -103,6 +103,39 @@ def test_its_numbers_come_from_its_reports() -> None:
     assert (about["total_steps"], about["data"]) == (80, {"unit": "examples", "examples_per_step": 64})
 
 
+KERAS = """
+import keras
+import numpy as np
+from vertex_report import report
+
+
+class Report(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        steps = self.params["steps"] * (epoch + 1)
+        report(step=steps, examples=steps * 32, **logs)
+
+
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(0).normal(size=(256, 8)).astype("float32")
+model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)])
+model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+model.fit(x, x.sum(axis=1), batch_size=32, epochs=4, validation_split=0.25, callbacks=[Report()])
+"""
+
+
+@pytest.mark.slow
+def test_a_script_with_fit_has_the_numbers_of_a_recipe() -> None:
+    """As the examples of keras.io are written, with its progress bar."""
+    script(KERAS)
+    assert local("cpu") == 0
+    lines = [json.loads(line) for line in Path("runs/a/stats.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [6, 12, 18, 24]
+    assert [set(line["losses"]) for line in lines] == [{"loss", "val_loss"}] * 4
+    assert lines[-1]["losses"]["loss"] < lines[0]["losses"]["loss"]
+    assert lines[-1]["images_per_second"] == pytest.approx(32 / lines[-1]["step_seconds"])
+    assert result()["final"]["metrics"].keys() == {"mae", "val_mae"}
+
+
 def test_a_report_outside_a_job_is_printed() -> None:
     code = "from vertex_report import report; report(step=3, loss=0.5)"
     importable = {"PYTHONPATH": str(ROOT / "deploy" / "in_job" / "importable"), "PATH": os.environ["PATH"]}
