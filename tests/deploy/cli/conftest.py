@@ -10,7 +10,8 @@ import pytest
 
 from deploy.platform.local import free_addresses
 from tests.deploy.conftest import FlyingClock, Job, run
-from tests.deploy.emulator import Emulator
+from tests.deploy.emulator import PARENT, Emulator
+from tests.deploy.platform.test_backends import SPEC
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +50,13 @@ def runs_spec(google: Emulator, job: Job, python: Path, folder: Path) -> None:
         if process.returncode:
             failed = f"The replica {name} exited with a non-zero status of {process.returncode}."
     google.end(job, "FAILED" if failed else "SUCCEEDED", failed)
+
+
+@pytest.fixture
+def job(cloud: Emulator) -> Job:
+    """Returns a job with a price that waits for its machines."""
+    labels = {"submission": "s1", "usd-per-hour": "3-6000"}
+    return cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": labels})
 
 
 @pytest.fixture

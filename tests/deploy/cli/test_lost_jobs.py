@@ -24,11 +24,6 @@ SLOW_GCLOUD = pytest.param("gcloud", marks=SLOW)
 RECORD = "my-bucket/jobs/dup/submission.json"
 
 
-@pytest.fixture
-def job(cloud: Emulator) -> Job:
-    return cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s1"}})
-
-
 def states(cloud: Emulator) -> list[str]:
     return [job["state"].removeprefix("JOB_STATE_") for job in cloud.jobs.values()]
 

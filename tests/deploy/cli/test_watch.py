@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -19,12 +18,6 @@ from tests.deploy.platform.test_backends import PARENT, SPEC
 EXITED = "workerpool0-0 exited with a non-zero status of"
 SDK = ["--backend=sdk", "--project=my-proj"]
 Watched = Callable[..., tuple[str, str]]
-
-
-@pytest.fixture
-def job(cloud: Emulator) -> dict[str, Any]:
-    labels = {"submission": "s1", "usd-per-hour": "3-6000"}
-    return cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": labels})
 
 
 @pytest.fixture
