@@ -93,7 +93,7 @@ def drawings(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[Dr
         front = pareto_front(points)
         axes.plot(*zip(*(points[index] for index in front), strict=True), color=_SOFT, linewidth=1.2, zorder=1)
         for point, row in zip(points, priced, strict=True):
-            axes.plot(*point, **{**looks[row.tier], "linestyle": "", "label": _label(row.tier)})
+            axes.plot(*point, **{**looks[row.tier], "linestyle": "", "label": row.tier})
         axes.set(xlabel="s per million images", ylabel="USD per million images", xlim=(0, None), ylim=(0, None))
         _legend_above(axes)
 
@@ -101,7 +101,7 @@ def drawings(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[Dr
         axes.figure.set(figheight=max(3.6, 0.2 * len(scaled) + 1))
         colors = [looks[row.tier]["color"] for row in scaled]
         axes.barh(range(len(scaled)), [row.speed_up for row in scaled], color=colors, height=0.6)
-        axes.set_yticks(range(len(scaled)), [f"{_label(row.tier)}  {row.speed_up:.2f} x" for row in scaled])
+        axes.set_yticks(range(len(scaled)), [f"{row.tier}  {row.speed_up:.2f} x" for row in scaled])
         axes.set(xlabel="x")
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
@@ -112,7 +112,7 @@ def drawings(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[Dr
             steps, losses = _losses(group.runs[0])
             marker = looks[group.name]["marker"] if len(steps) == 1 else ""
             look = {**looks[group.name], "marker": marker, "linewidth": width}
-            axes.plot(steps, losses, label=_label(group.name), **look)
+            axes.plot(steps, losses, label=group.name, **look)
         axes.ticklabel_format(axis="y", useOffset=False)
         axes.set(xlabel="step")
         axes.locator_params("x", integer=True)
@@ -145,11 +145,6 @@ def _losses(run: RunRecord) -> tuple[list[float], list[float]]:
     name = next((name for name in LOSSES if any(name in line.scalars for line in lines)), "")
     reports = [line for line in lines if name in line.scalars]
     return [float(line.step) for line in reports], [line.scalars[name] for line in reports]
-
-
-def _label(name: str) -> str:
-    """Escapes a tier's name for matplotlib, which omits a leading _ from legends and reads $ as TeX."""
-    return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
 def _legend_above(axes: "Axes") -> None:

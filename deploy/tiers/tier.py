@@ -8,6 +8,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,30 +60,11 @@ _SECRET_VERSION = re.compile(
 )
 
 
-def read_variables(texts: Sequence[str]) -> dict[str, str]:
-    """Returns ["MODE=fast"] as a dictionary. Raises UserError for malformed text, or a name that suggests a secret."""
-    variables = _read_pairs("env", texts)
-    for name in variables:
-        if _CONFIDENTIAL.search(name):
-            raise UserError(
-                f"env={name}: this would stand in the job's spec, which all who see the job can read: store it "
-                f"in Secret Manager, and use --secret={name}=projects/P/secrets/S/versions/latest"
-            )
-    return variables
-
-
-def read_secrets(texts: Sequence[str]) -> dict[str, str]:
-    """Returns ["TOKEN=projects/P/secrets/S/versions/V"] as a dictionary. Raises UserError for anything else."""
-    secrets = _read_pairs("secret", texts)
-    for name, version in secrets.items():
-        if not _SECRET_VERSION.fullmatch(version):  # the text is not repeated: it may be the secret itself
-            raise UserError(
-                f"secret={name}: write --secret={name}=projects/P/secrets/S/versions/V, as …/versions/latest"
-            )
-    return secrets
-
-
 def _read_pairs(flag: str, texts: Sequence[str]) -> dict[str, str]:
+    """Returns ["MODE=fast"] of --env or --secret as a dictionary.
+
+    Raises UserError for malformed text, a variable whose name suggests a secret, and a malformed version of a secret.
+    """
     pairs: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -96,6 +78,15 @@ def _read_pairs(flag: str, texts: Sequence[str]) -> dict[str, str]:
                 f"{flag}={name}: Vertex AI or the start of the job sets this variable: use another name",
             ),
             (pairs.setdefault(name, value) != value, f"{flag}={name}: it has two values: keep one of them"),
+            (
+                flag == "env" and _CONFIDENTIAL.search(name),
+                f"env={name}: this would stand in the job's spec, which all who see the job can read: store it "
+                f"in Secret Manager, and use --secret={name}=projects/P/secrets/S/versions/latest",
+            ),
+            (
+                flag == "secret" and not _SECRET_VERSION.fullmatch(value),  # not repeated: it may be the secret itself
+                f"secret={name}: write --secret={name}=projects/P/secrets/S/versions/V, as …/versions/latest",
+            ),
         )
     return pairs
 
@@ -116,10 +107,10 @@ class SpecChanges:
     reservation: str = option("NAME", "machines that you reserved: projects/P/zones/Z/reservations/R")
     web_access: bool = switch("an interactive shell in each worker, whose link is printed")
     env: Mapping[str, str] = option("NAME=VALUE", "a variable of the job; it can be read in the job's spec", {},
-                                    read_variables, many=True)  # fmt: skip
+                                    partial(_read_pairs, "env"), many=True)  # fmt: skip
     secret: Mapping[str, str] = option("NAME=VERSION", "a variable that the job reads from Secret Manager at its "
-                                       "start, as TOKEN=projects/P/secrets/S/versions/latest", {}, read_secrets,
-                                       many=True)  # fmt: skip
+                                       "start, as TOKEN=projects/P/secrets/S/versions/latest", {},
+                                       partial(_read_pairs, "secret"), many=True)  # fmt: skip
 
     def __post_init__(self) -> None:
         """Raises UserError for flags that contradict each other, and for a malformed reservation."""
