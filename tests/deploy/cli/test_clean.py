@@ -6,7 +6,7 @@ import pytest
 
 from deploy.cli import clean
 from deploy.platform.gcloud_and_sdk import Session
-from tests.deploy.conftest import Capture, Command
+from tests.deploy.conftest import Capture
 from tests.deploy.emulator import Emulator, Fault
 from trainer.base.errors import UserError
 
@@ -56,7 +56,3 @@ def test_nothing_is_removed_if_a_region_cannot_be_asked(used: Emulator, session:
     with pytest.raises(UserError, match=r"roles/aiplatform\.user"):
         clean.main([*FLAGS, "--yes"], session)
     assert used.objects == before
-
-
-def test_a_bucket_must_be_named(refused: Command) -> None:
-    assert "bucket is missing" in refused("clean", "--project=my-proj")

@@ -77,19 +77,6 @@ def test_a_run_that_goes_on_is_refused(refused: Command, tmp_path: Path) -> None
     )
 
 
-@pytest.mark.parametrize(("flags", "line"), [
-    (["--track=mlflow:http://127.0.0.1:5000#x"], "is on this machine, which the job cannot reach"),
-    (["--track=mlflow:sqlite:///runs.db#x"], "is on this machine, which the job cannot reach"),
-    (["--track=mlfow:x"], "track=mlfow:x: no such tracker"),
-    (["--tensorboard_instance=7"], "add --service_account=EMAIL, with roles/aiplatform.user"),
-    (["--tensorboard_instance=projects/p/locations/europe-west4/tensorboards/7",
-      "--service_account=trainer@my-proj.iam.gserviceaccount.com"], "europe-west4"),
-])  # fmt: skip
-def test_what_a_job_cannot_use_is_refused(refused: Command, flags: list[str], line: str) -> None:
-    where = ["--project=my-proj", *WHERE, "--image=us-docker.pkg.dev/p/r/x:1"]  # for which no wheel is built
-    assert line in refused("submit", "--spec", "l4x1", *where, *JOB, *flags)
-
-
 @pytest.mark.parametrize(("track", "image", "line"), [
     ("mine:tracker", Image("python:3", plain=True), "the module mine is not in the job"),
     ("wandb:x", Image("us-docker.pkg.dev/p/r/x:1", built=True), "the job's image has no wandb"),

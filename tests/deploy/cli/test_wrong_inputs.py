@@ -6,7 +6,7 @@ import pytest
 
 from deploy.__main__ import main
 from tests.deploy.cli.wrong_inputs import rows, spec
-from tests.deploy.conftest import JOB, WHERE, Capture
+from tests.deploy.conftest import WHERE, Capture
 from tests.deploy.emulator import Emulator
 
 ROWS = rows()
@@ -29,10 +29,3 @@ def test_a_wrong_input_sends_nothing(
     assert shown.err.startswith("error: wrong" if wrong else "error: ")
     assert (shown.err.count("\n"), shown.out, cloud.requests) == (1, "", [])
     assert not Path("runs").exists()
-
-
-def test_a_flag_twice_with_one_value_is_no_contradiction(capsys: Capture) -> None:
-    given = ["submit", "cpu", *JOB, *JOB, *WHERE, "--project=p", "--dry_run", "--dry_run"]
-    assert main(given) == 0
-    assert main(["report", "--price_per_hour=a=1", "--price_per_hour=b=2", "nothing"]) == 2
-    assert "nothing: no such folder" in capsys.readouterr().err
