@@ -194,23 +194,23 @@ def _final_losses(rows: Sequence[TierSummary]) -> Iterator[str]:
     if len(rows) < 2:
         return
     first = rows[0]
-    agreeing = True
+    differing = []
     most = 0.0  # the largest relative difference
     for row in rows[1:]:
         apart, larger = abs(row.final_loss - first.final_loss), max(abs(row.final_loss), abs(first.final_loss))
         most = max(most, apart / (larger or 1.0))
         if row.loss_name != first.loss_name:
-            agreeing = False
-            yield f"Final losses cannot be compared: {row.loss_name} of {row.tier}, {first.loss_name} of {first.tier}."
+            names = f"{row.loss_name} of {row.tier}, {first.loss_name} of {first.tier}"
+            differing.append(f"Final losses cannot be compared: {names}.")
         elif apart > max(_LOSS_TOLERANCE * larger, _noise(row), _noise(first)):
-            agreeing = False
-            yield (
+            differing.append(
                 f"Different final losses: {row.loss_name} {figures(row.final_loss)} on {row.tier}, "
                 f"{figures(first.final_loss)} on {first.tier}: "
                 "rounding alone can do that in a short run; if the training differs, which `python -m trainer.check` "
                 "tells, the speeds are not comparable."
             )
-    if agreeing:
+    yield from differing
+    if not differing:
         losses = sorted(row.final_loss for row in rows)
         values = f"{first.loss_name} {' to '.join(dict.fromkeys(map(figures, (losses[0], losses[-1]))))}"
         noise = ", which is less than the loss changes between reports" if most > _LOSS_TOLERANCE else ""
