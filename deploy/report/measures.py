@@ -19,12 +19,10 @@ from deploy.tiers.tier import check_tiers
 from trainer.base.run_files.goodput import share_of_steps
 from trainer.base.run_files.job_files import RESULT, RUN_INFO, STATS, items, mapping, number, positive, whole
 from trainer.base.settings.accelerators import accelerator_of
-from trainer.base.settings.rules import FALLING
 
 # Names of losses; the first that a run reports is its loss in a report.
 LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_loss")
 ACCURACIES = ("val_accuracy", "accuracy")
-LOWER, HIGHER = "lower", "higher"
 UNKNOWN = "unknown"  # the kind of a tier's devices if no run names it
 MIXED = "its repeats differ"  # the quality of a tier whose repeats computed it in different ways
 SIMULATED = "its devices are simulated, so its speed does not apply to real ones"
@@ -258,7 +256,7 @@ class Measure:
     returns its value, or a list of values, of a run; without `combine` it takes the TierSummary instead of a run, and
     None stands for a property of TierSummary. `combine`: makes one value of those of all repeats. `show`: formats the
     value. `missing`: the reason why a tier with finished runs has no value, or a function of the tier that returns it.
-    `better`: LOWER, HIGHER or "". `planned`: a tier has it before a run is done.
+    `planned`: a tier has it before a run is done.
     """
 
     key: str
@@ -267,7 +265,6 @@ class Measure:
     combine: Callable[[Iterable[Any]], Any] | None = None
     show: Callable[[Any], str] = str
     missing: str | Callable[[TierSummary], str] = ""
-    better: str = ""
     planned: bool = False
 
 
@@ -318,7 +315,7 @@ def _of_images(name: str, title: str) -> Measure:
     def read(row: TierSummary) -> float | None:
         return median(run.final.get(name) for run in row.done) if row.quality == row.wanted_quality else None
 
-    return Measure(name, title, read, None, figures, _no_quality, LOWER if name in FALLING else HIGHER)
+    return Measure(name, title, read, None, figures, _no_quality)
 
 
 MEASURES = (
@@ -340,38 +337,38 @@ MEASURES = (
     Measure("steps", "steps", lambda run: run.steps, common, "{:,}".format,
             "the repeats differ, or do not state it"),
     Measure("warmup_steps", "", lambda run: run.warm_up_steps if run.timed else None, largest, missing=_not_timed),
-    Measure("step_seconds", "ms/step", _timed("step_seconds"), spread, milliseconds, _not_timed, LOWER),
+    Measure("step_seconds", "ms/step", _timed("step_seconds"), spread, milliseconds, _not_timed),
     Measure("epoch_seconds", "s/epoch", lambda run: run.epoch_seconds, spread, with_spread,
-            "no full epoch after the first, which is warm-up", LOWER),
-    Measure("images_per_second", "images/s", _timed("images_per_second"), spread, with_spread, _not_timed, HIGHER),
-    Measure("speed_up", "speed-up", None, None, "{:.2f} x".format, _no_speed, HIGHER),
-    Measure("efficiency", "efficiency", None, None, percent, _no_efficiency, HIGHER),
-    Measure("tflop_per_second", "TFLOP/s", _timed("tflop_per_second"), spread, with_spread, _NO_WORK, HIGHER),
-    Measure("mfu", "MFU", _timed("mfu"), median, lambda share: f"{figures(100 * share, 2)} %", _NO_WORK, HIGHER),
+            "no full epoch after the first, which is warm-up"),
+    Measure("images_per_second", "images/s", _timed("images_per_second"), spread, with_spread, _not_timed),
+    Measure("speed_up", "speed-up", None, None, "{:.2f} x".format, _no_speed),
+    Measure("efficiency", "efficiency", None, None, percent, _no_efficiency),
+    Measure("tflop_per_second", "TFLOP/s", _timed("tflop_per_second"), spread, with_spread, _NO_WORK),
+    Measure("mfu", "MFU", _timed("mfu"), median, lambda share: f"{figures(100 * share, 2)} %", _NO_WORK),
     Measure("input_wait", "waits for input", lambda run: [line.input_wait for line in run.timed], median, percent,
-            lambda row: f"{STATS} does not contain it" if row.step_seconds else _not_timed(row), LOWER),
-    Measure("startup_seconds", "start-up s", _result("startup_seconds"), median, figures, _NO_RESULT, LOWER),
-    Measure("training_seconds", "training s", _result("training_seconds"), median, figures, _NO_RESULT, LOWER),
+            lambda row: f"{STATS} does not contain it" if row.step_seconds else _not_timed(row)),
+    Measure("startup_seconds", "start-up s", _result("startup_seconds"), median, figures, _NO_RESULT),
+    Measure("training_seconds", "training s", _result("training_seconds"), median, figures, _NO_RESULT),
     Measure("total_seconds", "total s", lambda run: run.wall_seconds if run.state == "done" else None, median, figures,
-            _NO_RESULT, LOWER),
-    Measure("goodput", "goodput", lambda run: share_of_steps(run.goodput), median, percent, _NO_RESULT, HIGHER),
+            _NO_RESULT),
+    Measure("goodput", "goodput", lambda run: share_of_steps(run.goodput), median, percent, _NO_RESULT),
     Measure("paid_seconds", "paid s", lambda run: run.billed_seconds, median, figures,
-            "no job of Vertex AI is recorded", LOWER),
+            "no job of Vertex AI is recorded"),
     Measure("billed_usd", "", lambda run: run.billed_usd, median),
-    Measure("price_per_hour", "price an hour", None, None, money, _NO_PRICE, LOWER, planned=True),
+    Measure("price_per_hour", "price an hour", None, None, money, _NO_PRICE, planned=True),
     Measure("cost", "paid", None, None, money,
             lambda row: row.no_cost or ("what Vertex AI billed is not recorded" if row.unbilled else
-                                        "its price or its total time is missing"), LOWER),
+                                        "its price or its total time is missing")),
     Measure("cost_per_million_images", "cost per million images", None, None, money,
-            lambda row: row.no_cost or (_NO_PRICE if row.price_per_hour is None else _not_timed(row)), LOWER),
-    Measure("final_loss", "final loss", _last("loss_name"), None, figures, _NO_RESULT, LOWER),
+            lambda row: row.no_cost or (_NO_PRICE if row.price_per_hour is None else _not_timed(row))),
+    Measure("final_loss", "final loss", _last("loss_name"), None, figures, _NO_RESULT),
     Measure("final_accuracy", "final accuracy", _last("accuracy_name"), None, "{:.4f}".format,
-            "the model reports no accuracy", HIGHER),
+            "the model reports no accuracy"),
     _of_images("fid", "FID"),
     _of_images("coverage", "coverage"),
-    Measure("peak_memory_gib", "peak memory GiB", _result("peak_memory_gib"), largest, figures, _NO_RESULT, LOWER),
+    Measure("peak_memory_gib", "peak memory GiB", _result("peak_memory_gib"), largest, figures, _NO_RESULT),
     Measure("peak_gpu_memory_gib", "peak GPU memory GiB", lambda run: run.gpu_memory_gib, largest, figures,
-            f"{STATS} contains no GPU memory", LOWER),
+            f"{STATS} contains no GPU memory"),
     Measure("loss_name", "", lambda row: row.first_name(LOSSES, all)),
     Measure("accuracy_name", "", lambda row: row.first_name(ACCURACIES, any)),
     Measure("images", "", lambda run: _product(run.steps, _info("data", "examples_per_step")(run)), common),
@@ -391,9 +388,12 @@ def figures_of(tier: Mapping[str, Any]) -> dict[str, float]:
 
 
 def best(rows: Sequence[TierSummary], key: str) -> TierSummary:
-    """Returns the tier with the best value of a measure, the first of equal ones; all `rows` must have a value."""
+    """Returns the tier with the lowest cost, or the highest value of another measure, the first of equal ones.
+
+    All `rows` must have a value.
+    """
     values = {row.tier: getattr(row.values[key], "median", row.values[key]) for row in rows}
-    return (min if _BY_KEY[key].better == LOWER else max)(rows, key=lambda row: values[row.tier])
+    return (min if key.startswith("cost") else max)(rows, key=lambda row: values[row.tier])
 
 
 def in_units(text: str, rows: Sequence[TierSummary]) -> str:
