@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from deploy.api.keywords import read_call
-from deploy.api.submit import order_of
+from deploy.api.submit import NOTHING_SENT, order_of
 from deploy.base.console import printed_on, say
 from deploy.base.options import Value, option, options_of, read_prices
 from deploy.comparison.directory import any_begun
@@ -121,8 +121,8 @@ def compare_by_options(
     runs = request.resolve()
     runner = VertexRunner(order_of(asked, program), session, dry_run=dry_run) if vertex else LocalRunner()
     if dry_run:
-        if not announce(request, runs, out, runner):
-            say(f"nothing to submit: all runs in {out} are done")
+        missing = announce(request, runs, out, runner)
+        say(NOTHING_SENT if missing else f"nothing to submit: all runs in {out} are done")
         return Comparison(out, DONE, [], [], [])
     code = run_comparison(request, runs, out, runner, asked.parallel or (len(request.runs()) if vertex else 1))
     if any_begun(out):

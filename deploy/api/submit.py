@@ -11,7 +11,7 @@ from typing import TextIO
 from deploy.api.keywords import read_call
 from deploy.base.console import printed_on, say
 from deploy.base.options import Value, option, switch
-from deploy.job.cost import cost_confirmation, price_and_limit
+from deploy.job.cost import cost_confirmation, format_duration, price_and_limit
 from deploy.job.fallback import SubmittedJob
 from deploy.job.job import Job, Program, job_of, workload_on
 from deploy.job.ledger import Submission
@@ -33,8 +33,10 @@ from deploy.platform.model_registry import checked_name, serving_image
 from deploy.tiers.gcp_config import NoMachines, needed_project, read_gcp_config, regions_in
 from deploy.tiers.tier import Tier, load_tier, machine_tier, one_machine
 from trainer.base.errors import UserError, refuse
+from trainer.base.limit_watch import LIMITS, read_limits
 from trainer.base.run_files.job_files import GPU_CHECK
 
+NOTHING_SENT = "nothing was sent: the same command without --dry_run checks login, bucket, data and quota, and sends it"
 # Flags after which nobody follows the job, so that no other tier or region can be tried, and why, for the error.
 _WHY_ONE_PLACE = {
     "detach": "whether it has machines is known only later", "spec": "a spec has one job", "out": "a spec has one job",
@@ -216,6 +218,15 @@ def describe(jobs: Sequence[Job]) -> list[str]:
         lines += [*ships, f"{names}, in {job.gcp.bucket}/packages"] if job.packages else []
     lines += [f"writes to {job.output}" for job in jobs]
     lines += [f"{job.tier.name}: {price_and_limit(job.tier)}" for job in jobs]
+    for job in jobs:
+        if job.tier.strategy == "SPOT":
+            lines.append("Google may take SPOT machines away: the job then starts again, from its newest checkpoint")
+        stop = read_limits({LIMITS: job.order.limits or "{}"})
+        if stop.idle_s:
+            lines.append(f"{job.tier.name}: ends itself if all GPUs are idle for {format_duration(stop.idle_s)}")
+        if stop.over_s:
+            times = f"{stop.factor:g} times the upper end of its plan"
+            lines.append(f"{job.tier.name}: saves and ends itself after {format_duration(stop.over_s)}, {times}")
     limits = [job.tier.most_usd for job in jobs]
     if len(jobs) > 1 and None not in limits:
         lines.append(

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 
 from deploy.api.keywords import command_line
-from deploy.api.submit import SubmitOptions, prepare
+from deploy.api.submit import NOTHING_SENT, SubmitOptions, prepare
 from deploy.base.console import forget_stdout, say
 from deploy.base.options import parsed
 from deploy.cli.parsing import USUAL, parse_program, parser, write_document
@@ -67,8 +67,7 @@ def run(submission: SubmittedJob, flags: argparse.Namespace, verb: str) -> int:
     say(*submission.about)
     if flags.dry_run:
         asked = submission.confirmation().lines()
-        say(*asked, "nothing was sent: the same command without --dry_run checks login, bucket, data and quota, and "
-                    "sends it")  # fmt: skip
+        say(*asked, NOTHING_SENT)
         _write_requests(submission, flags, verb, [*submission.about, *asked])
         return DONE
     with on_signals(signal.default_int_handler, signal.SIGTERM):  # as Ctrl-C

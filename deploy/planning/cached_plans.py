@@ -8,6 +8,7 @@ from deploy.base.console import run_program, say
 from deploy.job.job import Job
 from deploy.job.workload import Order, Training, Workload
 from deploy.planning.forecast import PricedEstimate, forecast
+from deploy.planning.recommendations import time_of
 from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE, MemoryOption, fit_on
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import STRATEGIES, Tier
@@ -79,7 +80,7 @@ def cost_lines(jobs: Iterable[Job]) -> list[str]:
         tier, priced = job.tier, estimate(job)
         if priced and tier.most_usd is not None:
             max_cost, usd = job.order.asked.max_cost, priced.usd.text("{:.2f}".format, " USD")
-            line = f"its plan estimates {usd} as {STRATEGIES[tier.strategy]}, {priced.hours.text(unit=' hours')}"
+            line = f"its plan estimates {usd} as {STRATEGIES[tier.strategy]}, {time_of(priced)}"
             if priced.usd.middle > tier.most_usd:
                 # --max_cost sets a timeout of whole seconds, whose cost is lower by less than the price of a second.
                 second = priced.usd_per_hour / 3600

@@ -206,8 +206,8 @@ def _final_losses(rows: Sequence[TierSummary]) -> Iterator[str]:
             differing.append(
                 f"Different final losses: {row.loss_name} {figures(row.final_loss)} on {row.tier}, "
                 f"{figures(first.final_loss)} on {first.tier}: "
-                "rounding alone can do that in a short run; if the training differs, which `python -m trainer.check` "
-                "tells, the speeds are not comparable."
+                "rounding alone can do that in a short run, and then not with --precision=float64; if the training "
+                "differs, which `python -m trainer.check` tells, the speeds are not comparable."
             )
     yield from differing
     if not differing:

@@ -76,13 +76,14 @@ def test_a_dry_run_sums_over_tiers_and_repeats_and_submits_nothing(
         (JOB_CONFIGS / "cpu.yaml").read_text().replace("machineType: n1-standard-8", f"machineType: {gb200}")
     )
     flags = ["--repeats=3", "--dry_run", "--price_per_hour=l4x1=2"]
-    _, one, two, memory, together = command("l4x1", "l4x2", *flags, "--max_cost=6").splitlines()
+    _, one, two, memory, together, end = command("l4x1", "l4x2", *flags, "--max_cost=6").splitlines()
     assert memory.startswith("l4x1, l4x2: whether it fits the memory is not known: --plan measures it")
     assert (cloud.requests, (tmp_path / "out").exists()) == ([], False)
     assert one.startswith("l4x1: 3 jobs, each on g2-standard-12 + 1 x NVIDIA_L4 in us-central1: 2.00 USD an hour, ")
     assert one.endswith(" 6.00 USD at most, until its timeout of 3:00:00")
     assert " (estimate of " in two
     assert together == "all jobs together: 36.00 USD at most"
+    assert end.startswith("nothing was sent: ")
     shown = command("l4x1", str(unpriced), *flags)
     unknown = "the price of a4x-highgpu-4g + 4 x NVIDIA_GB200 is not known (--prices=FILE)"
     assert f"unpriced: 3 jobs, each on a4x-highgpu-4g + 4 x NVIDIA_GB200 in us-central1: {unknown}" in shown
