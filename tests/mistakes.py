@@ -34,20 +34,6 @@ def in_layer(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return model
 
 
-class _Step(models.Steps):
-    """Calls one of the functions below in its train_step."""
-
-    def __init__(self, loss: Any) -> None:
-        super().__init__()
-        self.loss_of = loss
-
-    def get_config(self) -> dict[str, Any]:
-        return {}
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        return {"loss": self.loss_of(data[0])}
-
-
 @tf.function
 def _rewritten(images: Any) -> Any:
     total = 0.0
@@ -57,7 +43,7 @@ def _rewritten(images: Any) -> Any:
 
 
 def in_graph(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return _Step(_rewritten)
+    return models.Steps(lambda step, data: _rewritten(data[0]))
 
 
 def _of_numpy(images: Any) -> Any:
@@ -65,7 +51,7 @@ def _of_numpy(images: Any) -> Any:
 
 
 def in_python_function(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return _Step(lambda images: tf.reduce_mean(tf.numpy_function(_of_numpy, [images], tf.float32)))
+    return models.Steps(lambda step, data: tf.reduce_mean(tf.numpy_function(_of_numpy, data[:1], tf.float32)))
 
 
 def _checked(images: Any) -> Any:
@@ -74,7 +60,7 @@ def _checked(images: Any) -> Any:
 
 
 def in_operation(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return _Step(_checked)
+    return models.Steps(lambda step, data: _checked(data[0]))
 
 
 def in_data(config: TrainConfig) -> Dataset:
@@ -99,14 +85,8 @@ class Misread(models.Subclassed):
         return {"width": self.width}  # in_get_config
 
 
-def _built(model: keras.Model, dataset: Dataset) -> keras.Model:
-    model(tf.zeros((1, *dataset.image_shape)))
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
-
-
 def in_get_config(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return _built(Misread(), dataset)
+    return models.called(Misread(), dataset)
 
 
 def stops_on_what_is_not_evaluated() -> list[keras.callbacks.Callback]:
@@ -117,7 +97,7 @@ AT_IMPORT = keras.Sequential([keras.Input((16, 16, 1)), keras.layers.Flatten(), 
 
 
 def at_import(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return _built(AT_IMPORT, dataset)
+    return models.called(AT_IMPORT, dataset)
 
 
 def numbers_to_7(config: TrainConfig) -> list[Any]:
@@ -129,13 +109,9 @@ def numbers_to_7(config: TrainConfig) -> list[Any]:
 
 def embeds(config: TrainConfig, dataset: Dataset) -> keras.Model:
     layers = [keras.layers.Embedding(5, 2), keras.layers.Flatten(), keras.layers.Dense(8)]
-    model = keras.Sequential([keras.Input((1,), dtype="int32"), *layers])
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
+    return models.compiled(keras.Sequential([keras.Input((1,), dtype="int32"), *layers]))
 
 
 def measures_top_5(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Has a metric that TensorFlow does not compute in float64."""
-    model = models.classifier(config, dataset)
-    model.compile("sgd", model.loss, metrics=[keras.metrics.SparseTopKCategoricalAccuracy(5)])
-    return model
+    return models.compiled(models.classifier(config, dataset), metrics=[keras.metrics.SparseTopKCategoricalAccuracy(5)])

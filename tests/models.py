@@ -18,8 +18,12 @@ from trainer.training.checkpoint import variables_of
 def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Returns a stock compiled Keras classifier."""
     model = _network(dataset, keras.layers.Dense(16, activation="relu"), classes=len(dataset.class_names))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(config.learning_rate), loss=loss, metrics=["accuracy"])
+    return compiled(model, keras.optimizers.Adam(config.learning_rate), metrics=["accuracy"])
+
+
+def compiled(model: keras.Model, optimizer: Any = "adam", **given: Any) -> keras.Model:
+    """Compiles a classifier that returns logits."""
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), **given)
     return model
 
 
@@ -30,45 +34,36 @@ def _network(dataset: Dataset, *hidden: keras.layers.Layer, classes: int = 10) -
 
 def measured_by_iou(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Returns the same with a metric that is not a mean over examples."""
-    model, classes = classifier(config, dataset), len(dataset.class_names)
-    iou = keras.metrics.MeanIoU(classes, sparse_y_pred=False, name="iou")
-    model.compile(keras.optimizers.Adam(1e-2), loss=model.loss, metrics=["accuracy", iou])
-    return model
+    iou = keras.metrics.MeanIoU(len(dataset.class_names), sparse_y_pred=False, name="iou")
+    return compiled(classifier(config, dataset), keras.optimizers.Adam(1e-2), metrics=["accuracy", iou])
 
 
 class Steps(keras.Model):
-    """Can be exported: a subclass has its own train_step."""
+    """Returns `loss(number of the step, from 1, its data)` as the loss of a step, and can be exported."""
 
-    def __init__(self) -> None:
+    def __init__(self, loss: Any) -> None:
         super().__init__(name="steps")
         self.count = self.add_weight(shape=(), initializer="zeros", dtype="float32", name="count")
-        self.built = True
+        self.loss_of, self.built = loss, True
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
 
     def call(self, images: Any) -> Any:
         return images
 
-
-class _Failing(Steps):
-    """train_step returns a loss that becomes NaN at step 3 (counted from 1)."""
-
     def train_step(self, data: Any) -> dict[str, Any]:
-        self.count.assign_add(1.0)
-        return {"loss": tf.where(self.count.value >= 3.0, np.nan, 1.0)}
+        return {"loss": self.loss_of(self.count.assign_add(1.0), data)}
 
 
 def failing(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return _Failing()
-
-
-class _Hungry(Steps):
-    def train_step(self, data: Any) -> dict[str, Any]:
-        side = tf.reduce_sum(data[1]) * 0 + 400_000_000
-        return {"loss": tf.reduce_sum(tf.random.uniform((side, side)))}
+    return Steps(lambda step, data: tf.where(step >= 3.0, np.nan, 1.0))
 
 
 def hungry(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Asks for 640,000 TB, more than any machine can address."""
-    return _Hungry()
+    side = 400_000_000
+    return Steps(lambda step, data: tf.reduce_sum(tf.random.uniform([side + tf.reduce_sum(data[1]) * 0] * 2)))
 
 
 def not_a_model(config: TrainConfig, dataset: Dataset) -> str:
@@ -164,22 +159,14 @@ def mean_loss(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return _MeanLoss(dataset)
 
 
-def _classifier_with(dataset: Dataset, layer: keras.layers.Layer) -> keras.Model:
-    model = _network(dataset, keras.layers.Dense(8), layer)
-    model.compile("adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
-
-
 def own_batch_norm(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return _classifier_with(dataset, keras.layers.BatchNormalization())
+    return compiled(_network(dataset, keras.layers.Dense(8), keras.layers.BatchNormalization()))
 
 
 def mixed_rows(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Returns a classifier that mixes the images of a batch, which no replica can do alone."""
     layers = [keras.layers.MixUp(), keras.layers.Flatten(), keras.layers.Dense(10)]
-    model = keras.Sequential([keras.Input(dataset.image_shape), *layers])
-    model.compile("adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
+    return compiled(keras.Sequential([keras.Input(dataset.image_shape), *layers]))
 
 
 class Tower(keras.layers.Layer):
@@ -225,9 +212,7 @@ class Stock(keras.Model):
 def stock_layers(config: TrainConfig, dataset: Dataset) -> keras.Model:
     model = Stock(len(dataset.class_names))
     model(tf.zeros((1, *dataset.image_shape)))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(config.learning_rate), loss=loss, metrics=["accuracy"])
-    return model
+    return compiled(model, keras.optimizers.Adam(config.learning_rate), metrics=["accuracy"])
 
 
 class Subclassed(keras.Model):
@@ -239,11 +224,14 @@ class Subclassed(keras.Model):
         return self.dense(tf.reshape(images, (tf.shape(images)[0], 16 * 16)) / 255)
 
 
-def subclassed(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    model = Subclassed()
+def called(model: keras.Model, dataset: Dataset) -> keras.Model:
+    """Builds a classifier by calling it, and compiles it."""
     model(tf.zeros((1, *dataset.image_shape)))
-    model.compile("adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
+    return compiled(model)
+
+
+def subclassed(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return called(Subclassed(), dataset)
 
 
 class Diverging(keras.Sequential):

@@ -42,7 +42,7 @@ def more(config: TrainConfig, *, rows: int = 11, columns: int = 4, parts: Litera
 
 def words(config: TrainConfig) -> Any:
     """Returns texts where the model takes numbers."""
-    return np.full((11, 4), "word")
+    return np.full((ROWS, 4), "word")
 
 
 class Rows:
@@ -139,23 +139,22 @@ def inputs_alone(config: TrainConfig) -> Any:
     return _table()[0]
 
 
+def _and_first(x: Any, y: Any) -> Any:
+    """Returns the rows for training, and the first 21 of them for evaluation."""
+    return (x, y), tf.nest.map_structure(lambda part: part[:21], (x, y))
+
+
 def masks(config: TrainConfig) -> Any:
     images = np.random.default_rng(0).integers(0, 256, (ROWS, 8, 8, 3), np.uint8)
-    return (images, (images[..., :1] > 128).astype("int32")), (
-        images[:20],
-        (images[:20, ..., :1] > 128).astype("int32"),
-    )
+    return _and_first(images, (images[..., :1] > 128).astype("int32"))
 
 
 def several_labels(config: TrainConfig) -> Any:
-    x = _table()[0]
-    return (x, (x > 0).astype("int32")), (x[:21], (x[:21] > 0).astype("int32"))
+    return _and_first(inputs_alone(config), (inputs_alone(config) > 0).astype("int32"))
 
 
 def classes(config: TrainConfig) -> Any:
-    x = _table()[0]
-    y = np.argmax(x, axis=1)[:, None]
-    return (x, y), (x[:21], y[:21])
+    return _and_first(inputs_alone(config), np.argmax(inputs_alone(config), axis=1)[:, None])
 
 
 def weighted_classes(config: TrainConfig) -> Any:
@@ -171,34 +170,31 @@ def tokens(config: TrainConfig) -> Any:
 # What must be refused.
 
 
-class _Breaks(Rows):
+class _Read(Rows):
+    """Has rows that `change` makes of a number and a row."""
+
+    def __init__(self, change: Any) -> None:
+        super().__init__(*_table()[:2])
+        self.change = change
+
     def __getitem__(self, row: int) -> Any:
-        if row == 7:
-            raise KeyError("no such sample")
-        return super().__getitem__(row)
+        return self.change(row, *super().__getitem__(row))
 
 
 def breaks_at_7(config: TrainConfig) -> Any:
-    return _Breaks(*_table())
-
-
-class _Ragged(Rows):
-    def __getitem__(self, row: int) -> Any:
-        x, y = super().__getitem__(row)
-        return x[: 3 + (row < 40)], y
+    return _Read(lambda row, x, y: (x, ([y] * 7)[row]))
 
 
 def ragged_rows(config: TrainConfig) -> Any:
-    return _Ragged(*_table()[:2])
+    return _Read(lambda row, x, y: (x[: 3 + (row < 40)], y))
+
+
+def moody_rows(config: TrainConfig) -> Any:
+    return _Read(lambda row, x, y: (x + np.random.normal(size=4), y))
 
 
 def nan_inputs(config: TrainConfig) -> Any:
-    x, y, _ = _table()
-    return np.where(np.arange(ROWS)[:, None] == 5, np.nan, x), y
-
-
-def strings(config: TrainConfig) -> Any:
-    return np.array([["a"], ["b"]] * 25), np.zeros(50)
+    return np.where(np.arange(ROWS)[:, None] == 5, np.nan, inputs_alone(config)), np.zeros(ROWS)
 
 
 def sentences(config: TrainConfig) -> Any:
@@ -209,8 +205,8 @@ def sentences(config: TrainConfig) -> Any:
 
 def colours(config: TrainConfig, *, palette: str = "red green blue") -> Any:
     """Returns text and a number of its own for each, as examples and for evaluation."""
-    x = np.array(palette.split() * 16)
-    return (x, np.array([float(len(each)) for each in x])), (x, np.array([float(len(each)) for each in x]))
+    pairs = (np.array(palette.split() * 16), np.array([float(len(name)) for name in palette.split() * 16]))
+    return pairs, pairs
 
 
 def colour_model(config: TrainConfig, dataset: Dataset, *, palette: str = "red green blue") -> keras.Model:
@@ -222,16 +218,6 @@ def colour_model(config: TrainConfig, dataset: Dataset, *, palette: str = "red g
         keras.layers.Dense(1),
     ]
     return _compiled(keras.Sequential(layers), config, loss="mse")
-
-
-class _Moody(Rows):
-    def __getitem__(self, row: int) -> Any:
-        x, y = super().__getitem__(row)
-        return x + np.random.normal(size=4), y
-
-
-def moody_rows(config: TrainConfig) -> Any:
-    return _Moody(*_table()[:2])
 
 
 def unseeded(config: TrainConfig) -> Any:
@@ -257,9 +243,14 @@ def _compiled(model: keras.Model, config: TrainConfig, **given: Any) -> keras.Mo
     return model
 
 
+def _chain(config: TrainConfig, dataset: Dataset, *layers: Any, **given: Any) -> keras.Model:
+    """Returns a compiled model of these layers on the data's x."""
+    return _compiled(keras.Sequential([keras.Input(dataset.spec[0].shape), *layers]), config, **given)
+
+
 def regression(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    layers = [keras.Input(dataset.spec[0].shape), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)]
-    return _compiled(keras.Sequential(layers), config, loss="mse", metrics=["mae"], weighted_metrics=["mape"])
+    layers = keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)
+    return _chain(config, dataset, *layers, loss="mse", metrics=["mae"], weighted_metrics=["mape"])
 
 
 def stateful(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -273,14 +264,11 @@ def stateful(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 def regularized(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Has every kind of loss beside that of compile()."""
-    layers = [
-        keras.Input(dataset.spec[0].shape),
-        keras.layers.Dense(
-            8, "tanh", kernel_regularizer=keras.regularizers.L2(1e-2), bias_regularizer=keras.regularizers.L1L2(1e-2)
-        ),
-        keras.layers.Dense(1, kernel_regularizer="l2", activity_regularizer="l2"),
-    ]
-    return _compiled(keras.Sequential(layers), config, loss="mse", metrics=["mae"])
+    hidden = keras.layers.Dense(
+        8, "tanh", kernel_regularizer=keras.regularizers.L2(1e-2), bias_regularizer=keras.regularizers.L1L2(1e-2)
+    )
+    last = keras.layers.Dense(1, kernel_regularizer="l2", activity_regularizer="l2")
+    return _chain(config, dataset, hidden, last, loss="mse", metrics=["mae"])
 
 
 def uncompiled(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -288,13 +276,12 @@ def uncompiled(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 
 def without_loss(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return _compiled(uncompiled(config, dataset), config, metrics=["mae"])
+    return _chain(config, dataset, keras.layers.Dense(1), metrics=["mae"])
 
 
 def penalty_alone(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Has no loss in compile(), but one of a layer, as a model trained by add_loss."""
-    layers = [keras.Input(dataset.spec[0].shape), keras.layers.Dense(1, activity_regularizer="l2")]
-    return _compiled(keras.Sequential(layers), config)
+    return _chain(config, dataset, keras.layers.Dense(1, activity_regularizer="l2"))
 
 
 def by_weight(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -305,8 +292,7 @@ def by_weight(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 
 def summed(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    model = regression(config, dataset)
-    return _compiled(model, config, loss=keras.losses.MeanSquaredError(reduction="sum"))
+    return _compiled(regression(config, dataset), config, loss=keras.losses.MeanSquaredError(reduction="sum"))
 
 
 def scalar_loss(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -333,23 +319,20 @@ def two_outputs(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 
 def segmenter(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    layers = [
-        keras.Input(dataset.spec[0].shape), keras.layers.Rescaling(1 / 255),
-        keras.layers.Conv2D(4, 3, padding="same", activation="relu"), keras.layers.Conv2D(1, 1, activation="sigmoid"),
-    ]  # fmt: skip
-    iou = keras.metrics.BinaryIoU(name="iou")
-    return _compiled(keras.Sequential(layers), config, loss="binary_crossentropy", metrics=["accuracy", iou])
+    hidden = keras.layers.Conv2D(4, 3, padding="same", activation="relu")
+    layers = keras.layers.Rescaling(1 / 255), hidden, keras.layers.Conv2D(1, 1, activation="sigmoid")
+    metrics = ["accuracy", keras.metrics.BinaryIoU(name="iou")]
+    return _chain(config, dataset, *layers, loss="binary_crossentropy", metrics=metrics)
 
 
 def multi_label(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    layers = [keras.Input(dataset.spec[0].shape), keras.layers.Dense(4, activation="sigmoid")]
     metrics = ["accuracy", "auc", keras.metrics.F1Score(threshold=0.5)]  # the last has a number for each label
-    return _compiled(keras.Sequential(layers), config, loss="binary_crossentropy", metrics=metrics)
+    return _chain(config, dataset, keras.layers.Dense(4, "sigmoid"), loss="binary_crossentropy", metrics=metrics)
 
 
 def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    layers = [keras.Input(dataset.spec[0].shape), keras.layers.Dense(4, activation="softmax")]
-    return _compiled(keras.Sequential(layers), config, loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    last = keras.layers.Dense(4, activation="softmax")
+    return _chain(config, dataset, last, loss="sparse_categorical_crossentropy", metrics=["accuracy"])
 
 
 def masked_text(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -377,24 +360,16 @@ def next_tokens(config: TrainConfig) -> Any:
     return x, np.roll(x, -1, axis=1)
 
 
-class Autoencoder(keras.Model):
+class Autoencoder(keras.Sequential):
     """Has a compute_loss, a test_step and a loss tracker of its own; test_step returns a plain value too."""
 
-    def __init__(self, config: TrainConfig, width: int) -> None:
-        super().__init__()
-        self.network = keras.Sequential([keras.Input((width,)), keras.layers.Dense(2), keras.layers.Dense(width)])
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.tracker = keras.metrics.Mean(name="loss")
-        self.compile(keras.optimizers.Adam(config.learning_rate))
 
     @property
     def metrics(self) -> list[Any]:
         return [self.tracker]
-
-    def call(self, x: Any) -> Any:
-        return self.network(x)
-
-    def get_config(self) -> dict[str, Any]:
-        return {}
 
     def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, **given: Any) -> Any:
         return keras.ops.mean(keras.ops.square(y_pred - x))
@@ -406,22 +381,21 @@ class Autoencoder(keras.Model):
 
 
 def autoencoder(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return Autoencoder(config, dataset.spec[0].shape[0])
+    layers = [keras.Input((4,)), keras.layers.Dense(2), keras.layers.Dense(4)]
+    return _compiled(Autoencoder(layers), config)
 
 
 def too_large_labels(config: TrainConfig) -> Any:
-    x = _table()[0]
-    return x, np.arange(ROWS) % 5
+    return inputs_alone(config), np.arange(ROWS) % 5
 
 
 def flat_classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    layers = [keras.Input(dataset.spec[0].shape), keras.layers.Flatten(), keras.layers.Dense(4, activation="softmax")]
-    return _compiled(keras.Sequential(layers), config, loss="categorical_crossentropy")
+    layers = keras.layers.Flatten(), keras.layers.Dense(4, activation="softmax")
+    return _chain(config, dataset, *layers, loss="categorical_crossentropy")
 
 
 def named_pair(config: TrainConfig) -> Any:
-    x, y = named_inputs(config)
-    return (x, y), tuple(tf.nest.map_structure(lambda leaf: leaf[:21], part) for part in (x, y))
+    return _and_first(*named_inputs(config))
 
 
 class _Largest(keras.metrics.Metric):

@@ -169,7 +169,7 @@ def test_x_of_another_shape_than_the_models_input_is_told() -> None:
 
 def test_text_for_a_model_is_said_to_make_gpus_wait(monkeypatch: Patch, caplog: Log) -> None:
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind])
-    config = settings("strings", "bag_of_words")
+    config = settings("sentences", "bag_of_words")
     build_model(config, loaded(config))
     assert "GPUs have no kernel (RaggedTensorToTensor): they wait in each step; call its" in caplog.text
 
@@ -260,7 +260,7 @@ def test_losses_of_layers_are_enough_to_train_on() -> None:
 
 
 @pytest.mark.parametrize(("model", "data", "line"), [
-    ("regression", "strings", "x holds text, but no input of the model has dtype='string': turn text into"),
+    ("regression", "words", "x holds text, but no input of the model has dtype='string': turn text into"),
     ("uncompiled", "arrays", "it is not compiled and has no train_step of its own: call model.compile("),
     ("without_loss", "arrays", "there is no loss to train on: pass loss=… to its compile()"),
     ("flat_classifier", "masks", "its loss or metrics do not fit"),
