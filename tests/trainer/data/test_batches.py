@@ -82,13 +82,6 @@ def test_replicas_take_their_rows_of_the_same_global_batch(replicas: int) -> Non
         assert np.array_equal(np.concatenate(labels.numpy(), axis=1), expected)
 
 
-def test_a_worker_begins_at_its_first_row() -> None:
-    schedule = Schedule(examples=40, global_batch_size=8, batches_per_step=1, seed=5)
-    second_of_two = Cluster(("a:1", "b:1"), index=1)
-    (images, _), *_ = batches(numbered(40), schedule, part_of(second_of_two, replicas=2, rows=2)).take(1)
-    assert np.array_equal(images.numpy().ravel(), order(schedule, 0, 1)[0][0, 4:])
-
-
 @pytest.mark.parametrize("kind", ["arrays", "held back", "sequence", "files"])
 def test_rows_of_several_steps_come_together(kind: str) -> None:
     """From any multiple of their number on, whatever the data are."""
@@ -112,10 +105,6 @@ class WithoutArrays(Examples):
 
     def gather(self, rows: Any) -> Any:
         return self._inner.gather(rows)
-
-
-def text_of(image: Any, label: Any) -> Any:
-    return image, tf.strings.as_string(label)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -155,7 +144,9 @@ def test_a_step_of_rows_copied_ahead_has_the_same_bits(replicas: int) -> None:
 
 def test_text_stays_on_the_host() -> None:
     part = Replicas(tf.distribute.get_strategy(), ("CPU:1",), 8, 8)
-    steps = batches(numbered(40), Schedule(40, 8, 1, 5), part).map(text_of)
+    steps = batches(numbered(40), Schedule(40, 8, 1, 5), part).map(
+        lambda image, label: (image, tf.strings.as_string(label))
+    )
     images, texts = next(copied_ahead(steps, part))
     assert images.device[-5:] == texts.device[-5:] == "CPU:0"
 
@@ -181,33 +172,32 @@ def test_arrays_that_do_not_fit_are_refused(images: Any, labels: Any, line: str)
         Arrays(images, labels)
 
 
-def few(config: TrainConfig) -> Dataset:
-    return Dataset("few", Arrays(np.zeros((3, config.image_size, config.image_size, 1), np.uint8)))
+def of_images(count: int, size: int) -> Dataset:
+    return Dataset("own", Arrays(np.zeros((count, size, size, 1), np.uint8)))
 
 
-def wrong_size(config: TrainConfig) -> Dataset:
-    return Dataset("wrong", Arrays(np.zeros((99, 5, 5, 1), np.uint8)))
+@pytest.mark.parametrize(("returned", "line"), [
+    (of_images(3, 32), "3 examples are fewer than global_batch_size=64"),
+    (of_images(99, 5), "images are (5, 5, 1), but the settings require (32, 32, 1)"),
+    (3, "it returned int"),
+    (Dataset("own", range(5)),  # type: ignore[arg-type]
+     "its Dataset holds range: derive the class from Examples of trainer.data.dataset, or use"),
+], ids=["few", "wrong size", "no dataset", "strange class"])  # fmt: skip
+def test_a_users_own_source_that_does_not_fit_is_refused(
+    returned: Any, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "returned", lambda config: returned)
+    with refused(line):
+        load_dataset(TrainConfig(data=f"{__name__}:returned"))
 
 
-def of_a_strange_class(config: TrainConfig) -> Dataset:
-    return Dataset("strange", range(5))  # type: ignore[arg-type]
-
-
-def not_a_dataset(config: TrainConfig) -> int:
-    return 3
-
-
-@pytest.mark.parametrize(("function", "line"), [
-    ("few", "3 examples are fewer than global_batch_size=64"),
-    ("wrong_size", "images are (5, 5, 1), but the settings require (32, 32, 1)"),
-    ("not_a_dataset", "it returned int"),
-    ("of_a_strange_class", "its Dataset holds range: derive the class from Examples of trainer.data.dataset, or use"),
-    ("no_such_function", "has no function no_such_function"),
+@pytest.mark.parametrize(("data", "line"), [
+    (f"{__name__}:no_such_function", "has no function no_such_function"),
     ("no_such_package.data:load", "cannot import no_such_package"),
 ])  # fmt: skip
-def test_a_users_own_source_that_does_not_fit_is_refused(function: str, line: str) -> None:
+def test_a_function_that_is_not_there_is_named(data: str, line: str) -> None:
     with refused(line):
-        load_dataset(TrainConfig(data=function if ":" in function else f"{__name__}:{function}"))
+        load_dataset(TrainConfig(data=data))
 
 
 @pytest.mark.parametrize("kind", [UserError, PlatformFault])

@@ -115,32 +115,21 @@ def test_a_source_may_supply_its_fingerprint_and_examples_may_be_any_nest() -> N
     assert len(found["evaluation digest"]) == 32
 
 
-@pytest.fixture
-def resumed(small_config: Make, tmp_path: Path) -> tuple[Any, Any]:
-    """Returns what writes the data of a run, which has a checkpoint, and what resumes it."""
+def test_changed_data_end_a_resumed_run_or_are_accepted(small_config: Make, caplog: Log, tmp_path: Path) -> None:
     file = tmp_path / "data.npz"
     flags = ["--image_size=8", "--model=mlp", f"--data={file}", "--data_memory_mib=1"]
 
-    def write(count: int, level: int = 1) -> None:
-        labels = np.arange(count) % 2
-        np.savez(file, images=np.full((count, 8, 8), level, np.uint8), labels=labels)
+    def write(count: int, level: int) -> None:
+        np.savez(file, images=np.full((count, 8, 8), level, np.uint8), labels=np.arange(count) % 2)
 
-    def again(*more: str) -> Path:
-        return run(small_config(*flags, *more))
-
-    write(32)
-    again()
-    return write, again
-
-
-def test_changed_data_end_a_resumed_run_or_are_accepted(resumed: Any, caplog: Log, tmp_path: Path) -> None:
-    write, again = resumed
+    write(32, level=1)
+    run(small_config(*flags))
     assert read(tmp_path / "job" / "run.json")["data"]["files"]["files of data"] == 1
     write(32, level=2)
     with refused("have changed since this run began (sample of data: "):
-        again("--steps=6")
-    write(24)
-    again("--steps=6", "--data_changed=accept")
+        run(small_config(*flags, "--steps=6"))
+    write(24, level=1)
+    run(small_config(*flags, "--steps=6", "--data_changed=accept"))
     assert "the run goes on with other numbers" in caplog.text
     assert read(tmp_path / "job" / "run.json")["data"]["content"]["training examples"] == 24
 

@@ -1,6 +1,7 @@
 """Tests that every kind of data becomes the same dataset object, or one clear line if it does not fit."""
 
 import gzip
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,8 @@ from trainer.data.dataset import Arrays, Dataset
 from trainer.data.sources import load_dataset
 
 
-def load(data: Path | str, **settings: Any) -> Dataset:
+def load(data: Path | str, **settings: Any) -> Any:
     return load_dataset(TrainConfig(data=str(data), **{"image_size": 8, "global_batch_size": 1, **settings}))
-
-
-def arrays(part: Any) -> Arrays:
-    assert isinstance(part, Arrays)
-    return part
 
 
 def write_idx(path: Path, array: Any, kind: int = 8) -> None:
@@ -45,9 +41,8 @@ def test_idx_folder(tmp_path: Path, suffix: str) -> None:
     write_idx(tmp_path / f"t10k-images-idx3-ubyte{suffix}", levels(2))
     write_idx(tmp_path / f"t10k-labels-idx1-ubyte{suffix}", np.array([2, 0], np.uint8))
     dataset = load(tmp_path)
-    assert arrays(dataset.train).images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
-    assert arrays(dataset.train).labels is not None
-    assert arrays(dataset.evaluation).labels.tolist() == [2, 0]
+    assert dataset.train.images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
+    assert dataset.evaluation.labels.tolist() == [2, 0]
     assert dataset.class_names == ("0", "1", "2")
 
 
@@ -77,7 +72,7 @@ def test_npz_with_keras_names_and_column_labels(tmp_path: Path) -> None:
     file = tmp_path / "x.npz"
     np.savez(file, x_train=levels(4), y_train=np.array([[0], [1], [1], [0]]), x_test=levels(2), y_test=np.array([1, 0]))
     dataset = load(file)
-    assert arrays(dataset.train).labels.tolist() == [0, 1, 1, 0]
+    assert dataset.train.labels.tolist() == [0, 1, 1, 0]
     assert dataset.evaluation is not None
 
 
@@ -108,7 +103,7 @@ def test_labels_of_a_function_of_ones_own_become_class_numbers(monkeypatch: pyte
     dataset = load(own(monkeypatch, [0, 3], held=np.array([4, 1], np.uint64)))
     assert dataset.class_names == ("0", "1", "2", "3", "4")
     for part, labels in ((dataset.train, [0, 3]), (dataset.evaluation, [4, 1])):
-        found = arrays(part).labels
+        found = part.labels
         assert (found.tolist(), found.dtype) == (labels, np.int32)
 
 
@@ -149,9 +144,11 @@ def test_class_folders_below_train_and_val(tmp_path: Path, capsys: pytest.Captur
         ".heic": 2, ".txt": 1, "hidden": 1, "without a suffix": 1, ".png": 1, ".png beside train": 1,
     }  # fmt: skip
     assert dataset.class_names == ("blue", "red")
-    assert arrays(dataset.train).labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert dataset.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert dataset.evaluation.count == 4
-    assert arrays(dataset.train).images[3:, 4, 4].tolist() == [[250, 0, 0]] * 3
+    assert dataset.train.images[3:, 4, 4].tolist() == [[250, 0, 0]] * 3
+    with refused("already has an evaluation part (4 examples): drop the flag"):
+        load(tmp_path, channels=3, evaluation_fraction=0.5)
 
 
 def test_a_class_called_train_is_not_taken_for_the_whole(tmp_path: Path) -> None:
@@ -162,20 +159,6 @@ def test_a_class_called_train_is_not_taken_for_the_whole(tmp_path: Path) -> None
     for name in ("bus", "car"):
         (tmp_path / name / "0.png").unlink()
     assert load(tmp_path).train.count == 1
-
-
-def test_an_evaluation_part_and_a_fraction_contradict_each_other(tmp_path: Path) -> None:
-    for folder in ("train/a", "train/b", "val/a", "val/b"):
-        save(tmp_path / folder / "0.png", (1, 1, 1))
-    with pytest.raises(UserError, match="already has an evaluation part"):
-        load(tmp_path, evaluation_fraction=0.5)
-
-
-def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
-    for i in range(3):
-        save(tmp_path / f"{i}.png", (i, i, i))
-    dataset = load(tmp_path)
-    assert (dataset.train.count, dataset.train.labelled) == (3, False)
 
 
 @pytest.mark.parametrize(("files", "line"), [
@@ -199,14 +182,11 @@ def test_bad_images_stop_the_run_or_are_left_out(tmp_path: Path) -> None:
     for i in range(12):
         (tmp_path / f"bad{i:02d}.png").write_bytes(b"<html>")
     save(tmp_path / "good.png", (9, 9, 9))
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match="12 image files cannot be decoded") as caught:
         load(tmp_path)
-    assert "12 image files cannot be decoded" in str(caught.value)
-    assert "bad00.png" in str(caught.value)
-    assert "bad09.png" in str(caught.value)
-    assert "bad10.png" not in str(caught.value)
+    assert re.findall(r"bad\d\d", str(caught.value)) == [f"bad{number:02d}" for number in range(10)]
     dataset = load(tmp_path, skip_bad_images=True)
-    assert dataset.train.count == 1
+    assert (dataset.train.count, dataset.train.labelled) == (1, False)
     assert len(dataset.notes["skipped"]) == 12
 
 
@@ -243,8 +223,8 @@ def test_tfrecords(tmp_path: Path, image: str, label: str) -> None:
     write_tfrecord(tmp_path / "train-1.tfrecord.gz", [{image: png(9), label: 1}], "GZIP")
     write_tfrecord(tmp_path / "val.tfrecord", [{image: png(7), label: 0}])
     dataset = load(tmp_path)
-    assert arrays(dataset.train).images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 9]
-    assert arrays(dataset.train).labels.tolist() == [0, 1, 0, 1, 1]
+    assert dataset.train.images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 9]
+    assert dataset.train.labels.tolist() == [0, 1, 0, 1, 1]
     assert dataset.evaluation.count == 1
 
 
@@ -299,6 +279,4 @@ def test_keras_data_is_converted(monkeypatch: pytest.MonkeyPatch, name: str) -> 
 @pytest.mark.parametrize(("name", "classes"), [("mnist", 10), ("fashion-mnist", 10)])
 def test_the_real_files(name: str, classes: int) -> None:
     dataset = load(real_data(name), image_size=28)
-    assert (dataset.train.count, dataset.evaluation.count) == (60_000, 10_000)
-    assert len(dataset.class_names) == classes
-    assert dataset.train.image_shape == (28, 28, 1)
+    assert (dataset.train.count, dataset.evaluation.count, len(dataset.class_names)) == (60_000, 10_000, classes)

@@ -1,7 +1,6 @@
 """Tests the profiles of real runs, and when none is made."""
 
 import dataclasses
-import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -53,11 +52,6 @@ def trained(folder: Path, *flags: str) -> Path:
         run.save()
         run.checkpoints.wait()
     return folder
-
-
-def lines_of(folder: Path, kind: str) -> list[Any]:
-    lines = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == kind]
 
 
 def steps_in(folder: Path) -> list[set[int]]:

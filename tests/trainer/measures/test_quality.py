@@ -47,14 +47,15 @@ def test_only_models_with_a_loss_are_evaluated(caplog: pytest.LogCaptureFixture)
 
 @pytest.fixture(scope="module")
 def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_classifier(tmp_path_factory.mktemp("classifier"))
+
+
+def saved_classifier(folder: Path) -> Path:
     """Saves a classifier of 16-pixel digits."""
-    path = tmp_path_factory.mktemp("classifier") / "model.keras"
     keras.utils.set_random_seed(1)
-    images = keras.Input((16, 16, 1))
-    x = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(images))
-    x = keras.layers.Dense(8, activation="relu")(x)
-    keras.Model(images, keras.layers.Dense(10)(x)).save(path)
-    return path
+    hidden = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(8, activation="relu")]
+    keras.Sequential([keras.Input((16, 16, 1)), *hidden, keras.layers.Dense(10)]).save(folder / "model.keras")
+    return folder / "model.keras"
 
 
 def test_fid_does_not_depend_on_replicas_and_keeps_real_features(features: Path, monkeypatch: Patch) -> None:

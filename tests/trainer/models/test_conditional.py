@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tests.fixtures import Capture
 from tests.support import refused, run_job, run_steps, small
+from tests.trainer.measures.test_quality import saved_classifier
 from trainer import generate
 from trainer.base.run_files.job_files import read_result
 from trainer.base.settings.resolution import resolve
@@ -74,25 +75,12 @@ def test_data_without_class_names_are_refused_and_numbers_in_memory_are_not() ->
 
 
 @pytest.fixture(scope="module")
-def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Saves a classifier of 16-pixel digits."""
-    path = tmp_path_factory.mktemp("classifier") / "model.keras"
-    images = keras.Input((16, 16, 1))
-    x = keras.layers.Dense(4, activation="relu")(keras.layers.Flatten()(images))
-    keras.Model(images, keras.layers.Dense(10)(x)).save(path)
-    return path
-
-
-def whole_run(features: Path, folder: Path) -> TrainConfig:
-    quality = ["--fid_every_steps=2", "--fid_samples=40", f"--fid_features={features}"]
-    flags = ["--conditional", "--steps=4", "--steps_per_loop=1", "--checkpoint_every_steps=2", *quality]
-    return resolve([*SMALL, *flags, f"--job_dir={folder}"]).config
-
-
-@pytest.fixture(scope="module")
-def trained(features: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs a conditional GAN that measures FID."""
-    return run_job(whole_run(features, tmp_path_factory.mktemp("trained") / "job"))
+    folder = tmp_path_factory.mktemp("trained")
+    quality = ["--fid_every_steps=2", "--fid_samples=40", f"--fid_features={saved_classifier(folder)}"]
+    flags = ["--conditional", "--steps=4", "--steps_per_loop=1", "--checkpoint_every_steps=2", *quality]
+    return run_job(resolve([*SMALL, *flags, f"--job_dir={folder / 'job'}"]).config)
 
 
 def test_a_run_draws_a_class_a_row_and_measures_them(trained: Path) -> None:
