@@ -11,24 +11,24 @@ LATENT, CLASSES, SIZE = 128, 10, 28
 
 
 def discriminator_network() -> keras.Model:
-    model = keras.Sequential([keras.Input((SIZE, SIZE, 1 + CLASSES))])
-    for filters in (64, 128):
-        model.add(layers.Conv2D(filters, 3, strides=2, padding="same"))
-        model.add(layers.LeakyReLU(negative_slope=0.2))
-    model.add(layers.GlobalMaxPooling2D())
-    model.add(layers.Dense(1))
-    return model
+    blocks = [
+        layer for filters in (64, 128)
+        for layer in (layers.Conv2D(filters, 3, strides=2, padding="same"), layers.LeakyReLU(negative_slope=0.2))
+    ]  # fmt: skip
+    return keras.Sequential(
+        [keras.Input((SIZE, SIZE, 1 + CLASSES)), *blocks, layers.GlobalMaxPooling2D(), layers.Dense(1)]
+    )
 
 
 def generator_network() -> keras.Model:
     width = LATENT + CLASSES
-    model = keras.Sequential([keras.Input((width,)), layers.Dense(7 * 7 * width), layers.LeakyReLU(negative_slope=0.2)])
-    model.add(layers.Reshape((7, 7, width)))
-    for _ in range(2):
-        model.add(layers.Conv2DTranspose(128, 4, strides=2, padding="same"))
-        model.add(layers.LeakyReLU(negative_slope=0.2))
-    model.add(layers.Conv2D(1, 7, padding="same", activation="sigmoid"))
-    return model
+    first = [layers.Dense(7 * 7 * width), layers.LeakyReLU(negative_slope=0.2), layers.Reshape((7, 7, width))]
+    blocks = [
+        layer for _ in range(2)
+        for layer in (layers.Conv2DTranspose(128, 4, strides=2, padding="same"), layers.LeakyReLU(negative_slope=0.2))
+    ]  # fmt: skip
+    last = layers.Conv2D(1, 7, padding="same", activation="sigmoid")
+    return keras.Sequential([keras.Input((width,)), *first, *blocks, last])
 
 
 class ConditionalGAN(keras.Model):

@@ -15,7 +15,7 @@ from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.data.batches import batches
-from trainer.data.examples import Examples, Subset
+from trainer.data.examples import Examples
 from trainer.data.image_arrays import arrays_dataset, held_back
 from trainer.data.order import shuffled
 
@@ -112,11 +112,3 @@ def test_both_parts_of_a_split_have_each_row_once_for_arrays_and_for_other_examp
         assert np.array_equal(part.labels, np.sort(expected))
     with refused("leaves one side empty"):
         held_back(TrainConfig(evaluation_fraction=0.01), Made(10))
-
-
-def test_a_subset_is_trained_on_in_the_order_of_its_own_rows() -> None:
-    subset = Subset(Made(50), 3, 10, 40)
-    steps = batches(subset, Schedule(40, 10, 1, 3), part_of(Cluster(), 1, 10)).take(4)
-    rows = np.concatenate([part.numpy().ravel() for (part,) in steps])
-    assert sorted(rows) == sorted(subset.located(np.arange(40)))
-    assert list(rows) != sorted(rows)

@@ -115,20 +115,21 @@ def test_features_do_not_depend_on_precision(precision: str, features: Path, mon
         np.testing.assert_allclose(one[1], other[1], rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["nothing.keras", "text.keras"])
-def test_features_that_are_no_classifier_are_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / "text.keras").write_text("no model")
-    with pytest.raises(UserError, match=r"cannot be loaded \(.*: use a classifier of yours"):
-        Extractor(str(tmp_path / name), "none")
-
-
-def test_inception_without_weights_reports_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "line"), [
+    ("nothing.keras", "use a classifier of yours"),
+    ("text.keras", "use a classifier of yours"),
+    ("inception", "use its weights with --fid_weights=PATH"),
+])  # fmt: skip
+def test_a_network_that_cannot_be_loaded_says_what_to_do(
+    tmp_path: Path, name: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def offline(**given: object) -> None:
         raise OSError("Name or service not known")
 
     monkeypatch.setattr(keras.applications, "InceptionV3", offline)
-    with pytest.raises(UserError, match="--fid_weights=PATH"):
-        Extractor("inception", "imagenet")
+    (tmp_path / "text.keras").write_text("no model")
+    with pytest.raises(UserError, match=rf"cannot be loaded \(.*: {line}"):
+        Extractor(name if name == "inception" else str(tmp_path / name), "imagenet")
 
 
 @pytest.mark.slow  # it builds InceptionV3
