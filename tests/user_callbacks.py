@@ -119,13 +119,6 @@ class FloatOfAll(keras.callbacks.Callback):
         see("floats", float(optimizer.learning_rate), float(optimizer.iterations), *weights, *map(float, logs.values()))
 
 
-class AddsToLogs(keras.callbacks.Callback):
-    """Adds a value to those of the epoch, which later callbacks and the history have too."""
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        logs["gap"] = float(logs["val_loss"]) - float(logs["loss"])
-
-
 class BestInMemory(keras.callbacks.Callback):
     best = math.inf
 
@@ -165,7 +158,10 @@ def by_epoch() -> list[keras.callbacks.Callback]:
     return [
         keras.callbacks.ModelCheckpoint(str(FOLDER / "model.keras")), keras.callbacks.TerminateOnNaN(),
         keras.callbacks.ReduceLROnPlateau("loss", patience=1), keras.callbacks.EarlyStopping("loss"),
-        AddsToLogs(), BestInMemory(), OfEvaluation(),
+        keras.callbacks.LambdaCallback(  # a value that later callbacks and the history have too
+            on_epoch_end=lambda epoch, logs: logs.update(gap=float(logs["val_loss"]) - float(logs["loss"]))
+        ),
+        BestInMemory(), OfEvaluation(),
         keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: see("lambda_epoch", epoch)),
     ]  # fmt: skip
 

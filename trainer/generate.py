@@ -47,21 +47,21 @@ def main(arguments: Sequence[str]) -> int:
     return DONE
 
 
-def labels_of(asked: str, classes: int) -> list[int]:
+def labels_of(label: str, classes: int) -> list[int]:
     """Returns the classes that --label names, or all if it names none; [] for an unconditional generator.
 
     Raises UserError if the generator has no such class.
     """
     if not classes:
-        if asked:
-            raise UserError(f"label={asked}: this generator takes no labels: drop --label, or train with --conditional")
+        if label:
+            raise UserError(f"label={label}: this generator takes no labels: drop --label, or train with --conditional")
         return []
-    if asked in ("", "all"):
+    if label in ("", "all"):
         return [*range(classes)]
-    labels = [label.strip() for label in asked.split(",")]
-    if not all(label.isdecimal() and int(label) < classes for label in labels):
+    labels = [number.strip() for number in label.split(",")]
+    if not all(number.isdecimal() and int(number) < classes for number in labels):
         raise UserError(
-            f"label={asked}: this generator has {classes} classes: use a number from 0 to {classes - 1}, several with "
+            f"label={label}: this generator has {classes} classes: use a number from 0 to {classes - 1}, several with "
             "commas, or all"
         )
     return [*map(int, labels)]

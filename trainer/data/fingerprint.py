@@ -103,7 +103,7 @@ def content_of(dataset: Dataset, rows: bool) -> dict[str, Any]:
     return {**content, "classes": len(dataset.class_names), "class names": hashlib.sha256(names).hexdigest()[:16]}
 
 
-def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def changed_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Returns the names and values that differ between an earlier start and this one; "" if none does."""
     names = [name for name in now if name in before and before[name] != now[name]]
     return "; ".join(f"{name}: {before[name]!r} before, {now[name]!r} now" for name in names)

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from trainer.base.errors import PlatformFault, UserError, reason
 from trainer.base.run_files.job_files import QualityOf
-from trainer.base.settings.rules import OF_IMAGES
+from trainer.base.settings.rules import IMAGE_MEASURES
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage.staging import stage
 from trainer.cluster.strategy import Replicas
@@ -189,7 +189,7 @@ class Fid:
     inception. reals: the training examples. Raises UserError if the model has no generator of images.
     """
 
-    names = OF_IMAGES
+    names = IMAGE_MEASURES
 
     def __init__(self, config: TrainConfig, model: Any, reals: Examples, replicas: Replicas) -> None:
         interface = ModelInterface.of(model)

@@ -23,7 +23,7 @@ from trainer.base.errors import FAULT, PlatformFault, UserError
 from trainer.base.log import log
 from trainer.base.settings.train_config import DATA_SOURCES, MODELS, TrainConfig
 from trainer.cluster.strategy import make_replicas
-from trainer.data.fingerprint import differing
+from trainer.data.fingerprint import changed_values
 from trainer.data.sources import is_named
 from trainer.invariance.internals import all_layers, floats_of_variables
 from trainer.invariance.layers import depends_on_replicas
@@ -346,7 +346,7 @@ def _run_steps(config: TrainConfig, replicas: int, precision: str, state: Path |
 
 def _different_starts(config: TrainConfig, alone: _StepsResult, together: _StepsResult) -> list[str]:
     """Returns a line if the two builds differ in data or weights before any step, else an empty list."""
-    if changes := differing(alone.content, together.content):
+    if changes := changed_values(alone.content, together.content):
         return [
             f"data={config.data}: a second reading gives other rows ({changes}): draw with a generator that is made, "
             "with a seed, inside the function, and make a Dataset that is shuffled there, too"

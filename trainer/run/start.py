@@ -17,7 +17,7 @@ from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
 from trainer.cluster.cluster_spec import Cluster, read_cluster
 from trainer.cluster.rendezvous import Peers, arithmetic, meet
 from trainer.cluster.strategy import Replicas, local_devices, make_replicas
-from trainer.data.fingerprint import differing, files_of
+from trainer.data.fingerprint import changed_values, files_of
 from trainer.reporting.error_lines import one_line
 from trainer.reporting.result import RunResult, versions
 from trainer.training.loop import keep_handlers
@@ -99,7 +99,7 @@ class StartedJob:
         config, job_dir = self.config, self.job_dir
         before = mapping(mapping(read_run_info(job_dir.root)[0], "data"), name)
         compared = {key: old for key, old in before.items() if config.data not in DATA_SOURCES or "digest" not in key}
-        changes = differing(compared, now)
+        changes = changed_values(compared, now)
         if not changes or not job_dir.mirror.holds(job_dir.checkpoints):
             return
         if config.data_changed == "accept":
@@ -122,7 +122,7 @@ class StartedJob:
         entries = [entry for entry in items(before, "versions_by_step") if isinstance(entry, dict)] or [{"step": 0}]
         entries[-1] = {**entries[-1], **{name: previous[name] for name in now if name in previous}}
         entries = [entry for entry in entries if (number(entry.get("step")) or 0) < step]
-        changes = differing(entries[-1], now) if entries else ""
+        changes = changed_values(entries[-1], now) if entries else ""
         if changes and (config.virtual_replicas or config.deterministic):
             promise = "virtual_replicas" if config.virtual_replicas else "deterministic"
             without = "" if config.virtual_replicas else ", or go on with other bits without --deterministic"

@@ -15,7 +15,7 @@ from trainer.base.errors import UserError
 from trainer.base.log import log
 from trainer.base.run_files.goodput import COMPILATION, EVENTS, INPUT, OTHER, SAVE, STEP
 from trainer.base.run_files.job_files import Result
-from trainer.base.settings.rules import OF_IMAGES, check_known
+from trainer.base.settings.rules import IMAGE_MEASURES, check_known
 from trainer.base.settings.train_config import TrainConfig
 from trainer.measures.evaluation import Evaluation, evaluation
 from trainer.measures.fid import Fid
@@ -69,7 +69,7 @@ class Best:
         metric = next((name for name in self._names if name in values), None)
         if metric is None or math.isnan(values[metric]):
             return
-        features = self._features if metric in OF_IMAGES else None
+        features = self._features if metric in IMAGE_MEASURES else None
         now: dict[str, Any] = {"metric": metric, "features": features, "value": values[metric], "step": step}
         comparable = all(self.state.get(part) == now[part] for part in ("metric", "features"))
         better = operator.gt if higher_is_better(self._model, metric, "best_metric") else operator.lt

@@ -13,7 +13,7 @@ import keras
 
 from trainer.base.errors import UserError
 from trainer.base.log import log
-from trainer.base.settings.rules import FALLING, OF_IMAGES, check_known
+from trainer.base.settings.rules import IMAGE_MEASURES, LOWER_IS_BETTER, check_known
 from trainer.base.settings.train_config import TrainConfig
 from trainer.invariance.internals import floats_of_variables
 from trainer.reporting.progress import Progress, is_loss
@@ -52,9 +52,9 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
 
 def _mode(monitor: str) -> str:
     """Returns Keras's mode: min, max, or auto where the model's metric of that name decides."""
-    if is_loss(monitor) or monitor in FALLING:
+    if is_loss(monitor) or monitor in LOWER_IS_BETTER:
         return "min"
-    return "max" if "accuracy" in monitor or monitor in OF_IMAGES else "auto"
+    return "max" if "accuracy" in monitor or monitor in IMAGE_MEASURES else "auto"
 
 
 def higher_is_better(model: keras.Model, monitor: str, setting: str) -> bool:

@@ -17,9 +17,9 @@ from deploy.report.table import notes, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
 from tests.deploy.planted import edit, noisy, plant, sample
 from trainer.base.errors import UserError
-from trainer.base.settings.rules import OF_IMAGES
+from trainer.base.settings.rules import IMAGE_MEASURES
 
-QUALITY = tuple(measure.key for measure in MEASURES if measure.key in OF_IMAGES)
+QUALITY = tuple(measure.key for measure in MEASURES if measure.key in IMAGE_MEASURES)
 
 
 def rows_of(folder: Path, baseline: str = "", **prices: float) -> dict[str, TierSummary]:

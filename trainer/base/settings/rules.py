@@ -40,8 +40,8 @@ _BETTER = {
     "fid": "lower", "kid": "lower", "precision": "higher", "recall": "higher", "density": "higher",
     "coverage": "higher",
 }  # fmt: skip
-OF_IMAGES = tuple(_BETTER)
-FALLING = tuple(name for name, better in _BETTER.items() if better == "lower")
+IMAGE_MEASURES = tuple(_BETTER)
+LOWER_IS_BETTER = tuple(name for name, better in _BETTER.items() if better == "lower")
 _NO_DIRECTION = ("wasserstein_distance",)  # neither higher nor lower is better
 
 
@@ -116,7 +116,7 @@ def check(config: TrainConfig) -> None:
         import_module(_RULES_OF_MODELS).check(config)
     if model in STEP_METRICS:  # the metrics of a user's own model are checked when it runs
         evaluated = _EVALUATION_METRICS if model in CLASSIFIERS else ()
-        of_a_step, measured = STEP_METRICS[model], [*evaluated, *(OF_IMAGES if fid else ())]
+        of_a_step, measured = STEP_METRICS[model], [*evaluated, *(IMAGE_MEASURES if fid else ())]
         of_an_epoch = {*of_a_step, *evaluated} - {*_NO_DIRECTION}
         check_known("early_stopping", config.early_stopping, f"{model} can stop by", of_an_epoch)
         check_known("best_metric", config.best_metric, "this run measures", measured)
