@@ -18,6 +18,7 @@ from trainer.data.dataset import Arrays, Dataset, NestedArrays
 from trainer.data.examples import Examples, InSequence, Subset
 from trainer.data.image_arrays import load_digits
 from trainer.data.sources import load_dataset
+from trainer.data.user_data import RandomAccess
 from trainer.invariance.internals import separate_collectives
 from trainer.run.training_setup import build_setup
 from trainer.training.checkpoint import assign_values, snapshot, variables_of
@@ -82,11 +83,11 @@ def test_replicas_take_their_rows_of_the_same_global_batch(replicas: int) -> Non
         assert np.array_equal(np.concatenate(labels.numpy(), axis=1), expected)
 
 
-@pytest.mark.parametrize("kind", ["arrays", "held back", "sequence", "files"])
+@pytest.mark.parametrize("kind", ["arrays", "held back", "sequence", "rows"])
 def test_rows_of_several_steps_come_together(kind: str) -> None:
     """From any multiple of their number on, whatever the data are."""
     examples: Any = {
-        "arrays": numbered(40), "held back": Subset(numbered(60), 1, 4, 40), "files": WithoutArrays(numbered(40)),
+        "arrays": numbered(40), "held back": Subset(numbered(60), 1, 4, 40), "rows": RandomAccess([(row, row) for row in range(40)], "data"),
         "sequence": InSequence(tf.data.Dataset.from_tensor_slices((np.arange(40), np.arange(40))), "data", 0),
     }[kind]  # fmt: skip
     schedule, alone = Schedule(examples=40, global_batch_size=8, batches_per_step=2, seed=5), part_of(Cluster(), 1, 8)
@@ -95,16 +96,6 @@ def test_rows_of_several_steps_come_together(kind: str) -> None:
     for several, expected in zip(together, one_by_one, strict=True):
         assert several[0].shape[:4] == (3, 1, 2, 8)
         tf.nest.map_structure(np.testing.assert_array_equal, several, expected)
-
-
-class WithoutArrays(Examples):
-    """Stands for examples that are read as they are needed."""
-
-    def __init__(self, inner: Arrays) -> None:
-        self._inner, self.count = inner, inner.count
-
-    def gather(self, rows: Any) -> Any:
-        return self._inner.gather(rows)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -15,7 +15,7 @@ from tests.support import run_job as run
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.rendezvous import arithmetic
 from trainer.data.dataset import Arrays, Dataset, NestedArrays
-from trainer.data.examples import Examples, InSequence, Subset
+from trainer.data.examples import InSequence, Subset
 from trainer.data.fingerprint import content_of, files_of
 
 
@@ -98,21 +98,15 @@ def test_a_tf_dataset_and_a_part_held_back_are_compared_beyond_their_first_rows(
         assert same == again != different
 
 
+class Known(NestedArrays):
+    def fingerprint(self) -> str:
+        return "generation 7"
+
+
 def test_a_source_may_supply_its_fingerprint_and_examples_may_be_any_nest() -> None:
-    class Nest(Examples):
-        count = 3
-
-        def gather(self, rows: Any) -> Any:
-            texts = np.array([b"a", b"bc", b""], object)
-            return {"x": (np.arange(3.0)[np.asarray(rows)], texts[np.asarray(rows)]), "y": np.arange(3)[rows]}
-
-    class Known(Nest):
-        def fingerprint(self) -> str:
-            return "generation 7"
-
-    found: Any = content_of(Dataset("own", Known(), Nest()), rows=True)
-    assert found["training digest"] == "generation 7"
-    assert len(found["evaluation digest"]) == 32
+    x = {"x": (np.arange(3.0), np.array(["a", "bc", ""])), "y": np.arange(3)}
+    found = content_of(Dataset("own", Known(x), NestedArrays(x)), rows=True)
+    assert (found["training digest"], len(found["evaluation digest"])) == ("generation 7", 32)
 
 
 def test_changed_data_end_a_resumed_run_or_are_accepted(small_config: Make, caplog: Log, tmp_path: Path) -> None:
