@@ -87,7 +87,8 @@ def test_replicas_take_their_rows_of_the_same_global_batch(replicas: int) -> Non
 def test_rows_of_several_steps_come_together(kind: str) -> None:
     """From any multiple of their number on, whatever the data are."""
     examples: Any = {
-        "arrays": numbered(40), "held back": Subset(numbered(60), 1, 4, 40), "rows": RandomAccess([(row, row) for row in range(40)], "data"),
+        "arrays": numbered(40), "held back": Subset(numbered(60), 1, 4, 40),
+        "rows": RandomAccess([(row, row) for row in range(40)], "data"),
         "sequence": InSequence(tf.data.Dataset.from_tensor_slices((np.arange(40), np.arange(40))), "data", 0),
     }[kind]  # fmt: skip
     schedule, alone = Schedule(examples=40, global_batch_size=8, batches_per_step=2, seed=5), part_of(Cluster(), 1, 8)
