@@ -415,24 +415,12 @@ def largest_error(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return _compiled(regression(config, dataset), config, loss="mse", metrics=[_Largest()])
 
 
-class _Smoothed(keras.metrics.Metric):
-    """Counts small errors, with one assumed before any row: its variables add up, but do not begin at 0."""
-
-    def __init__(self) -> None:
-        super().__init__(name="small")
-        self.small, self.rows = (self.add_weight(shape=(), initializer="ones", name=name) for name in ("small", "rows"))
-
-    def update_state(self, y: Any, found: Any, sample_weight: Any = None) -> None:
-        small = keras.ops.abs(keras.ops.reshape(y, (-1, 1)) - found) < 1.0
-        self.small.assign_add(keras.ops.sum(keras.ops.cast(small, self.small.dtype)))
-        self.rows.assign_add(keras.ops.cast(keras.ops.shape(found)[0], self.rows.dtype))
+class _Smoothed(keras.metrics.MeanAbsoluteError):
+    """Assumes a row without error before any: its variables add up, but do not begin at 0."""
 
     def reset_state(self) -> None:
-        for each in self.variables:
-            each.assign(1.0)
-
-    def result(self) -> Any:
-        return self.small / self.rows
+        super().reset_state()
+        self.count.assign(1.0)
 
 
 def smoothed(config: TrainConfig, dataset: Dataset) -> keras.Model:

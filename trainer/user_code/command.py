@@ -23,44 +23,37 @@ _JOB_VARIABLES = ("TF_CONFIG", "CLUSTER_SPEC", "AIP_MODEL_DIR", "AIP_CHECKPOINT_
 
 
 def command(again: str) -> Callable[[Callable[[Sequence[str]], int]], Callable[..., int]]:
-    """Returns a decorator for a function of command-line arguments that makes it end as `run_command` does.
+    """Returns a decorator of a function of command-line arguments, which then returns an exit code whatever it raises.
 
-    The decorated function takes the arguments of this process if it is called without any. again: see `run_command`.
+    It logs an exception and returns the exit code of its kind. Without arguments it takes those of this process. again:
+    what a second run of the same command does, such as "resumes from the last checkpoint". With --verbose, the
+    traceback of an error that the line explains is logged too.
     """
 
     def decorate(work: Callable[[Sequence[str]], int]) -> Callable[..., int]:
         @functools.wraps(work)
         def main(arguments: Sequence[str] | None = None) -> int:
-            return run_command(lambda: work(sys.argv[1:] if arguments is None else list(arguments)), again)
+            start_logging()
+            try:
+                return work(sys.argv[1:] if arguments is None else list(arguments))
+            except (Exception, KeyboardInterrupt) as raised:
+                # While a module in C is imported, Ctrl-C becomes the cause of another error.
+                if isinstance(raised, KeyboardInterrupt) or isinstance(
+                    raised.__cause__ or raised.__context__, KeyboardInterrupt
+                ):
+                    log.warning(f"stopped at once: the same command {again}")
+                    return INTERRUPTED
+                error = as_user_mistake(raised) or raised
+                if isinstance(error, (UserError, PlatformFault)):
+                    log.error("%s%s", error, f": the same command {again}" if isinstance(error, PlatformFault) else "")
+                    log.debug("the whole traceback:", exc_info=raised)
+                    return error.exit_code
+                log.exception("a fault of this program or of the platform, not of your settings")
+                return FAULT
 
         return main
 
     return decorate
-
-
-def run_command(work: Callable[[], int], again: str) -> int:
-    """Runs `work` and returns its exit code; logs an exception and returns the exit code of its kind.
-
-    again: what a second run of the same command does, such as "resumes from the last checkpoint". With --verbose, the
-    traceback of an error that the line explains is logged too.
-    """
-    start_logging()
-    try:
-        return work()
-    except (Exception, KeyboardInterrupt) as raised:
-        # While a module in C is imported, Ctrl-C becomes the cause of another error.
-        if isinstance(raised, KeyboardInterrupt) or isinstance(
-            raised.__cause__ or raised.__context__, KeyboardInterrupt
-        ):
-            log.warning(f"stopped at once: the same command {again}")
-            return INTERRUPTED
-        error = as_user_mistake(raised) or raised
-        if isinstance(error, (UserError, PlatformFault)):
-            log.error("%s%s", error, f": the same command {again}" if isinstance(error, PlatformFault) else "")
-            log.debug("the whole traceback:", exc_info=raised)
-            return error.exit_code
-        log.exception("a fault of this program or of the platform, not of your settings")
-        return FAULT
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Tests how commands end: exit codes and one line."""
 
 import functools
+import operator
 from collections.abc import Callable
 
 import pytest
@@ -9,17 +10,17 @@ from tests.fixtures import Capture
 from trainer import check, generate, task
 from trainer.base.errors import PlatformFault, UserError
 from trainer.data import prepare
-from trainer.user_code.command import run_command
+from trainer.user_code.command import command
 
 
-def raising(error: BaseException) -> Callable[[], int]:
-    def work() -> int:
+def raising(error: BaseException) -> Callable[..., int]:
+    def work(arguments: object) -> int:
         raise error
 
     return work
 
 
-def in_a_module_in_c() -> int:
+def in_a_module_in_c(arguments: object) -> int:
     """Does what the start of a module in C makes of Ctrl-C."""
     raise ImportError("initialization failed") from KeyboardInterrupt()
 
@@ -30,12 +31,14 @@ def in_a_module_in_c() -> int:
     (raising(KeyboardInterrupt()), 75, "warning: stopped at once: the same command starts from scratch\n"),
     (in_a_module_in_c, 75, "warning: stopped at once: the same command starts from scratch\n"),
     (raising(ZeroDivisionError("x")), 2,
-     "error: tests/trainer/user_code/test_command.py:17 in work: ZeroDivisionError: x; "),
-    (functools.partial(divmod, 1, 0), 1,
+     "error: tests/trainer/user_code/test_command.py:18 in work: ZeroDivisionError: x; "),
+    (functools.partial(operator.getitem, {}), 1,
      "error: a fault of this program or of the platform, not of your settings\nTraceback "),
 ])  # fmt: skip
-def test_an_exception_becomes_a_line_and_a_code(work: Callable[[], int], code: int, line: str, capsys: Capture) -> None:
-    assert run_command(work, "starts from scratch") == code
+def test_an_exception_becomes_a_line_and_a_code(
+    work: Callable[..., int], code: int, line: str, capsys: Capture
+) -> None:
+    assert command("starts from scratch")(work)([]) == code
     found = capsys.readouterr()
     assert (found.out + found.err).startswith(line)
 

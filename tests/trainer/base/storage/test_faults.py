@@ -83,9 +83,8 @@ def test_ctrl_c_ends_downloads_that_wait(filled: Bucket, proxy: Proxy, tmp_path:
     proxy.faults.append(Fault(kind, path="/d/", times=FOREVER))
     code = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from trainer.user_code.command import run_command; from trainer.base.storage.staging import stage; "
-        f"sys.exit(run_command(lambda: print('begins', flush=True) or stage({filled.url('d')!r}, 'data', "
-        f"{str(tmp_path)!r}) and 0, 'begins again'))"
+        "from trainer.user_code.command import command; from trainer.base.storage.staging import stage; "
+        f"sys.exit(command('begins again')(lambda _: stage({filled.url('d')!r}, 'data', {str(tmp_path)!r}) and 0)())"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         until(lambda: proxy.count("GET", "alt=media") >= 6)  # all of its files
