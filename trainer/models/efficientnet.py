@@ -81,10 +81,6 @@ class Gate(keras.layers.Layer):
         """Returns the layer that a template has instead."""
         return layers.Identity(name=self.name)
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the settings from which Keras copies the layer."""
-        return {**super().get_config(), "opens_at": self.opens_at}
-
 
 def _freeze_below(backbone: keras.Model, block: str) -> None:
     """Freezes all layers below `block`, or all if it is empty, and all batch norm, and switches dropout off.

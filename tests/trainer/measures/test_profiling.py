@@ -3,10 +3,7 @@
 import dataclasses
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -14,24 +11,10 @@ from tests.fixtures import Log, Patch
 from tests.support import prepared, refused
 from trainer.base.run_files.job_files import RUN_INFO
 from trainer.base.settings.resolution import resolve
-from trainer.base.settings.train_config import TrainConfig
-from trainer.data.dataset import Dataset
 from trainer.invariance.internals import parse_profile
 from trainer.training.loop import StopRequest
 
-HERE = __name__
 BATCHES = 24  # of an epoch
-
-
-def rows_of(config: TrainConfig) -> tuple[Any, Any]:
-    x = np.random.default_rng(0).normal(size=(BATCHES * config.global_batch_size, 4)).astype(np.float32)
-    return x, x[:, :1]
-
-
-def model_of(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    model = keras.Sequential([keras.Input(dataset.spec[0].shape), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(1e-6), loss="mse")
-    return model
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +25,8 @@ def _not_rehearsed(monkeypatch: Patch) -> None:
 
 def trained(folder: Path, *flags: str) -> Path:
     """Trains without export; returns the job directory."""
-    own = [f"--model={HERE}:model_of", f"--data={HERE}:rows_of", f"--job_dir={folder}"]
-    config = resolve([*own, "--global_batch_size=16", "--report_every_steps=10", *flags]).config
+    own = ["--model=tests.own_data:regression", "--data=tests.own_data:more", f"--rows={16 * BATCHES}"]
+    config = resolve([*own, f"--job_dir={folder}", "--global_batch_size=16", "--report_every_steps=10", *flags]).config
     run = prepared(config)
     run.job.job_dir.write(RUN_INFO, {"config": dataclasses.asdict(config)})
     with closing(run.state.reporter) as reporter:
