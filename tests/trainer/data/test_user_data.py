@@ -157,9 +157,17 @@ def test_what_cannot_be_trained_on_is_told_how_to_become_so(returned: Any, line:
         own_dataset(settings("arrays"), lambda config: returned)
 
 
-def test_x_of_another_shape_than_the_models_input_is_told() -> None:
-    with refused("it cannot be called with x of "):
-        build_model(settings("arrays", "autoencoder"), Dataset("x", NestedArrays(np.zeros((16, 7)), np.zeros(16))))
+X, CLASSES = np.zeros((BATCH, 3)), np.arange(BATCH)
+
+
+@pytest.mark.parametrize(("model", "dataset", "line"), [
+    ("autoencoder", Dataset("made", NestedArrays(X, CLASSES)), "it cannot be called with x of "),
+    ("classifier", Dataset("made", NestedArrays(X, CLASSES % 4), NestedArrays(X, CLASSES % 5)),
+     "the model has 4 outputs: labels from 0 to 4: must be from 0 to 3"),
+], ids=["x", "labels to evaluate with"])  # fmt: skip
+def test_other_shapes_and_labels_than_the_models_are_told(model: str, dataset: Dataset, line: str) -> None:
+    with refused(line):
+        build_model(settings("arrays", model), dataset)
 
 
 def test_text_for_a_model_is_said_to_make_gpus_wait(monkeypatch: Patch, caplog: Log) -> None:
@@ -254,13 +262,6 @@ def test_losses_of_layers_are_enough_to_train_on() -> None:
 def test_a_model_that_does_not_fit_its_data_is_refused(model: str, data: str, line: str, flags: list[str]) -> None:
     with refused(line):
         run_steps(settings(data, model, *flags), 1)
-
-
-def test_labels_to_evaluate_with_fit_the_outputs_too() -> None:
-    x = np.zeros((BATCH, 3))
-    dataset = Dataset("made", NestedArrays(x, np.arange(BATCH) % 4), NestedArrays(x, np.arange(BATCH) % 5))
-    with refused("the model has 4 outputs: labels from 0 to 4: must be from 0 to 3"):
-        build_model(settings("arrays", "classifier"), dataset)
 
 
 def test_a_shuffled_data_set_is_read_alike_however_often_it_was_read_before() -> None:
