@@ -166,7 +166,7 @@ def test_other_sources_can_be_prepared(tmp_path: Path) -> None:
     (["nothing", "prepared", "--image_size=zero"], "image_size"),
     (["nothing", "prepared", "--width=3"], "width"),
     (["nothing", "prepared", "--shard_mib=0"], "shard_mib"),
-    (["nothing", "prepared"], "path not found"),
+    (["nothing", "prepared"], "no such data"),
     (["digits", "gs://my-bucket/there", "--image_size=8"], "gcloud storage cp -r pieces gs://my-bucket/there"),
     (["digits", "/gcs/my-bucket/there", "--image_size=8"], "gcloud storage cp -r pieces gs://my-bucket/there"),
 ])  # fmt: skip

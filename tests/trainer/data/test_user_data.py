@@ -157,17 +157,17 @@ def test_what_cannot_be_trained_on_is_told_how_to_become_so(returned: Any, line:
         own_dataset(settings("arrays"), lambda config: returned)
 
 
-X, CLASSES = np.zeros((BATCH, 3)), np.arange(BATCH)
+X, CLASSES = np.zeros((BATCH, 7)), np.arange(BATCH)
 
 
 @pytest.mark.parametrize(("model", "dataset", "line"), [
-    ("autoencoder", Dataset("made", NestedArrays(X, CLASSES)), "it cannot be called with x of "),
-    ("classifier", Dataset("made", NestedArrays(X, CLASSES % 4), NestedArrays(X, CLASSES % 5)),
+    ("tests.user_callbacks:build", Dataset("made", NestedArrays(X, CLASSES)), "it cannot be called with x of "),
+    ("tests.own_data:classifier", Dataset("made", NestedArrays(X, CLASSES % 4), NestedArrays(X, CLASSES % 5)),
      "the model has 4 outputs: labels from 0 to 4: must be from 0 to 3"),
 ], ids=["x", "labels to evaluate with"])  # fmt: skip
 def test_other_shapes_and_labels_than_the_models_are_told(model: str, dataset: Dataset, line: str) -> None:
     with refused(line):
-        build_model(settings("arrays", model), dataset)
+        build_model(settings("arrays", "regression", f"--model={model}"), dataset)
 
 
 def test_text_for_a_model_is_said_to_make_gpus_wait(monkeypatch: Patch, caplog: Log) -> None:
