@@ -17,7 +17,6 @@ from trainer.base.errors import FAULT, USER_MUST_CHANGE, PlatformFault, UserErro
 
 _STREAM: ContextVar[TextIO | None] = ContextVar("stream", default=None)
 _COMMAND: ContextVar[bool] = ContextVar("command", default=False)  # a new thread starts with neither set
-_KEPT_LINES = 50  # the end of a program's output, where its error is looked for
 
 
 def say(*lines: str) -> None:
@@ -73,7 +72,8 @@ def run_program(module: str, arguments: Sequence[str], show: Callable[[str], Non
     If interrupted, sends the process SIGTERM, at which a training saves its state, and waits for its end. If it fails,
     raises UserError or PlatformFault with the last error that it printed, and its exit code, or 1 if a signal ended it.
     """
-    command, lines = [sys.executable, "-u", "-m", module, *arguments], deque[str](maxlen=_KEPT_LINES)
+    command = [sys.executable, "-u", "-m", module, *arguments]
+    lines = deque[str](maxlen=50)  # the end of the output, where its error is looked for
     # In a session of its own: a terminal's Ctrl-C would reach it too, and the second signal end it without saving.
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True

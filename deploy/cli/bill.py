@@ -19,7 +19,6 @@ from deploy.platform.vertex_api import ApiError, Clock, retried, unreadable_as_l
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import DONE, UserError
 
-_FIX = "the account needs roles/bigquery.jobUser on the table's project and roles/bigquery.dataViewer on the export"
 _POLLS, _POLL_S = 60, 5.0  # how often, and at which interval, BigQuery is asked for the result
 # https://cloud.google.com/billing/docs/how-to/export-data-bigquery-tables/standard-usage: a row has the labels of a
 # job, cost and credits.
@@ -57,7 +56,8 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         for number, sent in enumerate(record.attempts, 1):
             if run == record.submission or sent is attempt:
                 jobs[attempt_label(record.submission, number)] = sent
-    with billing_errors(args.table, _FIX):
+    roles = "roles/bigquery.jobUser on the table's project and roles/bigquery.dataViewer on the export"
+    with billing_errors(args.table, f"the account needs {roles}"):
         usd_by_label = billed_usd(args.table, list(jobs), session.clock)
     for label, attempt in jobs.items():
         estimated = "not estimated" if attempt.spent_usd is None else f"estimated {attempt.spent_usd:.2f}"

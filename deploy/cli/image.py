@@ -19,7 +19,6 @@ from trainer.base.errors import DONE, FAULT, UserError
 from trainer.base.storage.login import gcloud_environment
 
 DEPLOY = Path(__file__).parents[1]
-_PAGE = "https://console.cloud.google.com/cloud-build/builds"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -82,7 +81,10 @@ def main(arguments: Sequence[str]) -> int:
     except FileNotFoundError:
         raise not_installed() from None
     except KeyboardInterrupt:
-        raise JobUnknown(f"stopped: the build may go on: look at {_PAGE} before you start another") from None
+        raise JobUnknown(
+            "stopped: the build may go on: look at https://console.cloud.google.com/cloud-build/builds before you "
+            "start another"
+        ) from None
     if build.returncode:
         return FAULT
     digest = line.strip() if re.fullmatch(r"sha256:[0-9a-f]{64}\s*", line) else ""

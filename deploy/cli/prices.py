@@ -33,12 +33,8 @@ _KINDS: Mapping[str, Sequence[tuple[str, set[str], set[str]]]] = {
     "flex_start": [
         ("compute", {"dws", "defined", "duration"}, {"spot"}), ("vertex", {"training", "pipelines", *_FEE}, set()),
     ],
+    "local SSD": [("compute", {"local", "ssd"}, {"spot", "dws"})],  # this part has one SKU under every strategy
 }  # fmt: skip
-
-
-LOCAL_SSD = "local SSD"  # its one SKU adds to the price of every kind
-_OF_LOCAL_SSD = [("compute", {"local", "ssd"}, {"spot", "dws"})]
-_DIFFERS = 0.005  # share of the table's price by which a price has to differ to be printed
 
 
 class Sku(NamedTuple):
@@ -91,7 +87,7 @@ def _parts(machine: Machine, table: Machines) -> Iterator[Part]:
     yield "cores", machine.vcpus or 0, {family, "core"}, {"gpu"}
     yield "memory", machine.memory_gb or 0, {family, "ram"}, {"gpu"}
     if machine.local_ssd_gib:
-        yield LOCAL_SSD, machine.local_ssd_gib, set(), set()
+        yield "local SSD", machine.local_ssd_gib, set(), set()
 
 
 def _gpu(accelerator: str, count: int, table: Machines) -> Part:
@@ -108,7 +104,7 @@ def price_of(parts: Iterable[Part], skus: Sequence[Sku], kind: str) -> tuple[flo
     """
     total, identifiers = 0.0, []
     for name, number, words, without in parts:
-        for service, of_kind, not_of_kind in _OF_LOCAL_SSD if name == LOCAL_SSD else _KINDS[kind]:
+        for service, of_kind, not_of_kind in _KINDS.get(name, _KINDS[kind]):
             barred = without | not_of_kind | _NEVER - of_kind
             priced = [sku for sku in skus if sku.service == service and words | of_kind <= _words(sku.description)
                       and not barred & _words(sku.description)]  # fmt: skip
@@ -150,7 +146,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
             usd[name][kind] = price
             lines.append(f"# {kind}: {about}")
             change = "not in the table" if before is None else f"{100 * (price / before - 1):+.1f} %"
-            if before is None or abs(price / before - 1) > _DIFFERS:
+            if before is None or abs(price / before - 1) > 0.005:
                 difference = f"{price:.3f} ({change}, table {before or 0:.3f})"
                 differences.append(f"{name} as {kind} in {region}: {difference}")
         if usd[name]:

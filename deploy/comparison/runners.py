@@ -85,9 +85,6 @@ class LocalRunner:
                 job.stop()
 
 
-STOP_DELAY_S = 1.0  # longest delay until a sleep notices `stop`
-
-
 class VertexRunner:
     """Runs jobs of Vertex AI, with the options and packages of one order."""
 
@@ -231,6 +228,6 @@ class VertexRunner:
         """Sleeps, unless or until `stop` was called: then it raises KeyboardInterrupt, as Ctrl-C would."""
         until = self._clock.now() + seconds
         while not self._stopped.is_set() and (left := until - self._clock.now()) > 0:
-            self._clock.sleep(min(left, STOP_DELAY_S))
+            self._clock.sleep(min(left, 1.0))  # soon enough notices `stop`
         if self._stopped.is_set():
             raise KeyboardInterrupt

@@ -134,14 +134,12 @@ def estimate(
         longer = max(1.0, steps / (short.steps or steps))
         total = START_DOUBT.times(start).plus(step.times(steps)).plus(Interval(rest, rest, rest * longer))
         estimates.append(Extrapolation(tier.name, " and ".join(run.row.tier for run in used), total, step))
-    return estimates, [*sources, *_ALWAYS, *assumptions] if estimates else []
-
-
-_ALWAYS = (
-    "the time to get machines and to start a container is not included",
-    "saving and evaluation take at least what they took in the short run, at most as many times that as the job is "
-    "longer",
-)
+    always = (
+        "the time to get machines and to start a container is not included",
+        "saving and evaluation take at least what they took in the short run, at most as many times that as the job is "
+        "longer",
+    )
+    return estimates, [*sources, *always, *assumptions] if estimates else []
 
 
 def _micro_batch_rows(config: TrainConfig, tier: TierFacts) -> float:

@@ -165,27 +165,22 @@ def converted_errors() -> Iterator[None]:
             raise ApiError(401, str(error), login_command()) from None
 
 
-# What the HTTP clients urllib3 and requests write about a request that did not reach the service.
-_TLS = re.compile(r"SSL(?!.*(EOF|timed out|SYSCALL|BAD_RECORD_MAC|reset))|certificate verify failed")
-_PROXY = re.compile(r"ProxyError(?!.*Tunnel connection failed: 50[234])|[Cc]onnect to proxy")
-_NOT_SENT = re.compile(r"NewConnectionError|ConnectTimeout|NameResolutionError|Failed to resolve|Connection refused")
-
-
 def connection_error(text: str) -> ApiError:
-    """Returns the error for a request without a response, by what its client wrote.
+    """Returns the error for a request without a response, by what its client, such as urllib3 or requests, wrote.
 
     A fault of TLS or of a proxy is a BrokenClientError, because a retry does not fix it.
     """
     _, caused_by, cause = text.strip().rpartition("Caused by ")
     cause = cause.removesuffix(")") if caused_by else cause
-    if _PROXY.search(text):
+    if re.search(r"ProxyError(?!.*Tunnel connection failed: 50[234])|[Cc]onnect to proxy", text):
         line = f"no connection through the proxy ({cause}): check what HTTPS_PROXY names"
         return BrokenClientError(0, f"{line} (gcloud: `gcloud config list proxy`)", sent=False)
-    if _TLS.search(text):
+    if re.search(r"SSL(?!.*(EOF|timed out|SYSCALL|BAD_RECORD_MAC|reset))|certificate verify failed", text):
         line = f"no secure connection ({cause}): check this machine's clock, and its network's certificates"
         fix = "REQUESTS_CA_BUNDLE=FILE; gcloud: `gcloud config set core/custom_ca_certs_file FILE`"
         return BrokenClientError(0, f"{line} ({fix})", sent=False)
-    return ApiError(0, cause, sent=not _NOT_SENT.search(text))
+    not_sent = r"NewConnectionError|ConnectTimeout|NameResolutionError|Failed to resolve|Connection refused"
+    return ApiError(0, cause, sent=not re.search(not_sent, text))
 
 
 # https://cloud.google.com/apis/design/errors#error_model: google.rpc.Code -> HTTP status
@@ -196,9 +191,6 @@ _CODES = {
     "DEADLINE_EXCEEDED": 504,
 }  # fmt: skip
 _PHRASES = {"auth login|active account": 401, "not have permission": 403, "not found": 404}  # text -> HTTP status
-# gcloud also prints "crashed" for network errors that it does not know, such as (ConnectTimeout); they are transient.
-_BROKEN = re.compile(r"gcloud failed to load|gcloud crashed \((Attribute|Import|Key|ModuleNotFound|Name|Type)Error\)")
-_BAD_ARGUMENT = re.compile(r"Invalid (value|choice)|argument |unrecognized argument|Missing required|must be specified")
 
 
 def gcloud_error(code: int, stderr: str) -> ApiError:
@@ -208,13 +200,15 @@ def gcloud_error(code: int, stderr: str) -> ApiError:
     message = stderr[stderr.rfind("ERROR:") :] if "ERROR:" in stderr else stderr[-500:]
     message = message.partition("\n\nIf you would like to report")[0]
     text = re.sub(r"^ERROR: (\(gcloud[\w.-]*\) )?", "", message.strip())
-    if _BROKEN.match(text):
+    # gcloud also prints "crashed" for network errors that it does not know, such as (ConnectTimeout): transient.
+    if re.match(r"gcloud failed to load|gcloud crashed \((Attribute|Import|Key|ModuleNotFound|Name|Type)Error\)", text):
         fix = "reinstall it (https://cloud.google.com/sdk/docs/install), or use --backend=sdk"
         return BrokenClientError(0, f"{text.splitlines()[0]}: {fix}")
     name = re.match(r"([A-Z_]+):", text)
     if name and name[1] in _CODES:
         return ApiError(_CODES[name[1]], text)
-    if code == 2 or _BAD_ARGUMENT.match(text):  # gcloud itself rejected an argument, and sent nothing
+    rejected = r"Invalid (value|choice)|argument |unrecognized argument|Missing required|must be specified"
+    if code == 2 or re.match(rejected, text):  # gcloud itself rejected an argument, and sent nothing
         return ApiError(400, text)
     number = re.search(r"\b(?:HTTPError|Error|status:?) (\d{3})\b", text)
     if number:

@@ -15,7 +15,7 @@ from deploy.platform import vertex_api
 from deploy.platform.errors import converted_errors, gcloud_error, lost_response
 from deploy.platform.local import kill_group
 from deploy.platform.rest import REQUEST_TIMEOUT_S, Platform
-from deploy.platform.vertex_api import SYSTEM_CLOCK, Clock, CustomJob
+from deploy.platform.vertex_api import Clock, CustomJob
 from trainer.base.errors import UserError
 from trainer.base.storage.login import credentials, gcloud_environment
 
@@ -152,4 +152,4 @@ class Session:
     open: Callable[[str, str, str], Platform]
 
 
-SESSION = Session(SYSTEM_CLOCK, lambda kind, *place: (Sdk if kind == "sdk" else Gcloud)(*place))
+SESSION = Session(Clock(), lambda kind, *place: (Sdk if kind == "sdk" else Gcloud)(*place))

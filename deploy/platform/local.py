@@ -128,8 +128,6 @@ def _devices(accelerators: int, workers: int) -> list[dict[str, str]]:
 EXIT_TIMEOUT_S = 20.0  # the time that workers get to exit after another one has failed, or when the job is stopped
 _POLL_S = 0.05
 
-PrintWorkerLine = Callable[[str, str], None]  # (worker's name, line)
-
 
 @dataclass(frozen=True)
 class JobEnd:
@@ -157,7 +155,7 @@ class LocalJob:
     """Represents one local job. Call `run` once; `stop` may be called from any thread or signal handler."""
 
     workers: Sequence[LocalWorker]
-    print_line: PrintWorkerLine
+    print_line: Callable[[str, str], None]  # called with a worker's name and a line
     restarts: int = 0  # how often each worker may be restarted after a non-zero exit status
     _stopping: threading.Event = field(default_factory=threading.Event)
 

@@ -106,9 +106,6 @@ def _version(model: Mapping[str, Any]) -> ModelVersion:
         )  # fmt: skip
 
 
-_DESCRIBING = (RUN_INFO, RESULT, f"{MODEL}/{SERVING}")  # the files of a run that its registration is read from
-
-
 @dataclasses.dataclass(frozen=True)
 class Registration:
     """Holds a version to register: the model in the form of the API, and its files, which must be uploaded first."""
@@ -145,7 +142,8 @@ def read_registration(run: str, name: str, image: str, gcp: GcpConfig, job: str 
     Raises UserError if the run has no complete model, or if it is on this machine and no bucket is given.
     """
     address = parse(run, "run")
-    folder = Staged(address, "run").fetch(_DESCRIBING.__contains__, quiet=True) if address else expanded(run)
+    read = {RUN_INFO, RESULT, f"{MODEL}/{SERVING}"}.__contains__  # only these files are fetched
+    folder = Staged(address, "run").fetch(read, quiet=True) if address else expanded(run)
     about = read_servable(folder / MODEL, f"{run}/{MODEL}", whole=address is None)
     info, (result, _) = read_run_info(folder)[0], read_result(folder)
     description = {

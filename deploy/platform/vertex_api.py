@@ -207,9 +207,6 @@ class Clock:
     sleep: Callable[[float], None] = time.sleep
 
 
-SYSTEM_CLOCK = Clock()
-
-
 def backoff(first: float = 1.0) -> Iterator[float]:
     """Yields the seconds to wait between attempts, without end, as exponential backoff.
 

@@ -17,10 +17,6 @@ from deploy.report.verdict import verdict
 from trainer.base.run_files.job_files import mapping, step_of
 from trainer.base.storage import local_path, make_writable, write_whole
 
-TEMPLATE = Path(__file__).with_name("report.html")
-_STYLE = Path(__file__).with_name("page.css")
-_IN_BRACKETS = re.compile(r" (\([^<]*)</td>")  # the quartiles or the interval, which the page shows below the middle
-
 
 def write_report(
     folders: Sequence[str], out: str, baseline: str = "", usd_by_tier: dict[str, float] | None = None
@@ -75,15 +71,17 @@ def to_html(
     (_, *names), *lines = [[html.escape(cell) for cell in line] for line in shown(rows)]
     cells = [(title, "".join(f"<td>{cell}</td>" for cell in values)) for title, *values in lines]
     measures = "\n".join(f'<tr><th scope="row">{title}</th>{values}</tr>' for title, values in cells)
-    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
-        style=_STYLE.read_text(encoding="utf-8"),
+    page, style = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("report.html", "page.css"))
+    return Template(page).substitute(
+        style=style,
         title=html.escape(f"{subject}: {' · '.join(row.tier for row in rows)}"),
         about=html.escape(" · ".join(filter(None, about))),
         answer=html.escape(sentences[0]),
         picture="".join(starmap(_figure, drawn[:1])),
         verdict=_items(sentences[1:]),
         tiers="".join(f'<th scope="col">{name}</th>' for name in names),
-        measures=_IN_BRACKETS.sub(r"<span>\1</span></td>", measures),
+        # The quartiles or the interval, in brackets, are shown below the middle.
+        measures=re.sub(r" (\([^<]*)</td>", r"<span>\1</span></td>", measures),
         notes=_items(remarks),
         figures=_section("Figures", starmap(_figure, drawn[1:]), "figures"),
         samples=_section("Samples from the same noise", samples, "figures samples"),

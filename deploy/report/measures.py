@@ -22,7 +22,6 @@ from trainer.base.settings.accelerators import accelerator_of
 
 # Names of losses; the first that a run reports is its loss in a report.
 LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_loss")
-ACCURACIES = ("val_accuracy", "accuracy")
 UNKNOWN = "unknown"  # the kind of a tier's devices if no run names it
 MIXED = "its repeats differ"  # the quality of a tier whose repeats computed it in different ways
 SIMULATED = "its devices are simulated, so its speed does not apply to real ones"
@@ -370,7 +369,7 @@ MEASURES = (
     Measure("peak_gpu_memory_gib", "peak GPU memory GiB", lambda run: run.gpu_memory_gib, largest, figures,
             f"{STATS} contains no GPU memory"),
     Measure("loss_name", "", lambda row: row.first_name(LOSSES, all)),
-    Measure("accuracy_name", "", lambda row: row.first_name(ACCURACIES, any)),
+    Measure("accuracy_name", "", lambda row: row.first_name(("val_accuracy", "accuracy"), any)),
     Measure("images", "", lambda run: _product(run.steps, _info("data", "examples_per_step")(run)), common),
     Measure("unit"),
     Measure("quality"),

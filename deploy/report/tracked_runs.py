@@ -14,8 +14,6 @@ from trainer.base.run_files.tracking.sender import RunFiles, Sender, digest, ope
 from trainer.base.storage import is_locked
 from trainer.base.tracker import Point, TrackedRun, read_addresses, text_of
 
-_MOST_CHARACTERS = 5000  # the most characters of a description, which is a tag in MLflow
-
 
 @dataclasses.dataclass(frozen=True)
 class _Comparison(RunFiles):
@@ -78,7 +76,7 @@ def _sources(path: str) -> Iterator[RunFiles]:
     tags = {"verdict": text_of(" ".join(verdict[:1])), "command": text_of(request.get("command"))}
     files = [file for name in ("table.csv", "table.md", "report.html") if (file := folder / name).is_file()]
     shown = file.read_text(encoding="utf-8").partition("\n\n")[0] if (file := folder / "table.md") in files else ""
-    description = "\n".join([*(f"- {sentence}" for sentence in verdict), "", shown])[:_MOST_CHARACTERS]
+    description = "\n".join([*(f"- {sentence}" for sentence in verdict), "", shown])[:5000]  # a tag in MLflow
     key, name = digest([where, settings]), where.rsplit("/", 1)[-1]
     parent = TrackedRun(key, name, folder, "", settings, tags, "finished", files, description)
     yield _Comparison(folder, where, about=parent)

@@ -26,7 +26,6 @@ _RESOLUTION = 0.01  # speeds that differ by less than this share are equal, even
 _LOSS_TOLERANCE = 0.05  # final losses that differ by less than this share of the larger one agree
 _ROUNDING = 1e-6  # a relative difference that float32's rounding makes
 _MORE_WORK = "use a larger batch per replica or a larger model."
-_LOST_TIME = (INPUT, SAVE, REPEATED, RESTART, COMPILATION, START)  # the classes of goodput that users can reduce
 
 
 def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str = "") -> list[str]:
@@ -171,7 +170,8 @@ def _goodput(rows: Sequence[TierSummary]) -> Iterator[str]:
         for run in runs:
             seconds.update(run.goodput)
         total = sum(seconds.values())
-        most = max(_LOST_TIME, key=lambda name: seconds[name])
+        reducible = (INPUT, SAVE, REPEATED, RESTART, COMPILATION, START)
+        most = max(reducible, key=lambda name: seconds[name])
         lost = f", and lost {percent(seconds[most] / total)} to {CLASSES[most]}" if seconds[most] > MUCH * total else ""
         paid = "paid" if row.paid_seconds else "took"
         unpaid = sum(number(run.result.get("between_jobs_seconds")) or 0.0 for run in runs)

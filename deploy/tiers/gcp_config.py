@@ -12,8 +12,6 @@ from trainer.base.settings.fields import nearest
 from trainer.base.storage import parse
 from trainer.base.storage.login import gcloud_property
 
-_PROJECT = re.compile(r"[a-z0-9][a-z0-9.:-]*")  # an ID, with a domain in old ones (example.com:my-project), or a number
-
 
 @dataclasses.dataclass(frozen=True)
 class GcpConfig:
@@ -57,7 +55,8 @@ def read_region(flag: str) -> str:
 def read_project(flag: str) -> str:
     """Returns the project of the flag, or else gcloud's; "" if neither is set. Raises UserError if it is malformed."""
     project = flag or gcloud_property("core", "project")
-    if project and not _PROJECT.fullmatch(project):
+    # An ID, with a domain in old ones (example.com:my-project), or a number.
+    if project and not re.fullmatch(r"[a-z0-9][a-z0-9.:-]*", project):
         raise UserError(
             f"project={project}: use its ID, of lower-case letters, digits and hyphens, as my-project-123: "
             "`gcloud projects list` shows it"

@@ -27,7 +27,6 @@ _SCALARS: Mapping[str, tuple[type | tuple[type, ...], str, str]] = {  # Python t
     "int64": ((int, str), r"[0-9]{1,18}", "must be a whole number of up to 18 digits"),
     "Duration": (str, r"[0-9]{1,11}(\.[0-9]{1,9})?s", 'must be text in seconds, as "3600s", of up to 11 digits'),
 }
-LEAST_TIMEOUT_S = 60
 # https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/schedule-jobs-dws
 FLEX_START = re.compile(r"NVIDIA_(L4|TESLA_A100|A100_80GB|H100_80GB|H100_MEGA_80GB|H200_141GB|B200)")
 
@@ -103,7 +102,7 @@ def check_spec(spec: Spec, name: str) -> None:
             'machines, as maxWaitDuration: "14400s"',
         ),
         (
-            float(timeout[:-1]) < LEAST_TIMEOUT_S,
+            float(timeout[:-1]) < 60,
             f'{name}: scheduling.timeout={timeout} ends the job at once, since starting takes minutes: write "86400s"',
         ),
         (

@@ -21,13 +21,8 @@ from trainer.base.settings.yaml_file import read_yaml
 
 # Labels that `submit` sets; the value of the first is unique to each attempt to create a job.
 LABEL, PRICE_LABEL, USER_LABEL = "submission", "usd-per-hour", "user"
-_DEFAULT_WAIT = {"maxWaitDuration": "14400s"}  # with --flex_start, if neither --max_wait nor the tier says how long
 STRATEGIES = {"STANDARD": "standard", "SPOT": "spot", "FLEX_START": "flex-start"}  # scheduling strategies, in words
 SECRETS = "TRAINER_SECRETS"  # the variable in which a job's starter finds JSON: a secret's version for each variable
-
-
-# https://docs.cloud.google.com/resource-manager/docs/labels-overview#requirements
-_LABEL = re.compile(r"(?!\d|[-_])[\w-]{1,63}=[\w-]{0,63}")
 
 
 def read_labels(text: str) -> dict[str, str]:
@@ -35,9 +30,11 @@ def read_labels(text: str) -> dict[str, str]:
     labels: dict[str, str] = {}
     for label in text.split(",") if text else ():
         key, _, value = label.partition("=")
+        # https://docs.cloud.google.com/resource-manager/docs/labels-overview#requirements
+        valid = re.fullmatch(r"(?!\d|[-_])[\w-]{1,63}=[\w-]{0,63}", label) and label == label.lower()
         refuse(
             (
-                not _LABEL.fullmatch(label) or label != label.lower(),
+                not valid,
                 f"labels={text}: {label!r} is no label: write --labels=KEY=VALUE,KEY=VALUE, both of up to 63 small "
                 "letters, digits, - and _, the key with a letter first",
             ),
@@ -144,7 +141,8 @@ class SpecChanges:
             scheduling.pop("maxWaitDuration", None)
             scheduling["strategy"] = "SPOT"
         if self.flex_start:
-            scheduling = {**_DEFAULT_WAIT, **scheduling, "strategy": "FLEX_START"}
+            # How long it waits, if neither --max_wait nor the tier says so, is 4 hours.
+            scheduling = {"maxWaitDuration": "14400s", **scheduling, "strategy": "FLEX_START"}
         if self.timeout:
             scheduling["timeout"] = f"{math.ceil(self.timeout)}s"
         if scheduling:
