@@ -7,7 +7,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TextIO
 
@@ -20,6 +20,7 @@ from deploy.platform.errors import StateUnknownError, api_errors, exit_code
 from deploy.platform.gcloud_and_sdk import BACKENDS, Session
 from deploy.platform.rest import Platform
 from deploy.platform.vertex_api import JobStatus, WatchLine, retried
+from deploy.report.formatting import html_table
 from deploy.report.plots import axes
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.tier import LABEL
@@ -91,6 +92,8 @@ class RunResult:
 class VertexJob:
     """Represents a job of Vertex AI. Its methods raise UserError or PlatformFault, each in one line."""
 
+    about: Sequence[str] = ()  # lines that describe the job
+
     def __init__(
         self, name: str, gcp: GcpConfig, backend: str, session: Session, attempt: tuple[Submission, Attempt] | None
     ) -> None:
@@ -99,6 +102,9 @@ class VertexJob:
 
     def __repr__(self) -> str:
         return f"<job {self.name or 'that is not sent'}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(("job", self.name or "not sent"), [], self.about)
 
     @property
     def backend(self) -> Platform:
