@@ -121,8 +121,8 @@ def test_any_cluster_gives_the_numbers_of_one_worker(
     check_every_worker_has(last_state(several), tmp_path / "variables", count)
     assert numbers(several) == numbers(one)
     assert losses(several) == pytest.approx(losses(one), rel=1e-7)  # the critic's last bias is rounding, see above
-    metrics = [read(folder / "result.json")["final"]["metrics"] for folder in (one, several)]
-    assert metrics[0].get("val_accuracy") == metrics[1].get("val_accuracy")
+    accuracies = [read(of / "result.json")["final"]["metrics"].get("val_accuracy") for of in (one, several)]
+    assert accuracies[0] == accuracies[1]
     run = read(several / "run.json")
     assert (run["cluster"]["workers"], run["strategy"]) == (count, "MultiWorkerMirroredStrategy")
     assert run["collectives"] == "ring"
@@ -148,7 +148,7 @@ def two_workers(folder: Path, *flags: str) -> Iterator[tuple[list["subprocess.Po
     """Yields the processes of a long run and their logs, and waits for their end."""
     addresses, logs = free_addresses(2), [folder / "0.log", folder / "1.log"]
     flags = (*LONG, f"--job_dir={folder / 'job'}", *flags)
-    processes = [workers.start(addresses, index, flags, logs[index]) for index in range(2)]
+    processes = [workers.start(addresses, index, flags, log) for index, log in enumerate(logs)]
     try:
         yield processes, logs
     finally:

@@ -21,12 +21,12 @@ from tests.fixtures import Log, Make, Patch
 from tests.support import Signals, largest_difference, prepared, refused, run_steps, small, weights
 from tests.support import run_job as run
 from trainer.base.errors import DONE, INTERRUPTED, UserError
-from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.rules import STEP_METRICS
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.reporting.error_lines import half_precision, is_out_of_memory, out_of_memory
+from trainer.reporting.result import versions
 from trainer.run import job
 from trainer.run.start import StartedJob
 
@@ -38,23 +38,20 @@ def test_a_run_leaves_what_the_contract_says(small_config: Make) -> None:
     every = ("--report_every_steps=2", "--sample_every_steps=3")
     config = small_config("--model=wgan_gp", "--replicas=2", "--steps=6", *every)
     folder = run(config)
-    names = {path.name for path in folder.iterdir()}
-    assert names == {
+    assert {path.name for path in folder.iterdir()} == {
         "run.json", "stats.jsonl", "result.json", "samples", "checkpoints", "logs", "model", ".lock",
     }  # fmt: skip
-    pictures = ["step-00000003.png", "step-00000006.png"]
-    assert sorted(path.name for path in (folder / "samples").iterdir()) == pictures
+    assert {path.name for path in (folder / "samples").iterdir()} == {"step-00000003.png", "step-00000006.png"}
     assert {path.name for path in (folder / "model").iterdir()} == {
         "model.keras", "model.h5", "saved_model", "serving.json", "critic.keras", "generator_raw.keras",
     }  # fmt: skip
 
-    described = read(folder / "run.json")
-    assert described["batch"] == "global batch 8 = 2 replicas x 4"
-    assert (described["devices"], described["gpus"]) == (["CPU:0", "CPU:1"], [])
-    assert (described["strategy"], described["collectives"]) == ("MirroredStrategy", "ring")
-    assert described["config"]["steps"] == 6
-    assert described["command"] == "python -m trainer.task '--x=a b'"
-    assert described["versions"]["tensorflow"] == tf.__version__
+    described = {
+        "batch": "global batch 8 = 2 replicas x 4", "devices": ["CPU:0", "CPU:1"], "gpus": [],
+        "strategy": "MirroredStrategy", "collectives": "ring", "command": "python -m trainer.task '--x=a b'",
+        "config": dataclasses.asdict(config), "versions": versions(),
+    }  # fmt: skip
+    assert {name: value for name, value in read(folder / "run.json").items() if name in described} == described
 
     reports = lines(folder, "report")
     assert [entry["step"] for entry in reports] == [2, 4, 6]
@@ -109,32 +106,30 @@ def test_a_resume_under_other_versions_is_told_and_kept(small_config: Make, monk
     monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
     folder = run(small_config(*MLP, "--steps=4"))
     about = read(folder / "run.json")
-    now = {name: about["versions"][name] for name in ("tensorflow", "keras")}
-    assert about["versions_by_step"] == [{"step": 0, **now}]
+    now = {"tensorflow": tf.__version__, "keras": keras.__version__}
+    assert about.pop("versions_by_step") == [{"step": 0, **now}]  # an earlier version of ours has not written it
     old = {"tensorflow": "2.17.1", "keras": "3.12.4"}
-    del about["versions_by_step"]  # as an earlier version of ours left it
     (folder / "run.json").write_text(json.dumps({**about, "versions": {**about["versions"], **old}}))
     with refused("deterministic=True: the versions have changed since this run began (tensorflow: '2.17.1' before, "):
         run(small_config(*MLP, "--steps=6", "--deterministic"))
     assert read(folder / "run.json")["versions"]["keras"] == "3.12.4"
     run(small_config(*MLP, "--steps=6"))
     run(small_config(*MLP, "--steps=8"))
-    told = [line for line in caplog.messages if line.startswith("the versions have changed (tensorflow: '2.17.1' ")]
-    assert len(told) == 1
+    assert caplog.text.count("the versions have changed (tensorflow: '2.17.1' ") == 1
     assert read(folder / "run.json")["versions_by_step"] == [{"step": 0, **old}, {"step": 4, **now}]
 
 
 def test_versions_are_those_of_the_steps_that_count(small_config: Make) -> None:
     """A start that was killed before it saved leaves no step of its versions; equal bits take no other version."""
     now = {"tensorflow": tf.__version__, "keras": keras.__version__}
-    first, killed = {"step": 0, **now}, {"step": 4, "tensorflow": "2.20.0", "keras": "3.15.0"}
+    first = {"step": 0, **now}
+    killed = {"step": 4, "tensorflow": "2.20.0", "keras": "3.15.0"}
     before = {"versions": killed, "versions_by_step": [first, killed]}
-    started = StartedJob.open(config := small_config(*MLP), [], 0.0, open_job_dir(small_config(*MLP)))
-    assert started.versions_by_step(before, 4) == [first]
-    assert started.versions_by_step(before, 0) == [first]
-    assert started.versions_by_step({"versions": now, "versions_by_step": 7}, 4) == [first]
-    started.config = dataclasses.replace(config, virtual_replicas=2)
-    assert started.versions_by_step(before, 4) == [first]
+    started = StartedJob.open(small_config(*MLP), [], 0.0)
+    for shards in (0, 2):
+        started.config = dataclasses.replace(started.config, virtual_replicas=shards)
+        for run_info, step in ((before, 4), (before, 0), ({"versions": now, "versions_by_step": 7}, 4)):
+            assert started.versions_by_step(run_info, step) == [first]
     with refused("virtual_replicas=2: the versions have changed since this run began (tensorflow: '2.20.0' before, "):
         started.versions_by_step(before, 6)
 
