@@ -48,14 +48,19 @@ def call(address: str) -> socket.socket:
             time.sleep(0.01)
 
 
-def ended(*workers: Peers) -> None:
-    """Ends their watching together, after a moment: one that lost another would end this process."""
-    time.sleep(0.3)
-    assert not any(peer.closed for worker in workers for peer in worker._peers)
+def end_watching(*workers: Peers) -> None:
+    """Ends the threads of all of them together: one that sees the loss of another later would end this process."""
     for worker in workers:
         worker._over.set()
     for worker in workers:
         worker._thread.join(10)
+
+
+def check_connected(*workers: Peers) -> None:
+    """Checks that they are connected a moment later, and ends their threads."""
+    time.sleep(0.3)
+    assert not any(peer.closed for worker in workers for peer in worker._peers)
+    end_watching(*workers)
 
 
 @pytest.mark.parametrize("kind", HELLOS)
@@ -69,7 +74,7 @@ def test_strangers_do_not_keep_a_worker_out(kind: str) -> None:
             with suppress(OSError):  # the chief hung up
                 stranger.sendall(HELLOS[kind])
         worker = meet(Cluster(tuple(addresses), 1), RUNS, 60.0)
-        ended(chief.result(30), worker)
+        check_connected(chief.result(30), worker)
 
 
 def test_a_worker_that_comes_again_takes_the_place_of_its_dead_connection() -> None:
@@ -84,7 +89,7 @@ def test_a_worker_that_comes_again_takes_the_place_of_its_dead_connection() -> N
             for index in (1, 2):  # with worker 2 before worker 1, the chief would begin with the dead connection
                 waiting.append(pool.submit(meet, Cluster(tuple(addresses), index), RUNS, 60.0))
                 time.sleep(0.5)
-            ended(*(each.result(60) for each in waiting))
+            check_connected(*(each.result(60) for each in waiting))
 
 
 @contextmanager
@@ -175,9 +180,7 @@ def met(monkeypatch: Patch) -> Iterator[tuple[Peers, Peers]]:
         chief = meet(Cluster(addresses), {}, 10.0, on_loss)
         worker = waiting.result()
     yield chief, worker
-    for side in (chief, worker):  # a side that sees the loss of the other later would end the tests' process
-        side._over.set()
-        side._thread.join(10)
+    end_watching(chief, worker)
 
 
 @pytest.mark.parametrize("code", [USER_MUST_CHANGE, FAULT, INTERRUPTED])
@@ -191,11 +194,9 @@ def test_a_worker_that_fails_is_reported_with_its_exit_code(met: tuple[Peers, Pe
 
 def test_a_worker_is_lost_only_if_its_count_does_not_rise(met: tuple[Peers, Peers], monkeypatch: Patch) -> None:
     """Makes a call per second and a heartbeat per five: the chief's count of the worker is always behind."""
-    for side in met:
-        side._over.set()
-        side._thread.join(10)
+    end_watching(*met)  # from here on this test replaces the watching thread
     chief, now = met[0], [time.monotonic()]
-    chief._over.clear()  # from here on this test replaces the watching thread
+    chief._over.clear()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     (peer,) = chief._peers
     peer.closed = False
