@@ -333,16 +333,14 @@ def slots_of(optimizer: keras.optimizers.Optimizer, variable: Any, names: Iterab
 
 def trained_by(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     """Returns the variables that an optimizer was built for."""
-    variables: list[Any] = _private("keras.optimizers.Optimizer._trainable_variables", owner=optimizer)
-    return variables
+    return list(_private("keras.optimizers.Optimizer._trainable_variables", owner=optimizer))
 
 
 def averages_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     """Returns the moving averages that an optimizer keeps of the variables of `trained_by`; none without `use_ema`."""
     if not optimizer.use_ema:
         return []
-    averages: list[Any] = _private("keras.optimizers.Optimizer._model_variables_moving_average", owner=optimizer)
-    return averages
+    return list(_private("keras.optimizers.Optimizer._model_variables_moving_average", owner=optimizer))
 
 
 def key_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> Any:

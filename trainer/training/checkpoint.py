@@ -149,9 +149,8 @@ def check_fits(variables: Mapping[str, Any], shapes: Mapping[str, Any], origin: 
     """Raises UserError if the saved names and shapes are not those of this model."""
     ours = {name: list(variable.shape) for name, variable in variables.items()}
     theirs = {name: list(shapes[name]) for name in shapes}
-    differing = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-    if differing:
-        name = differing[0]
+    name = next((name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)), None)
+    if name:
         raise UserError(
             f"{origin}: {name} is {theirs.get(name, 'missing')} in it, {ours.get(name, 'missing')} in this model: "
             "it is of another model, or of another version of Keras: use those of its run.json, or another folder"

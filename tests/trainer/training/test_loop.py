@@ -61,10 +61,11 @@ def at(seen: list[int]) -> Callable[[Progress], None]:
 
 def test_hooks_run_at_their_steps_and_at_the_end() -> None:
     seven, four, end, epochs = [], [], [], []
-    hooks = [Hook(7, at(seven)), Hook(4, at(four)), Hook(0, at(end)), Hook(10, at(epochs), at_end=False)]
+    hooks = [Hook(7, at(seven)), Hook(4, at(four)), Hook(0, at(end), cuts=(2, 5)), Hook(10, at(epochs), at_end=False)]
     steps = Steps()
     run(steps, 25, hooks, most_steps=3)
     assert (seven, four, end, epochs) == ([7, 14, 21, 25], [4, 8, 12, 16, 20, 24, 25], [25], [10, 20])
+    assert {0, 2, 5} <= {first for first, _ in steps.calls}
     assert [first for first, _ in steps.calls] == np.cumsum([0] + [count for _, count in steps.calls])[:-1].tolist()
     assert (sum(count for _, count in steps.calls), max(count for _, count in steps.calls)) == (25, 3)
     del seven[:]
