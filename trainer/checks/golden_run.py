@@ -65,7 +65,7 @@ def measure(config: TrainConfig, steps: Sequence[int], replicas: int, out: Path 
         others = [list(_states(_build_start(config, cluster), steps, order)) for order in ORDERS]
         for step, (values, losses), *reordered in zip(steps, states, *others, strict=True):
             norms = [
-                max(float(np.linalg.norm(np.subtract(value, other[name], dtype=np.float64))) for other, _ in reordered)
+                np.max([np.linalg.norm(np.subtract(value, other[name], dtype=np.float64)) for other, _ in reordered])
                 for name, value in values.items()
             ]
             apart = max(losses_apart(losses, other_losses) for _, other_losses in reordered)
