@@ -109,8 +109,10 @@ def compare_by_options(
     specs = read_tiers(asked.tiers, asked.prices, asked.price_per_hour, asked)
     if asked.baseline and asked.baseline not in (tier.name for tier in specs):
         raise UserError(f"baseline={asked.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
-    scaling = "script" if isinstance(program, Script) else asked.scaling  # a script's batch is not known
-    request = ComparisonRequest(specs, program, scaling, asked.repeats, command)
+    request = ComparisonRequest(
+        specs, program, "script" if isinstance(program, Script) else asked.scaling,  # a script's batch is not known
+        asked.repeats, command,
+    )  # fmt: skip
     out, vertex = local_path(asked.out, "out"), asked.on == "vertex"
     defaults = JobOptions()
     job_flags = [name for name in options_of(JobOptions)

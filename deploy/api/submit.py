@@ -111,8 +111,10 @@ def prepare(
         cost_confirmation, [(job.tier, 1) for job in jobs], planned_usd(jobs), asked, alternatives=True
     )
     sources = list(dict.fromkeys(package.uri(job.gcp.bucket) for job in jobs for package in job.packages))
-    record = Submission(order.submission, command=command, sources=sources)
-    return SubmittedJob(jobs, record, session, [*describe(jobs), *memory], confirmation, register)
+    return SubmittedJob(
+        jobs, Submission(order.submission, command=command, sources=sources), session, [*describe(jobs), *memory],
+        confirmation, register,
+    )  # fmt: skip
 
 
 def order_of(asked: JobOptions, program: Program) -> Order:

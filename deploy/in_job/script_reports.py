@@ -138,8 +138,8 @@ class Record:
 
     def _warn_once(self, error: Exception) -> None:
         if not self._warned:
-            line = f"the numbers of this script cannot be kept in its job directory: {error}; the script goes on"
-            say(f"{line}; its account needs roles/storage.objectUser there (docs/permissions.md)", "WARNING")
+            say(f"the numbers of this script cannot be kept in its job directory: {error}; the script goes on; its "
+                "account needs roles/storage.objectUser there (docs/permissions.md)", "WARNING")  # fmt: skip
         self._warned = True
 
 

@@ -16,6 +16,7 @@ import ctypes
 import hashlib
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import tempfile
@@ -87,8 +88,7 @@ def download(address: str, digest: str, folder: str) -> str:
             MUST_CHANGE,
         )
     path = os.path.join(folder, address.rsplit("/", 1)[-1])
-    with open(path, "wb") as file:
-        file.write(content)
+    pathlib.Path(path).write_bytes(content)
     return path
 
 

@@ -140,8 +140,7 @@ def find_attempt(job: str, records: Iterable[Submission] | None = None) -> tuple
     """
     for record in _read_all() if records is None else records:
         for attempt in reversed(record.attempts):
-            names = (record.submission, attempt.job, attempt.name, attempt.job.rpartition("/")[2])
-            if not job or job in names:
+            if not job or job in (record.submission, attempt.job, attempt.name, attempt.job.rpartition("/")[2]):
                 return record, attempt
     return None
 

@@ -48,10 +48,10 @@ class RunResult:
     @property
     def history(self) -> dict[str, list[float | None]]:
         """Returns what Keras's `fit` returns as History.history: by name, the value of each epoch."""
-        if parse(self.place, "run"):
-            entries = parse_stats(buckets.read(f"{self.place}/{STATS}")[0])
-        else:
-            entries = read_stats(expanded(self.place))[0]
+        in_bucket = parse(self.place, "run") is not None
+        entries = (
+            parse_stats(buckets.read(f"{self.place}/{STATS}")[0]) if in_bucket else read_stats(expanded(self.place))[0]
+        )
         history: dict[str, list[float | None]] = {}
         for entry in entries:
             if entry["kind"] == "epoch":  # with its evaluation

@@ -175,8 +175,10 @@ class Training(Workload):
             # A pythonPackageSpec becomes a containerSpec.
             before = pool.pop("pythonPackageSpec", None) or pool.get("containerSpec", {})
             if image.uri:
-                kept = {key: before[key] for key in ("args", "env") if key in before}
-                pool["containerSpec"] = {"imageUri": image.uri, **kept}
+                pool["containerSpec"] = {
+                    "imageUri": image.uri,
+                    **{key: before[key] for key in ("args", "env") if key in before},
+                }
             task, module = pool["containerSpec"], before.get("pythonModule", TASK)
             if image.plain:
                 where = f"{tier.name}: workerPoolSpecs[{index}].pythonModule"
