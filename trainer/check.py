@@ -17,7 +17,7 @@ from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError
 from trainer.base.log import log, on_vertex, set_verbose
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.job_files import GPU_CHECK, write_json
-from trainer.base.settings.fields import Parser, whole
+from trainer.base.settings.fields import Parser, integer_in
 from trainer.base.settings.own_settings import refuse_missing_modules
 from trainer.base.settings.resolution import Command, resolve
 from trainer.base.settings.train_config import TrainConfig
@@ -41,7 +41,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Command]:
     parser.add_boolean("bits", "compare all bits, with --virtual_replicas (default: false)", group=flags)
     parser.add_boolean("xla", "run one step that XLA compiles, on all devices (default: false)", group=flags)
     flags.add_argument(
-        "--seconds", type=whole(0, 600), default=3, metavar="INT",
+        "--seconds", type=integer_in(0, 600), default=3, metavar="INT",
         help="for which --on_gpus measures each speed; at most 600 (default: %(default)s)",
     )  # fmt: skip
     flags.add_argument("--verdict", default="", help=argparse.SUPPRESS)  # for trainer.run.replica_check

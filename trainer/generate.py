@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from trainer.base.errors import DONE, UserError
 from trainer.base.log import log, set_verbose
 from trainer.base.run_files.serving_file import model_folder
-from trainer.base.settings.fields import VERBOSE, Parser, whole
+from trainer.base.settings.fields import VERBOSE, Parser, integer_in
 from trainer.base.storage import local_path, make_writable, write_whole
 from trainer.user_code.command import command, quiet_start
 
@@ -72,13 +72,13 @@ def command_parser() -> Parser:
     parser = Parser(prog="python -m trainer.generate", description=(__doc__ or "").partition(":")[0])
     parser.add_argument("run", metavar="RUN", help="a job directory or its model/; also at gs://")
     parser.add_argument(
-        "--count", type=whole(1, 100_000),
+        "--count", type=integer_in(1, 100_000),
         help=f"number of images (default: {_IMAGES}); of each class, if there are several ({_IMAGES_PER_CLASS})",
     )  # fmt: skip
     parser.add_argument(
         "--label", default="", help="class of a conditional model, from 0: 7, or 0,3,7, or all (default: all)"
     )
-    parser.add_argument("--seed", type=whole(0, 2**31 - 1), default=1, help="fixes the noise (default: 1)")
+    parser.add_argument("--seed", type=integer_in(0, 2**31 - 1), default=1, help="fixes the noise (default: 1)")
     parser.add_argument("--out", default="grid.png", help="the PNG to write (default: grid.png)")
     parser.add_boolean("verbose", VERBOSE)
     return parser

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from trainer.base.errors import DONE, UserError
 from trainer.base.log import log
 from trainer.base.run_files.serving_file import SAME_BYTES, model_folder
-from trainer.base.settings.fields import Parser, whole
+from trainer.base.settings.fields import Parser, integer_in
 from trainer.user_code.command import command, quiet_start
 
 
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
                         help="a job directory or its model/; also at gs://")  # fmt: skip
     parser.add_argument("--host", default="0.0.0.0" if on_vertex else "127.0.0.1", help="address to bind (default: "  # noqa: S104
                         "127.0.0.1, in a container all)")  # fmt: skip
-    parser.add_argument("--port", type=whole(1, 65535), default=int(os.environ.get("AIP_HTTP_PORT", "8080")),
+    parser.add_argument("--port", type=integer_in(1, 65535), default=int(os.environ.get("AIP_HTTP_PORT", "8080")),
                         help="(default: 8080)")  # fmt: skip
     parser.add_boolean("same_bytes", SAME_BYTES)
     args = parser.parse_args(arguments)

@@ -23,7 +23,7 @@ from deploy.report.measures import FIGURES, figures_of
 from deploy.report.tracked_runs import track, trackers_in
 from deploy.tiers.tier import read_tiers
 from trainer.base.errors import DONE, UserError
-from trainer.base.settings.fields import whole
+from trainer.base.settings.fields import integer_in
 from trainer.base.storage import local_path
 
 _LOCAL_OPTIONS = (
@@ -74,8 +74,10 @@ class CompareOptions(JobOptions):
     out: str = option("FOLDER", "folder of the comparison (default: %(default)s)", "runs/comparison")
     scaling: str = option("strong|weak", "strong: the same global batch on every tier (default); weak: the same batch "
                           "per replica", "strong", choices=("strong", "weak"))  # fmt: skip
-    repeats: int = option("COUNT", "runs of each tier (default: 1)", 1, whole(1, 100))
-    parallel: int | None = option("COUNT", "runs at a time (default: 1; on Vertex AI all at once)", None, whole(1, 100))
+    repeats: int = option("COUNT", "runs of each tier (default: 1)", 1, integer_in(1, 100))
+    parallel: int | None = option(
+        "COUNT", "runs at a time (default: 1; on Vertex AI all at once)", None, integer_in(1, 100)
+    )
     on: str = option("local|vertex", "processes of this machine (default), or jobs of Vertex AI, without restarts; the "
                      "flags of `submit` say where", "local", choices=("local", "vertex"))  # fmt: skip
     baseline: str = option("TIER", "base of the speed-ups (default: the first)")

@@ -26,7 +26,7 @@ from deploy.tiers.gcp_config import (
 )
 from deploy.tiers.tier import LABEL, read_labels
 from trainer.base.errors import UserError, refuse
-from trainer.base.settings.fields import whole
+from trainer.base.settings.fields import integer_in
 
 
 def attach(
@@ -96,7 +96,7 @@ class JobsOptions:
     backend: str = option("gcloud|sdk", "the client of Vertex AI", BACKENDS[0], choices=BACKENDS)
     state: str = option("STATE", "only those in this state, as RUNNING", "", str.upper, choices=STATES)
     labels: Mapping[str, str] = option("KEY=VALUE,…", "only those with these labels, as user=ana", {}, read_labels)
-    limit: int = option("COUNT", "the newest of each region (default: %(default)s)", 50, whole(1, 10_000))
+    limit: int = option("COUNT", "the newest of each region (default: %(default)s)", 50, integer_in(1, 10_000))
 
 
 def jobs(

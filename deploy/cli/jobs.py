@@ -17,7 +17,7 @@ from deploy.platform.local import on_signals
 from deploy.platform.vertex_api import STOPPED, JobStatus, WatchLine
 from deploy.tiers.tier import LABEL, PRICE_LABEL
 from trainer.base.errors import DONE, INTERRUPTED, UserError
-from trainer.base.settings.fields import Parser, whole
+from trainer.base.settings.fields import Parser, integer_in
 
 
 def jobs(arguments: Sequence[str], session: Session = SESSION) -> int:
@@ -65,7 +65,7 @@ def logs(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Prints the log of a job that runs or has ended, and does not follow it."""
     summary = "Prints the log of a job so far, and ends; `watch` follows it."
     cli = _parser_of_a_job("logs", summary, "[JOB] [--tail=COUNT]")
-    cli.add_argument("--tail", type=whole(1, 1_000_000), default=0, metavar="COUNT", help="only the newest lines")
+    cli.add_argument("--tail", type=integer_in(1, 1_000_000), default=0, metavar="COUNT", help="only the newest lines")
     cli.add_argument("--worker", default="", metavar="NUMBER", help="only of one worker: 0 is the chief; or as Vertex "
                      "AI calls it, as workerpool1-0")  # fmt: skip
     cli.add_argument("--since", type=seconds, default=0.0, metavar="TIME", help="only of the last 10m, 2h or 1d")

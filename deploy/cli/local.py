@@ -18,7 +18,7 @@ from deploy.platform.local import LocalJob, local_workers, on_signals
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import DONE, UserError
 from trainer.base.run_files.job_files import CHECKPOINTS, step_of
-from trainer.base.settings.fields import whole
+from trainer.base.settings.fields import integer_in
 from trainer.base.settings.resolution import Overrides
 from trainer.base.storage import local_path
 
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
         "local", __doc__, "TIER --recipe=NAME [any trainer flag]", JobOptions, "script", "module", with_json=False
     )
     cli.add_argument("spec", metavar="TIER", help="a tier, or a job spec as `submit --spec` prints it")
-    cli.add_argument("--restarts", type=whole(0, 100), default=0, metavar="COUNT",
+    cli.add_argument("--restarts", type=integer_in(0, 100), default=0, metavar="COUNT",
                      help="how often a worker that fails is started again (default: 0; on Vertex AI: 5)")  # fmt: skip
     args, program = parse_program(cli, arguments)
     tier = load_tier(args.spec, "")

@@ -33,7 +33,7 @@ from trainer.base.limit_watch import LIMITS
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.tracking.sender import TAGS
 from trainer.base.run_files.tracking.vertex_runs import TENSORBOARD, VertexApi
-from trainer.base.settings.fields import whole
+from trainer.base.settings.fields import integer_in
 from trainer.base.settings.own_settings import functions_taking, is_dotted
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig, split_kind
@@ -54,7 +54,9 @@ class JobOptions(SpecChanges):
     region: str = option("NAME", "as us-central1 (default: gcloud's ai/region)")
     bucket: str = option("gs://NAME[/PREFIX]", "where packages and job directories go")
     package: str = option("PATH", "a Python package of yours, or one .py file, to ship with the job")
-    max_package_mb: int = option("MB", f"largest size of --package (default: {MOST_MB})", MOST_MB, whole(1, 100_000))
+    max_package_mb: int = option(
+        "MB", f"largest size of --package (default: {MOST_MB})", MOST_MB, integer_in(1, 100_000)
+    )
     include: Sequence[str] = option("GLOB", "files of --package or of a script's folder that go along though git does "
                                     "not track them, as data/*.json", (), tuple, many=True)  # fmt: skip
     script: str = option("FILE", "a training script of yours, which runs instead of the trainer with the arguments "

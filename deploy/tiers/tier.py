@@ -16,7 +16,7 @@ from deploy.base.options import option, seconds, switch
 from deploy.tiers.machine_table import FREE, HOURS_A_MONTH, Price, load_machines
 from deploy.tiers.spec_rules import FLEX_START, check_shape, check_spec, machine_of
 from trainer.base.errors import UserError, refuse
-from trainer.base.settings.fields import nearest, whole
+from trainer.base.settings.fields import integer_in, nearest
 from trainer.base.settings.yaml_file import read_yaml
 
 # Labels that `submit` sets; the value of the first is unique to each attempt to create a job.
@@ -100,7 +100,7 @@ class SpecChanges:
     spot: bool = switch("on spot machines: cheaper, and they may be taken away")
     flex_start: bool = switch("as FLEX_START, which waits for machines (--max_wait), and is cheaper")
     timeout: float | None = option("TIME", "the longest time of a job, as 6h (default: the tier's)", None, seconds)
-    disk_gb: int | None = option("GB", "each machine's disk (default: the tier's)", None, whole(100, 64_000))
+    disk_gb: int | None = option("GB", "each machine's disk (default: the tier's)", None, integer_in(100, 64_000))
     reservation: str = option("NAME", "machines that you reserved: projects/P/zones/Z/reservations/R")
     web_access: bool = switch("an interactive shell in each worker, whose link is printed")
     env: Mapping[str, str] = option("NAME=VALUE", "a variable of the job; it can be read in the job's spec", {},

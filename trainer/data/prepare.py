@@ -20,7 +20,7 @@ import numpy as np
 
 from trainer.base.errors import DONE, UserError
 from trainer.base.log import ProgressBar, log, set_verbose
-from trainer.base.settings.fields import VERBOSE, Parser, refuse_unknown, whole
+from trainer.base.settings.fields import VERBOSE, Parser, integer_in, refuse_unknown
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig, split_kind
 from trainer.user_code.command import command, quiet_start
@@ -142,7 +142,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog="python -m trainer.data.prepare", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("source", metavar="SRC", help="a folder, a file or a name, as for --data")
     parser.add_argument("destination", metavar="DST", help="the folder for the pieces")
-    parser.add_argument("--shard_mib", type=whole(1, 4096), default=64, help="images of a piece (default: 64)")
+    parser.add_argument("--shard_mib", type=integer_in(1, 4096), default=64, help="images of a piece (default: 64)")
     parser.epilog = f"These settings of the trainer apply too: {' '.join(f'--{name}' for name in _SETTINGS)}"
     parser.add_boolean("verbose", VERBOSE)
     options, flags = parser.parse_known_args(arguments)

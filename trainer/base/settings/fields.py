@@ -134,7 +134,7 @@ Field = dataclasses.Field[Any]
 VERBOSE = "print every report with all its values, and the whole traceback of an error"  # the meaning of --verbose
 
 
-def whole(minimum: int, maximum: int) -> Callable[[str], int]:
+def integer_in(minimum: int, maximum: int) -> Callable[[str], int]:
     """Returns an argparse type: a whole number from `minimum` to `maximum`."""
 
     def convert(text: str) -> int:
