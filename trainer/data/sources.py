@@ -100,10 +100,12 @@ def kind_and_path(data: str, cache_dir: str = "") -> tuple[str, Path]:
     if not os.path.exists(path):
         prefix, colon, _ = location.partition(":")
         if colon and not os.path.exists(prefix):
-            names = ", ".join(LOADERS)
-            raise UserError(f"data={data}: unknown kind '{prefix}'{nearest(prefix, LOADERS)} Known: {names}")
-        hint = nearest(data, DATA_SOURCES)
-        raise UserError(f"data={data}: path not found{hint} Known names: {', '.join(DATA_SOURCES)}")
+            raise UserError(
+                f"data={data}: unknown kind '{prefix}'{nearest(prefix, LOADERS)} Known: {', '.join(LOADERS)}"
+            )
+        raise UserError(
+            f"data={data}: path not found{nearest(data, DATA_SOURCES)} Known names: {', '.join(DATA_SOURCES)}"
+        )
     recognised = {  # from the narrowest sign to the widest
         "npz": path.suffix == ".npz",
         "shards": (path / pieces.INDEX).is_file(),

@@ -43,7 +43,10 @@ def neighbour_metrics(real: Features, fake: Features, neighbours: int = NEIGHBOU
 
     At most MOST_IMAGES of each set are compared. All but density are at most 1, and higher is better.
     """
-    real, fake = _sample(real), _sample(fake)
+    real, fake = (  # evenly spread: they may be sorted by class
+        features[np.linspace(0, len(features) - 1, min(len(features), MOST_IMAGES)).astype(np.int64)]
+        for features in (real, fake)
+    )
     if min(len(real), len(fake)) <= neighbours:
         return {}
     real_radii, fake_radii = _radii(real, neighbours), _radii(fake, neighbours)
@@ -59,11 +62,6 @@ def neighbour_metrics(real: Features, fake: Features, neighbours: int = NEIGHBOU
         "density": float(within_real.mean() / neighbours),
         "coverage": float((nearest < real_radii).mean()),
     }
-
-
-def _sample(features: Features) -> Features:
-    """Returns at most MOST_IMAGES rows, evenly spread: they may be sorted by class."""
-    return features[np.linspace(0, len(features) - 1, min(len(features), MOST_IMAGES)).astype(np.int64)]
 
 
 def _radii(features: Features, neighbours: int) -> Features:
