@@ -212,12 +212,8 @@ def colours(config: TrainConfig, *, palette: str = "red green blue") -> Any:
 
 def colour_model(config: TrainConfig, dataset: Dataset, *, palette: str = "red green blue") -> keras.Model:
     """Has a vocabulary that it takes from a setting that it shares with `colours`."""
-    words = palette.split()
-    layers = [
-        keras.Input((), dtype="string"),
-        keras.layers.StringLookup(vocabulary=words, output_mode="one_hot"),
-        keras.layers.Dense(1),
-    ]
+    lookup = keras.layers.StringLookup(vocabulary=palette.split(), output_mode="one_hot")
+    layers = [keras.Input((), dtype="string"), lookup, keras.layers.Dense(1)]
     return _compiled(keras.Sequential(layers), config, loss="mse")
 
 

@@ -7,7 +7,7 @@ with five neighbours), pytorch-fid 0.3.0 (calculate_frechet_distance) and prdc 0
 import numpy as np
 import pytest
 
-from trainer.measures.fid import Features, frechet_distance, kernel_distance, neighbour_metrics
+from trainer.measures.fid import frechet_distance, kernel_distance, neighbour_metrics
 
 Numbers = dict[str, float]
 
@@ -29,25 +29,15 @@ STORED: dict[str, Numbers] = {
 }
 
 
-def feature_sets() -> tuple[Features, Features]:
-    """Returns features (240, 12) of real and of generated images; some generated ones are near copies."""
+def test_ours_are_the_stored_numbers() -> None:
+    """Compares features (240, 12) of real and of generated images; some generated ones are near copies."""
     draw = np.random.Generator(np.random.Philox(28))
     mixed = np.eye(12) + 0.3 * draw.standard_normal((12, 12))
     real, fake, _ = draw.standard_normal((3, 240, 12)) @ mixed
     fake = 0.9 * fake + 0.2
     fake[:40] = real[:40] + 0.05 * draw.standard_normal((40, 12))
-    return real, fake
-
-
-def ours() -> Numbers:
-    """Returns all our numbers of these features."""
-    real, fake = feature_sets()
     distances = {"fid": frechet_distance(real, fake), "kid": kernel_distance(real, fake)}
-    return distances | neighbour_metrics(real, fake)
-
-
-def test_ours_are_the_stored_numbers() -> None:
-    found = ours()
+    found = distances | neighbour_metrics(real, fake)
     for numbers in STORED.values():
         assert {name: found[name] for name in numbers} == pytest.approx(numbers, rel=1e-7)
     assert {name for numbers in STORED.values() for name in numbers} == found.keys()

@@ -106,7 +106,6 @@ def settings(name: str, replicas: int) -> TrainConfig:
         f"--kind={name}",
         f"--data={__name__}:table",
         "--global_batch_size=8",
-        "--steps=6",
     ]
     return resolve([*own, "--steps=6", f"--replicas={replicas}", "--precision=float64"]).config
 
