@@ -60,7 +60,6 @@ def interval(few: Measurement, many: Measurement, devices: int, rows: float) -> 
 
 
 START_DOUBT = Interval(0.5, 1.0, 2.0)  # factors of a short run's start-up, which differs between machines and disks
-_BATCH = ("global_batch_size", "micro_batches")  # these may differ if a micro-batch has the rows that it has on a tier
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ def _read(row: TierSummary, config: TrainConfig, planned_rows: set[float]) -> _M
     batch = run.config.get("global_batch_size", config.global_batch_size)
     micro_batches = (run.config.get("virtual_replicas") or 0) / row.devices or run.config.get("micro_batches") or 1
     rows = batch / row.devices / micro_batches
-    may_differ = _BATCH if rows in planned_rows else ()
+    may_differ = ("global_batch_size", "micro_batches") if rows in planned_rows else ()
     fixed = {name: value for name, value in fixed_settings(config).items() if name not in may_differ}
     differing = [key for key, value in fixed.items() if key in run.config and run.config[key] != value]
     if differing:

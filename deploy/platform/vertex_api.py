@@ -18,12 +18,6 @@ from trainer.base.limit_watch import LIMITS
 STOCKED_OUT = re.compile(
     r"stock-?out|resources are insufficient|insufficient .*(capacity|resources)|quota|resource_exhausted", re.IGNORECASE
 )
-# Matches its error for a machine or an accelerator that a region does not have.
-_NOT_HERE = re.compile(
-    r"(machine|accelerator|gpu).* (not|un)\W?(supported|available|offered|exist|found)\b"
-    r"|not (supported|available|offered) in (the )?(region|location|zone)",
-    re.IGNORECASE,
-)
 FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
 STOPPED = "STOPPED"  # our state of a job that ended itself at one of its limits, which Vertex AI calls SUCCEEDED
 STATES = ("QUEUED", "PENDING", "RUNNING", "CANCELLING", "PAUSED", "UPDATING", *sorted(FINAL_STATES))
@@ -52,8 +46,12 @@ class ApiError(Exception):
     @property
     def unavailable(self) -> bool:
         """Returns whether this region lacks quota or machines for the job, which another region or tier may have."""
-        missing = self.code in (400, 404) and _NOT_HERE.search(str(self)) is not None
-        return self.quota or (missing and not self.final)
+        missing = re.search(
+            r"(machine|accelerator|gpu).* (not|un)\W?(supported|available|offered|exist|found)\b"
+            r"|not (supported|available|offered) in (the )?(region|location|zone)",
+            str(self), re.IGNORECASE,
+        )  # fmt: skip
+        return self.quota or (self.code in (400, 404) and missing is not None and not self.final)
 
     @property
     def transient(self) -> bool:

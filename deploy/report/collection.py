@@ -119,9 +119,8 @@ def _comparison(folder: Path, content: dict[str, Any]) -> Collection:
         if not valid:
             raise UserError(f"{folder / COMPARISON} is damaged: use its job directories one by one")
         groups.append(TierRuns(tier.name, _repeats(folder / tier.name), tier, str(content.get("command") or "")))
-    scaling = content.get("scaling")
-    known = scaling if scaling in ("strong", "weak") else None
-    return Collection(tuple(groups), known, content.get("on") == "local", whole(content.get("parallel")) or 1)
+    scaling = content["scaling"] if content.get("scaling") in ("strong", "weak") else None
+    return Collection(tuple(groups), scaling, content.get("on") == "local", whole(content.get("parallel")) or 1)
 
 
 def _is_run(folder: Path) -> bool:

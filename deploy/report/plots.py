@@ -30,8 +30,6 @@ STYLE: Any = {
     "path.simplify_threshold": 0.5,
 }  # fmt: skip
 
-Drawing = tuple[str, str, Callable[["Axes"], None]]  # title, caption, function that draws it
-
 
 def axes(title: str, of: str) -> Any:
     """Returns matplotlib's axes for a picture in a notebook. `of`: the label of the x axis.
@@ -80,8 +78,13 @@ def draw(collection: Collection, rows: Sequence[TierSummary]) -> list[tuple[str,
     return figures
 
 
-def drawings(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[Drawing]:
-    """Yields the figures for which the runs have values, the most important first, with placeholders for colours."""
+def drawings(
+    collection: Collection, rows: Sequence[TierSummary]
+) -> Iterator[tuple[str, str, Callable[["Axes"], None]]]:
+    """Yields title, caption and drawing function of the figures for which the runs have values.
+
+    The most important one comes first; colours are placeholders.
+    """
     speeds = {row.tier: row.images_per_second.median for row in rows if row.images_per_second}
     groups = [group for group in collection.tiers if group.runs]
     scaled = [row for row in rows if row.speed_up is not None and not (row.simulated or row.base.simulated)]

@@ -12,12 +12,6 @@ from deploy.report.formatting import markdown_table, terminal_table
 from deploy.report.measures import MEASURES, SIMULATED, TierSummary, in_units, spread
 from deploy.tiers.machine_table import load_machines
 
-_MANY = 10  # if more columns than this lack values for one reason, a note calls them "measurements"
-_SCALING = {
-    "strong": "Strong scaling: the global batch is the same on every tier.",
-    "weak": "Weak scaling: the batch per replica is the same on every tier, the global batch grows with the devices.",
-}
-
 
 def shown(rows: Sequence[TierSummary]) -> list[list[str]]:
     """Returns the title and the cells of each measure of which any tier has a value; a missing value is empty."""
@@ -77,8 +71,10 @@ def to_json(rows: Sequence[TierSummary], remarks: Sequence[str], verdict: Sequen
 def notes(rows: Sequence[TierSummary], collection: Collection) -> Iterator[str]:
     """Yields the notes below a table: how it was measured, what is special about a tier, why a value is missing."""
     warm_up = sorted({row.warmup_steps for row in rows if row.warmup_steps is not None})
-    if collection.scaling:
-        yield _SCALING[collection.scaling]
+    if collection.scaling == "strong":
+        yield "Strong scaling: the global batch is the same on every tier."
+    if collection.scaling == "weak":
+        yield "Weak scaling: the batch per replica is the same on every tier, the global batch grows with the devices."
     if warm_up:
         span = f"{warm_up[0]:,}" if len(warm_up) == 1 else f"{warm_up[0]:,} to {warm_up[-1]:,}"
         yield (
@@ -110,6 +106,6 @@ def notes(rows: Sequence[TierSummary], collection: Collection) -> Iterator[str]:
                 titles_by_reason.setdefault((reason, tiers), []).append(in_units(measure.title, rows))
     for (reason, tiers), titles in titles_by_reason.items():
         if tiers:
-            columns = ", ".join(titles) if len(titles) <= _MANY else "measurements"
+            columns = ", ".join(titles) if len(titles) <= 10 else "measurements"
             yield f"No {columns} for {', '.join(tiers)}: {reason}."
     yield from (problem for run in collection.runs for problem in run.problems)

@@ -47,8 +47,7 @@ def read_labels(text: str) -> dict[str, str]:
     return labels
 
 
-# Variables that Vertex AI or the starter sets, and names of variables whose values should not be in a job's spec.
-_RESERVED = re.compile(r"TF_CONFIG|CLUSTER_SPEC|(AIP|CLOUD_ML|TRAINER)_\w*")
+# Matches the names of variables whose values should not be in a job's spec.
 _CONFIDENTIAL = re.compile(
     r"(^|_)(SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN|CREDENTIALS?|(API|PRIVATE|ACCESS|SECRET)_?KEY)(_|$)", re.IGNORECASE
 )
@@ -71,7 +70,7 @@ def _read_pairs(flag: str, texts: Sequence[str]) -> dict[str, str]:
                 f"{flag}={name}: write --{flag}=NAME=VALUE, with a name of letters, digits and _",
             ),
             (
-                _RESERVED.fullmatch(name),
+                re.fullmatch(r"TF_CONFIG|CLUSTER_SPEC|(AIP|CLOUD_ML|TRAINER)_\w*", name),
                 f"{flag}={name}: Vertex AI or the start of the job sets this variable: use another name",
             ),
             (pairs.setdefault(name, value) != value, f"{flag}={name}: it has two values: keep one of them"),

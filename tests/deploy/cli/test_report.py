@@ -61,10 +61,11 @@ def test_a_report_of_a_bucket_is_written_here(runs: Path, bucket: Address) -> No
     assert Path("runs/report/report.html").read_text().count('alt="samples of') == 2
 
 
-def test_the_pareto_front() -> None:
-    assert pareto_front([(3, 1), (1, 3), (2, 2), (2.5, 2.5), (1, 4), (4, 1)]) == [1, 2, 0]
-    assert pareto_front([(1, 1), (1, 1)]) == [0]
-    assert pareto_front([]) == []
+@pytest.mark.parametrize(("points", "front"), [
+    ([(3, 1), (1, 3), (2, 2), (2.5, 2.5), (1, 4), (4, 1)], [1, 2, 0]), ([(1, 1), (1, 1)], [0]), ([], []),
+])  # fmt: skip
+def test_the_pareto_front(points: list[tuple[float, float]], front: list[int]) -> None:
+    assert pareto_front(points) == front
 
 
 @pytest.mark.parametrize("text", ["l4x1", "l4x1=", "=3", "l4x1=-1", "l4x1=0", "l4x1=nan", "l4x1=inf", "l4x1=x"])
