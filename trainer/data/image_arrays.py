@@ -164,9 +164,8 @@ _CLASSES_OF_KERAS = {
 
 def load_keras(config: TrainConfig) -> Dataset:
     """Returns the data set that `config.data` names, from Keras's cache (~/.keras/datasets) or by download."""
-    module: Any = getattr(keras.datasets, config.data)
     try:
-        (images, labels), (test_images, test_labels) = module.load_data()
+        (images, labels), (test_images, test_labels) = getattr(keras.datasets, config.data).load_data()
     except Exception as error:  # of urllib, ssl, zipfile and others
         raise UserError(
             f"data={config.data}: download failed ({reason(error)}): use --data=FOLDER with the files"
@@ -221,9 +220,8 @@ def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
 
 
 def _find_idx(folder: Path, prefix: str) -> Path | None:
-    prefixes = (prefix, prefix.replace("-", "_"))
-    files = (path for path in folder.iterdir() if path.name.startswith(prefixes) and path.is_file())
-    return min(files, default=None)
+    names = (prefix, prefix.replace("-", "_"))
+    return min((path for path in folder.iterdir() if path.name.startswith(names) and path.is_file()), default=None)
 
 
 _NPZ_NAMES = (("x_train", "images", "x"), ("y_train", "labels", "y"), ("x_test",), ("y_test",))

@@ -366,8 +366,9 @@ def read_records(config: TrainConfig, files: list[Path]) -> Encoded:
                 feature = tf.train.Example.FromString(record.numpy()).features.feature
                 image = [value for key in _IMAGE_KEYS if key in feature for value in feature[key].bytes_list.value]
                 if not image:
-                    keys = f"({' or '.join(_IMAGE_KEYS)}): it has {[*feature][:20]}"
-                    raise UserError(f"{file}: a record without image bytes {keys}")
+                    raise UserError(
+                        f"{file}: a record without image bytes ({' or '.join(_IMAGE_KEYS)}): it has {[*feature][:20]}"
+                    )
                 label = [value for key in _LABEL_KEYS if key in feature for value in feature[key].int64_list.value]
                 images.append(image[0])
                 labels.append(label[0] if label else None)
@@ -379,6 +380,7 @@ def read_records(config: TrainConfig, files: list[Path]) -> Encoded:
                 f"{file}: damaged, or not a TFRecord file: {reason(error)}: copy it again, or end its name in .gz if "
                 "it is compressed"
             ) from None
-    items = f"records ({' or '.join(_LABEL_KEYS)})"
-    has_labels = labelled((label is not None for label in labels), f"data={config.data}", items)
+    has_labels = labelled(
+        (label is not None for label in labels), f"data={config.data}", f"records ({' or '.join(_LABEL_KEYS)})"
+    )
     return Encoded(images, [label or 0 for label in labels] if has_labels else None, names=names)

@@ -259,13 +259,13 @@ class Fid:
             summed = self._replicas.sum_over_workers(whole)
             return summed if self._replicas.cluster.is_chief else np.empty((0, features.shape[1]))
 
-        switch = tf.config.experimental
-        before = switch.tensor_float_32_execution_enabled()
-        switch.enable_tensor_float_32_execution(False)  # products are exact to float32, whatever the run's `tf32`
+        before = tf.config.experimental.tensor_float_32_execution_enabled()
+        # Products are exact to float32, whatever the run's `tf32`.
+        tf.config.experimental.enable_tensor_float_32_execution(False)
         try:
             return np.concatenate([of_all_workers(start) for start in range(0, self.samples, batch)])[: self.samples]
         finally:
-            switch.enable_tensor_float_32_execution(before)
+            tf.config.experimental.enable_tensor_float_32_execution(before)
 
     def _extracting(self, images_of: Callable[[Any], Any]) -> Any:
         """Returns a tf.function that computes the features of this worker's rows of the global batch at `start`."""

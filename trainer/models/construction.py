@@ -198,8 +198,10 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
     """
     optimizers = [part for part in reachable(model) if isinstance(part, keras.optimizers.Optimizer)]
     inner = {id(getattr(optimizer, "inner_optimizer", None)) for optimizer in optimizers}
-    outer = [optimizer for optimizer in optimizers if id(optimizer) not in inner]
-    optimizers = [optimizer for optimizer in outer if not hasattr(optimizer.apply, "sums_first")]
+    optimizers = [
+        optimizer for optimizer in optimizers
+        if id(optimizer) not in inner and not hasattr(optimizer.apply, "sums_first")
+    ]  # fmt: skip
     if not optimizers:
         return
     # One step is traced without running it: which variables does each optimizer get, and is current_step called?

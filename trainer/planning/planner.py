@@ -146,8 +146,8 @@ def make_plan(config: TrainConfig) -> StepPlan:
     dataset = load_dataset(config)
     first, first_trace = measure_step(config, dataset, _ROWS[0])
     state = first.state_bytes
-    needed = peak_bytes(first_trace, state, temporaries=True)
-    limit = 2 * needed * _ROWS[-1] / _ROWS[0]  # twice the largest step, for fragmentation and for building the model
+    # Twice the largest step, for fragmentation and for building the model.
+    limit = 2 * peak_bytes(first_trace, state, temporaries=True) * _ROWS[-1] / _ROWS[0]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if limit > memory:
         raise UserError(
