@@ -21,7 +21,7 @@ import keras
 import tensorflow as tf
 
 from trainer.base.errors import UserError
-from trainer.base.settings.train_config import TrainConfig
+from trainer.base.settings.train_config import TrainConfig, names_in
 from trainer.invariance.step import StepContext
 
 Change = Callable[[Any, StepContext], Any]  # of images, or of a step's data
@@ -55,7 +55,7 @@ _BY_NAME: dict[str, Change] = {"flip": flip, "crop": crop}
 
 def augmentation(config: TrainConfig) -> Change | None:
     """Returns the augmentations of `config.augment`, applied one after another, or None."""
-    chosen = [_BY_NAME[name] for name in config.augmentations]
+    chosen = [_BY_NAME[name] for name in names_in(config.augment)]
     if not chosen:
         return None
 

@@ -26,7 +26,6 @@ from trainer.base.storage.staging import in_parallel
 
 LEAVING_SECONDS = 10.0  # of the 15 until a preempted machine stops; the other 5 are for the checkpoint
 _RETRY_SECONDS = 15
-_FINISHING_SECONDS = 600.0
 _LOGS_SECONDS = 60.0  # between uploads of the logs: each sends whole event files
 
 _UNSENT = ".unsent"  # marks a scratch folder with files that were not uploaded when its run ended
@@ -168,7 +167,7 @@ class Mirror:
         if not running:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def finish(self, seconds: float = _FINISHING_SECONDS) -> None:
+    def finish(self, seconds: float = 600.0) -> None:
         """Waits for all uploads. Raises PlatformFault, naming pending files, after `seconds`; UserError if rejected."""
         pending = self.join(seconds)
         if self.rejection:

@@ -25,7 +25,6 @@ from trainer.base.storage import write_whole
 from trainer.base.storage.staging import cache_home
 
 PLAN_FORMAT = 10  # version of plan.json's format
-_PACKAGES = ("tensorflow", "keras", "numpy")
 # Settings that a plan does not depend on: those that a resumed run may change, except remat, and others that change
 # neither the memory nor the work of a row.
 _NO_EFFECT = (MAY_CHANGE - {"remat"}) | {
@@ -184,8 +183,10 @@ def read_plan(path: Path) -> StepPlan:
     try:
         for name in ("memory", "recomputed"):
             if memory := content[name]:
-                devices = ("device", "device_16_bit", "cpu")
-                lines = {device: [LinearInRows(*map(float, pair)) for pair in memory[device]] for device in devices}
+                lines = {
+                    device: [LinearInRows(*map(float, pair)) for pair in memory[device]]
+                    for device in ("device", "device_16_bit", "cpu")
+                }
                 content[name] = Memory(**{**memory, **lines})
         for name in ("work", "work_of_two", "recomputed_work"):
             if work := content[name]:
@@ -223,7 +224,7 @@ def plan_key(config: TrainConfig, installed: Mapping[str, str] | None = None) ->
 def versions() -> dict[str, str]:
     """Returns the versions of this package and of TensorFlow, Keras and NumPy, as far as they are installed."""
     installed = {"trainer": trainer.__version__}
-    for name in _PACKAGES:
+    for name in ("tensorflow", "keras", "numpy"):
         with suppress(PackageNotFoundError):
             installed[name] = version(name)
     return installed

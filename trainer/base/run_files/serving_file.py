@@ -102,7 +102,6 @@ def model_folder(run: str) -> Path:
 
 
 _SUFFIXES = (".keras", ".h5")
-_MODEL_FILES = ("", "model.keras", f"{MODEL}/model.keras")  # below the given path; the first that exists is used
 _MANIFEST = re.compile(rf"(?:{CHECKPOINTS}/)?(?:{STEP_PREFIX}(\d+)/)?{re.escape(MANIFEST)}")
 
 
@@ -141,7 +140,8 @@ def fetch_model(path: str, name: str, cache_dir: str = "") -> Path:
         folder = Staged(address, name, cache_dir)
         needed = ".keras" if any(below.endswith(".keras") for below in folder.objects) else ""
         local = folder.fetch(lambda below: below.endswith(needed) and not below.startswith(f"{CHECKPOINTS}/"))
-    return next((file for file in (local / below for below in _MODEL_FILES) if file.is_file()), local)
+    files = (local / below for below in ("", "model.keras", f"{MODEL}/model.keras"))
+    return next((file for file in files if file.is_file()), local)
 
 
 def _parent(address: Address) -> Address:

@@ -38,7 +38,6 @@ _NAMES: dict[str, Any] = {  # names that the type of a parameter may use
 _ALLOWED = "use bool, int, float, str, a Literal of values of one of them, or any of these with `| None`"
 _FUNCTIONS_KEY = "functions"  # in a field's metadata: `Parameter.functions`
 _MOST_STEPS = 20  # imports to follow for a name: they may form a circle
-_MEANINGS = {**TYPE_NAMES, str: "text"}  # in --help, for a parameter without a description
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Parameter:
     @property
     def field(self) -> "dataclasses.Field[Any]":
         """Returns the parameter as a field of a settings dataclass."""
-        meaning = self.about.meaning or _MEANINGS[self.kind]
+        meaning = self.about.meaning or {**TYPE_NAMES, str: "text"}[self.kind]
         group = f"settings of {' and '.join(self.functions)}"
         metadata = {**vars(self.about), "meaning": meaning, "group": group, _FUNCTIONS_KEY: self.functions}
         field: dataclasses.Field[Any] = dataclasses.field(default=self.default, metadata=metadata)

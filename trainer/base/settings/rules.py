@@ -72,7 +72,7 @@ def check(config: TrainConfig) -> None:
             "path, or your own package.module:function",
         ),
     )
-    for name in config.augmentations:
+    for name in names_in(config.augment):
         check_known("augment", name, "the augmentations are", AUGMENTATIONS)
     layers = names_in(config.remat.removeprefix(LAYERS)) if config.remat.startswith(LAYERS) else ()
     local_path(config.cache_dir, "cache_dir")  # these raise UserError for a value of another form

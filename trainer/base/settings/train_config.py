@@ -185,11 +185,6 @@ class TrainConfig:
         return {"data": split_kind(self.data)[1], **{name: getattr(self, name) for name in others}}
 
     @property
-    def augmentations(self) -> tuple[str, ...]:
-        """Returns the names in `augment`."""
-        return names_in(self.augment)
-
-    @property
     def evaluation_batch(self) -> int:
         """Returns the number of examples that one replica evaluates at a time."""
         return self.evaluation_batch_size or self.global_batch_size

@@ -44,8 +44,7 @@ class TransferLimits:
     connect: float = 10
     read: float = 20  # wait for the next byte, and the whole time of a request that moves no content
     rate: int = 40_000  # bytes a second of content: a slower transfer is cut like a silent connection
-    tries: int = 3  # of an upload that conflicts with another one
-    downloads: int = 3  # of an object that arrives with a wrong checksum
+    tries: int = 3  # of an upload that conflicts with another one, and of an object that arrives with a wrong checksum
     workers: int = 16  # concurrent transfers
     piece: int = 2 * 2**20  # bytes per read request, held in memory; reading them takes less than `retry`
 
@@ -55,7 +54,6 @@ _POLL_SECONDS = 0.1  # between two looks whether a request has ended or is cance
 _START = uuid.uuid4().hex  # identifies this process: another machine may have the same name and process number
 _FIELDS = "nextPageToken,items(name,size,crc32c,generation,contentEncoding)"
 _LIST, _READ = "list its objects (roles/storage.objectViewer)", "read it (roles/storage.objectViewer)"
-_LOCATE = "read its location (roles/storage.bucketViewer)"
 _WRITE = "write it (roles/storage.objectUser)"
 _IN_MEMORY = 64 * 2**20  # bytes; smaller files are read whole before the upload, because they may grow meanwhile
 
@@ -166,8 +164,9 @@ class Gcs:
 
     def location(self, bucket: str) -> str:
         """Returns the location of a bucket, as US or EUROPE-WEST4."""
-        address = Address(bucket, "")
-        return str(self._request(lambda: self.client.get_bucket(bucket, **self._once), address, _LOCATE).location)
+        needed = "read its location (roles/storage.bucketViewer)"
+        about = self._request(lambda: self.client.get_bucket(bucket, **self._once), Address(bucket, ""), needed)
+        return str(about.location)
 
     def download(
         self,
@@ -178,7 +177,7 @@ class Gcs:
     ) -> None:
         """Writes the object to `file`, complete and verified, or removes the file. Calls `on_bytes` with the progress.
 
-        Raises PlatformFault if the content is wrong `limits.downloads` times or the object no longer exists.
+        Raises PlatformFault if the content is wrong `limits.tries` times or the object no longer exists.
         """
         try:
             with explained(str(remote.address)), open(file, "wb") as raw:
@@ -204,7 +203,7 @@ class Gcs:
             blob = self._blob(remote.address, remote.generation)
             return bytes(blob.download_as_bytes(start=start, end=end, raw_download=True, checksum=None, **self._once))
 
-        for _ in range(self.limits.downloads):
+        for _ in range(self.limits.tries):
             target.seek(0)
             target.truncate()
             checksum = google_crc32c.Checksum()
@@ -219,7 +218,7 @@ class Gcs:
                 return
             on_bytes(-target.tell())
         raise PlatformFault(
-            f"{remote.address}: wrong checksum after {self.limits.downloads} downloads: it is damaged on its way, or "
+            f"{remote.address}: wrong checksum after {self.limits.tries} downloads: it is damaged on its way, or "
             "where it is stored: upload it again"
         )
 

@@ -21,8 +21,6 @@ from typing import Any
 
 from trainer.base.errors import reason, shortened
 
-_SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
-_ADC = "application_default_credentials.json"
 _TIMEOUT_S = 60.0  # of gcloud
 # A token is valid for an hour at most, and gcloud may return an older one; a refused token is renewed anyway.
 _LIFE = timedelta(minutes=30)
@@ -59,7 +57,7 @@ def _credentials(*_environment: str) -> Any:
         except (OSError, ValueError) as error:
             raise DefaultCredentialsError(f"access_token_file={token_file}: {reason(error)}") from None
     if _has_default_credentials() or not (gcloud_account() and shutil.which("gcloud")):
-        return google.auth.default(scopes=_SCOPES)[0]
+        return google.auth.default(scopes=("https://www.googleapis.com/auth/cloud-platform",))[0]
     lock = threading.Lock()
 
     class GcloudCredentials(Credentials):
@@ -101,7 +99,10 @@ def login_command() -> str:
 
 
 def _has_default_credentials() -> bool:
-    return bool(os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")) or (_gcloud_folder() / _ADC).is_file()
+    return (
+        bool(os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"))
+        or (_gcloud_folder() / "application_default_credentials.json").is_file()
+    )
 
 
 def gcloud_account() -> str:
