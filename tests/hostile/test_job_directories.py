@@ -178,7 +178,12 @@ def write_all_forms(folder: Path) -> None:
     assert "<script>alert" not in to_html(collection, rows, lines, more)
 
 
-def comparison(folder: Path, about: bytes, result: bytes, lines: bytes, asked: bytes) -> Path:
+@examples(10)
+@given(about=json_like(RUN), result=json_like(RESULT), lines=_lines, asked=json_like(COMPARISON))
+def test_a_report(
+    tmp_path_factory: pytest.TempPathFactory, about: bytes, result: bytes, lines: bytes, asked: bytes
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "report"
     shutil.rmtree(folder, ignore_errors=True)
     for tier in "ab":
         for repeat in (1, 2):
@@ -186,18 +191,6 @@ def comparison(folder: Path, about: bytes, result: bytes, lines: bytes, asked: b
     for name, content in zip(_NAMES, (about, result, lines), strict=True):
         (folder / "a" / "repeat-1" / name).write_bytes(content)
     (folder / "comparison.json").write_bytes(asked)
-    return folder
-
-
-_files = {
-    "about": json_like(RUN), "result": json_like(RESULT), "lines": _lines, "asked": json_like(COMPARISON),
-}  # fmt: skip
-
-
-@examples(10)
-@given(**_files)
-def test_a_report(tmp_path_factory: pytest.TempPathFactory, **files: bytes) -> None:
-    folder = comparison(tmp_path_factory.getbasetemp() / "report", **files)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("deploy.report.html_page.draw", lambda collection, rows: [])
         one_line(lambda: write_all_forms(folder))
