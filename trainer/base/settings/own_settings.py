@@ -165,7 +165,9 @@ class _Module:
                 if collects:
                     gc.enable()
         except (SyntaxError, MemoryError) as error:
-            place = f"{self.file}:{error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else reason(error)
+            place = reason(error)
+            if isinstance(error, SyntaxError) and error.lineno:  # it has none for an unknown encoding
+                place = f"{self.file}:{error.lineno}: {error.msg}"
             raise UserError(f"{origin}: cannot import {name} ({place})") from None
         except (ImportError, ValueError, AttributeError, TypeError, OSError) as error:
             raise Unreadable(f"{name} is not found: {reason(error)}") from None

@@ -143,6 +143,7 @@ def test_a_wrong_value_is_one_line(mine: Path, flags: list[str], line: str) -> N
     ("from .data import build", "model=mine.nets:build: mine.data has no function build."),
     ("def build(c, d, *, a=1:\n  pass", "model=mine.nets:build: cannot import mine.nets (mine/nets.py:1: "),
     ("from .other import build", "model=mine.nets:build: cannot import mine.other (mine/other.py:1: invalid"),
+    ("# coding: no-such\ndef build(c, d, *, a=1): pass", "cannot import mine.nets (unknown encoding: no-such)"),
 ])  # fmt: skip
 def test_what_cannot_be_a_setting_is_one_line_that_names_the_place(mine: Path, source: str, line: str) -> None:
     write(mine.parent, nets=source, other="def def")
