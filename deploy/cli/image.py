@@ -18,8 +18,6 @@ from deploy.tiers.gcp_config import read_project
 from trainer.base.errors import DONE, FAULT, UserError
 from trainer.base.storage.login import gcloud_environment
 
-DEPLOY = Path(__file__).parents[1]
-
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the command, and runs it unless --dry_run is given."""
@@ -51,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)  # with only what the build needs
     for name in ("Dockerfile", "cloudbuild.yaml"):
-        shutil.copyfile(DEPLOY / name, folder / name)
+        shutil.copyfile(Path(__file__).parents[1] / name, folder / name)
     for package in packages:
         write_copy(package, folder / "packages" / package.name)
     project, tensorflow = read_project(args.project), [f"_TENSORFLOW={args.tensorflow}"] if args.tensorflow else []

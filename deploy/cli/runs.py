@@ -29,8 +29,7 @@ def report(arguments: Sequence[str]) -> int:
     cli.add_argument("--out", default="", metavar="FOLDER", help="folder of the report (default: the first DIR, or "
                      "runs/report if that is in a bucket)")  # fmt: skip
     args = cli.parse_args(arguments)
-    beside = "runs/report" if is_remote(args.folders[0]) else args.folders[0]
-    out = args.out or beside
+    out = args.out or ("runs/report" if is_remote(args.folders[0]) else args.folders[0])
     write_report(args.folders, out, args.baseline, read_prices(args.price_per_hour))
     written = read_comparison(local_path(out, "out"), DONE)
     write_document(args, "report", **vars(written) | {"folder": str(written.folder)})
@@ -39,8 +38,8 @@ def report(arguments: Sequence[str]) -> int:
 
 def track(arguments: Sequence[str]) -> int:
     """Sends finished runs to trackers, except what a tracker already has, and returns the exit code."""
-    description = "Sends finished runs to trackers: `track RUN… --track=mlflow:http://HOST:PORT#EXPERIMENT`."
-    cli = parser("track", description, "RUN … --track=TRACKER[,TRACKER]", with_json=False)
+    cli = parser("track", "Sends finished runs to trackers: `track RUN… --track=mlflow:http://HOST:PORT#EXPERIMENT`.",
+                 "RUN … --track=TRACKER[,TRACKER]", with_json=False)  # fmt: skip
     cli.add_argument("runs", nargs="+", metavar="RUN", help="a job directory, or the folder of a comparison; local or "
                      "gs://")  # fmt: skip
     cli.add_argument(
@@ -53,9 +52,9 @@ def track(arguments: Sequence[str]) -> int:
 
 def register(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Registers a run's model as a version, unless it is one already, and moves the alias if one is given."""
-    usage = "RUN --name=NAME [--alias=ALIAS] [--image=URI]"
-    cli = parser("register", "Registers a run's model as a version in Vertex AI's Model Registry.", usage, JobOptions,
-                 "project", "region", "bucket", with_json=False)  # fmt: skip
+    cli = parser("register", "Registers a run's model as a version in Vertex AI's Model Registry.",
+                 "RUN --name=NAME [--alias=ALIAS] [--image=URI]", JobOptions, "project", "region", "bucket",
+                 with_json=False)  # fmt: skip
     cli.add_argument("run", metavar="RUN", help="a job directory whose run is done; also at gs://")
     cli.add_argument("--name", required=True, metavar="NAME", help="the model, of which this becomes a version")
     cli.add_argument("--alias", default="", metavar="ALIAS", help="move this alias to the version, as champion")
