@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import layers
 
@@ -101,7 +102,8 @@ def build_generator(
     if classes:
         label = keras.Input((), dtype="int32", name="label")
         one_hot = layers.CategoryEncoding(classes, output_mode="one_hot", name="classes", **full)(label)
-        as_long_as_noise = layers.Rescaling(latent_dim**0.5, **full)(one_hot)
+        # An array, because Keras rounds a plain number to float32.
+        as_long_as_noise = layers.Rescaling(np.array([latent_dim**0.5]), **full)(one_hot)
         x = layers.Concatenate(**full)([inputs, as_long_as_noise])
         inputs = [inputs, label]
     x = layers.Dense(base * base * widths[-1], use_bias=False, kernel_initializer=initializer())(x)
