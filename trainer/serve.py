@@ -39,6 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         from trainer.run.served_model import ServedModel
 
     def load() -> ServedModel:
+        log.info(f"loads the model of {args.run}")
         model = ServedModel(model_folder(args.run), args.run, same_bytes=args.same_bytes)
         rows = f"{model.most_rows} rows a call" if args.same_bytes else f"up to {model.most_rows:,} rows a call"
         log.info(f"{args.run} is served at http://{args.host}:{args.port}, {rows}; /v2/models/model says what it takes")

@@ -71,7 +71,7 @@ def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
             config.evaluation_fraction and dataset.evaluation is None,
             f"evaluation_fraction={config.evaluation_fraction}: {config.data} has no evaluation part, and the flag "
             "does not apply to prepared data, nor to a Dataset of your own: drop it, prepare the data anew with it, "
-            "or let the function return such a part",
+            "or give the rows as third argument: Dataset(name, training, evaluation)",
         ),
     )
     # Labels in memory become int32, and classes without names are called by their numbers.

@@ -102,11 +102,13 @@ class Batcher:
                 self._short_rows = max(self._short_rows, count) if short else min(self._short_rows, count - 1)
             except Exception as error:  # only the requests of this call fail; the server goes on
                 for part in taken:
-                    part.answers.set_exception(error)
+                    if not part.answers.cancelled():
+                        part.answers.set_exception(error)
                 continue
             for part in taken:
                 count = len(part.columns[0])
-                part.answers.set_result(answers[:count])
+                if not part.answers.cancelled():  # the server stops, and its time for open requests is over
+                    part.answers.set_result(answers[:count])
                 answers = answers[count:]
             await asyncio.sleep(0)  # lets the event loop send answers and read requests
 
@@ -140,9 +142,8 @@ def application(load: Callable[[], ServedModel], stop: Callable[[Exception], Non
         if not batchers:
             return _refused(503, "the model is being loaded")
         size = int(request.headers.get("content-length", MOST_BYTES))  # a stream has no length: assume the most
-        if size > MOST_BYTES:
-            return _refused(413, _TOO_LARGE)
-        size = max(size, _LEAST_BYTES)
+        too_large = size > MOST_BYTES
+        size = min(max(size, _LEAST_BYTES), MOST_BYTES)
         if waiting_bytes + size > _WAITING_BYTES:
             return _refused(503, "too many requests are waiting: send it again in some seconds", {"Retry-After": "2"})
         waiting_bytes += size
@@ -150,14 +151,19 @@ def application(load: Callable[[], ServedModel], stop: Callable[[Exception], Non
             content = bytearray()
             async with asyncio.timeout(_BODY_S):
                 async for part in request.stream():
-                    content += part
-                    if len(content) > MOST_BYTES:
-                        return _refused(413, _TOO_LARGE)
+                    too_large = too_large or len(content) + len(part) > MOST_BYTES
+                    if not too_large:  # else the rest is read and dropped: who still sends reads no answer
+                        content += part
+            if too_large:
+                return _refused(413, _TOO_LARGE)
             return await answered(batchers[0], bytes(content))
         except BadRow as error:
             return _refused(400, str(error))
         except TimeoutError:
-            return _refused(408, f"the request did not arrive within {_BODY_S} s")
+            late = f"the request did not arrive within {_BODY_S} s"
+            return _refused(413, _TOO_LARGE) if too_large else _refused(408, late)
+        except asyncio.CancelledError:  # by uvicorn, after _GRACE_S
+            return _refused(503, f"the server stops, and did not come to this request within {_GRACE_S} s")
         except ClientDisconnect:
             return Response(status_code=400)  # Starlette needs a response, though nobody reads it
         except Exception as error:

@@ -212,15 +212,15 @@ class ServedModel:
             except BadImage as error:
                 raise BadRow(f"{name}: the image cannot be decoded: {error}") from None
         is_text = dtype.kind == "O"
-        wrong_shape = BadRow(f"{name}: it must have the shape {[size or 'any' for size in shape]}")
+        wrong_shape = f"{name}: it must have the shape {[size or 'any' for size in shape]}"
         try:
             array = np.array(values, object if is_text else None)
         except (ValueError, OverflowError):  # raised for rows of unequal lengths and for huge integers
-            raise wrong_shape from None
+            raise BadRow(wrong_shape) from None
         sizes = array.shape[1:]
         fitting = [size in (None, length) for size, length in zip(shape, sizes, strict=False)]
         if len(sizes) != len(shape) or not all(fitting):
-            raise wrong_shape
+            raise BadRow(f"{wrong_shape}, and has {[*sizes]}")
         if is_text:
             if not all(isinstance(text, str) for text in array.flat):
                 raise BadRow(f"{name}: it must be text")
@@ -315,7 +315,7 @@ def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
             before = {}
         differing = [name for name in about if before.get(name, False) != about[name]]
         if differing:
-            raise UserError(f"out={out}: its answers are of another {' and other '.join(differing)}: use another --out")
+            raise UserError(f"out={out}: its answers differ from these in {' and '.join(differing)}: use another --out")
     answered = 0
     failed = 0
     part = -1

@@ -185,7 +185,7 @@ def test_inputs_have_names_and_a_class_that_is_not_here_is_served_from_the_saved
         ({"size": [1, 2, 3]}, "it has size, and it must be an object with size, word"),
         ([1], "it must be an object with size, word"),
         ({"size": [1, 2, 3], "word": 7}, "word: it must be text"),
-        ({"size": [[1]], "word": "a"}, "size: it must have the shape [3]"),
+        ({"size": [[1]], "word": "a"}, "size: it must have the shape [3], and has [1, 1]"),
         ({"size": ["a", "b", "c"], "word": "a"}, "size: it must hold finite numbers of float32 only"),
         ({"size": [1e300, 0, 0], "word": "a"}, "size: it must hold finite"),
         ({"size": [float("inf"), 0, 0], "word": "a"}, "size: it must hold finite"),
@@ -336,6 +336,39 @@ def test_requests_that_wait_share_a_call(most_rows: int, expected: list[list[int
     assert calls == expected
 
 
+def test_a_request_that_the_stopping_server_gives_up_is_told_so() -> None:
+    """Uvicorn cancels what is open when its time for open requests is over; the model still computes."""
+    computing, over, sent = threading.Event(), threading.Event(), list[Any]()
+
+    def answer(columns: Any) -> list[int]:
+        computing.set()
+        over.wait(30)
+        return [1]
+
+    model = SimpleNamespace(most_rows=8, answer=answer, parse=lambda rows: ([([0], (np.array(rows),))], {}))
+    app = server_module.application(lambda: cast(ServedModel, model), lambda error: None)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b'{"instances": [1]}'}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def cancelled() -> None:
+        async with app.router.lifespan_context(app):
+            while not computing.is_set():  # until then the model is being loaded
+                scope = {"type": "http", "method": "POST", "path": "/predict", "headers": [], "query_string": b""}
+                request = asyncio.create_task(app(scope, receive, send))
+                await asyncio.wait([request], timeout=0.1)
+            request.cancel()
+            await request
+            over.set()
+
+    asyncio.run(cancelled())
+    assert sent[-2]["status"] == 503
+    assert b"the server stops" in sent[-1]["body"]
+
+
 def test_requests_that_are_too_many_are_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "_WAITING_BYTES", 5_000)
     sent = post(url, images(1).tolist())
@@ -456,7 +489,7 @@ def test_rows_of_a_file_are_answered_as_by_a_server(
     (tmp_path / "wrong.jsonl").write_text("{")
     for rows, out, line in (
         ("rows", "answers.jsonl", "it becomes a folder of several files: use a name without a dot"),
-        ("other", "out", f"out={written}: its answers are of another rows: use another --out"),
+        ("other", "out", f"out={written}: its answers differ from these in rows: use another --out"),
         ("missing", "out", "missing.jsonl: there is no such file"),
         ("wrong", "new", ""),  # no row was answered
     ):
