@@ -39,6 +39,7 @@ from trainer.base.run_files.plan_file import (
     write_plan,
 )
 from trainer.base.settings.accelerators import arithmetic
+from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import TrainConfig
 
 CONFIG = TrainConfig(model="mlp", global_batch_size=64, steps=10_000, tf32=False)
@@ -340,6 +341,8 @@ def test_a_plan_is_kept_by_what_it_depends_on(tmp_path: Path, monkeypatch: pytes
         {}, {"image_size": 16}, {"precision": "mixed_float16"}, {"data": "mnist"}, {"channels": 3})}) == 5  # fmt: skip
     places = ("photos", "folder:photos/", "/home/me/photos", "gs://bucket/photos")
     assert len({plan_key(dataclasses.replace(CONFIG, data=each)) for each in places}) == 1
+    flags = ([], ["--dropout=0.5"], ["--width=64"], ["--seed=3"])
+    assert len({plan_key(Overrides.parse(["--model=mlp", "--data=digits", *own]).resolve()) for own in flags}) == 3
     (tmp_path / "mine_to_plan.py").write_text("one = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     own = dataclasses.replace(CONFIG, model="mine_to_plan:build")

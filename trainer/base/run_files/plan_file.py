@@ -18,18 +18,18 @@ from typing import Any, NamedTuple
 import trainer
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import read_json
-from trainer.base.settings.own_settings import is_dotted, own_sources
+from trainer.base.settings.own_settings import functions_taking, is_dotted, own_sources
 from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import BLOCKS, MAY_CHANGE, TrainConfig
 from trainer.base.storage import write_whole
 from trainer.base.storage.staging import cache_home
 
 PLAN_FORMAT = 10  # version of plan.json's format
-# Settings that a plan does not depend on: those that a resumed run may change, except remat, and others that change
-# neither the memory nor the work of a row.
+# Settings of the trainer that a plan does not depend on: those that a resumed run may change, except remat, and others
+# that change neither the memory nor the work of a row. A setting that a model's or the user's function takes always
+# counts: with a dropout of 0, for one, there are no layers of it.
 _NO_EFFECT = (MAY_CHANGE - {"remat"}) | {
-    "global_batch_size", "seed", "learning_rate", "fine_tune_learning_rate", "evaluation_batch_size", "dropout",
-    "gradient_penalty_weight", "warmup_steps", "virtual_replicas",
+    "global_batch_size", "seed", "learning_rate", "evaluation_batch_size", "warmup_steps", "virtual_replicas",
 }  # fmt: skip
 
 
@@ -213,7 +213,8 @@ def plan_key(config: TrainConfig, installed: Mapping[str, str] | None = None) ->
     installed: the versions, by default this machine's. Only the last name in the path of data counts, so that a plan
     made with a local folder is also the plan for its copy in a bucket.
     """
-    settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in _NO_EFFECT}
+    no_effect = {field.name for field in dataclasses.fields(config) if not functions_taking(field)} & _NO_EFFECT
+    settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in no_effect}
     settings["data"] = config.data if is_dotted(config.data) else re.split("[/:]", config.data.rstrip("/"))[-1]
     versions_used = versions() if installed is None else installed
     parts = [json.dumps([PLAN_FORMAT, settings, versions_used], sort_keys=True).encode()]
