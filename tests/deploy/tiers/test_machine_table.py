@@ -26,6 +26,7 @@ def test_every_accelerator_is_one_that_vertex_names_and_some_machine_has() -> No
 
 FACTS = yaml.safe_load(TABLE.read_text())
 KINDS = ("list", "spot", "flex_start")
+TIERS_PAGE = JOB_CONFIGS.parent / "docs" / "tiers.md"
 
 
 def from_parts(pool: dict[str, Any], kind: str) -> float | None:
@@ -47,6 +48,9 @@ def test_the_three_prices_of_a_tier_are_the_sums_of_their_parts(path: Path) -> N
     price, pools = load_tier(str(path)).price, yaml.safe_load(path.read_text())["workerPoolSpecs"]
     assert {pool["diskSpec"]["bootDiskType"] for pool in pools} == {"pd-ssd"}
     assert price.inferred
+    quoted = f"{load_tier(str(path)).price_per_hour:.2f}"
+    assert f"# About {quoted} USD an hour" in path.read_text()
+    assert re.search(rf"^\| .*`{path.stem}`.* {re.escape(quoted)}\b", TIERS_PAGE.read_text("utf-8"), re.MULTILINE)
     for kind in KINDS:
         parts = [(from_parts(pool, kind), pool.get("replicaCount", 1)) for pool in pools]
         total = None if None in dict(parts) else sum(usd * count for usd, count in parts if usd is not None)
