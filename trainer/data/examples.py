@@ -33,6 +33,7 @@ _SAMPLED_ROWS = 1024  # the most rows of a sequence that a fingerprint reads
 SAMPLE_BYTES = 32 * 2**20  # the most that a fingerprint reads of examples that are not in memory
 WHOLE_BYTES = 2 * 2**30  # arrays up to this size are fingerprinted whole, within a second
 HOST = "CPU:0"  # where TensorFlow gathers rows: a GPU would first copy the whole data set
+_ALIGNMENT = 64  # of TensorFlow's tensors, in bytes
 
 
 def is_array(value: Any) -> bool:
@@ -275,6 +276,20 @@ class Subset(Examples):
     def _locate_tensor(self, rows: Any) -> Any:
         located = tf.numpy_function(self.located, [tf.cast(rows, tf.int64)], tf.int64, stateful=False)
         return tf.ensure_shape(located, rows.shape)
+
+
+def unfilled(shape: Sequence[int], dtype: Any) -> Array:
+    """Returns an uninitialized array for `Examples.read`.
+
+    TensorFlow uses an array that is aligned to 64 bytes as it is; it copies any other one, while holding the GIL.
+    """
+    kind = np.dtype(dtype)
+    if kind.hasobject:
+        return np.empty(shape, kind)
+    size = math.prod(shape) * kind.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(kind).reshape(shape)
 
 
 def as_numpy(parts: Parts) -> Parts:

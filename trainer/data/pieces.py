@@ -23,7 +23,7 @@ import tensorflow as tf
 from trainer.base.errors import PlatformFault, UserError, reason
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.data.examples import Array, Arrays, Examples
+from trainer.data.examples import Array, Arrays, Examples, unfilled
 from trainer.data.image_arrays import MOST_CLASSES, checked_labels, labelled
 
 INDEX = "pieces.json"
@@ -72,7 +72,7 @@ class PieceRows(Examples):
         Raises PlatformFault if a file cannot be read: a restart may succeed, or find that the file is lost.
         """
         flat = rows.ravel()
-        images = np.empty((flat.size, math.prod(self.image_shape)), np.uint8)
+        images = unfilled((flat.size, math.prod(self.image_shape)), np.uint8)
         file_of_row = np.searchsorted(self._starts, flat, side="right") - 1
         offsets = ((flat - self._starts[file_of_row]) * images.shape[1]).tolist()
         by_file = np.argsort(file_of_row, kind="stable").tolist()

@@ -32,6 +32,7 @@ from trainer.data.examples import (
     parts_of,
     rows_in,
     specs_of,
+    unfilled,
 )
 from trainer.data.image_arrays import arrays_dataset, held_back
 from trainer.data.order import RowNumbers, shuffled
@@ -54,7 +55,7 @@ class _Items(Examples):
 
     def read(self, rows: RowNumbers) -> Nest:
         specs = tf.nest.flatten(self.spec)
-        leaves = [np.empty((rows.size, *spec.shape), spec.dtype.as_numpy_dtype) for spec in specs]
+        leaves = [unfilled((rows.size, *spec.shape), spec.dtype.as_numpy_dtype) for spec in specs]
         self._fill(leaves, rows.ravel())
         shaped = [leaf.reshape(*rows.shape, *spec.shape) for leaf, spec in zip(leaves, specs, strict=True)]
         return tf.nest.pack_sequence_as(self.spec, shaped)

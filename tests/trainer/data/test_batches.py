@@ -15,7 +15,7 @@ from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import Replicas, make_replicas
 from trainer.data.batches import ReplicaRows, batches, copied_ahead, row_order
 from trainer.data.dataset import Arrays, Dataset, NestedArrays
-from trainer.data.examples import Examples, InSequence, Subset
+from trainer.data.examples import Examples, InSequence, Subset, unfilled
 from trainer.data.image_arrays import load_digits
 from trainer.data.sources import load_dataset
 from trainer.data.user_data import RandomAccess
@@ -141,6 +141,13 @@ def test_text_stays_on_the_host() -> None:
     )
     images, texts = next(copied_ahead(steps, part))
     assert images.device[-5:] == texts.device[-5:] == "CPU:0"
+
+
+@pytest.mark.parametrize("kind", ["uint8", "float64", "bool"])
+def test_tensorflow_takes_over_what_reading_fills(kind: str) -> None:
+    """It copies an array at another address, while it holds Python's lock."""
+    array = unfilled((3, 5, 7), kind)
+    assert (array.ctypes.data % 64, array.dtype.name, array.shape) == (0, kind, (3, 5, 7))
 
 
 def test_digits_are_the_known_ones() -> None:
