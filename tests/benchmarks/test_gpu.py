@@ -45,12 +45,6 @@ def test_a_part_that_fails_or_hangs_stops_no_other(together: bool, tmp_path: Pat
     assert "| hangs | was ended after" in (tmp_path / "gpu_results.md").read_text()
 
 
-def test_a_part_without_time_is_left_out(tmp_path: Path) -> None:
-    assert run_parts({"constants": ["constants"]}, tmp_path, 0.1, together=False) == {
-        "constants": {"ended": "left out: the time was over"}
-    }
-
-
 def test_constants_are_the_measured_ones_and_as_before_those_that_were_not(tmp_path: Path) -> None:
     found = {"ended": DONE, "seconds": 3.0, "context_gib": 0.4}
     (tmp_path / "parts.json").write_text(json.dumps(constants({"constants": found}, ["X"])))
