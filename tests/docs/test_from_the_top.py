@@ -5,8 +5,11 @@ What a page runs again into another folder is copied there. A command all of who
 out, unless a later command uses the output. test_commands.py parses every command, those that are left out too.
 """
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +17,6 @@ import pytest
 
 from docs import pictures
 from tests.docs.commands import Command, documented
-from tests.docs.forks import run_module
 from tests.docs.sources import ROOT
 from tests.docs.stand_ins import make_stand_ins
 from tests.support import of_model
@@ -43,9 +45,7 @@ def reduced(command: Command) -> list[str]:
     if command.subject in as_it_is or "--help" in words or of_script:
         return words
     more = of_model([*SMALL, *OFFLINE.get(recipe, [])], words)
-    if command.subject == "deploy plan":
-        return _with(words, more)
-    if command.subject == "trainer.check":
+    if command.subject in ("deploy plan", "trainer.check"):
         return _with(words, more)
     if any(word.startswith("--epochs=") for word in words):  # with --steps too, the length would be set twice
         return _with(words, [*more, "--epochs=1"])
@@ -114,7 +114,7 @@ def test_every_flag_of_every_kind_of_local_command_is_run() -> None:
 def test_every_local_command_of_the_pages_in_order(tmp_path: Path) -> None:
     make_stand_ins(tmp_path)
     folders: dict[tuple[str, ...], Path] = {}
-    environment = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "TF_CPP_MIN_LOG_LEVEL": "3"}
     for command in needed(local_commands()):
         words = reduced(command)[2:]
         same, folder = _without_folder(words)
@@ -122,9 +122,10 @@ def test_every_local_command_of_the_pages_in_order(tmp_path: Path) -> None:
             shutil.copytree(folders[same], tmp_path / folder)
             continue
         folders[same] = tmp_path / folder
-        code, printed = run_module(words, tmp_path, environment, timeout=600)
-        assert code == 0, f"{command}\n{printed[-4000:]}"
-        assert "Traceback" not in printed
+        run = [sys.executable, "-m", *words]
+        done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        assert "Traceback" not in done.stdout + done.stderr
     digits, tiers = (tmp_path / folder for folder in PICTURED)
     pictures.samples(digits, tmp_path / "digits.png")
     pictures.comparison(tiers, tmp_path / "tiers.png")
