@@ -10,15 +10,16 @@ AUGMENTATION = keras.layers.RandomFlip("horizontal")  # unused: it draws a seed 
 _DRAWN = np.random.default_rng(0)
 
 
-def _network(**options: Any) -> keras.Model:
+def _network(*hidden: keras.layers.Layer) -> keras.Model:
+    """Returns a network of these hidden layers, or of a small one."""
     keras.utils.set_random_seed(0)
-    layers = [keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)]
-    return keras.Sequential(layers, **options)
+    layers = [keras.Input((4,)), *(hidden or [keras.layers.Dense(3, "tanh")]), keras.layers.Dense(1)]
+    return keras.Sequential(layers)
 
 
-def _compiled(loss: Any) -> keras.Model:
-    model = _network()
-    model.compile(keras.optimizers.SGD(0.01), loss)
+def _compiled(loss: Any, *hidden: keras.layers.Layer, optimizer: Any = None, **options: Any) -> keras.Model:
+    model = _network(*hidden)
+    model.compile(optimizer or keras.optimizers.SGD(0.01), loss, **options)
     return model
 
 
@@ -78,12 +79,10 @@ own_pairs = _own(lambda y, p: tf.reduce_mean((p - tf.transpose(p)) ** 2 * tf.abs
 
 
 def several_optimizers(config: Any, dataset: Any) -> keras.Model:
-    """Has another optimizer for its last layer."""
-    model = _network()
-    names = keras.optimizers
-    parts = {f"{model.layers[-1].name}/.*": names.Adam(0.01)}
-    model.compile(names.MultiOptimizer(names.OptimizerMap(names.SGD(0.01), parts)), "mse")
-    return model
+    """Has another optimizer for its hidden layer."""
+    parts = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.01), {"hidden/.*": keras.optimizers.Adam(0.01)})
+    hidden = keras.layers.Dense(3, "tanh", name="hidden")
+    return _compiled("mse", hidden, optimizer=keras.optimizers.MultiOptimizer(parts))
 
 
 class Centred(keras.layers.Layer):
@@ -94,73 +93,31 @@ class Centred(keras.layers.Layer):
 
 
 def centred(config: Any, dataset: Any) -> keras.Model:
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), Centred(), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    return model
+    return _compiled("mse", keras.layers.Dense(3), Centred())
 
 
 def batch_norm(config: Any, dataset: Any, *, of_batch: bool = False) -> keras.Model:
     """Has batch norm and, if `of_batch`, a loss that is no mean over rows."""
-    normalised = keras.layers.BatchNormalization()
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), normalised, keras.layers.Dense(1)])
-    model.compile("sgd", lambda y, p: keras.ops.sqrt(keras.ops.mean((y - p) ** 2)) if of_batch else (y - p) ** 2)
-    return model
 
+    def loss(y: Any, p: Any) -> Any:
+        return keras.ops.sqrt(keras.ops.mean((y - p) ** 2)) if of_batch else (y - p) ** 2
 
-class MeanIn32Bits(keras.metrics.Metric):
-    """Adds up in float32 in any case, as many metrics of users do."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        of_zeros = {"initializer": "zeros", "dtype": "float32"}
-        self.total, self.rows = (self.add_weight(name=name, **of_zeros) for name in ("total", "rows"))
-
-    def update_state(self, y: Any, p: Any, sample_weight: Any = None) -> None:
-        many = keras.ops.abs(p) * keras.ops.arange(1.0, 2.0, 0.01, dtype=p.dtype)  # sums of few numbers may be equal
-        self.total.assign_add(keras.ops.sum(keras.ops.cast(many, "float32")))
-        self.rows.assign_add(keras.ops.cast(keras.ops.shape(p)[0], "float32"))
-
-    def result(self) -> Any:
-        return self.total / self.rows
+    return _compiled(loss, keras.layers.Dense(3), keras.layers.BatchNormalization())
 
 
 def metric_in_32_bits(config: Any, dataset: Any) -> keras.Model:
-    model = _network()
-    model.compile("sgd", "mse", metrics=[MeanIn32Bits(name="mean")])
-    return model
+    """Has a metric that adds up in float32 in any case, as many metrics of users do."""
+
+    def many(y: Any, p: Any) -> Any:
+        return keras.ops.abs(p) * keras.ops.arange(1.0, 2.0, 0.01, dtype=p.dtype)  # sums of few numbers may be equal
+
+    return _compiled("mse", metrics=[keras.metrics.MeanMetricWrapper(many, dtype="float32")])
 
 
 def last_layer_in_32_bits(config: Any, dataset: Any) -> keras.Model:
     """Has what Keras advises for mixed precision."""
     layers = [keras.layers.Dense(64, "tanh"), keras.layers.Dense(7, "softmax", dtype="float32")]
-    model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1, dtype="float32")])
-    model.compile(keras.optimizers.AdamW(0.01, clipnorm=1.0), "mse")
-    return model
-
-
-def words(config: Any) -> Any:
-    """Returns sequences with gaps, numbers and one of three classes for each of 128 rows."""
-    draw = np.random.default_rng(3)
-    tokens = draw.integers(1, 50, size=(128, 12)).astype("int32")
-    tokens[draw.random(tokens.shape) < 0.2] = 0
-    numbers = (draw.normal(size=(128, 5)) * 3 + 7).astype("float32")
-    return {"words": tokens, "numbers": numbers}, ((tokens % 7).sum(1) % 3).astype("int32")
-
-
-def of_words(config: Any, dataset: Any) -> keras.Model:
-    """Has sums of many kinds: of rows of an embedding, of batch norms on two branches, of a norm of all gradients."""
-    tokens, numbers = keras.Input((12,), dtype="int32", name="words"), keras.Input((5,), name="numbers")
-    embedded = keras.layers.Embedding(50, 8, mask_zero=True)(tokens)
-    read = keras.layers.LSTM(10, return_sequences=True, dropout=0.1)(embedded)
-    attended = keras.layers.MultiHeadAttention(2, 4, dropout=0.1)(read, read)
-    both = keras.layers.Bidirectional(keras.layers.GRU(6))(keras.layers.LayerNormalization()(read + attended))
-    normalised = keras.layers.BatchNormalization()(keras.layers.Dense(8)(numbers))
-    joined = keras.layers.Concatenate()([both, keras.layers.Dropout(0.2)(normalised)])
-    joined = keras.layers.BatchNormalization()(keras.layers.Dense(16, "relu")(joined))
-    classes = keras.layers.Dense(3, "softmax", dtype="float32")(keras.layers.Dropout(0.2)(joined))
-    model = keras.Model({"words": tokens, "numbers": numbers}, classes)
-    model.compile(keras.optimizers.AdamW(0.001, clipnorm=1.0), "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
+    return _compiled("mse", *layers, optimizer=keras.optimizers.AdamW(0.01, clipnorm=1.0))
 
 
 def other_rows(config: Any) -> Any:
@@ -196,27 +153,6 @@ class Annealing(keras.callbacks.Callback):
 
 def annealing() -> list[keras.callbacks.Callback]:
     return [Annealing()]
-
-
-class _AddedLater(keras.layers.Layer):
-    """Adds the variance of the whole batch to the loss once it has counted 20 steps."""
-
-    def build(self, shape: Any) -> None:
-        self.count = self.add_weight(
-            name="count", initializer="zeros", trainable=False, aggregation="only_first_replica"
-        )
-
-    def call(self, x: Any, training: bool = False) -> Any:
-        if training:
-            self.count.assign_add(1.0)
-            self.add_loss(keras.ops.where(self.count > 20, keras.ops.var(x), 0.0))
-        return x
-
-
-def counted(config: Any, dataset: Any) -> keras.Model:
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "tanh"), _AddedLater(), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(0.01), "mse")
-    return model
 
 
 def drawn_later(config: Any, dataset: Any) -> keras.Model:

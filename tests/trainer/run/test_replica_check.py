@@ -79,7 +79,7 @@ def test_what_settings_ask_of_batch_norm_is_exempt_and_hides_nothing_else(flag: 
 @pytest.mark.slow
 def test_a_process_that_compares_twice_keeps_the_sums_apart() -> None:
     """Bits first, then float64: TensorFlow remembers what the key of a sum was first used for."""
-    words = [f"--{name}=tests.planted_dependences:{of}" for name, of in (("model", "of_words"), ("data", "words"))]
+    words = ["--model=tests.own_data:masked_text", "--data=tests.own_data:next_tokens"]
     config = resolve([*words, "--steps=2", "--global_batch_size=16", "--virtual_replicas=2"]).config
     verdict = {"agrees": True, "problems": [], "reason": "", "equal_bits": True, "draws": []}
     assert compare_few_rows(config) == verdict
@@ -103,7 +103,6 @@ def verdict_after(tmp_path: Path, config: TrainConfig, steps: int) -> dict[str, 
 
 @pytest.mark.parametrize(("model", "flags", "drawn"), [
     ("annealed", ["--callbacks=tests.planted_dependences:annealing"], []),
-    pytest.param("counted", [], [], marks=pytest.mark.slow),
     pytest.param("drawn_later", [], ["tf.random.normal"], marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_what_begins_after_the_compared_steps_is_found_later(
