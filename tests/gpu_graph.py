@@ -9,7 +9,6 @@ of convolutions and fused kernels are the business of later passes, which add no
 strategy has placed by rules that are only approximated here: on the GPU if it has the kernel.
 """
 
-from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -47,32 +46,11 @@ def optimised(function: Any) -> Any:
     return tf_optimizer.OptimizeGraph(config, exported)
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """Describes a registered kernel: the values of attributes that it is for, and its arguments in host memory."""
-
-    constraints: dict[str, set[int]]
-    host: frozenset[str]
-    label: str
-
-    def fits(self, node: "Node") -> bool:
-        """Returns whether it is one for the node's types."""
-        given = node.proto.attr
-        types = all(set(node.types(name)) <= allowed for name, allowed in self.constraints.items())
-        return types and self.label == given["_kernel"].s.decode()
-
-
 @cache
-def gpu_kernels(op: str) -> tuple[Kernel, ...]:
+def gpu_kernels(op: str) -> tuple[Any, ...]:
     """Returns an operation's kernels for a GPU, those for any device last."""
-    found = kernels.get_registered_kernels_for_op(op).kernel
-    return tuple(
-        Kernel({each.name: set(each.allowed_values.list.type) for each in kernel.constraint},
-               frozenset(kernel.host_memory_arg), kernel.label)
-        for device in ("GPU", "DEFAULT")
-        for kernel in found
-        if kernel.device_type == device
-    )  # fmt: skip
+    registered = kernels.get_registered_kernels_for_op(op).kernel
+    return tuple(kernel for device in ("GPU", "DEFAULT") for kernel in registered if kernel.device_type == device)
 
 
 class Node:
@@ -80,28 +58,32 @@ class Node:
 
     def __init__(self, proto: Any) -> None:
         self.proto, self.name, self.op = proto, proto.name, proto.op
+        self.label = f"{self.op} {self.name}"
         self._definition = op_def_registry.get(self.op)
-        kernel = next((kernel for kernel in gpu_kernels(self.op) if kernel.fits(self)), None)
+        kernel = next((kernel for kernel in gpu_kernels(self.op) if self._fits(kernel)), None)
         self.pinned = proto.device.endswith(HOST)
         self.has_kernel = kernel is not None
         self.on_host = self.pinned or not self.has_kernel or self.op in _OF_THE_HOST
-        self._in_host_memory = kernel.host if kernel else frozenset()
+        self._in_host_memory = kernel.host_memory_arg if kernel else ()
+
+    def _fits(self, kernel: Any) -> bool:
+        """Returns whether a kernel is for the node's types."""
+        types = all(set(self.types(each.name)) <= set(each.allowed_values.list.type) for each in kernel.constraint)
+        return types and kernel.label == self.proto.attr["_kernel"].s.decode()
 
     def types(self, attribute: str) -> list[int]:
         """Returns the type that an attribute is, or the types that it lists."""
-        value = self.proto.attr[attribute] if attribute in self.proto.attr else self._default(attribute)
+        default = next((each.default_value for each in self._definition.attr if each.name == attribute), None)
+        value = self.proto.attr.get(attribute, default)
         return list(value.list.type) or [value.type]
-
-    def _default(self, attribute: str) -> Any:
-        return next(each.default_value for each in self._definition.attr if each.name == attribute)
 
     def _names(self, arguments: Any) -> list[str]:
         """Returns the name of the argument of each tensor."""
-        found = []
+        names = []
         for each in arguments:
             count = self.proto.attr[each.number_attr].i if each.number_attr else 1
-            found += [each.name] * (len(self.types(each.type_list_attr)) if each.type_list_attr else count)
-        return found
+            names += [each.name] * (len(self.types(each.type_list_attr)) if each.type_list_attr else count)
+        return names
 
     @cached_property
     def inputs(self) -> list[tuple[str, int, bool]]:
@@ -121,28 +103,46 @@ class Node:
             return self.pinned or self.types("dtype")[0] in host
         return self.on_host or self._names(self._definition.output_arg)[output] in self._in_host_memory
 
+    def computes_on_host(self) -> bool:
+        """Returns whether its kernel of the GPU computes on the host, as those of int32 do."""
+        outputs = range(len(self._names(self._definition.output_arg)))
+        reads = [on_host for _, _, on_host in self.inputs]
+        return bool(outputs) and all(reads) and all(map(self.writes_to_host, outputs))
+
 
 class GpuStep:
     """Describes the loop over steps as a GPU would run it."""
 
     def __init__(self, graph_def: Any) -> None:
         self._nodes = {proto.name: Node(proto) for proto in graph_def.node}
-        self.loop = self._in_loop()
+        # The loop is what lies between the entries of frames and their exits.
+        consumers: dict[str, list[Node]] = {}
+        for node in self._nodes.values():
+            for each in node.proto.input:
+                consumers.setdefault(each.lstrip("^").partition(":")[0], []).append(node)
+        inside: dict[str, Node] = {}
+        waiting = [node for node in self._nodes.values() if node.op == "Enter"]
+        while waiting:
+            node = waiting.pop()
+            if node.name not in inside and node.op != "Exit":
+                inside[node.name] = node
+                waiting += consumers.get(node.name, [])
+        self.loop = [node for node in inside.values() if node.op != "Enter"]
 
     def waits(self) -> list[str]:
         """Returns the tensors that are copied from a device to the host in each step, as `producer -> consumer`."""
-        found = []
-        for consumer in self.loop:
-            for name, output, on_host in consumer.inputs:
-                producer = self._nodes[name]
-                if on_host and not producer.writes_to_host(output):
-                    found.append(f"{_named(producer)} -> {_named(consumer)}")
-        return sorted(found)
+        return sorted(
+            f"{self._nodes[name].label} -> {consumer.label}"
+            for consumer in self.loop
+            for name, output, read_on_host in consumer.inputs
+            if read_on_host and not self._nodes[name].writes_to_host(output)
+        )
 
     def without_kernel(self) -> list[str]:
         """Returns the operations in the loop that a GPU has no kernel for and nobody has put on the host."""
-        homeless = (node for node in self.loop if not (node.has_kernel or node.pinned or node.op in _OF_THE_HOST))
-        return sorted(map(_named, homeless))
+        return sorted(
+            node.label for node in self.loop if not (node.has_kernel or node.pinned or node.op in _OF_THE_HOST)
+        )
 
     def counts(self, replica: int | None) -> dict[str, int]:
         """Returns how many operations, all-reduces and updates of variables a replica makes in a step.
@@ -151,40 +151,9 @@ class GpuStep:
         """
         device = f"CPU:{replica + 1}" if replica is not None else ""
         mine = [node for node in self.loop if node.proto.device.endswith(device) and not node.on_host]
-        started = [node for node in mine if node.op not in _FREE and not _is_on_host_throughout(node)]
+        started = [node for node in mine if node.op not in _FREE and not node.computes_on_host()]
         return {
             "operations": len(started),
             "all-reduces": sum(node.op.startswith("CollectiveReduce") for node in started),
             "updates": sum(node.op.startswith(_UPDATES) for node in started),
         }
-
-    def _in_loop(self) -> list[Node]:
-        """Returns the nodes between the entries of frames and their exits."""
-        consumers: dict[str, list[Node]] = {}
-        for node in self._nodes.values():
-            for each in node.proto.input:
-                consumers.setdefault(each.lstrip("^").partition(":")[0], []).append(node)
-        found: dict[str, Node] = {}
-        waiting = [node for node in self._nodes.values() if node.op == "Enter"]
-        while waiting:
-            node = waiting.pop()
-            if node.name not in found and node.op != "Exit":
-                found[node.name] = node
-                waiting += consumers.get(node.name, [])
-        return [node for node in found.values() if node.op != "Enter"]
-
-
-def _is_on_host_throughout(node: Node) -> bool:
-    """Returns whether a kernel of the GPU computes on the host, as those of int32 do."""
-    outputs = len(node._names(node._definition.output_arg))
-    reads = [on_host for _, _, on_host in node.inputs]
-    return bool(outputs) and all(reads) and all(map(node.writes_to_host, range(outputs)))
-
-
-def _named(node: Node) -> str:
-    return f"{node.op} {node.name}"
-
-
-def row(name: str, counted: dict[str, int]) -> str:
-    """Returns the row of the table in docs/scaling.md."""
-    return f"| `{name}` | {' | '.join(f'{value:,}' for value in counted.values())} |"

@@ -234,24 +234,10 @@ def subclassed(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return called(Subclassed(), dataset)
 
 
-class Diverging(keras.Sequential):
-    """Its loss is NaN from the third step on where the learning rate is above a limit, and the rate elsewhere."""
-
-    LIMIT = 0.03
-
-    def __init__(self, rate: float, shape: tuple[int, int, int]) -> None:
-        super().__init__([keras.Input(shape), keras.layers.Flatten(), keras.layers.Dense(1)])
-        self.rate = rate
-        self.steps = tf.Variable(0.0, trainable=False)
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        self.steps.assign_add(1.0)
-        broken = (self.steps >= 3.0) & (self.rate > self.LIMIT)
-        return {"loss": tf.where(broken, np.nan, self.rate)}
-
-
 def diverging(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return Diverging(config.learning_rate, dataset.image_shape)
+    """Its loss is NaN from the third step on where the learning rate is above 0.03, and the rate elsewhere."""
+    rate = config.learning_rate
+    return Steps(lambda step, data: tf.where((step >= 3.0) & (rate > 0.03), np.nan, rate))
 
 
 def data_of_worker(config: TrainConfig) -> Dataset:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from benchmarks.trainer_loop import setup_of, traced_steps
 from tests.fixtures import Capture, Patch
-from tests.gpu_graph import GpuStep, optimised, row
+from tests.gpu_graph import GpuStep, optimised
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 
@@ -68,7 +68,7 @@ def test_no_recipe_makes_the_host_wait_and_each_keeps_to_its_budget(
     check(step)
     found = step.counts(0)
     with capsys.disabled():
-        print(f"\n{row(recipe, found)}")
+        print(f"\n| `{recipe}` | {' | '.join(f'{value:,}' for value in found.values())} |")
     line = re.search(rf"^\| `{recipe}` \| ([\d,]+) \| (\d+) \| (\d+) \|$", PAGE.read_text("utf-8"), re.MULTILINE)
     assert line, f"docs/scaling.md has no row for {recipe}: add the one above"
     operations, all_reduces, updates = (int(number.replace(",", "")) for number in line.groups())
