@@ -9,40 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import part
-from benchmarks.gpu.__main__ import DONE, REHEARSED, constants, run_parts
+from benchmarks.gpu.__main__ import DONE, REHEARSED, constants
 from benchmarks.gpu.network import summary
 from deploy.planning.step_time import CONSTANTS, FILE, read_constants
 from tests.docs.sources import ROOT
-from tests.fixtures import Patch
-
-# Keeps a number, then ends as its flag says.
-PART = """
-import sys, time
-from benchmarks.gpu.part import keep
-keep(before=1)
-print("a line of a log")
-time.sleep(600 if sys.argv[1] == "hangs" else 0)
-sys.exit(sys.argv[1] == "fails")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("together", [False, True])
-def test_a_part_that_fails_or_hangs_stops_no_other(together: bool, tmp_path: Path, monkeypatch: Patch) -> None:
-    package = tmp_path / "benchmarks" / "gpu"
-    package.mkdir(parents=True)
-    (package / "tried.py").write_text(PART)
-    (package / "part.py").write_text(Path(part.__file__).read_text())
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr("benchmarks.gpu.__main__.LIMIT_SECONDS", 8.0)
-    monkeypatch.setattr("benchmarks.gpu.__main__._LEAST_SECONDS", 0.0)
-    parts = {kind: ["tried", kind] for kind in ("hangs", "fails", "ends")}
-    outcomes = run_parts(parts, tmp_path, 0.3, together=together)
-    assert [outcomes[kind]["ended"].split()[0] for kind in parts] == ["was", "failed:", DONE]
-    assert all(outcome["before"] == 1 for outcome in outcomes.values())  # what was measured before is kept
-    assert "| hangs | was ended after" in (tmp_path / "gpu_results.md").read_text()
 
 
 def test_constants_are_the_measured_ones_and_as_before_those_that_were_not(tmp_path: Path) -> None:

@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import keras
 import numpy as np
 import pytest
 
 from tests.fixtures import Capture, Patch
-from tests.support import run_steps
+from tests.support import run_steps, small
 from trainer import golden
 from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError
-from trainer.base.settings.resolution import resolve
-from trainer.base.settings.train_config import TrainConfig
 from trainer.checks.golden_file import (
     CHANGED,
     EQUAL,
@@ -31,7 +28,6 @@ from trainer.checks.golden_file import (
     read_golden,
     write_golden,
 )
-from trainer.data.dataset import Dataset
 from trainer.golden import line_of
 from trainer.training.checkpoint import snapshot, variables_of
 
@@ -143,28 +139,9 @@ def test_what_differs_is_named() -> None:
     assert next(causes(golden, settings, content())) == "settings differ: a, b, c, d, e and 2 more"
 
 
-class Masked(keras.layers.Layer):
-    """Sets rows to 0 at random; what it gives has a first axis of unknown size."""
-
-    def build(self, shape: Any) -> None:
-        self.draws = keras.random.SeedGenerator(5)
-
-    def call(self, x: Any, training: bool = False) -> Any:
-        drawn = keras.random.uniform((keras.ops.shape(x)[0], 1), seed=self.draws)
-        return keras.ops.where(drawn < 0.5, keras.ops.zeros_like(x), x) if training else x
-
-
-def masked(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    layers = [Masked(), keras.layers.Dense(8), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)]
-    model = keras.Sequential(layers)
-    model.compile(keras.optimizers.SGD(config.learning_rate), loss="mse")
-    return model
-
-
 def test_rows_in_another_order_change_no_more_than_rounding() -> None:
     """Layers draw the same for a row, wherever it stands: else the control would hide what has changed."""
-    flags = [f"--model={__name__}:masked", "--data=tests.own_data:arrays", "--precision=float64", "--steps=2"]
-    config = resolve([*flags, "--global_batch_size=8", "--learning_rate=0.1"]).config
+    config = small("--model=tests.models:stock_layers", "--precision=float64")
     weights = []
     for order in (None, 7):
         model, _ = run_steps(config, 2, order)

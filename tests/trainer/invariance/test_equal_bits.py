@@ -5,7 +5,6 @@ from typing import Any
 
 import keras
 import pytest
-import tensorflow as tf
 
 from tests import workers
 from tests.fixtures import Capture, Patch
@@ -35,17 +34,6 @@ class Norm(keras.layers.BatchNormalization):
 
 def own_norm(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return classifier_of(dataset.image_shape, Norm(), keras.layers.Flatten())
-
-
-def correlation(labels: Any, outputs: Any) -> Any:
-    left, right = (values - tf.reduce_mean(values) for values in (tf.cast(labels, outputs.dtype), outputs[:, 0]))
-    return -tf.reduce_sum(left * right) / tf.norm(left) / tf.norm(right)
-
-
-def correlated(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    model = keras.Sequential([keras.Input(dataset.image_shape), keras.layers.Flatten(), keras.layers.Dense(1)])
-    model.compile("sgd", loss=correlation)
-    return model
 
 
 def swished(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -120,7 +108,8 @@ def test_the_check_compares_bits(monkeypatch: Patch, capsys: Capture) -> None:
 def test_a_run_compares_bits_before_it_trains() -> None:
     verdict = ReplicaVerdict(**compare_few_rows(small("--model=mlp", FOUR)))
     assert verdict == ReplicaVerdict(True, equal_bits=True)
-    of_shards = ReplicaVerdict(**compare_few_rows(small(f"--model={__name__}:correlated", FOUR)))
+    correlated = ("--model=tests.planted_dependences:correlation", "--data=tests.own_data:arrays")
+    of_shards = ReplicaVerdict(**compare_few_rows(small(*correlated, FOUR)))
     assert (of_shards.agrees, of_shards.equal_bits) == (False, False), (
         "a loss of a shard has equal bits, but is another"
     )

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.support import largest_difference, refused, run_steps, weights
+from tests.support import largest_difference, run_steps, weights
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
@@ -83,12 +83,6 @@ class Tracked(ForFit):
         return self.logs(data)[1]
 
 
-class Mistaken(ForFit):
-    def train_step(self, data: Any) -> dict[str, Any]:
-        (only,) = data
-        return {"loss": only}
-
-
 def build(config: TrainConfig, dataset: Dataset, *, kind: str = "ForFit") -> keras.Model:
     x = keras.Input((6,))
     hidden = layers.Dense(8, activation="tanh", kernel_regularizer="l2")(x)
@@ -135,8 +129,3 @@ def test_a_loss_is_what_the_step_returns() -> None:
     found = Evaluation(setup.model, setup.replicas, setup.dataset.train, 16, setup.dataset.as_fit)()
     assert found["val_loss"] == pytest.approx(found["val_mse"], rel=1e-12)
     assert found.keys() == {"val_loss", "val_mse"}
-
-
-def test_a_step_that_fails_is_named_before_training() -> None:
-    with refused("too many values to unpack"):
-        run_steps(settings("Mistaken", 2), 1)

@@ -1,35 +1,14 @@
 """Tests what a step costs a replica more if there are two: bytes and operations, counted in the traced step."""
 
-from typing import Any
-
-import keras
-import numpy as np
 import pytest
 
 from benchmarks.trainer_loop import setup_of, traced_steps
 from tests.fixtures import Patch
 from tests.gpu_graph import GpuStep, optimised
-from trainer.base.settings.train_config import TrainConfig
-from trainer.data.dataset import Dataset
 from trainer.training.step_operations import NO_KERNEL, operations
 
 ROWS = 64  # of a replica
 MOST_BYTES, MOST_OPERATIONS = 1.4, 1.9  # of those of one replica
-
-
-def photos(config: TrainConfig) -> Any:
-    """Returns pixels and labels enough for a global batch."""
-    count, size = 2 * ROWS, config.image_size
-    return np.zeros((count, size, size, 3), np.uint8), np.zeros(count, np.int32)
-
-
-def resnet(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    """Returns the first blocks of a ResNet50, the largest activations of which take most of its bytes."""
-    whole = keras.applications.ResNet50(weights=None, include_top=False, input_shape=dataset.image_shape)
-    features = keras.layers.GlobalAveragePooling2D()(whole.get_layer("conv3_block1_out").output)
-    model = keras.Model(whole.input, keras.layers.Dense(10, "softmax")(features))
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy")
-    return model
 
 
 def of_replicas(replicas: int, *flags: str) -> tuple[float, int]:
@@ -44,7 +23,6 @@ def of_replicas(replicas: int, *flags: str) -> tuple[float, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [
-    pytest.param((f"--model={__name__}:resnet", f"--data={__name__}:photos", "--image_size=224"), id="resnet"),
     pytest.param(("--recipe=dcgan_mnist", "--data=digits"), id="dcgan"),
     pytest.param(("--recipe=wgan_gp_mnist", "--data=digits"), id="wgan_gp"),
 ])  # fmt: skip

@@ -263,10 +263,7 @@ def chosen(
     return choose(config or TrainConfig(), model, replicas, steps, lambda: operations, earlier)
 
 
-def told(**settings: Any) -> TrainConfig:
-    return TrainConfig(jit_compile="true", **settings)
-
-
+TOLD = TrainConfig(jit_compile="true")
 TWO_GPUS = ("GPU:0", "GPU:1")
 
 
@@ -281,10 +278,11 @@ TWO_GPUS = ("GPU:0", "GPU:1")
     ({"config": TrainConfig(deterministic=True)}, False, "deterministic"),
     ({"config": TrainConfig(model="cnn"), "devices": CPU}, False, "the convolutions of model=cnn"),
     ({"config": TrainConfig(model="cnn")}, True, "on a GPU"),
-    ({"config": told(remat="blocks")}, False, "XLA may keep what remat=blocks computes again"),
-    ({"config": told(shard_optimizer=True), "devices": TWO_GPUS}, False,
+    ({"config": TrainConfig(jit_compile="true", remat="blocks")}, False,
+     "XLA may keep what remat=blocks computes again"),
+    ({"config": TrainConfig(jit_compile="true", shard_optimizer=True), "devices": TWO_GPUS}, False,
      "XLA has no variables that live within a step, which shard_optimizer needs"),
-    ({"config": told(virtual_replicas=4)}, False,
+    ({"config": TrainConfig(jit_compile="true", virtual_replicas=4)}, False,
      "XLA would add the gradients of virtual_replicas=4 in another order"),
 ])  # fmt: skip
 def test_the_rule(given: dict[str, Any], compiled: bool, why: str, monkeypatch: Patch) -> None:
@@ -306,9 +304,9 @@ def test_several_replicas_are_compiled_with_sums_between_two_programs(
     choice = chosen(devices=devices, **of_replicas)
     assert choice.compiled is not on_cpus
     assert ("cost more than they save" if on_cpus else "sums over replicas between two programs") in choice.why
-    assert chosen(told(), devices, **of_replicas).compiled
+    assert chosen(TOLD, devices, **of_replicas).compiled
     monkeypatch.setattr(keras.Sequential, "train_step", lambda model, data: {})
-    own = chosen(told(), devices, **of_replicas)
+    own = chosen(TOLD, devices, **of_replicas)
     assert (own.compiled, "its own train_step" in own.why) == (False, True)
     with monkeypatch.context() as patch:
         patch.setattr(keras.Sequential, "compiles_gradients", True, raising=False)
