@@ -1,6 +1,5 @@
 """Provides emulated Google services, the environment for gcloud and the SDK, a fast clock, and commands on them."""
 
-import dataclasses
 import json
 import os
 import shutil
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from google.auth.credentials import AnonymousCredentials
 
 import tests.deploy.registry_emulator  # noqa: F401 (its addresses become those of the emulator)
@@ -20,12 +18,10 @@ from deploy.__main__ import main
 from deploy.base.console import printed_on
 from deploy.cli import compare
 from deploy.platform.gcloud_and_sdk import Gcloud, Sdk, Session
-from deploy.platform.local import LocalJob, local_workers
 from deploy.platform.rest import Platform
 from deploy.platform.vertex_api import Clock
 from deploy.report.collection import collect
 from deploy.report.measures import TierSummary, summarize
-from deploy.tiers.tier import load_tier
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import noisy, plant, sample
 from trainer.base.errors import UserError
@@ -78,19 +74,14 @@ def put(folder: Path, address: Address) -> None:
 
 
 @pytest.fixture
-def google() -> Iterator[Emulator]:
-    with Emulator() as emulator:
-        yield emulator
-
-
-@pytest.fixture
-def cloud(google: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Emulator:
-    """Returns the emulator, and directs gcloud and the SDK to it."""
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
+    """Yields the emulator, and directs gcloud and the SDK to it."""
     token = tmp_path / "token"
     token.write_text("not-a-secret")
-    for name, value in google.environment(token).items():
-        monkeypatch.setenv(name, value)
-    return google
+    with Emulator() as google:
+        for name, value in google.environment(token).items():
+            monkeypatch.setenv(name, value)
+        yield google
 
 
 class FlyingClock:
@@ -172,8 +163,7 @@ def refused(capsys: Capture) -> Command:
 def attempts() -> list[dict[str, Any]]:
     """Returns the attempts of the one submission of this test."""
     (file,) = Path("runs/submitted").glob("*.json")
-    content: list[dict[str, Any]] = json.loads(file.read_text())["attempts"]
-    return content
+    return json.loads(file.read_text())["attempts"]
 
 
 def tier_of(job: Job) -> str:
@@ -202,19 +192,6 @@ def trains(folder: Path) -> Callable[[Emulator, Job], None]:
         google.end(job, "SUCCEEDED")
 
     return run
-
-
-def train_here(google: Emulator, job: Job, folder: Path, environment: dict[str, str]) -> None:
-    """Runs the job's workers as local processes, from the submitted spec alone, with `environment` added to theirs."""
-    google.begin(job)
-    folder.mkdir(parents=True)
-    spec = folder.with_suffix(".yaml")
-    spec.write_text(yaml.safe_dump(job["jobSpec"]))
-    given = local_workers(load_tier(str(spec)), [], folder, job["name"].rsplit("/", 1)[-1])
-    environment = {"PYTHONPATH": str(ROOT), **environment}
-    workers = [dataclasses.replace(one, environment={**one.environment, **environment}) for one in given]
-    outcome = LocalJob(workers, lambda worker, line: google.log(job, line, worker)).run()
-    google.end(job, outcome.state, outcome.error)
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ class Emulator:
     """
 
     def __init__(self, run: Callable[["Emulator", dict[str, Any]], None] | None = None) -> None:
-        self.run = run
+        self.run: Any = run
         self.jobs: dict[str, dict[str, Any]] = {}
         self.tuning_jobs: list[dict[str, Any]] = []  # of us-east4
         self.logs: list[dict[str, Any]] = []
@@ -130,15 +130,11 @@ class Emulator:
             job |= {"name": name, "state": "JOB_STATE_PENDING", "createTime": now()}
             self.jobs[number] = job
         if self.run:
-            thread = threading.Thread(target=self.run_job, args=(self.run, job), name=job["name"], daemon=True)
+            run = self.recorded(job["name"])(self.run)
+            thread = threading.Thread(target=run, args=(self, job), name=job["name"], daemon=True)
             self.threads.append(thread)
             thread.start()
         return job
-
-    def run_job(self, run: Callable[["Emulator", dict[str, Any]], None], job: dict[str, Any]) -> None:
-        """Runs in the job's thread."""
-        with self.recorded(job["name"]):
-            run(self, job)
 
     @contextmanager
     def recorded(self, source: str) -> Iterator[None]:
@@ -199,12 +195,6 @@ class Emulator:
         if self.expires_at and re.search(self.expires_at, request):
             self.accounts, self.expires_at = {}, ""
         return self.accounts.get(authorization.removeprefix("Bearer "))
-
-    def heal(self) -> None:
-        """Disables all faults."""
-        with self.lock:
-            for fault in self.faults:
-                fault.times = 0
 
 
 def ends(state: str, error: str = "") -> Callable[[Emulator, dict[str, Any]], None]:
@@ -336,13 +326,11 @@ def _cancel(google: Emulator, match: re.Match[str], query: Query, body: bytes) -
 def _entries(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
     """Returns entries of a job since a time, in pages of three."""
     request = json.loads(body)
-    job = re.search(r'job_id="(\d+)"', request["filter"])
     since = re.search(r'timestamp>="([^"]+)"', request["filter"])
-    assert job
-    found = [entry for entry in google.logs if entry["resource"]["labels"]["job_id"] == job[1]]
+    wanted = dict(re.findall(r'labels\.(\w+)="([^"]+)"', request["filter"]))
+    assert "job_id" in wanted
+    found = [entry for entry in google.logs if wanted.items() <= entry["resource"]["labels"].items()]
     found = [entry for entry in found if not since or entry["timestamp"] >= since[1]]
-    worker = re.search(r'task_name="([^"]+)"', request["filter"])
-    found = [entry for entry in found if not worker or entry["resource"]["labels"]["task_name"] == worker[1]]
     found.sort(key=lambda entry: entry["timestamp"], reverse="desc" in request.get("orderBy", ""))
     return 200, _page("entries", found, 3, request)
 

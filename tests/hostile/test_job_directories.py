@@ -108,7 +108,7 @@ def reseal(folder: Path, manifest: Any) -> None:
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+    content = json.loads((folder / "manifest.json").read_text())
     return {name: value for name, value in content.items() if name != "sha256"}
 
 
@@ -185,9 +185,8 @@ def test_a_report(
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "report"
     shutil.rmtree(folder, ignore_errors=True)
-    for tier in "ab":
-        for repeat in (1, 2):
-            plant(folder / tier / f"repeat-{repeat}", [0.5, 0.1, 0.1])
+    for run in ("a/repeat-1", "a/repeat-2", "b/repeat-1", "b/repeat-2"):
+        plant(folder / run, [0.5, 0.1, 0.1])
     for name, content in zip(_NAMES, (about, result, lines), strict=True):
         (folder / "a" / "repeat-1" / name).write_bytes(content)
     (folder / "comparison.json").write_bytes(asked)

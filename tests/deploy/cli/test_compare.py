@@ -46,7 +46,7 @@ class Planting(LocalRunner):
     """Plants job directories instead of training; `script` may do something else for a run."""
 
     def __init__(self, script: Callable[[TierFacts, Path], int | None] = lambda tier, job_dir: None) -> None:
-        self.script, self.stopped = script, False
+        self.script, self.stopped = script, threading.Event()
         self.asked: list[tuple[str, str, list[str]]] = []
 
     def preflight(self, runs: Sequence[tuple[Workload, Path]]) -> None:
@@ -61,7 +61,7 @@ class Planting(LocalRunner):
         return code or 0
 
     def stop(self) -> None:
-        self.stopped = True
+        self.stopped.set()
 
 
 def asked(runner: Planting) -> list[str]:
@@ -229,11 +229,7 @@ def test_an_interrupt_stops_the_runs_and_starts_no_other(
         for number in numbers:
             os.kill(os.getpid(), number)
             time.sleep(0.1)
-        for _ in range(1000):
-            if runner.stopped:
-                return 75
-            time.sleep(0.01)
-        return 1
+        return 75 if runner.stopped.wait(10) else 1
 
     def waiting(*given: Any, **more: Any) -> Any:
         waits.set()
@@ -251,7 +247,7 @@ def test_an_interrupt_stops_the_runs_and_starts_no_other(
         assert signal.getsignal(numbers[0]) == unheard
     finally:
         signal.signal(numbers[0], before)
-    assert runner.stopped
+    assert runner.stopped.is_set()
     assert asked(runner) == ["one/repeat-1"]
     again = Planting()
     assert compare(planned((ONE, TWO, FOUR), FLAGS), tmp_path, again) == 0

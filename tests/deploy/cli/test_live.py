@@ -139,11 +139,9 @@ def test_the_bill_holds_every_job_that_wrote_to_the_directory(
     assert submit.main(["l4x2", "t4x2", "l4x1", *JOB_FLAGS, output], session) == 0
     prices = [load_tier(tier).price_per_hour or 0 for tier in ("l4x2", "l4x1")]
     assert capsys.readouterr().out.splitlines()[-1].endswith(f", about {prices[1]:.2f} USD")
-    assert [attempt["state"] for attempt in attempts()] == [
-        "FAILED",
-        "NOT SUBMITTED",
-        "SUCCEEDED",
-    ]
+    assert [(attempt["state"], attempt["spent_usd"]) for attempt in attempts()] == [
+        ("FAILED", pytest.approx(prices[0])), ("NOT SUBMITTED", None), ("SUCCEEDED", pytest.approx(prices[1])),
+    ]  # fmt: skip
     assert submit.main(["l4x1", *JOB_FLAGS, output], session) == 0
     bill = json.loads(cloud.objects["my-bucket/runs/7/billed.json"])["jobs"]
     assert sum(job["usd"] for job in bill.values()) == pytest.approx(sum(prices) + prices[1], abs=0.01)

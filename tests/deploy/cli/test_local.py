@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from deploy.cli import local
 from deploy.platform.local import JobEnd, LocalJob, LocalWorker, free_addresses, local_workers
 from deploy.tiers.tier import load_tier
 from tests.deploy.conftest import ROOT, Capture
+from tests.workers import until
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 SMALL = ["--model=mlp", "--image_size=16", "--width=8", "--global_batch_size=8", "--jit_compile=false"]
@@ -56,18 +56,12 @@ def job(tmp_path: Path, script: Path, cases: list[tuple[str, str]], restarts: in
     return LocalJob(workers, lambda name, line: printed.append(f"[{name}] {line}"), restarts), printed
 
 
-def test_a_worker_finds_what_vertex_gives_it(tmp_path: Path) -> None:
+def test_the_workers_of_a_job_have_its_arguments_and_no_core_in_common(tmp_path: Path) -> None:
+    """What else they find: test_script.py."""
     chief, other = local_workers(
         load_tier("l4x1-2workers", ""), ["--seed=3", "--expect_devices=1"], tmp_path, "local-1"
     )
     assert (chief.name, other.name) == ("workerpool0-0", "workerpool1-0")
-    config, spec = (json.loads(other.environment[name]) for name in ("TF_CONFIG", "CLUSTER_SPEC"))
-    assert config["task"]["type"] == "worker"
-    assert spec["task"] == {"type": "workerpool1", "index": 0}
-    assert config["cluster"]["chief"] == spec["cluster"]["workerpool0"]
-    assert config["cluster"]["worker"] == spec["cluster"]["workerpool1"]
-    assert other.environment["AIP_MODEL_DIR"] == f"{tmp_path}/model/"
-    assert other.environment["CLOUD_ML_JOB_ID"] == "local-1"
     assert other.arguments[-2:] == ("--seed=3", "--expect_devices=1")
     if len(os.sched_getaffinity(0)) > 1:
         assert not chief.cores & other.cores
@@ -143,10 +137,7 @@ def test_a_closed_terminal_ends_the_workers_unless_nohup_keeps_it_away(
     monkeypatch.setattr(local, "local_workers", lambda *_, **__: [sleeper])
 
     def hang_up() -> None:
-        for _ in range(2000):
-            if starts.exists():
-                break
-            time.sleep(0.01)
+        until(starts.exists, 20)
         os.kill(os.getpid(), signal.SIGHUP)
 
     kept = signal.signal(signal.SIGHUP, before)  # else it would end the tests where the job does not hear it

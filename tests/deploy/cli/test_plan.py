@@ -13,7 +13,7 @@ from deploy.platform.gcloud_and_sdk import Session
 from deploy.report.collection import Collection, collect, repeat_folder
 from deploy.tiers.tier import TierFacts
 from tests.deploy.cli.test_compare import Planting, compare, planned
-from tests.deploy.conftest import Capture, Command, output_of, trains
+from tests.deploy.conftest import Capture, output_of, trains
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import edit, plant, planted_plan
 from trainer.base.errors import UserError
@@ -191,13 +191,3 @@ def test_some_steps_are_measured_on_a_tier_once_and_the_plan_says_so(
     args = next(iter(cloud.jobs.values()))["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]["args"]
     assert {"--steps=500", "--report_every_steps=100"} <= {*args}
     assert "--steps=20000" not in args
-
-
-@pytest.mark.parametrize(("flag", "line"), [
-    ("--measure=l4x1", "measure=l4x1: a job costs money: set a limit, such as --max_cost=1"),
-    ("--measure=l4x9 --max_cost=1", "tier l4x9: no such tier"),
-    ("--measure=l4x1 --max_cost=1", "bucket is missing"),
-    ("--max_cost=1", "--max_cost, --bucket and --dry_run are for the job of --measure=TIER: add it, or drop them"),
-])  # fmt: skip
-def test_a_measurement_says_what_it_may_cost(flag: str, line: str, refused: Command) -> None:
-    assert line in refused("plan", "l4x1", *SETTINGS, *flag.split())

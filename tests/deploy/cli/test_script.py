@@ -5,7 +5,6 @@ import json
 import os
 import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from deploy.report.measures import summarize
 from deploy.tiers.tier import load_tier
 from tests.deploy.conftest import ROOT, WHERE, Capture, Job, is_alive, needs_gcloud, run
 from tests.deploy.emulator import Emulator, Fault
+from tests.workers import until
 from trainer.base.storage.local_files import Address
 
 REPORTS = """
@@ -71,6 +71,7 @@ def test_a_script_finds_what_vertex_gives_it(monkeypatch: pytest.MonkeyPatch) ->
         assert (found["words"], found["folder"]) == (words, str(Path("mine").absolute()))
         assert spec["task"] == {"type": f"workerpool{rank}", "index": 0}
         assert config["task"]["type"] == ("worker" if rank else "chief")
+        assert [*config["cluster"].values()] == [*spec["cluster"].values()]
         assert f"{variables['MASTER_ADDR']}:{variables['MASTER_PORT']}" == spec["cluster"]["workerpool0"][0]
         assert (variables["WORLD_SIZE"], variables["LOCAL_RANK"]) == ("2", "0")
         assert variables["AIP_MODEL_DIR"] == f"{folder}/model/"
@@ -179,10 +180,8 @@ def test_a_script_that_hangs_leaves_no_process(tmp_path: Path, monkeypatch: pyte
     job.print_line = say
     assert job.run().state == "CANCELLED"
     pids = [pid for line in said if line.startswith("pids") for pid in line.split()[1:]]
-    until = time.monotonic() + 10
-    while any(map(is_alive, pids)) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert (len(pids), [*filter(is_alive, pids)]) == (2, [])
+    assert len(pids) == 2
+    until(lambda: not any(map(is_alive, pids)), 10)
 
 
 def test_two_tiers_are_compared_as_those_of_a_recipe(capsys: Capture) -> None:
@@ -264,7 +263,6 @@ def test_numbers_that_cannot_be_written_end_no_script(vertex: Emulator, session:
     """The job's account may not write to the bucket: that is said once."""
     script(REPORTS + "\nprint('reaches its end')")
     runs = vertex.run
-    assert runs
 
     def refuses(google: Emulator, job: Job) -> None:
         google.faults.append(Fault("POST /upload/", 403, times=1000))

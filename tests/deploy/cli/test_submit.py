@@ -1,7 +1,6 @@
 """Submission from the command line to the end of the job, with what may go wrong on the way."""
 
 import json
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,44 +15,16 @@ from deploy.packaging.packages import packages_with
 from deploy.platform.errors import STATE_UNKNOWN, JobUnknown
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.tiers.tier import load_tier
-from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, attempts, error_of, needs_gcloud, train_here
+from tests.deploy.conftest import JOB, WHERE, Capture, attempts, error_of, needs_gcloud
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault, ends
 
 SDK = [*WHERE, *JOB, "--backend=sdk"]
 
 
-def start(task: dict[str, Any]) -> dict[str, Any]:
+def start(task: dict[str, Any]) -> Any:
     """What the start command of a plain image is told."""
     (text,) = [variable["value"] for variable in task["env"] if variable["name"] == "TRAINER_START"]
-    told: dict[str, Any] = json.loads(text)
-    return told
-
-
-@needs_gcloud
-@pytest.mark.slow  # the trainer in a local job: test_local.py; scripts in a submitted one: test_script.py
-def test_a_submitted_job_trains_and_is_followed_to_its_end(
-    cloud: Emulator, session: Session, flying: FlyingClock, tmp_path: Path, capsys: Capture
-) -> None:
-    output = tmp_path / "output"
-    cloud.run = lambda google, job: train_here(google, job, output, {})
-    flying.asleep = lambda: [thread.join() for thread in list(cloud.threads)]
-    assert submit.main(["cpu-2workers", *WHERE, *JOB, "--backend=gcloud"], session) == 0
-    shown = capsys.readouterr().out
-    (job,) = cloud.jobs.values()
-    task = job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
-    sent = {uri.removeprefix("gs://") for uri in (task["command"][3], *(uri for uri, _ in start(task)["packages"]))}
-    assert {name for name in cloud.objects if not name.endswith(("/submission.json", "/billed.json"))} == sent
-    assert task["args"] == [*JOB, "--expect_devices=0"]
-    assert json.loads((output / "result.json").read_text())["state"] == "done"
-    assert (output / "model" / "model.keras").is_file()
-    lines = re.findall(r"(workerpool\d-\d)  (.*)", shown)
-    logged = [(entry["resource"]["labels"]["task_name"], entry["jsonPayload"]["message"]) for entry in cloud.logs]
-    assert lines == logged  # all, in order, none twice
-    assert any(line.startswith("done: 4 steps") for worker, line in lines if worker == "workerpool0-0")
-    assert re.search(r"SUCCEEDED after 0:00:\d\d on its machines, about 0\.\d\d USD", shown)
-    attempt = attempts()[-1]
-    assert (attempt["state"], attempt["job"], attempt["tier"]) == ("SUCCEEDED", job["name"], "cpu-2workers")
-    assert attempt["spent_usd"] > 0
+    return json.loads(text)
 
 
 def test_a_dry_run_is_a_few_lines_and_sends_nothing(cloud: Emulator, capsys: Capture) -> None:

@@ -16,7 +16,7 @@ from deploy.planning.step_time import Interval
 from deploy.platform.gcloud_and_sdk import Session, to_yaml
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import load_tier
-from tests.deploy.conftest import JOB, WHERE, Capture, Command
+from tests.deploy.conftest import JOB, WHERE, Capture
 from tests.deploy.emulator import Emulator, ends
 from trainer.base.errors import UserError
 
@@ -96,26 +96,6 @@ def test_what_is_shown_is_what_is_sent(cloud: Emulator, session: Session, capsys
     assert labels.items() <= request["labels"].items()
 
 
-@pytest.mark.parametrize(("flags", "line"), [
-    (["--spec", "--json"], "--spec and --json contradict each other"),
-    (["--spec", "--out=x"], "--spec and --out contradict each other"),
-    (["--dry_run", "--out=x"], "--dry_run and --out contradict each other"),
-    (["--spec", "--region=us-central1,us-east4"], "--spec is for one tier in one region: a spec has one job"),
-    (["--out=x", "--region=us-central1,us-east4"], "--out is for one tier in one region: a spec has one job"),
-    (["--out=gs://my-bucket/x"], "out=gs://my-bucket/x: only local paths are supported here"),
-    (["--out=/proc/x/y"], "out=/proc/x: cannot write there"),
-    (["--out=x", "--max_wait=2h"], "--out contradicts --max_wait"),
-    (["--spec", "--register=x"], "--register needs a training that is followed to its end"),
-    (["--spec", "--tensorboard_instance=create"], "--spec needs the name of the TensorBoard"),
-])  # fmt: skip
-def test_a_spec_that_could_not_be_sent_as_asked_is_refused(
-    flags: list[str], line: str, cloud: Emulator, refused: Command
-) -> None:
-    where = ["--bucket=gs://my-bucket", "--project=p", *([] if "--region" in str(flags) else WHERE[:1])]
-    assert line in refused("submit", "l4x4", *JOB, *where, IMAGE, *flags)
-    assert cloud.requests == []
-
-
 IMAGE = "--image=us-docker.pkg.dev/p/r/x:1"
 RESERVATION = "projects/p/zones/us-central1-a/reservations/r"
 SECRET = "projects/p/secrets/s/versions/3"
@@ -125,8 +105,7 @@ def sent(cloud: Emulator, session: Session, *flags: str) -> dict[str, Any]:
     """Returns the jobSpec that the SDK sent."""
     cloud.run = ends("SUCCEEDED")
     assert submit.main([*flags, *SDK], session) == 0
-    spec: dict[str, Any] = cloud.bodies[-1]["jobSpec"]
-    return spec
+    return cloud.bodies[-1]["jobSpec"]
 
 
 def test_flags_of_one_job_are_in_its_request(cloud: Emulator, session: Session) -> None:

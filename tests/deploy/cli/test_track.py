@@ -65,11 +65,6 @@ def test_compare_sends_its_runs_at_the_end(command: Command, store: str, tmp_pat
     assert [run.info.run_name for run in mlflow_runs(store, "sent")] == ["out", "l4x1/repeat-1"]
 
 
-def test_a_folder_without_a_run_is_refused(refused: Command, tmp_path: Path) -> None:
-    assert "no run in it" in refused("track", str(tmp_path), "--track=wandb:x")
-    assert "the following arguments are required: --track" in refused("track", str(tmp_path))
-
-
 def test_a_run_that_goes_on_is_refused(refused: Command, tmp_path: Path) -> None:
     keep_others_out(plant_run(tmp_path / "run"), "job_dir", "run")
     assert "run: the run goes on: give it --track, or wait for its end" in refused(

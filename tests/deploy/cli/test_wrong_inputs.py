@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from deploy.__main__ import main
-from tests.deploy.cli.wrong_inputs import rows, spec
-from tests.deploy.conftest import WHERE, Capture
+from tests.deploy.cli.wrong_inputs import COMMANDS, rows, spec
+from tests.deploy.conftest import WHERE, Capture, Command
 from tests.deploy.emulator import Emulator
 
 ROWS = rows()
@@ -29,3 +29,8 @@ def test_a_wrong_input_sends_nothing(
     assert shown.err.startswith("error: wrong" if wrong else "error: ")
     assert (shown.err.count("\n"), shown.out, cloud.requests) == (1, "", [])
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(("words", "line"), COMMANDS, ids=[" ".join(words) for words, _ in COMMANDS])
+def test_a_wrong_command_is_one_line(words: list[str], line: str, refused: Command) -> None:
+    assert line in refused(*words)

@@ -188,9 +188,47 @@ FLAGS: list[tuple[str, list[str], str]] = [
     ("cpu", [_DIGITS, "--job_dir=gs://"], "is not a valid bucket name"),
     ("cpu", ["--model=my_models.gan:biuld", "--data=digits", "--package=my_models"],
      "model=my_models.gan:biuld: my_models.gan has no function biuld; did you mean 'build'?"),
+    ("l4x1", [_DIGITS, "--stop_if_idle=0"], "'0' must be a time of up to 30 days with its unit"),
+    ("cpu", [_DIGITS, "--stop_if_idle=30m"], "--stop_if_idle is for GPUs, and cpu has none: leave it out"),
+    ("l4x1", [_DIGITS, "--stop_if_over=1.5"], "stop_if_over=1.5: there is no plan of the time on l4x1: --plan makes"),
+    ("l4x1", [_DIGITS, "--stop_if_over=0.5"], "'0.5' must be a number from 1 to 999"),
+    ("l4x4", [_DIGITS, "--spec", "--json"], "--spec and --json contradict each other"),
+    ("l4x4", [_DIGITS, "--spec", "--out=x"], "--spec and --out contradict each other"),
+    ("l4x4", [_DIGITS, "--dry_run", "--out=x"], "--dry_run and --out contradict each other"),
+    ("l4x4", ["cpu", _DIGITS, "--spec"], "--spec is for one tier in one region: a spec has one job"),
+    ("l4x4", ["cpu", _DIGITS, "--out=x"], "--out is for one tier in one region: a spec has one job"),
+    ("l4x4", [_DIGITS, "--out=gs://my-bucket/x"], "out=gs://my-bucket/x: only local paths are supported here"),
+    ("l4x4", [_DIGITS, "--out=/proc/x/y"], "out=/proc/x: cannot write there"),
+    ("l4x4", [_DIGITS, "--out=x", "--max_wait=2h"], "--out contradicts --max_wait"),
+    ("l4x4", [_DIGITS, "--spec", "--register=x"], "--register needs a training that is followed to its end"),
+    ("l4x4", [_DIGITS, "--spec", "--tensorboard_instance=create"], "--spec needs the name of the TensorBoard"),
     ("cpu", ["--model=my_models.nothing:build", "--data=digits", "--package=my_models"],
      "the module my_models.nothing is not in the package my_models"),
 ]  # fmt: skip
+
+_PLAN = ["plan", "l4x1", "--recipe=mlp_mnist"]
+# (a command of another verb, the line)
+COMMANDS: list[tuple[list[str], str]] = [
+    (["submitt"], "submitt: unknown verb; did you mean 'submit'?"),
+    (["machines", "--accelerator=L5"], "unknown accelerator"),
+    (["machines", "--prices=none.yaml"], "not found: write lines such as"),
+    (["image"], "required: --image"),
+    (["image", "--image=trainer"], "use REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG"),
+    ([*_PLAN, "--measure=l4x1"], "measure=l4x1: a job costs money: set a limit, such as --max_cost=1"),
+    ([*_PLAN, "--measure=l4x9", "--max_cost=1"], "tier l4x9: no such tier"),
+    ([*_PLAN, "--measure=l4x1", "--max_cost=1"], "bucket is missing"),
+    ([*_PLAN, "--max_cost=1"], "--max_cost, --bucket and --dry_run are for the job of --measure=TIER: add it, or drop"),
+    (
+        ["predict", "digits", "gs://my-b/rows", "gs://my-b/out", "--region=us-central1", "--project=p", "--tier=l4x4"],
+        "tier=l4x4: one device answers rows, and it has 4",
+    ),
+    (["local", "cpu", "--recipe=efficientnet_photos"], "error: data is missing: use --data=FOLDER"),
+    (["compare", "cpu", "--recipe=efficientnet_photos"], "error: data is missing: use --data=FOLDER"),
+    (["plan", "cpu", "--recipe=efficientnet_photos"], "error: data is missing: use --data=FOLDER"),
+    (["track", ".", "--track=wandb:x"], "no run in it"),
+    (["track", "."], "the following arguments are required: --track"),
+    (["clean", "--project=my-proj"], "required: --bucket"),
+]
 
 _GAN = {"gan.py": "def build(config, dataset): pass\n"}
 # file: (content, the line), in a package my_models

@@ -3,15 +3,19 @@
 import json
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from deploy.cli import compare
 from deploy.platform.gcloud_and_sdk import Session
-from deploy.tiers.tier import JOB_CONFIGS
+from deploy.platform.local import LocalJob, local_workers
+from deploy.tiers.tier import JOB_CONFIGS, load_tier
 from tests.deploy.conftest import (
     JOB,
+    ROOT,
     WHERE,
     Capture,
     Command,
@@ -21,7 +25,6 @@ from tests.deploy.conftest import (
     output_of,
     rows,
     tier_of,
-    train_here,
 )
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import edit
@@ -37,7 +40,6 @@ def test_every_run_is_a_job_without_restarts_and_all_are_reported(
 ) -> None:
     together = threading.Barrier(4, timeout=60)  # breaks if jobs run one at a time
     trained = cloud.run
-    assert trained
 
     def run(google: Emulator, job: Job) -> None:
         together.wait()
@@ -140,13 +142,21 @@ def test_end_to_end_with_gcloud_and_real_training(
     cloud: Emulator, session: Session, flying: FlyingClock, bucket: Address, target: list[str], dist: Path,
     tmp_path: Path, capsys: Capture,
 ) -> None:  # fmt: skip
-    """Local processes train the job that gcloud submitted, and write to the bucket as on Vertex AI."""
+    """Local processes train the job that gcloud submitted, by its spec alone, and write to the bucket."""
 
     def run(google: Emulator, job: Job) -> None:
+        google.begin(job)
         folder = tmp_path / "trained" / job["displayName"]
+        folder.mkdir(parents=True)
+        spec = folder.with_suffix(".yaml")
+        spec.write_text(yaml.safe_dump(job["jobSpec"]))
         folders = {"AIP_MODEL_DIR": "model", "AIP_CHECKPOINT_DIR": "checkpoints", "AIP_TENSORBOARD_LOG_DIR": "logs"}
         remote = {name: f"{output_of(job) / below}/" for name, below in folders.items()}
-        train_here(google, job, folder, {**remote, "XDG_CACHE_HOME": str(folder)})
+        remote |= {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder)}
+        given = local_workers(load_tier(str(spec)), [], folder, job["name"].rsplit("/", 1)[-1])
+        workers = [replace(worker, environment={**worker.environment, **remote}) for worker in given]
+        outcome = LocalJob(workers, lambda worker, line: google.log(job, line, worker)).run()
+        google.end(job, outcome.state, outcome.error)
 
     cloud.run = run
     flying.asleep = lambda: [thread.join(5) for thread in list(cloud.threads)]  # each look is a second of gcloud's

@@ -17,7 +17,7 @@ from deploy.api.submit import describe
 from deploy.job.cost import cost_confirmation
 from deploy.job.job import NCCL_SETTINGS, Job, job_of, workload_on
 from deploy.job.sending import check_resources
-from deploy.job.workload import JobOptions, Order, Training
+from deploy.job.workload import JobOptions, Order
 from deploy.packaging import images
 from deploy.packaging.images import IMAGE_RECORD, START, STARTER, BuiltImage, remember, remembered
 from deploy.packaging.packages import Package
@@ -30,7 +30,7 @@ from tests.deploy.conftest import Capture, error_of
 from tests.deploy.emulator import Emulator
 from trainer.base.errors import UserError
 from trainer.base.settings.resolution import Overrides, resolve
-from trainer.base.settings.train_config import DATA_KINDS, TrainConfig
+from trainer.base.settings.train_config import DATA_KINDS
 from trainer.data import sources
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -48,7 +48,7 @@ def wheel(name: str, version: str, files: dict[str, bytes | Path]) -> Package:
 PACKAGE = wheel("vertex_trainer", "1.0", {})
 
 
-def job(tier: str | Tier, *flags: str, gcp: GcpConfig = GCP, **wanted: Any) -> Job:
+def job(tier: str | Tier, *flags: str, gcp: GcpConfig = GCP, **wanted: Any) -> Any:
     shared = {"packages": wanted.pop("packages", (PACKAGE,)), "built_image": wanted.pop("built_image", None)}
     on = load_tier(tier) if isinstance(tier, str) else tier
     return job_of(
@@ -56,11 +56,6 @@ def job(tier: str | Tier, *flags: str, gcp: GcpConfig = GCP, **wanted: Any) -> J
         gcp,
         Order(JobOptions(name="demo", **wanted), "demo", "", **shared),
     )
-
-
-def trained(made: Job) -> TrainConfig:
-    assert isinstance(made.workload, Training)
-    return made.workload.config
 
 
 def task(made: Job, pool: int = 0) -> Any:
@@ -205,7 +200,7 @@ def test_a_recipe_file_goes_along_as_flags_and_flags_win(tmp_path: Path) -> None
     made = job("cpu", f"--recipe={recipe}", "--steps=7", "--image_size=12", "--skip_bad_images")
     arguments = task(made)["args"]
     assert not any("recipe" in argument or "epochs" in argument for argument in arguments)
-    there, here = resolve(arguments).config, trained(made)
+    there, here = resolve(arguments).config, made.workload.config
     assert (there.model, there.image_size, there.steps, there.epochs) == ("mlp", 12, 7, None)
     assert (there.jit_compile, there.skip_bad_images, there.learning_rate) == ("true", True, here.learning_rate)
 
@@ -270,7 +265,7 @@ def test_the_kinds_of_data_are_the_trainers() -> None:
     ("initial_checkpoint", "gs://my-bucket/m"), ("initial_model", "/gcs/my-bucket/m"),
 ])  # fmt: skip
 def test_what_the_machines_can_see_may_be_read(name: str, value: str) -> None:
-    assert getattr(trained(job("cpu", "--model=mlp", "--data=mnist", f"--{name}={value}")), name) == value
+    assert getattr(job("cpu", "--model=mlp", "--data=mnist", f"--{name}={value}").workload.config, name) == value
 
 
 @pytest.mark.parametrize(

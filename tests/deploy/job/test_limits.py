@@ -106,20 +106,6 @@ def test_the_plans_upper_end_goes_along(
     assert limits.over_s > 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["l4x1", "--stop_if_idle=0"], "'0' must be a time of up to 30 days with its unit"),
-        (["cpu", "--stop_if_idle=30m"], "--stop_if_idle is for GPUs, and cpu has none: leave it out"),
-        (["l4x1", "--stop_if_over=1.5"], "stop_if_over=1.5: there is no plan of the time on l4x1: --plan makes one"),
-        (["l4x1", "--stop_if_over=0.5"], "'0.5' must be a number from 1 to 999"),
-    ],
-)
-def test_limits_that_cannot_hold_are_refused(arguments: list[str], line: str, refused: Command, tmp_path: Path) -> None:
-    where = ["--region=us-central1", "--bucket=gs://my-bucket", "--project=p", *IMAGE, *JOB]
-    assert line in refused("submit", *arguments, f"--cache_dir={tmp_path}", *where)
-
-
 STALLS = """
 import pathlib, signal, sys, time
 from vertex_report import report

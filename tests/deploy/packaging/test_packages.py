@@ -18,7 +18,7 @@ from deploy.packaging import packages as package
 from deploy.packaging.images import IMAGE_RECORD, PLAIN_IMAGE, remembered, requirements
 from deploy.packaging.packages import Package, packages_with, trainer_package, user_package
 from deploy.platform.errors import JobUnknown
-from tests.deploy.conftest import WHERE, Capture, Command, error_of, run, stand_in
+from tests.deploy.conftest import WHERE, Capture, error_of, run, stand_in
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import trainer_commit
 
@@ -174,17 +174,6 @@ def test_an_image_is_built_from_a_clean_copy(tmp_path: Path, capsys: Capture, mo
     newest, _ = requirements(1)
     assert f'TENSORFLOW="{newest}"' in dockerfile
     assert steps["substitutions"]["_TENSORFLOW"] == newest
-
-
-@pytest.mark.parametrize(
-    ("flags", "line"),
-    [
-        ([], "required: --image"),
-        (["--image=trainer"], "use REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG"),
-    ],
-)
-def test_an_image_that_cannot_be_is_refused(flags: list[str], line: str, refused: Command) -> None:
-    assert line in refused("image", *flags)
 
 
 def test_gcloud_is_run_and_its_end_is_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:

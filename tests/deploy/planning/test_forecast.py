@@ -21,7 +21,7 @@ from deploy.planning.step_time import (
     is_compiled,
     step_seconds,
 )
-from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, Fit, fit_on, host_problems
+from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, fit_on, host_problems
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import load_tier
 from tests.deploy.conftest import Capture, Command
@@ -96,24 +96,17 @@ def test_four_gpus_hold_a_quarter_of_the_rows_and_16_bits_half_of_them(tmp_path:
     assert 3.5 * one.largest_batch < four.largest_batch <= 4 * one.largest_batch  # all-reduces need buffers
 
 
-def fits_by(plan: StepPlan, count: int, tier: str) -> Fit:
-    fit = fit_on(plan, dataclasses.replace(CONFIG, micro_batches=count), load_tier(tier), TABLE)
-    assert fit
-    return fit
-
-
-@pytest.mark.parametrize("tier", ["l4x1", "l4x4"])
-def test_the_least_number_of_micro_batches_that_fits_is_proposed(tmp_path: Path, tier: str) -> None:
+@pytest.mark.parametrize(("tier", "least"), [("l4x1", 8), ("l4x4", 2)])
+def test_the_least_number_of_micro_batches_that_fits_is_proposed(tmp_path: Path, tier: str, least: int) -> None:
     plan = plan_with(tmp_path, row_gib=1.0)
-    fit = fit_on(plan, CONFIG, load_tier(tier), TABLE)
-    assert fit.verdict != FITS
-    (option,) = fit.options
-    assert (option.name, option.value) == ("micro_batches", {"l4x1": 8, "l4x4": 2}[tier])
+    fits = {count: fit_on(plan, dataclasses.replace(CONFIG, micro_batches=count), load_tier(tier), TABLE)
+            for count in (1, 2, 4, 8)}  # fmt: skip
+    assert [count for count, fit in fits.items() if fit.verdict == FITS] == [count for count in fits if count >= least]
+    (option,) = fits[1].options
+    assert (option.name, option.value) == ("micro_batches", least)
     assert option.slower
-    assert fit.words.endswith(f", this one with {option}")
-    assert option.saved == pytest.approx(fit.needed.middle - fits_by(plan, int(option.value), tier).needed.middle)
-    for count in (1, 2, 4, 8):
-        assert (fits_by(plan, count, tier).verdict == FITS) == (count >= int(option.value))
+    assert fits[1].words.endswith(f", this one with {option}")
+    assert option.saved == pytest.approx(fits[1].needed.middle - fits[least].needed.middle)
 
 
 def test_virtual_replicas_cost_micro_batches_gathered_gradients_and_their_sums() -> None:
@@ -125,19 +118,20 @@ def test_virtual_replicas_cost_micro_batches_gathered_gradients_and_their_sums()
     assert fits[1].needed.middle - fits[0].needed.middle == pytest.approx(3e8)
 
 
-def with_remat(folder: Path, row_gib: float, again: int) -> StepPlan:
-    """Returns a plan of 1 GiB a row, with --remat of `row_gib`, for which `again` of its 100 products are repeated."""
-    plan, small = plan_with(folder, row_gib=1.0, gflop=100.0), plan_with(folder, row_gib=row_gib)
-    products, rest = plan.work.operations
-    repeated = dataclasses.replace(plan.work, operations=[products._replace(times=products.times + again), rest])
-    return dataclasses.replace(plan, recomputed=small.memory, recomputed_work=repeated)
-
-
 def test_settings_that_fit_are_proposed_with_savings_and_times_those_that_keep_the_numbers_first(
     tmp_path: Path,
 ) -> None:
-    """Of 65.5 GiB a step with 1/20 of what a row holds saves 60.8, in 8 micro-batches 55.9 (gradients are summed)."""
-    still, fits = (with_remat(tmp_path, *numbers) for numbers in ((0.9, 28), (0.05, 28)))
+    """Of 65.5 GiB a step with 1/20 of what a row holds saves 60.8, in 8 micro-batches 55.9 (gradients are summed).
+
+    With --remat 28 of 100 products are repeated.
+    """
+    plan = plan_with(tmp_path, row_gib=1.0, gflop=100.0)
+    products, rest = plan.work.operations
+    repeated = dataclasses.replace(plan.work, operations=[products._replace(times=products.times + 28), rest])
+    still, fits = (
+        dataclasses.replace(plan, recomputed=plan_with(tmp_path, row_gib=row_gib).memory, recomputed_work=repeated)
+        for row_gib in (0.9, 0.05)
+    )
     none, both = (fit_on(plan, CONFIG, load_tier("l4x1"), TABLE) for plan in (still, fits))
     assert [option.name for option in none.options] == ["micro_batches"]
     assert both.words.endswith(

@@ -1,6 +1,5 @@
 """Tests that gcloud and the SDK behave alike against the same service, and create at most one job per call."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from deploy.platform.vertex_api import ApiError, CustomJob
 from deploy.tiers.gcp_config import GcpConfig
 from tests.deploy.conftest import is_alive, needs_gcloud, stand_in
 from tests.deploy.emulator import RATE, Emulator, Fault
+from tests.workers import until
 from trainer.base.errors import UserError
 
 POOL = {
@@ -132,10 +132,7 @@ def test_a_gcloud_that_hangs_is_killed_with_its_children(tmp_path: Path, monkeyp
     with pytest.raises(ApiError, match="gcloud was killed by signal 9") as caught:
         Gcloud("my-proj", "us-central1").create(REQUEST)
     assert (caught.value.code, caught.value.transient) == (0, True)
-    child, deadline = (tmp_path / "child").read_text().strip(), time.monotonic() + 2
-    while is_alive(child):
-        assert time.monotonic() < deadline, f"process {child} still runs"
-        time.sleep(0.01)
+    until(lambda: not is_alive((tmp_path / "child").read_text().strip()), 2)
 
 
 @pytest.mark.parametrize(

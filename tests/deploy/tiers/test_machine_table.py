@@ -11,7 +11,6 @@ from deploy.job.cost import price_and_limit
 from deploy.tiers.machine_table import TABLE, Price, load_machines
 from deploy.tiers.spec_rules import ENUMS
 from deploy.tiers.tier import JOB_CONFIGS, SpecChanges, load_tier, machine_tier
-from tests.deploy.conftest import Command
 from trainer.base.errors import UserError
 from trainer.base.settings.accelerators import TFLOPS, accelerator_of, peak_tflops
 from trainer.base.settings.train_config import TrainConfig
@@ -154,14 +153,3 @@ def test_what_a_gpu_calls_itself_is_an_accelerator_with_a_rate_or_none(gpu: str,
     assert accelerator_of(gpu) == accelerator_of(gpu, load_machines().accelerators) == name
     assert peak_tflops(gpu, TrainConfig(tf32=True)) == tflops
     assert peak_tflops(gpu, TrainConfig(precision="float64")) == 0
-
-
-@pytest.mark.parametrize(
-    ("flags", "line"),
-    [
-        (["--accelerator=L5"], "unknown accelerator"),
-        (["--prices=none.yaml"], "not found: write lines such as"),
-    ],
-)
-def test_the_verb_refuses_in_one_line(flags: list[str], line: str, refused: Command) -> None:
-    assert line in refused("machines", *flags)

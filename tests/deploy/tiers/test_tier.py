@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -38,8 +39,7 @@ def test_the_table_of_messages_is_the_sdks() -> None:
 def test_every_tier_is_what_its_name_says_and_passes_the_sdk(path: Path) -> None:
     tier = load_tier(path.stem)
     CustomJobSpec.from_json(json.dumps(tier.spec))  # refuses unknown names
-    named = re.fullmatch(r"(?:cpu|(\w+|a100-80)x(\d))(?:-(\d)workers)?", tier.name)
-    assert named
+    named: Any = re.fullmatch(r"(?:cpu|(\w+|a100-80)x(\d))(?:-(\d)workers)?", tier.name)
     assert tier.accelerators == int(named[2] or 0)
     assert tier.workers == int(named[3] or 1)
     kinds = {"t4": "TESLA_T4", "v100": "TESLA_V100", "l4": "L4", "a100": "TESLA_A100", "a100-80": "A100_80GB",
