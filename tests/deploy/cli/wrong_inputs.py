@@ -227,7 +227,6 @@ COMMANDS: list[tuple[list[str], str]] = [
     (["plan", "cpu", "--recipe=efficientnet_photos"], "error: data is missing: use --data=FOLDER"),
     (["track", ".", "--track=wandb:x"], "no run in it"),
     (["track", "."], "the following arguments are required: --track"),
-    (["clean", "--project=my-proj"], "required: --bucket"),
 ]
 
 _GAN = {"gan.py": "def build(config, dataset): pass\n"}
