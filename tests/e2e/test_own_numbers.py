@@ -33,5 +33,4 @@ def test_two_workers_with_two_replicas_give_the_numbers_of_one_device_that_was_r
 ) -> None:
     one, other = numbers(case)
     # Adam moves a weight without effect, as the bias of an attention's keys, by rounding alone.
-    rate = settings(case).learning_rate
-    assert largest_difference(one, other, smallest_norm=rate) < 1e-10
+    assert largest_difference(one, other, smallest_norm=settings(case).learning_rate) < 1e-10

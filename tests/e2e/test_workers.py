@@ -209,8 +209,7 @@ def test_a_late_worker_is_waited_for_and_one_that_never_comes_is_named(tmp_path:
     addresses = free_addresses(2)
     flags = [*LONG, f"--job_dir={tmp_path / 'job'}", "--worker_timeout_seconds=2"]
     assert workers.end([workers.start(addresses, 0, flags, tmp_path / "0.log")]) == [FAULT]
-    output = (tmp_path / "0.log").read_text()
-    assert f"worker 1 ({addresses[1]}) did not start within 2 seconds" in output
+    assert f"worker 1 ({addresses[1]}) did not start within 2 seconds" in (tmp_path / "0.log").read_text()
 
     flags = [*LONG[1:], "--steps=3", f"--job_dir={tmp_path / 'late'}"]
     log, waiting = tmp_path / "late0.log", f"waiting for worker 1 ({addresses[1]})"

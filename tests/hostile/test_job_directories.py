@@ -146,8 +146,7 @@ def test_damaged_variables(run: Path, tmp_path: Path) -> None:
     folder, manifest = copied(run, tmp_path)
     for content in (b"", b"x" * 1000, (folder / "variables.index").read_bytes()[:-20]):
         (folder / "variables.index").write_bytes(content)
-        files = {name: _fingerprint(folder / name) for name in manifest["files"]}
-        reseal(folder, {**manifest, "files": files})
+        reseal(folder, {**manifest, "files": {name: _fingerprint(folder / name) for name in manifest["files"]}})
         with pytest.raises(Damaged):
             read_checkpoint(folder)
 

@@ -58,8 +58,7 @@ def documents(session: Session, monkeypatch: pytest.MonkeyPatch, capsys: Capture
         if "session" in verb.__annotations__:
             monkeypatch.setattr(module, name, lambda arguments, given=session: verb(arguments, given))
         assert main([*words, "--json"]) == code
-        shown = capsys.readouterr().out
-        lines = [json.loads(line) for line in shown.splitlines()]
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         for line in lines:
             jsonschema.validate(line, SCHEMA)
             assert (line["schema_version"], line["verb"]) == (SCHEMA_VERSION, words[0])

@@ -55,8 +55,9 @@ def runs_spec(google: Emulator, job: Job, python: Path, folder: Path) -> None:
 @pytest.fixture
 def job(cloud: Emulator) -> Job:
     """Returns a job with a price that waits for its machines."""
-    labels = {"submission": "s1", "usd-per-hour": "3-6000"}
-    return cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": labels})
+    return cloud.create(
+        PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s1", "usd-per-hour": "3-6000"}}
+    )
 
 
 @pytest.fixture

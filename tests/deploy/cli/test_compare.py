@@ -98,8 +98,7 @@ def test_a_tier_that_fails_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("codes", "whole"), [((0, 2), 2), ((1, 2), 1), ((75, 1), 75), ((0, -9), 1), ((0, 0), 0)])
 def test_the_exit_code_says_what_to_do(tmp_path: Path, codes: tuple[int, int], whole: int) -> None:
-    runner = Planting(lambda tier, job_dir: codes[tier == TWO])
-    assert compare(planned((ONE, TWO), FLAGS), tmp_path, runner) == whole
+    assert compare(planned((ONE, TWO), FLAGS), tmp_path, Planting(lambda tier, job_dir: codes[tier == TWO])) == whole
 
 
 def test_another_comparison_in_the_folder_is_refused(tmp_path: Path) -> None:
@@ -125,8 +124,7 @@ def test_another_comparison_in_the_folder_is_refused(tmp_path: Path) -> None:
 
 def test_a_command_that_came_to_nothing_may_be_mended_in_its_folder(tmp_path: Path) -> None:
     compare(planned((ONE, TWO), FLAGS), tmp_path, Planting(lambda tier, job_dir: 1))
-    fixed = planned((ONE, FOUR), (*FLAGS, "--seed=1"))
-    assert compare(fixed, tmp_path, Planting(), parallel=2) == 0
+    assert compare(planned((ONE, FOUR), (*FLAGS, "--seed=1")), tmp_path, Planting(), parallel=2) == 0
     assert [row.tier for row in summarize(collect([str(tmp_path)]))] == ["one", "four"]
 
 

@@ -120,9 +120,8 @@ def test_what_gcloud_sent_is_read_from_its_log(
 ) -> None:
     line = "DEBUG: Starting new HTTPS connection (1): host" if connected else "DEBUG: Running [gcloud.ai]"
     stand_in(tmp_path, f'echo "{line}" >&2\nsleep 0.3\nkill -INT {os.getpid()}\nsleep 30', monkeypatch)
-    arguments = ["cpu", *SDK[:-1], "--backend=gcloud"]
     with pytest.raises(JobUnknown if connected else KeyboardInterrupt):
-        submit.main(arguments, session)
+        submit.main(["cpu", *SDK[:-1], "--backend=gcloud"], session)
     assert attempts()[0]["state"] == ("INTERRUPTED" if connected else "NOT SUBMITTED")
 
 

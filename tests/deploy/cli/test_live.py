@@ -116,8 +116,7 @@ def test_progress_that_cannot_be_read_ends_no_watch(
     cloud.faults = [Fault("GET /storage", 403, times=99)]
     flying.after(201, lambda: cloud.end(priced, "SUCCEEDED"))
     assert jobs.watch([priced["name"], *SDK], session) == 0
-    shown = capsys.readouterr().out
-    assert shown.count("no progress: gs://my-bucket/7/stats.jsonl: no permission to read it") == 1
+    assert capsys.readouterr().out.count("no progress: gs://my-bucket/7/stats.jsonl: no permission to read it") == 1
 
 
 def test_the_bill_holds_every_job_that_wrote_to_the_directory(

@@ -192,8 +192,7 @@ def test_a_lost_worker_is_restarted_and_the_run_how_to_resume(tmp_path: Path) ->
     shown = "".join(lines)
     assert "[workerpool0-0] resumes at step" in shown
     assert "JOB_STATE_SUCCEEDED, 2 restarts" in shown
-    described = json.loads((tmp_path / "job" / "run.json").read_text())
-    assert described["simulated"] is True
+    assert json.loads((tmp_path / "job" / "run.json").read_text())["simulated"] is True
     result = json.loads((tmp_path / "job" / "result.json").read_text())
     assert (result["state"], result["steps"], result["restarts"]) == ("done", 300, 1)
 

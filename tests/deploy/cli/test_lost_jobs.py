@@ -163,8 +163,7 @@ def test_a_job_that_waits_too_long_is_cancelled_and_the_next_tried(
             ends("SUCCEEDED")(google, job)
 
     cloud.run, began = run, flying.time
-    flags = ["--max_wait=11m"]
-    assert submit.main(["l4x1", *EAST, *flags], session) == 0
+    assert submit.main(["l4x1", *EAST, "--max_wait=11m"], session) == 0
     assert states(cloud) == ["CANCELLED", "SUCCEEDED"]
     assert [attempt["state"] for attempt in attempts()] == ["EXPIRED", "SUCCEEDED"]
     assert 660 <= flying.time - began < 760

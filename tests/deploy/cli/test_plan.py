@@ -45,8 +45,7 @@ def short_run(tmp_path: Path, tier: TierFacts, device: str = "GPU", gpu: str = "
 
 
 def test_a_tier_of_the_short_run_has_its_own_times(tmp_path: Path) -> None:
-    measured = collect([str(short_run(tmp_path, CPU, device="CPU"))])
-    cpu, assumptions = known(measured, CPU)
+    cpu, assumptions = known(collect([str(short_run(tmp_path, CPU, device="CPU"))]), CPU)
     assert cpu.seconds.middle == pytest.approx(5 + 10_000 * 0.1)
     assert (cpu.seconds.low, cpu.seconds.high) == pytest.approx((2.5 + 1000, 10 + 1000))  # its start is less sure
     assert "cpu: its own step times, the quartiles as interval" in assumptions
@@ -54,8 +53,7 @@ def test_a_tier_of_the_short_run_has_its_own_times(tmp_path: Path) -> None:
 
 
 def test_more_devices_lie_between_ideal_and_no_gain(tmp_path: Path) -> None:
-    measured = collect([str(short_run(tmp_path, L4X2))])
-    four, assumptions = known(measured, L4X4)
+    four, assumptions = known(collect([str(short_run(tmp_path, L4X2))]), L4X4)
     assert (four.seconds.low, four.seconds.high) == pytest.approx((2.5 + 500, 10 + 1000))
     assert four.seconds.middle == pytest.approx(5 + 1000 / 2**0.5)
     assert any("4 devices take 0.500 to 1.00 x the time of 2" in line for line in assumptions)
@@ -106,8 +104,7 @@ def test_equal_rows_of_micro_batches_are_asked_by_weak_scaling_or_by_their_numbe
 def test_more_than_ideal_and_less_than_nothing_are_not_extrapolated(
     tmp_path: Path, seconds: tuple[float, float], expected: float
 ) -> None:
-    measured = collect([str(two_tiers(tmp_path, *seconds))])
-    four, _ = known(measured, L4X4)
+    four, _ = known(collect([str(two_tiers(tmp_path, *seconds))]), L4X4)
     assert four.step.low < expected < four.step.high < 2.2 * expected
 
 

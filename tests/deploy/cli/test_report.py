@@ -48,8 +48,7 @@ def test_the_page_is_whole_and_needs_nothing_from_outside(runs: Path, capsys: Ca
     assert drawn[:2] == ["Cost against time", "Loss"]
     assert "Speed-up" not in drawn
     assert opened["img"] == 2
-    shown = capsys.readouterr().out
-    assert str(runs / "report.html") in shown
+    assert str(runs / "report.html") in capsys.readouterr().out
     for form in ("table.md", "table.csv", "table.json"):
         assert "two" in (runs / form).read_text()
 

@@ -31,8 +31,7 @@ def test_a_dry_run_is_a_few_lines_and_sends_nothing(cloud: Emulator, capsys: Cap
     assert main(["submit", "l4x4", "--dry-run", *WHERE, "--recipe=wgan_gp_photos", "--data=gs://my-bucket/a b"]) == 0
     assert cloud.requests == []
     assert not Path("runs").exists()
-    shown = capsys.readouterr().out
-    lines = shown.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("runs in python:3.12-slim: each worker installs") for line in lines) == 1
     assert not any("warning" in line for line in lines)
     assert any("4.63 USD an hour" in line and "111.00 USD at most" in line for line in lines)
@@ -159,8 +158,7 @@ def test_a_region_without_the_gpu_is_left_out(cloud: Emulator, capsys: Capture) 
 def test_a_check_of_a_tier_is_a_short_job_on_one_machine(
     tier: str, flags: list[str], recipe: list[str], cloud: Emulator, capsys: Capture
 ) -> None:
-    region = "--region=us-central1"
-    assert main(["submit", tier, region, "--bucket=gs://my-bucket", *flags, "--check", "--spec"]) == 0
+    assert main(["submit", tier, "--region=us-central1", "--bucket=gs://my-bucket", *flags, "--check", "--spec"]) == 0
     text, shown = capsys.readouterr()
     spec = yaml.safe_load(text)
     (pool,) = spec["workerPoolSpecs"]

@@ -66,8 +66,7 @@ def test_flags_change_any_tier(
 
 
 def test_the_command_of_a_staged_job_has_what_a_spec_cannot_hold(cloud: Emulator, capsys: Capture) -> None:
-    flags = [*WHERE, *JOB, *CHANGES, "--spot", "--project=p"]
-    assert main(["submit", "l4x4", *flags, "--out=my job.yaml"]) == 0
+    assert main(["submit", "l4x4", *WHERE, *JOB, *CHANGES, "--spot", "--project=p", "--out=my job.yaml"]) == 0
     spec, shown = Path("my job.yaml").read_text(), capsys.readouterr().out.splitlines()
     assert yaml.safe_load(spec)["serviceAccount"] == ACCOUNT
     command = shlex.split(shown[-1])
@@ -133,8 +132,7 @@ def test_a_machine_without_a_tier(
 
 
 def test_an_image_of_ones_own_reads_secrets_by_the_starter_first(cloud: Emulator, session: Session) -> None:
-    spec = sent(cloud, session, "cpu", IMAGE, f"--secret=HF_TOKEN={SECRET}")
-    task = spec["workerPoolSpecs"][0]["containerSpec"]
+    task = sent(cloud, session, "cpu", IMAGE, f"--secret=HF_TOKEN={SECRET}")["workerPoolSpecs"][0]["containerSpec"]
     variables = {variable["name"]: variable["value"] for variable in task["env"]}
     assert json.loads(variables["TRAINER_SECRETS"]) == {"HF_TOKEN": SECRET}
     assert json.loads(variables["TRAINER_START"])["module"] == "trainer.task"

@@ -34,8 +34,7 @@ def test_a_comparison_is_a_parent_with_a_child_for_each_repeat(store: str, tmp_p
     out = tmp_path / "out"
     for number, run in enumerate(("l4x1/repeat-1", "l4x1/repeat-2", "l4x4/repeat-1")):
         plant_run(out / run)
-        info = json.loads((out / run / "run.json").read_text())
-        write_json(out / run / "run.json", {**info, "id": f"run{number}"})
+        write_json(out / run / "run.json", {**json.loads((out / run / "run.json").read_text()), "id": f"run{number}"})
     write_json(out / "l4x4" / "repeat-1" / "billed.json", {"jobs": {"7": {"usd": 0.3}, "8": {"usd": 0.04}}})
     write_json(
         out / "comparison.json", {"on": "vertex", "tiers": tiers, "flags": ["--steps=30"], "command": "compare x"}

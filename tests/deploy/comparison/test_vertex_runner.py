@@ -105,8 +105,9 @@ def test_a_dry_run_refuses_what_the_command_would_and_reports_that_all_is_done(
 ) -> None:
     """A local run does not count as a finished job."""
     command("l4x1")
-    nothing = f"nothing to submit: all runs in {tmp_path / 'out'} are done"
-    assert command("l4x1", "--dry_run").splitlines()[1:] == [nothing]
+    assert command("l4x1", "--dry_run").splitlines()[1:] == [
+        f"nothing to submit: all runs in {tmp_path / 'out'} are done"
+    ]
     edit(tmp_path / "out" / "comparison.json", on="local")
     with pytest.raises(UserError, match=r"holds another comparison \(on: local stored, vertex given\)"):
         command("l4x1", "--dry_run")

@@ -333,8 +333,7 @@ def test_workers_with_rdma_source_googles_settings_before_their_command(tmp_path
 
 def test_a_package_of_ones_own_may_be_named() -> None:
     mine = wheel("my_models", "0", {"my_models/gan.py": b""})
-    flags = ["--model=my_models.gan:build", "--data=digits"]
-    made = job("l4x1", *flags, packages=(mine, PACKAGE))
+    made = job("l4x1", "--model=my_models.gan:build", "--data=digits", packages=(mine, PACKAGE))
     (start,) = (variable["value"] for variable in task(made)["env"] if variable["name"] == "TRAINER_START")
     wheels = [uri.rsplit("/", 1)[-1] for uri, _ in json.loads(start)["packages"]]
     assert wheels == ["my_models-0-py3-none-any.whl", "vertex_trainer-1.0-py3-none-any.whl"]

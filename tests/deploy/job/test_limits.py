@@ -52,8 +52,7 @@ def test_a_job_that_ended_itself_is_told_by_submit_watch_and_jobs(
 ) -> None:
     stops_first(tmp_path / "trained", cloud)
     where = [flag for flag in target if not flag.startswith(("--on", "--out"))]
-    command = ["l4x1", *where, *IMAGE, *JOB, "--stop_if_idle=30m", "--register=digits"]
-    assert submit.main(command, session) == 75
+    assert submit.main(["l4x1", *where, *IMAGE, *JOB, "--stop_if_idle=30m", "--register=digits"], session) == 75
     assert not cloud.models, "it is not registered"
     (job,) = cloud.jobs.values()
     assert sent_limits(job).idle_s == 1800

@@ -56,8 +56,9 @@ def test_what_cannot_fit_is_refused_unless_it_is_forced(
     error = refused(*L4)
     assert error.startswith("error: l4x1: the run does not fit its memory: it needs 31.9 - ")
     assert "--force sends it anyway" in error
-    compared = ["compare", "l4x1", "--on=vertex", *WHERE, *TRAINED, "--dry_run"]
-    assert "l4x1: the run does not fit its memory" in refused(*compared)
+    assert "l4x1: the run does not fit its memory" in refused(
+        "compare", "l4x1", "--on=vertex", *WHERE, *TRAINED, "--dry_run"
+    )
     capsys.readouterr()
     assert main([*L4, "--force"]) == 0
     assert "l4x1: warning: does not fit the memory: it needs 31.9 - " in capsys.readouterr().out

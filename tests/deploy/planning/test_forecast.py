@@ -175,8 +175,7 @@ def test_the_time_is_that_of_the_device_and_of_the_host(tmp_path: Path) -> None:
         assert device_seconds(flop_bound.work, 64, L4.rates, kind, formula) == pytest.approx(slower.products * counted)
     batch_norm = Work([StepWork(f"FusedBatchNormGradV3{FEW_CHANNELS}", 1, LinearInRows(0, 0), LinearInRows(300e6, 0))])
     assert device_seconds(batch_norm, 64, L4.rates, "tf32", plain) == pytest.approx(plain.few_channels * 1e-3)
-    small = plan_with(tmp_path, gflop=0.0)
-    assert step_seconds(small, tf32, L4, 1).middle == pytest.approx(
+    assert step_seconds(plan_with(tmp_path, gflop=0.0), tf32, L4, 1).middle == pytest.approx(
         compiled.others * moved + 1000 * compiled.operation_seconds
     )
     alone = step_seconds(byte_bound, tf32, L4, 1)  # as plain, if the products alone would take longer
@@ -246,8 +245,7 @@ def test_spot_costs_its_restarts_and_has_no_end_if_they_lose_all() -> None:
 def planned(tmp_path: Path, *flags: str, **numbers: float) -> list[str]:
     precision = next((flag.partition("=")[2] for flag in flags if flag.startswith("--precision=")), "float32")
     plan = planted_plan(tmp_path, precision, **numbers)
-    given = ["--recipe=mlp_mnist", f"--plan={plan}", f"--out={tmp_path / 'out'}"]
-    return ["plan", *given, *flags]
+    return ["plan", "--recipe=mlp_mnist", f"--plan={plan}", f"--out={tmp_path / 'out'}", *flags]
 
 
 def written(tmp_path: Path) -> Any:
@@ -282,8 +280,9 @@ def test_a_price_of_the_users_own_is_not_mixed_with_one_of_the_table(
     two, four = written(tmp_path)["tiers"]
     assert [each["strategy"] for each in two["offers"]] == ["STANDARD", "SPOT"]
     disk = 0 if "per_hour" in price else 100 * 0.17 / 730  # a file's price is that of the machine alone
-    found = {each["strategy"]: each["usd_per_hour"] for each in four["offers"]}
-    assert found == pytest.approx({name: usd + disk for name, usd in left.items()})
+    assert {each["strategy"]: each["usd_per_hour"] for each in four["offers"]} == pytest.approx(
+        {name: usd + disk for name, usd in left.items()}
+    )
     assert (four["problems"] == ["no price known as spot or flex-start"]) == (len(left) == 1)
 
 

@@ -37,8 +37,7 @@ def line_of(question: str, lines: list[str]) -> str:
 
 def test_the_cheapest_within_a_time_and_whether_four_gpus_are_worth_it(tmp_path: Path) -> None:
     plan = read_plan(planted_plan(tmp_path, gflop=10.0))
-    lines = answered(plan, within=2.0, steps=20_000)
-    assert "h100x1 flex-start" in line_of("within 2 h", lines)
+    assert "h100x1 flex-start" in line_of("within 2 h", answered(plan, within=2.0, steps=20_000))
     every = answered(read_plan(planted_plan(tmp_path)), global_batch_size=32, steps=50_000)
     for question in ("cheapest", "fastest", "4 GPUs?", "the time"):
         line_of(question, every)

@@ -51,8 +51,7 @@ def _query(google: Emulator, match: re.Match[str], query: Query, body: bytes) ->
 
 
 def _rows(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    rows = [{"f": [{"v": value} for value in row]} for row in google.billed]
-    return 200, {**_JOB, "jobComplete": True, "rows": rows}
+    return 200, {**_JOB, "jobComplete": True, "rows": [{"f": [{"v": value} for value in row]} for row in google.billed]}
 
 
 _ROUTES |= {

@@ -114,8 +114,7 @@ def test_each_region_is_planned_by_its_own_file(services: Emulator, tmp_path: Pa
     flags = ["--recipe=mlp_mnist", f"--plan={planted_plan(tmp_path)}", "--global_batch_size=64", "--out=plan"]
     regions = "--regions=us-central1,europe-west4"
     assert main(["plan", "l4x1", *flags, regions, "--prices=prices-REGION.yaml"]) == 0
-    shown = capsys.readouterr().out
-    assert "\n  cheapest    l4x1@us-central1 standard " in shown
+    assert "\n  cheapest    l4x1@us-central1 standard " in capsys.readouterr().out
     assert "| l4x1@europe-west4 | standard |" in Path("plan/plan.md").read_text()
     assert main(["plan", "l4x1", *flags, regions]) == 2
     assert "each has its prices in a file: give --prices=prices-REGION.yaml" in capsys.readouterr().err

@@ -179,8 +179,7 @@ def test_the_job_answers_the_rows_by_the_real_command(
         google.end(job, "FAILED" if done.returncode else "SUCCEEDED", done.stderr)
 
     cloud.run = predicts
-    words = ["digits", *ROWS, "--tier=cpu"]
-    assert predict.main([*words, "--max_cost=1", "--backend=sdk"], session) == 0
+    assert predict.main(["digits", *ROWS, "--tier=cpu", "--max_cost=1", "--backend=sdk"], session) == 0
     answers = cloud.objects["my-bucket/out/predictions-00000.jsonl"].splitlines()
     assert [json.loads(line)["row"] for line in answers] == [0, 2]
     assert json.loads(cloud.objects["my-bucket/out/errors-00000.jsonl"])["row"] == 1

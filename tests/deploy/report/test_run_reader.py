@@ -75,8 +75,7 @@ def test_damaged_files_cost_only_their_own_values(tmp_path: Path, content: str) 
     run = RunRecord(folder)
     assert (run.state, run.wall_seconds, run.steps_per_epoch) == ("unknown", None, 60)
     assert run.ending == "result.json is damaged"
-    row = summarize(collect([str(folder)]))[0]
-    assert row.missing["total_seconds"] == "result.json is damaged"
+    assert summarize(collect([str(folder)]))[0].missing["total_seconds"] == "result.json is damaged"
     assert run.final == {"loss": pytest.approx(1 / 3), "accuracy": 0.9}  # the newest report's
     assert len(run.problems) == 1
 

@@ -188,8 +188,7 @@ def test_weak_scaling_has_an_efficiency_and_compares_no_losses(tmp_path: Path) -
 
 def test_devices_are_compared_with_their_own_kind(tmp_path: Path) -> None:
     """Shows that two slow devices against one fast one are no measure of scaling."""
-    a100 = {**L4X1, "name": "a100", "accelerator_type": "NVIDIA_TESLA_A100"}
-    comparison(tmp_path, "strong", a100, L4X1, L4X2)
+    comparison(tmp_path, "strong", {**L4X1, "name": "a100", "accelerator_type": "NVIDIA_TESLA_A100"}, L4X1, L4X2)
     plant(tmp_path / "a100" / "repeat-1", noisy(0.01), gpu="NVIDIA A100-SXM4-40GB")
     plant(tmp_path / "l4x1" / "repeat-1", noisy(0.1), gpu="NVIDIA L4")
     plant(tmp_path / "l4x2" / "repeat-1", noisy(0.05), devices=("GPU:0", "GPU:1"), gpu="NVIDIA L4")

@@ -15,8 +15,7 @@ from trainer.base.storage.login import gcloud_property
 
 @needs_gcloud
 def test_gclouds_configuration_is_read_as_gcloud_reads_it(tmp_path: Path, cloud: object) -> None:
-    set_property = ["gcloud", "config", "set", "--quiet"]
-    assert run([*set_property, "ai/region", "europe-west4"]).returncode == 0
+    assert run(["gcloud", "config", "set", "--quiet", "ai/region", "europe-west4"]).returncode == 0
     assert gcloud_property("ai", "region") == "europe-west4"
     assert gcloud_property("core", "project") == "my-proj"  # from the environment
     assert gcloud_property("ai", "endpoint") == ""

@@ -87,8 +87,9 @@ def test_by_flex_start_an_h100_is_dearer_than_an_a100_and_without_a_list_price_a
 ) -> None:
     h100, a100 = (load_tier(name).price_per_hour for name in ("h100x1", "a100-80x1"))
     assert h100 > a100
-    t4 = load_machines().price("n1-standard-8", "NVIDIA_TESLA_T4", 1)
-    assert t4.spot == pytest.approx(0.10446 + 0.1915 + 0.15 * (0.38 + 0.35))
+    assert load_machines().price("n1-standard-8", "NVIDIA_TESLA_T4", 1).spot == pytest.approx(
+        0.10446 + 0.1915 + 0.15 * (0.38 + 0.35)
+    )
     spot = machine_tier("a3-megagpu-8g", "NVIDIA_H100_MEGA_80GB:8", "", SpecChanges(spot=True))
     assert price_and_limit(spot).startswith(f"the spot price of {spot.machine} is not known (--prices=FILE); ")
     b200 = load_machines().price("a4-highgpu-8g", "NVIDIA_B200", 8)
