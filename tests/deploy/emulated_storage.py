@@ -45,12 +45,6 @@ def _delete(google: Any, match: re.Match[str], query: Query, body: bytes) -> Res
     return 412, error(412, _CONDITION)
 
 
-def _objects(google: Any, match: re.Match[str], query: Query, body: bytes) -> Response:
-    """Lists objects by prefix, as gcloud does to test whether the destination is a folder."""
-    prefix = f"{match[1]}/{query.get('prefix', '')}"
-    return 200, {"items": [_metadata(google, name) for name in google.objects if name.startswith(prefix)]}
-
-
 def _upload(google: Any, match: re.Match[str], query: Query, body: bytes) -> Response:
     """Reads the content alone, or multipart/related: the object's metadata, then its content."""
     if query.get("uploadType") == "media":
@@ -97,6 +91,10 @@ ROUTES: dict[str, Callable[..., Response]] = {
     ),
     r"GET (?:/download)?/storage/v1/b/([^/]+)/o/([^/]+)": _object,
     r"DELETE /storage/v1/b/([^/]+)/o/([^/]+)": _delete,
-    r"GET /storage/v1/b/([^/]+)/o": _objects,
+    r"GET /storage/v1/b/([^/]+)/o": lambda google, match, query, _: (  # by prefix
+        200,
+        {"items": [_metadata(google, name) for name in google.objects
+                   if name.startswith(f"{match[1]}/{query.get('prefix', '')}")]},
+    ),
     r"POST /(?:resumable/)?upload/storage/v1/b/([^/]+)/o": _upload,
 }  # fmt: skip

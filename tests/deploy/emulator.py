@@ -25,8 +25,9 @@ from tests.deploy.emulated_storage import Query, Response, error, now
 
 PARENT = "/v1/projects/my-proj/locations/us-central1"
 POSTS = "POST /v1/projects/my-proj/locations/[^/]+/customJobs$"
-METRIC = "aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
-QUOTA = f"The following quota metrics exceed quota limits: {METRIC}"
+QUOTA = (
+    "The following quota metrics exceed quota limits: aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
+)
 RATE = (  # Google's message, with 429, for too many calls; no machine quota is exhausted
     "Quota exceeded for quota metric 'Read requests' and limit 'Read requests per minute' of service "
     "'logging.googleapis.com' for consumer 'project_number:123456'."

@@ -32,10 +32,6 @@ def _upload(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> 
     return 200, {"name": operation, "done": False}
 
 
-def _operation(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> Response:
-    return 200, {"name": match[0], "done": True, "response": {"model": google.models[int(match[2]) - 1]["name"]}}
-
-
 def _listed(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> Response:
     found = [version for version in google.models if version["name"].endswith(f"/models/{match[2]}")]
     return (200, _page("models", found, 2, query)) if found else (404, error(404, f"{match[2]} is not found"))
@@ -63,8 +59,10 @@ def _merge(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> R
 
 _ROUTES |= {
     rf"POST {PLACE}/models:upload": _upload,
-    rf"GET {PLACE}/operations/(\d+)": _operation,
+    rf"GET {PLACE}/operations/(\d+)": lambda google, match, *_: (
+        200, {"name": match[0], "done": True, "response": {"model": google.models[int(match[2]) - 1]["name"]}},
+    ),
     rf"GET {PLACE}/models/([\w-]+):listVersions": _listed,
     rf"GET {PLACE}/models/([\w-]+)(?:(?:@|%40)([\w-]+))?": _get,
     rf"POST {PLACE}/models/([\w-]+)(?:@|%40)([\w-]+):mergeVersionAliases": _merge,
-}
+}  # fmt: skip

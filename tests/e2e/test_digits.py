@@ -19,31 +19,6 @@ from trainer.measures.fid import neighbour_metrics
 EACH = 100  # generated digits of each class
 
 
-def judge_of(images: Any, labels: Any) -> keras.Model:
-    """Returns a classifier of images (rows, 16, 16, 1), whose layer "features" has 128 outputs."""
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential([
-        keras.Input(images.shape[1:]), layers.Rescaling(1 / 255),
-        layers.Conv2D(32, 3, padding="same", activation="relu"), layers.MaxPooling2D(),
-        layers.Conv2D(64, 3, padding="same", activation="relu"), layers.MaxPooling2D(),
-        layers.Flatten(), layers.Dropout(0.3), layers.Dense(128, activation="relu", name="features"),
-        layers.Dropout(0.3), layers.Dense(10),
-    ])  # fmt: skip
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    model.fit(images, labels, batch_size=64, epochs=12, verbose=0)
-    return model
-
-
-def labelled_digits(count: int) -> tuple[Any, Any]:
-    """Returns the first `count` real digits as the recipe takes them, and their labels, in a random order.
-
-    The last of the data set are those of writers whom a judge of the first would not know.
-    """
-    images, labels = load_digits(resolve(["--recipe=wgan_gp_digits"]).config).train.first(count)
-    order = np.random.default_rng(0).permutation(count)
-    return images[order], labels[order]
-
-
 def generated(generator: keras.Model, labels: Any) -> Any:
     """Returns images in [0, 255] of these labels, (rows, 16, 16, 1)."""
     noise = np.random.default_rng(0).normal(size=(len(labels), generator.inputs[0].shape[1])).astype(np.float32)
@@ -55,9 +30,21 @@ def test_digits_are_those_that_were_asked_for_and_not_copies_or_one_mode(tmp_pat
     job_dir = tmp_path / "digits"
     flags = ["--recipe=wgan_gp_digits", "--steps=2000", f"--job_dir={job_dir}"]  # half of its steps
     assert workers.run(1, flags, tmp_path / "log", seconds=900) == [0]
-    images, labels = labelled_digits(1797)
+    # In a random order: the last of the data set are those of writers whom a judge of the first would not know.
+    order = np.random.default_rng(0).permutation(1797)
+    digits = load_digits(resolve(["--recipe=wgan_gp_digits"]).config).train.first(1797)
+    images, labels = (rows[order] for rows in digits)
     known = len(images) * 4 // 5
-    judge = judge_of(images[:known], labels[:known])
+    keras.utils.set_random_seed(0)
+    judge = keras.Sequential([
+        keras.Input(images.shape[1:]), layers.Rescaling(1 / 255),
+        layers.Conv2D(32, 3, padding="same", activation="relu"), layers.MaxPooling2D(),
+        layers.Conv2D(64, 3, padding="same", activation="relu"), layers.MaxPooling2D(),
+        layers.Flatten(), layers.Dropout(0.3), layers.Dense(128, activation="relu", name="features"),
+        layers.Dropout(0.3), layers.Dense(10),
+    ])  # fmt: skip
+    judge.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    judge.fit(images[:known], labels[:known], batch_size=64, epochs=12, verbose=0)
     assert np.mean(np.argmax(judge.predict(images[known:], verbose=0), 1) == labels[known:]) > 0.95
 
     generator = keras.models.load_model(job_dir / "model" / "model.keras")

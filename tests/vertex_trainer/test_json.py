@@ -68,7 +68,7 @@ def documents(session: Session, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 
 
 def test_each_verb_prints_documents_of_the_schema(
-    documents: Any, cloud: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    documents: Any, cloud: Emulator, session: Session, tmp_path: Path
 ) -> None:
     assert {tier["tier"] for tier in documents("machines")[0]["tiers"]} >= {"cpu", "l4x4"}
     assert documents("machines", "--accelerator=L4")[0]["machines"][0]["price"]["list"] > 0
@@ -92,10 +92,7 @@ def test_each_verb_prints_documents_of_the_schema(
     folder = [f"--out={tmp_path / 'tiers'}", "--dry_run"]
     assert documents("compare", "l4x1", "l4x2", "--on=vertex", *SDK, *folder)[0]["tiers"] == []
 
-
-def test_a_prediction_is_a_document(documents: Any, cloud: Emulator, session: Session, tmp_path: Path) -> None:
-    cloud.run = ends("SUCCEEDED")
-    assert registered(session, a_run(tmp_path / "run")) == 0
+    assert registered(session, a_run(tmp_path / "registered")) == 0
     cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
     words = ["predict", "digits", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", *WHERE[:1], "--backend=sdk"]
     (dry,) = documents(*words, "--tier=cpu", "--dry_run")

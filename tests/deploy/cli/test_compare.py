@@ -23,7 +23,7 @@ from deploy.report.collection import collect
 from deploy.report.measures import summarize
 from deploy.tiers.machine_table import Price
 from deploy.tiers.tier import Tier, TierFacts
-from tests.deploy.conftest import ROOT, Capture, Command
+from tests.deploy.conftest import ROOT, Capture
 from tests.deploy.planted import edit, noisy, plant
 from trainer.base.errors import UserError
 from trainer.base.settings.resolution import Overrides
@@ -250,20 +250,6 @@ def test_an_interrupt_stops_the_runs_and_starts_no_other(
     again = Planting()
     assert compare(planned((ONE, TWO, FOUR), FLAGS), tmp_path, again) == 0
     assert len(again.asked) == 3
-
-
-def test_mistakes_on_the_command_line_are_one_line(tmp_path: Path, refused: Command) -> None:
-    for arguments, line in {
-        ("cpu", "cpu", *FLAGS): "cpu is given twice",
-        ("l4x", *FLAGS): "tier l4x: no such tier; did you mean 'l4x",
-        ("cpu", "--price_per_hour=tow=1", *FLAGS): "price_per_hour=tow: no such tier. Here are: cpu",
-        ("cpu", "--baseline=two", *FLAGS): "baseline=two: it must be one of cpu",
-        ("cpu", "--parallel=0", *FLAGS): "'0' is not a whole number from 1 to 100",
-        ("cpu", "--scaling=both", *FLAGS): "invalid choice: 'both'",
-        (): "the following arguments are required: TIER",
-    }.items():
-        assert line in refused("compare", *arguments, f"--out={tmp_path / 'out'}")
-    assert not (tmp_path / "out").exists()
 
 
 def test_data_that_are_not_there_start_nothing(tmp_path: Path, capsys: Capture) -> None:

@@ -133,8 +133,9 @@ def process(cloud: Emulator, folder: Path, backend: str, *flags: str) -> subproc
                "--detach"]  # fmt: skip
     environment = {**os.environ, **cloud.environment(folder / "token"), "PYTHONPATH": str(Path(__file__).parents[3]),
                    "CLOUDSDK_CONFIG": str(folder / "gcloud")}  # fmt: skip
-    pipe = subprocess.PIPE
-    return subprocess.Popen([*command, *flags], cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(
+        [*command, *flags], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 @pytest.mark.slow

@@ -14,13 +14,10 @@ from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, Job, attempt
 from tests.deploy.emulator import PARENT, POSTS, Emulator, Fault, ends
 from tests.deploy.platform.test_backends import SPEC
 
-IMAGE = "--image=us-docker.pkg.dev/p/r/x:1"
-PLAIN = [*WHERE, *JOB, IMAGE]
+PLAIN = [*WHERE, *JOB, "--image=us-docker.pkg.dev/p/r/x:1"]
 SDK = [*PLAIN, "--backend=sdk"]
 EAST = ["--region=us-central1,us-east4", *SDK[1:]]
-GCLOUD = pytest.param("gcloud", marks=needs_gcloud)
 SLOW = [needs_gcloud, pytest.mark.slow]
-SLOW_GCLOUD = pytest.param("gcloud", marks=SLOW)
 RECORD = "my-bucket/jobs/dup/submission.json"
 
 
@@ -98,7 +95,7 @@ def test_a_command_that_was_pasted_again_makes_no_double(cloud: Emulator, sessio
     assert again["state"] == "JOB_STATE_PENDING"
 
 
-@pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"])
+@pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=SLOW), "sdk"])
 def test_two_running_jobs_never_share_a_job_directory(
     backend: str, cloud: Emulator, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +200,7 @@ def test_a_region_without_such_machines_is_passed_over(
     assert [attempt["state"] for attempt in attempts()] == ["NOT SUBMITTED", "SUCCEEDED"]
 
 
-@pytest.mark.parametrize("backend", [GCLOUD, "sdk"])
+@pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=needs_gcloud), "sdk"])
 def test_sigterm_answers_as_ctrl_c(
     backend: str, cloud: Emulator, session: Session, job: Job, flying: FlyingClock, capsys: Capture
 ) -> None:

@@ -32,5 +32,6 @@ def test_a_wrong_input_sends_nothing(
 
 
 @pytest.mark.parametrize(("words", "line"), COMMANDS, ids=[" ".join(words) for words, _ in COMMANDS])
-def test_a_wrong_command_is_one_line(words: list[str], line: str, refused: Command) -> None:
+def test_a_wrong_command_is_one_line_and_writes_nothing(words: list[str], line: str, refused: Command) -> None:
     assert line in refused(*words)
+    assert not Path("runs").exists()

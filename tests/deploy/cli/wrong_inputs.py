@@ -207,6 +207,7 @@ FLAGS: list[tuple[str, list[str], str]] = [
 ]  # fmt: skip
 
 _PLAN = ["plan", "l4x1", "--recipe=mlp_mnist"]
+_VERTEX = ["compare", "l4x1", _DIGITS, "--on=vertex"]
 # (a command of another verb, the line)
 COMMANDS: list[tuple[list[str], str]] = [
     (["submitt"], "submitt: unknown verb; did you mean 'submit'?"),
@@ -225,6 +226,23 @@ COMMANDS: list[tuple[list[str], str]] = [
     (["local", "cpu", "--recipe=efficientnet_photos"], "error: data is missing: use --data=FOLDER"),
     (["compare", "cpu", "--recipe=efficientnet_photos"], "error: data is missing: use --data=FOLDER"),
     (["plan", "cpu", "--recipe=efficientnet_photos"], "error: data is missing: use --data=FOLDER"),
+    (["compare", "l4x1", _DIGITS, "--bucket=gs://my-bucket"], "--bucket is for jobs of Vertex AI: add --on=vertex, or"),
+    (["compare", "l4x1", _DIGITS, "--backend=sdk"], "--backend is for jobs of Vertex AI: add --on=vertex, or leave it"),
+    ([*_VERTEX, "--bucket=gs://my-bucket"], "region is missing"),
+    ([*_VERTEX, "--region=us-central1"], "bucket is missing"),
+    ([*_VERTEX, "--region=us-central1", "--bucket=gs://my-bucket"], "project is missing"),
+    (
+        [*_VERTEX, "--region=us-central1", "--bucket=gs://my-bucket", "--project=p", "--initial_model=x/y"],
+        "initial_model=x/y: the job's machines cannot",
+    ),
+    ([*_VERTEX, "--region=us-west2", "--bucket=gs://my-bucket", "--project=p"], "us-west2 has no NVIDIA_L4"),
+    (["compare", "cpu", "cpu", _DIGITS], "cpu is given twice"),
+    (["compare", "l4x", _DIGITS], "tier l4x: no such tier; did you mean 'l4x"),
+    (["compare", "cpu", "--price_per_hour=tow=1", _DIGITS], "price_per_hour=tow: no such tier. Here are: cpu"),
+    (["compare", "cpu", "--baseline=two", _DIGITS], "baseline=two: it must be one of cpu"),
+    (["compare", "cpu", "--parallel=0", _DIGITS], "'0' is not a whole number from 1 to 100"),
+    (["compare", "cpu", "--scaling=both", _DIGITS], "invalid choice: 'both'"),
+    (["compare"], "the following arguments are required: TIER"),
     (["track", ".", "--track=wandb:x"], "no run in it"),
     (["track", "."], "the following arguments are required: --track"),
 ]

@@ -16,7 +16,6 @@ from deploy.tiers.tier import JOB_CONFIGS, load_tier
 from tests.deploy.conftest import (
     JOB,
     ROOT,
-    WHERE,
     Capture,
     Command,
     FlyingClock,
@@ -28,6 +27,7 @@ from tests.deploy.conftest import (
 )
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import edit
+from tests.support import refused
 from trainer.base.errors import UserError
 from trainer.base.storage import gcs
 from trainer.base.storage.local_files import Address
@@ -97,6 +97,9 @@ def test_a_dry_run_sums_over_tiers_and_repeats_and_submits_nothing(
         command("h100x8", str(unpriced))
     with pytest.raises(UserError, match=r"these 9 jobs together may cost 539\.99 USD .*, or send fewer at once"):
         command("l4x4", "--repeats=9", "--max_cost=60")  # of each
+    unpriced.write_text((JOB_CONFIGS / "cpu.yaml").read_text() + "baseOutputDirectory: {outputUriPrefix: gs://b/x}\n")
+    with refused("its baseOutputDirectory would be the job directory of"):
+        command(str(unpriced))
     assert cloud.jobs == {}
 
 
@@ -115,26 +118,6 @@ def test_a_dry_run_refuses_what_the_command_would_and_reports_that_all_is_done(
     (tmp_path / "out").write_text("a file")
     with pytest.raises(UserError, match=r"cannot write there \(not a folder\)"):
         command("l4x1", "--dry_run")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["--bucket=gs://my-bucket"], "--bucket is for jobs of Vertex AI: add --on=vertex, or leave it out"),
-        (["--backend=sdk"], "--backend is for jobs of Vertex AI: add --on=vertex, or leave it out"),
-        (["--on=vertex", "--bucket=gs://my-bucket"], "region is missing"),
-        (["--on=vertex", "--region=us-central1"], "bucket is missing"),
-        (["--on=vertex", *WHERE], "project is missing"),
-        (["--on=vertex", *WHERE, "--project=p", "--initial_model=x/y"], "initial_model=x/y: the job's machines cannot"),
-        (["--on=vertex", "--region=us-west2", "--bucket=gs://my-bucket", "--project=p"], "us-west2 has no NVIDIA_L4"),
-        (["mine.yaml", "--on=vertex", *WHERE, "--project=p"], "its baseOutputDirectory would be the job directory of"),
-    ],
-)  # fmt: skip
-def test_mistakes_are_one_line(arguments: list[str], line: str, refused: Command) -> None:
-    into = "baseOutputDirectory:\n  outputUriPrefix: gs://my-bucket/x\n"
-    Path("mine.yaml").write_text((JOB_CONFIGS / "cpu.yaml").read_text() + into)
-    assert line in refused("compare", "l4x1", *arguments, *JOB)
-    assert not Path("runs").exists()
 
 
 @pytest.mark.slow

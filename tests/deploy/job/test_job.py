@@ -242,7 +242,6 @@ def tier_with(**changes: object) -> Tier:
     return load_tier(str(file))
 
 
-EUROPE = GcpConfig("my-proj", "europe-west1", "gs://my-bucket")
 DIGITS = "--recipe=wgan_gp_digits"
 BOARD = "projects/p/locations/us-east1/tensorboards/1"
 
@@ -277,7 +276,8 @@ def test_what_the_machines_can_see_may_be_read(name: str, value: str) -> None:
         ({"tensorboard": BOARD}, GCP, "tensorboard without serviceAccount"),
         ({"baseOutputDirectory": {"outputUriPrefix": "my-bucket/x"}}, GCP,
          "baseOutputDirectory=my-bucket/x: an address looks"),
-        ({}, EUROPE, "region=europe-west1 has no NVIDIA_L4 for training: use --region= with one of us-west1"),
+        ({}, dataclasses.replace(GCP, region="europe-west1"),
+         "region=europe-west1 has no NVIDIA_L4 for training: use --region= with one of us-west1"),
     ],
 )  # fmt: skip
 def test_a_tier_that_does_not_fit_the_place_is_refused(changes: dict[str, object], gcp: GcpConfig, line: str) -> None:

@@ -51,8 +51,7 @@ def test_a_job_that_ended_itself_is_told_by_submit_watch_and_jobs(
     cloud: Emulator, session: Session, target: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     stops_first(tmp_path / "trained", cloud)
-    where = [flag for flag in target if not flag.startswith(("--on", "--out"))]
-    assert submit.main(["l4x1", *where, *IMAGE, *JOB, "--stop_if_idle=30m", "--register=digits"], session) == 75
+    assert submit.main(["l4x1", *target[1:3], *IMAGE, *JOB, "--stop_if_idle=30m", "--register=digits"], session) == 75
     assert not cloud.models, "it is not registered"
     (job,) = cloud.jobs.values()
     assert sent_limits(job).idle_s == 1800
@@ -97,8 +96,7 @@ def test_the_plans_upper_end_goes_along(
     path = kept_plan(Overrides.parse(JOB).resolve())
     path.parent.mkdir(parents=True)
     shutil.copy(planted_plan(tmp_path), path)
-    where = [flag for flag in target if not flag.startswith(("--on", "--out"))]
-    assert submit.main(["l4x1", *where, *IMAGE, *JOB, "--stop_if_over=1.5"], session) == 75
+    assert submit.main(["l4x1", *target[1:3], *IMAGE, *JOB, "--stop_if_over=1.5"], session) == 75
     (job,) = cloud.jobs.values()
     limits = sent_limits(job)
     assert (limits.idle_s, limits.factor) == (0, 1.5)

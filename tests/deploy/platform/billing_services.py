@@ -37,11 +37,6 @@ def sku(description: str, usd: float, number: int, region: str = "us-central1") 
             "pricingInfo": [{"pricingExpression": {"usageUnit": unit, "tieredRates": rates}}]}  # fmt: skip
 
 
-def _skus(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    """Lists SKUs in pages of three."""
-    return 200, _page("skus", google.skus[match[1]], 3, query)
-
-
 _JOB = {"jobReference": {"projectId": "p", "jobId": "j", "location": "EU"}}
 
 
@@ -50,12 +45,13 @@ def _query(google: Emulator, match: re.Match[str], query: Query, body: bytes) ->
     return 200, {**_JOB, "jobComplete": False}
 
 
-def _rows(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    return 200, {**_JOB, "jobComplete": True, "rows": [{"f": [{"v": value} for value in row]} for row in google.billed]}
-
-
 _ROUTES |= {
-    r"GET /v1/services/([^/]+)/skus": _skus,
+    r"GET /v1/services/([^/]+)/skus": lambda google, match, query, _: (
+        200, _page("skus", google.skus[match[1]], 3, query),
+    ),
     r"POST /bigquery/v2/projects/[^/]+/queries": _query,
-    r"GET /bigquery/v2/projects/[^/]+/queries/j": _rows,
-}
+    r"GET /bigquery/v2/projects/[^/]+/queries/j": lambda google, *_: (
+        200,
+        {**_JOB, "jobComplete": True, "rows": [{"f": [{"v": value} for value in row]} for row in google.billed]},
+    ),
+}  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 from deploy.cli import predict, runs, submit
 from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.conftest import JOB, Capture, Command, FlyingClock, run
-from tests.deploy.emulator import Emulator, Fault, ends
+from tests.deploy.emulator import Emulator, Fault
 from trainer.base.run_files.serving_file import write_servable
 
 IMAGE = "us-docker.pkg.dev/my-proj/r/trainer:1"
@@ -95,20 +95,19 @@ def test_what_cannot_be_registered_is_one_line(
     assert line in refused("register", str(folder), *flags, *PLACE, "--project=p")
 
 
-def test_rows_are_answered_by_a_capped_job_in_the_image_of_the_version(
-    cloud: Emulator, session: Session, tmp_path: Path, capsys: Capture
+def test_rows_are_answered_by_one_capped_job_in_the_image_of_the_version(
+    cloud: Emulator, session: Session, flying: FlyingClock, tmp_path: Path
 ) -> None:
+    """The same command follows the job that it lost."""
     assert registered(session, a_run(tmp_path / "a"), "--alias=champion") == 0
     cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
-    cloud.run = ends("SUCCEEDED")
-    where = ["digits@champion", *ROWS]
-    assert (
-        predict.main(
-            [*where, "--tier=l4x1", "--max_cost=1", "--max_wait=1h", "--spot", "--same_bytes", "--backend=sdk"], session
-        )
-        == 0
-    )
+    command = ["digits@champion", *ROWS, "--tier=l4x1", "--max_cost=1", "--max_wait=1h", "--spot", "--same_bytes"]
+    flying.asleep = flying.interrupt
+    assert predict.main([*command, "--backend=sdk"], session) == 75
     (job,) = cloud.jobs.values()
+    flying.asleep = lambda: cloud.end(job, "SUCCEEDED")
+    assert predict.main([*command, "--backend=sdk"], session) == 0
+    assert len(cloud.jobs) == 1
     task = job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
     (model,) = cloud.models
     assert (task["imageUri"], task["command"]) == (IMAGE, ["python", "-m", "trainer.predict"])
@@ -116,22 +115,6 @@ def test_rows_are_answered_by_a_capped_job_in_the_image_of_the_version(
     assert task["args"] == [model["artifactUri"], *rows]
     assert job["jobSpec"]["scheduling"]["strategy"] == "SPOT"
     assert 600 < float(job["jobSpec"]["scheduling"]["timeout"].removesuffix("s")) < 86_400
-
-
-def test_the_same_prediction_follows_the_job_that_it_lost(
-    cloud: Emulator, session: Session, flying: FlyingClock, tmp_path: Path
-) -> None:
-    assert registered(session, a_run(tmp_path / "a")) == 0
-    cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
-    where = ["digits", *ROWS, "--tier=cpu"]
-    flying.asleep = flying.interrupt
-    assert predict.main([*where, "--backend=sdk"], session) == 75
-    flying.asleep = lambda: cloud.end(next(iter(cloud.jobs.values())), "SUCCEEDED")
-    assert predict.main([*where, "--backend=sdk"], session) == 0
-    assert len(cloud.jobs) == 1
-
-
-SDK = ["--backend=sdk", "--project=my-proj"]
 
 
 def test_a_dry_run_prints_the_requests_and_sends_none(
@@ -145,9 +128,8 @@ def test_a_dry_run_prints_the_requests_and_sends_none(
     assert (cloud.models, cloud.objects) == ([], {})
     assert registered(session, folder) == 0
     cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
-    where = ["digits", *ROWS, "--tier=l4x1"]
     capsys.readouterr()
-    assert predict.main([*where, "--dry_run", *SDK], session) == 0
+    assert predict.main(["digits", *ROWS, "--tier=l4x1", "--dry_run", "--backend=sdk"], session) == 0
     assert capsys.readouterr().out.startswith("answers the rows of gs://my-bucket/rows.jsonl with ")
     assert not cloud.jobs
     assert not cloud.bodies

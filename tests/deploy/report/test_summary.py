@@ -31,11 +31,14 @@ def words_of(folder: Path, baseline: str = "", **prices: float) -> str:
     return "\n".join(verdict(collection, summarize(collection, baseline, prices), baseline))
 
 
-def comparison(folder: Path, scaling: str, *tiers: dict[str, object], on: str = "local") -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
+def comparison(
+    folder: Path, scaling: str, *tiers: dict[str, object], on: str = "local", **runs: dict[str, Any]
+) -> None:
+    """Plants a comparison of these tiers, and a run of each tier in `runs`, with these arguments of `plant`."""
     asked = {"on": on, "tiers": tiers, "flags": [], "scaling": scaling, "repeats": 1}
     (folder / "comparison.json").write_text(json.dumps(asked))
-    return folder
+    for tier, run in runs.items():
+        plant(folder / tier / "repeat-1", **run)
 
 
 L4X1 = {"name": "l4x1", "machine_type": "g2", "accelerator_type": "NVIDIA_L4", "accelerators": 1, "price_per_hour": 0.8}
@@ -87,9 +90,9 @@ def test_a_missing_price_leaves_costs_empty_with_the_reason(tmp_path: Path) -> N
 
 
 def test_a_tier_that_failed_or_was_not_run_is_reported_and_not_ranked(tmp_path: Path) -> None:
-    comparison(tmp_path, "strong", L4X1, L4X2, {**L4X1, "name": "b"})
-    edit(plant(tmp_path / "l4x1" / "repeat-1", noisy(0.1)) / "result.json", depends_on_replicas=["dense differs"])
-    plant(tmp_path / "b" / "repeat-1", noisy(0.01), state="failed", error="step 7: loss is NaN or infinite")
+    failure = {"seconds": noisy(0.01), "state": "failed", "error": "step 7: loss is NaN or infinite"}
+    comparison(tmp_path, "strong", L4X1, L4X2, {**L4X1, "name": "b"}, l4x1={"seconds": noisy(0.1)}, b=failure)
+    edit(tmp_path / "l4x1" / "repeat-1" / "result.json", depends_on_replicas=["dense differs"])
     rows = rows_of(tmp_path, b=1.0)
     failed, absent = rows["b"], rows["l4x2"]
     assert (failed.state, failed.speed_up, failed.total_seconds, failed.final_loss) == ("failed", None, None, None)
@@ -178,9 +181,11 @@ def test_different_work_and_settings_are_reported(tmp_path: Path) -> None:
 
 
 def test_weak_scaling_has_an_efficiency_and_compares_no_losses(tmp_path: Path) -> None:
-    comparison(tmp_path, "weak", L4X1, L4X2)
-    plant(tmp_path / "l4x1" / "repeat-1", noisy(0.1), losses=[1.0] * 20)
-    plant(tmp_path / "l4x2" / "repeat-1", noisy(0.125), devices=("GPU:0", "GPU:1"), batch=200)
+    comparison(
+        tmp_path, "weak", L4X1, L4X2,
+        l4x1={"seconds": noisy(0.1), "losses": [1.0] * 20},
+        l4x2={"seconds": noisy(0.125), "devices": ("GPU:0", "GPU:1"), "batch": 200},
+    )  # fmt: skip
     row = rows_of(tmp_path)["l4x2"]
     assert (row.speed_up, row.efficiency) == (pytest.approx(1.6, rel=0.01), pytest.approx(0.8, rel=0.01))
     assert "inal losses" not in words_of(tmp_path)
@@ -188,10 +193,12 @@ def test_weak_scaling_has_an_efficiency_and_compares_no_losses(tmp_path: Path) -
 
 def test_devices_are_compared_with_their_own_kind(tmp_path: Path) -> None:
     """Shows that two slow devices against one fast one are no measure of scaling."""
-    comparison(tmp_path, "strong", {**L4X1, "name": "a100", "accelerator_type": "NVIDIA_TESLA_A100"}, L4X1, L4X2)
-    plant(tmp_path / "a100" / "repeat-1", noisy(0.01), gpu="NVIDIA A100-SXM4-40GB")
-    plant(tmp_path / "l4x1" / "repeat-1", noisy(0.1), gpu="NVIDIA L4")
-    plant(tmp_path / "l4x2" / "repeat-1", noisy(0.05), devices=("GPU:0", "GPU:1"), gpu="NVIDIA L4")
+    comparison(
+        tmp_path, "strong", {**L4X1, "name": "a100", "accelerator_type": "NVIDIA_TESLA_A100"}, L4X1, L4X2,
+        a100={"seconds": noisy(0.01), "gpu": "NVIDIA A100-SXM4-40GB"},
+        l4x1={"seconds": noisy(0.1), "gpu": "NVIDIA L4"},
+        l4x2={"seconds": noisy(0.05), "gpu": "NVIDIA L4", "devices": ("GPU:0", "GPU:1")},
+    )  # fmt: skip
     words, rows = words_of(tmp_path), rows_of(tmp_path)
     assert "slower" not in words
     assert "Against l4x1 (1 device): l4x2 (2 devices) 2.00 x as fast." in words
@@ -205,9 +212,11 @@ def test_devices_are_compared_with_their_own_kind(tmp_path: Path) -> None:
 
 
 def test_simulated_devices_are_marked_and_have_times_but_neither_efficiency_nor_cost(tmp_path: Path) -> None:
-    comparison(tmp_path, "strong", L4X1, L4X2)
-    plant(tmp_path / "l4x1" / "repeat-1", noisy(0.1), devices=("CPU:0",))
-    plant(tmp_path / "l4x2" / "repeat-1", noisy(0.15), devices=("CPU:0", "CPU:1"))
+    comparison(
+        tmp_path, "strong", L4X1, L4X2,
+        l4x1={"seconds": noisy(0.1), "devices": ("CPU:0",)},
+        l4x2={"seconds": noisy(0.15), "devices": ("CPU:0", "CPU:1")},
+    )  # fmt: skip
     priced: Any = {"l4x1": 1.0, "l4x2": 2.0}
     for prices in ({}, priced):
         one, two = rows_of(tmp_path, **prices).values()
@@ -287,12 +296,14 @@ def test_figures(value: float, text: str) -> None:
 
 def test_images_measured_in_unlike_ways_are_not_put_side_by_side(tmp_path: Path) -> None:
     about = {"features": "a.keras", "features_sha256": "1f", "samples": 100, "formulas": 1}
-    others: dict[str, Any] = dict.fromkeys(QUALITY, 10.0)
-    plant(tmp_path / "one" / "repeat-1", noisy(0.1), fid=30, coverage=0.5, quality=about)
-    plant(tmp_path / "same" / "repeat-1", noisy(0.1), fid=20, quality={**about, "features": "b.keras"})
-    plant(tmp_path / "other" / "repeat-1", noisy(0.1), quality={**about, "samples": 99}, **others)
-    plant(tmp_path / "mixed" / "repeat-1", noisy(0.1), fid=10, quality=about)
-    plant(tmp_path / "mixed" / "repeat-2", noisy(0.1), fid=10, quality={**about, "features_sha256": "2f"})
+    for run, quality, measured in (
+        ("one/repeat-1", about, {"fid": 30, "coverage": 0.5}),
+        ("same/repeat-1", {**about, "features": "b.keras"}, {"fid": 20}),
+        ("other/repeat-1", {**about, "samples": 99}, dict.fromkeys(QUALITY, 10.0)),
+        ("mixed/repeat-1", about, {"fid": 10}),
+        ("mixed/repeat-2", {**about, "features_sha256": "2f"}, {"fid": 10}),
+    ):
+        plant(tmp_path / run, noisy(0.1), quality=quality, **measured)
     rows = rows_of(tmp_path, baseline="one")
     assert {name: row.fid for name, row in rows.items()} == {"one": 30, "same": 20, "other": None, "mixed": None}
     assert rows["one"].coverage == 0.5

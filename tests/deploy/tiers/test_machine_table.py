@@ -102,11 +102,10 @@ def test_by_flex_start_an_h100_is_dearer_than_an_a100_and_without_a_list_price_a
     assert " is not known (at least 64.46 USD an hour, and Vertex AI's fee, " in price_and_limit(tier)
 
 
-def test_a_price_file_replaces_and_extends(tmp_path: Path) -> None:
-    file = tmp_path / "prices.yaml"
+def test_a_price_file_replaces_and_extends() -> None:
     lines = ["g2-standard-48: {list: 5, spot: 2}", "NVIDIA_TESLA_T4: 1", "n1-standard-8: 2", "a2-highgpu-1g: 3"]
-    file.write_text("\n".join([*lines, "n2-standard-8: 0.5"]))
-    table = load_machines(str(file))
+    Path("prices.yaml").write_text("\n".join([*lines, "n2-standard-8: 0.5"]))
+    table = load_machines("prices.yaml")
     mine = table.price("g2-standard-48", "NVIDIA_L4", 4)
     assert (mine.list, mine.spot, mine.inferred) == (5, 2, False)
     assert table.price("n1-standard-8", "NVIDIA_TESLA_T4", 2).list == 4
@@ -127,11 +126,10 @@ def test_a_price_file_replaces_and_extends(tmp_path: Path) -> None:
         ("- 5", "'setting: value' lines are needed"),
     ],
 )
-def test_a_wrong_price_file_is_refused(tmp_path: Path, content: str, line: str) -> None:
-    file = tmp_path / "prices.yaml"
-    file.write_text(content)
+def test_a_wrong_price_file_is_refused(content: str, line: str) -> None:
+    Path("prices.yaml").write_text(content)
     with pytest.raises(UserError, match=re.escape(line)):
-        load_machines(str(file))
+        load_machines("prices.yaml")
 
 
 @pytest.mark.parametrize(

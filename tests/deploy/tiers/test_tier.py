@@ -58,8 +58,7 @@ def test_a_tier_is_found_by_path_by_name_and_in_the_current_folder() -> None:
         load_tier("l4x5")
 
 
-def test_the_good_specs_are_good(tmp_path: Path) -> None:
-    for number, content in enumerate((GOOD, TWO)):
-        file = tmp_path / f"good{number}.yaml"
-        file.write_text(content)
-        assert load_tier(str(file)).spec == yaml.safe_load(content)
+@pytest.mark.parametrize("content", [GOOD, TWO], ids=["one worker", "two"])
+def test_the_good_specs_are_good(content: str) -> None:
+    Path("good.yaml").write_text(content)
+    assert load_tier("good.yaml").spec == yaml.safe_load(content)
