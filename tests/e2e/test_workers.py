@@ -89,7 +89,8 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ("mlp", 2, ["--replicas=2", "--jit_compile"]),  # in programs of XLA
     ("dcgan", 2, ["--replicas=2", "--jit_compile"]),
     ("wgan_gp", 3, []),
-], ids=["mlp, micro-batches", "mlp, 2 x 2 devices", "dcgan, 2 x 2 devices", "wgan_gp, 3 workers"])  # fmt: skip
+], ids=["mlp-2 workers x 2 micro-batches", "mlp-2 workers x 2 devices",
+        "dcgan-2 workers x 2 devices", "wgan_gp-3 workers"])  # fmt: skip
 def test_any_cluster_gives_the_numbers_of_one_worker(
     model: str,
     count: int,
