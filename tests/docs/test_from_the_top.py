@@ -1,8 +1,7 @@
 """Runs the commands of README and docs in order, as a newcomer does, that need neither Google nor a GPU.
 
 They differ from the pages only by reductions: fewer steps, narrower networks, smaller images and batches, few examples.
-What a page runs again into another folder is copied there. A command all of whose flags another one has too is left
-out, unless a later command uses the output. test_commands.py parses every command, those that are left out too.
+What a page runs again into another folder is copied there. test_commands.py parses every command.
 """
 
 import os
@@ -10,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -77,46 +75,16 @@ def local_commands() -> list[Command]:
     return sorted(found, key=lambda command: FIRST.index(command.subject) if command.subject in FIRST else len(FIRST))
 
 
-def needed(commands: Sequence[Command]) -> list[Command]:
-    """Returns the commands without those whose flags another one has too, or the same ones before.
-
-    A command whose folder one of the returned commands or a picture uses is kept.
-    """
-    kept: list[Command] = []
-    used = set(PICTURED)
-    for number, command in reversed([*enumerate(commands)]):
-        others, folder = _without_folder([*command.words])
-        flags = {other: _flags(other) for other in commands if other.subject == command.subject}
-        own = flags.pop(command)
-        repeated = any(own < each for each in flags.values()) or any(flags.get(one) == own for one in commands[:number])
-        if folder in used or not repeated:
-            kept.insert(0, command)
-            used |= set(re.findall(r"runs/[\w-]+", " ".join(others)))
-    return kept
-
-
-def _flags(command: Command) -> set[str]:
-    return {word.partition("=")[0] for word in command.words if word.startswith("--")}
-
-
-def test_every_flag_of_every_kind_of_local_command_is_run() -> None:
-    every, commands = local_commands(), needed(local_commands())
-    assert {command.subject for command in commands} == set(LOCAL)
-    flags_of = [{(one.subject, flag) for one in each for flag in _flags(one)} for each in (every, commands)]
-    assert flags_of[0] == flags_of[1]
-    assert {one.words for one in every if one.subject == "trainer.generate"} <= {one.words for one in commands}
-    for command in commands:
-        given = {word.partition("=")[0] for word in command.words}
-        assert given <= {word.partition("=")[0] for word in reduced(command)}, "a flag was dropped"
-
-
 @pytest.mark.slow
 def test_every_local_command_of_the_pages_in_order(tmp_path: Path) -> None:
     make_stand_ins(tmp_path)
     folders: dict[tuple[str, ...], Path] = {}
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    for command in needed(local_commands()):
+    assert {command.subject for command in local_commands()} == set(LOCAL)
+    for command in local_commands():
         words = reduced(command)[2:]
+        flags = {word.partition("=")[0] for word in command.words[2:]}
+        assert flags <= {word.partition("=")[0] for word in words}, "a flag was dropped"
         same, folder = _without_folder(words)
         if folder and same in folders:
             shutil.copytree(folders[same], tmp_path / folder)

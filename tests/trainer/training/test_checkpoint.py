@@ -36,6 +36,11 @@ def small_model(seed: int = 1) -> keras.Model:
     return model
 
 
+@pytest.fixture
+def model() -> keras.Model:
+    return small_model()
+
+
 def checkpoints_of(model: keras.Model, folder: Path, keep: int = 3) -> Checkpoints:
     return Checkpoints(model, make_replicas(TrainConfig()), folder, keep)
 
@@ -95,9 +100,8 @@ def flip(path: Path) -> None:
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", [truncate, flip, Path.unlink])
 def test_a_damaged_file_is_named_and_the_one_before_is_taken(
-    tmp_path: Path, caplog: Log, name: str, damage: Callable[[Path], None]
+    tmp_path: Path, model: keras.Model, caplog: Log, name: str, damage: Callable[[Path], None]
 ) -> None:
-    model = small_model()
     save(checkpoints_of(model, tmp_path), model, 2, 4)
     damage(tmp_path / "step-00000004" / name)
     fill(model, -1.0)
@@ -108,8 +112,7 @@ def test_a_damaged_file_is_named_and_the_one_before_is_taken(
     assert f"step-00000004/{name}" in line
 
 
-def test_without_a_usable_checkpoint_nothing_is_overwritten(tmp_path: Path) -> None:
-    model = small_model()
+def test_without_a_usable_checkpoint_nothing_is_overwritten(tmp_path: Path, model: keras.Model) -> None:
     save(checkpoints_of(model, tmp_path), model, 2, 4)
     for folder in checkpoint_folders(tmp_path):
         truncate(folder / FILES[2])
@@ -119,8 +122,7 @@ def test_without_a_usable_checkpoint_nothing_is_overwritten(tmp_path: Path) -> N
     assert contents(tmp_path) == before
 
 
-def test_what_a_kill_left_half_written_is_no_checkpoint_and_is_swept_away(tmp_path: Path) -> None:
-    model = small_model()
+def test_what_a_kill_left_half_written_is_no_checkpoint_and_is_swept_away(tmp_path: Path, model: keras.Model) -> None:
     save(checkpoints_of(model, tmp_path), model, 2)
     shutil.copytree(tmp_path / "step-00000002", tmp_path / ".step-00000004.part")
     shutil.copytree(tmp_path / "step-00000002", tmp_path / ".step-00000003.old")
@@ -130,8 +132,7 @@ def test_what_a_kill_left_half_written_is_no_checkpoint_and_is_swept_away(tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000005"]
 
 
-def test_weights_momentum_and_random_state_come_back(tmp_path: Path) -> None:
-    model = small_model()
+def test_weights_momentum_and_random_state_come_back(tmp_path: Path, model: keras.Model) -> None:
     inputs = tf.ones((4, 3))
     for _ in range(3):
         model(inputs, training=True)
@@ -165,9 +166,8 @@ def test_optimizers_and_variables_in_containers_and_plain_objects_count(hold: Ca
 
 
 def test_the_newest_and_the_best_are_kept_and_a_damaged_newest_one_does_not_crowd_them_out(
-    tmp_path: Path,
+    tmp_path: Path, model: keras.Model
 ) -> None:
-    model = small_model()
     save(checkpoints_of(model, tmp_path, keep=2), model, 1, 2, 3, 4, 6, best={"step": 2})
     assert names(tmp_path) == [2, 4, 6]
     truncate(tmp_path / "step-00000006" / FILES[1])
@@ -178,8 +178,7 @@ def test_the_newest_and_the_best_are_kept_and_a_damaged_newest_one_does_not_crow
     assert checkpoints_of(model, tmp_path).restore()["step"] == 5
 
 
-def test_a_step_with_pending_hooks_is_written_again_when_they_have_run(tmp_path: Path) -> None:
-    model = small_model()
+def test_a_step_with_pending_hooks_is_written_again_when_they_have_run(tmp_path: Path, model: keras.Model) -> None:
     save(checkpoints_of(model, tmp_path), model, 3, pending=True)
     checkpoints = checkpoints_of(model, tmp_path)
     assert checkpoints.restore()["pending"] is True
@@ -191,9 +190,11 @@ def test_a_step_with_pending_hooks_is_written_again_when_they_have_run(tmp_path:
     assert names(tmp_path) == [3]
 
 
-def test_the_background_writes_the_state_of_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_background_writes_the_state_of_the_save(
+    tmp_path: Path, model: keras.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Changes weights and state before the writer starts."""
-    model, may_write, write = small_model(), threading.Event(), checkpoint.write_checkpoint
+    may_write, write = threading.Event(), checkpoint.write_checkpoint
 
     def late(*given: Any) -> None:
         may_write.wait(30)
@@ -215,8 +216,9 @@ def test_the_background_writes_the_state_of_the_save(tmp_path: Path, monkeypatch
     assert largest_difference(before, weights(model)) == 0.0
 
 
-def test_a_failed_write_is_raised_once_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small_model()
+def test_a_failed_write_is_raised_once_and_changes_nothing(
+    tmp_path: Path, model: keras.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoints = checkpoints_of(model, tmp_path)
     save(checkpoints, model, 1)
 
@@ -233,8 +235,7 @@ def test_a_failed_write_is_raised_once_and_changes_nothing(tmp_path: Path, monke
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_state_with_nan_is_not_kept(tmp_path: Path) -> None:
-    model = small_model()
+def test_a_state_with_nan_is_not_kept(tmp_path: Path, model: keras.Model) -> None:
     checkpoints = checkpoints_of(model, tmp_path)
     save(checkpoints, model, 1)
     fill(model, float("nan"))
