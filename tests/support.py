@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests.models import compiled
 from trainer.base.errors import DONE, UserError
 from trainer.base.settings.resolution import own_settings, resolve
 from trainer.base.settings.train_config import TrainConfig
@@ -74,9 +75,7 @@ class Signals:
 
 def classifier_of(shape: tuple[int, ...], *layers: keras.layers.Layer, optimizer: Any = "adam") -> keras.Model:
     """Returns a compiled classifier: an input of this shape, these layers, and a dense one of ten logits."""
-    model = keras.Sequential([keras.Input(shape), *layers, keras.layers.Dense(10)])
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
+    return compiled(keras.Sequential([keras.Input(shape), *layers, keras.layers.Dense(10)]), optimizer)
 
 
 def weights(model: keras.Model) -> dict[str, Any]:

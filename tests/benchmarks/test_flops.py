@@ -26,19 +26,6 @@ def products(function: Any, *arguments: Any, loops: tuple[int, ...] = ()) -> dic
     return dict(found)
 
 
-def layer_products(layer: Any, *shape: int) -> dict[str, int]:
-    """Returns FLOPs of the gradients of the sum of the layer's squared output, by its weights and by its input."""
-    layer.build((None, *shape))
-
-    def gradients(images: Any) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(images)
-            loss = tf.reduce_sum(tf.square(layer(images)))
-        return tape.gradient(loss, [*(weight.value for weight in layer.trainable_weights), images])
-
-    return products(gradients, tf.zeros((ROWS, *shape)))
-
-
 PRODUCT, CONVOLUTION = 2 * ROWS * 3 * 5, 2 * ROWS * 3 * 3 * 4 * 6
 KINDS = ("Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter")
 
@@ -52,7 +39,17 @@ KINDS = ("Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter")
      dict.fromkeys(KINDS, 2 * ROWS * 8 * 8 * 4 * 4 * 4 * 6)),
 ])  # fmt: skip
 def test_a_layer(make: Any, shape: tuple[int, ...], expected: dict[str, int]) -> None:
-    assert layer_products(make(), *shape) == expected
+    """Counts those of the gradients of the sum of the layer's squared output, by its weights and by its input."""
+    layer = make()
+    layer.build((None, *shape))
+
+    def gradients(images: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(images)
+            loss = tf.reduce_sum(tf.square(layer(images)))
+        return tape.gradient(loss, [*(weight.value for weight in layer.trainable_weights), images])
+
+    assert products(gradients, tf.zeros((ROWS, *shape))) == expected
 
 
 def test_a_loop_counts_as_often_as_it_runs() -> None:

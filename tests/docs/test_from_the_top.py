@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def reduced(command: Command) -> list[str]:
     return _with(words, [*more, *SHORT, *repeats])
 
 
-def _without_folder(words: list[str]) -> tuple[tuple[str, ...], str]:
+def _without_folder(words: Sequence[str]) -> tuple[tuple[str, ...], str]:
     """Returns the words but for the one that names the folder of the run or comparison, and that folder or ""."""
     name = next((word for word in words if word.startswith(("--job_dir=runs/", "--out=runs/"))), "")
     return tuple(word for word in words if word != name), name.partition("=")[2]
@@ -70,7 +71,7 @@ def local_commands() -> list[Command]:
     """
     found = [command for command in documented() if not re.search(r"^examples/|\.ipynb$", command.place)]
     found = [command for command in found if command.subject in LOCAL and "--on=vertex" not in command.words]
-    elsewhere = ("gs://", "--on_gpus", "--rows_file")  # of rows that the page does not have
+    elsewhere = ("gs://", "--on_gpus", " RUN ", "--rows_file")  # a run, and rows, that the page does not have
     found = [one for one in found if one.arguments and not any(word in str(one) for word in elsewhere)]
     return sorted(found, key=lambda command: FIRST.index(command.subject) if command.subject in FIRST else len(FIRST))
 
@@ -81,11 +82,12 @@ def test_every_local_command_of_the_pages_in_order(tmp_path: Path) -> None:
     folders: dict[tuple[str, ...], Path] = {}
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "TF_CPP_MIN_LOG_LEVEL": "3"}
     assert {command.subject for command in local_commands()} == set(LOCAL)
-    for command in local_commands():
-        words = reduced(command)[2:]
+    for words, command in {tuple(reduced(command)[2:]): command for command in local_commands()}.items():
         flags = {word.partition("=")[0] for word in command.words[2:]}
         assert flags <= {word.partition("=")[0] for word in words}, "a flag was dropped"
         same, folder = _without_folder(words)
+        if folder:
+            shutil.rmtree(tmp_path / folder, ignore_errors=True)  # of another run that a page puts there
         if folder and same in folders:
             shutil.copytree(folders[same], tmp_path / folder)
             continue

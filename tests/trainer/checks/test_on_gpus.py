@@ -37,8 +37,9 @@ from trainer.data.dataset import Dataset
 MLP = ("--model=mlp", "--width=8", "--replicas=2", "--learning_rate=1e-3")
 
 
-def checked(*flags: str) -> dict[str, Any]:
-    """Returns the content of gpu_check.json."""
+def checked(monkeypatch: Patch, kinds: list[Variant], *flags: str) -> dict[str, Any]:
+    """Returns the content of gpu_check.json, of these variants alone."""
+    monkeypatch.setattr(on_gpus, "variants", lambda count: (kinds, []))
     start_logging()
     return check_on_gpus(small(*flags), seconds=0)
 
@@ -69,8 +70,7 @@ def test_all_variants_agree_on_logical_devices(capsys: Capture, tmp_path: Path, 
 
 @pytest.mark.slow
 def test_a_model_that_depends_on_replicas_does_not_agree(monkeypatch: Patch, capsys: Capture) -> None:
-    monkeypatch.setattr(on_gpus, "variants", lambda count: ([Variant("float32", count)], []))
-    found = checked("--model=tests.models:mean_loss", "--replicas=2")
+    found = checked(monkeypatch, [Variant("float32", 2)], "--model=tests.models:mean_loss", "--replicas=2")
     assert not found["agrees"]
     assert [bool(row["problem"]) for row in found["rows"]] == [False, True]
     assert re.search("error: float32 on 2: .*losses differ by", capsys.readouterr().err)
@@ -96,8 +96,7 @@ def test_a_variant_that_fails_is_a_line_and_the_others_run(monkeypatch: Patch) -
 
     monkeypatch.setattr(on_gpus, "first_steps", fails)
     kinds = [Variant("fails", 1), Variant("float32, XLA", 1, jit_compile="true")]
-    monkeypatch.setattr(on_gpus, "variants", lambda count: (kinds, []))
-    content = checked("--model=mlp", "--width=8", "--replicas=1")
+    content = checked(monkeypatch, kinds, "--model=mlp", "--width=8", "--replicas=1")
     _, failed, other = content["rows"]
     assert (content["agrees"], failed["difference"], failed["cost"]) == (False, None, None)
     assert "OOM when allocating" in failed["problem"]
@@ -132,8 +131,7 @@ def another_each_time(config: TrainConfig, dataset: Dataset) -> keras.Model:
 ])  # fmt: skip
 def test_with_deterministic_the_same_steps_must_give_the_same_bits(model: str, equal: bool, monkeypatch: Patch) -> None:
     monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)  # of the whole process
-    monkeypatch.setattr(on_gpus, "variants", lambda count: ([], []))
-    found = checked(f"--model={model}", "--replicas=1", "--deterministic")
+    found = checked(monkeypatch, [], f"--model={model}", "--replicas=1", "--deterministic")
     assert found["rows"][-1]["name"] == "float32, again"
     assert (found["rows"][-1]["problem"] == "") is found["agrees"] is equal
     assert found["left_out"] == []

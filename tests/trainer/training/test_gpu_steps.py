@@ -12,6 +12,7 @@ import tensorflow as tf
 from benchmarks.trainer_loop import setup_of, traced_steps
 from tests.fixtures import Capture, Patch
 from tests.gpu_graph import GpuStep, optimised
+from tests.models import compiled
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 
@@ -36,9 +37,7 @@ def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
         keras.Input(dataset.image_shape), layers.Rescaling(1 / 255), layers.Conv2D(4, 3, activation="relu"),
         layers.BatchNormalization(), layers.MaxPooling2D(), layers.Flatten(), layers.Dropout(0.5), layers.Dense(10),
     ])  # fmt: skip
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("adam", loss=loss, metrics=["accuracy"])
-    return model
+    return compiled(model, metrics=["accuracy"])
 
 
 def step_on_gpus(monkeypatch: Patch, *flags: str) -> GpuStep:
