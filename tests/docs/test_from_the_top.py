@@ -25,6 +25,7 @@ SHORT = ["--steps=20", "--report_every_steps=5"]
 OFFLINE = {
     "efficientnet_photos": ["--image_size=32", "--weights=none", "--fine_tune_from=", "--fine_tune_after_steps=0"],
     "wgan_gp_photos": ["--image_size=16"],
+    "mlp_mnist": ["--data=FOLDER"],
 }
 LOCAL = ("trainer.data.prepare", "trainer.task", "trainer.check", "trainer.generate", "trainer.evaluate",
          "trainer.predict", "deploy local", "deploy compare", "deploy report", "deploy plan",

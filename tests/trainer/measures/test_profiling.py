@@ -1,40 +1,23 @@
 """Tests the profiles of real runs, and when none is made."""
 
-import dataclasses
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
-from tests.fixtures import Log, Patch
-from tests.support import prepared, refused
-from trainer.base.run_files.job_files import RUN_INFO
+from tests.fixtures import Log
+from tests.support import refused, run_job
 from trainer.base.settings.resolution import resolve
 from trainer.invariance.internals import parse_profile
-from trainer.training.loop import StopRequest
 
 BATCHES = 24  # of an epoch
 
 
-@pytest.fixture(autouse=True)
-def _not_rehearsed(monkeypatch: Patch) -> None:
-    """Leaves out the export that is tried before training: nothing is exported here."""
-    monkeypatch.setattr("trainer.run.training_run.rehearse", lambda *given: None)
-
-
 def trained(folder: Path, *flags: str) -> Path:
-    """Trains without export; returns the job directory."""
     own = ["--model=tests.own_data:regression", "--data=tests.own_data:more", f"--rows={16 * BATCHES}"]
-    config = resolve([*own, f"--job_dir={folder}", "--global_batch_size=16", "--report_every_steps=10", *flags]).config
-    run = prepared(config)
-    run.job.job_dir.write(RUN_INFO, {"config": dataclasses.asdict(config)})
-    with closing(run.state.reporter) as reporter:
-        reporter.begin()
-        run.train(StopRequest())
-        run.save()
-        run.checkpoints.wait()
-    return folder
+    return run_job(
+        resolve([*own, f"--job_dir={folder}", "--global_batch_size=16", "--report_every_steps=10", *flags]).config
+    )
 
 
 def steps_in(folder: Path) -> list[set[int]]:

@@ -278,6 +278,10 @@ TWO_GPUS = ("GPU:0", "GPU:1")
     ({"config": TrainConfig(deterministic=True)}, False, "deterministic"),
     ({"config": TrainConfig(model="cnn"), "devices": CPU}, False, "the convolutions of model=cnn"),
     ({"config": TrainConfig(model="cnn")}, True, "on a GPU"),
+    ({"layer": keras.layers.SeparableConv2D(2, 3), "devices": CPU}, False, "by groups or by depth, as in separable"),
+    ({"layer": keras.layers.Conv2D(2, 3, groups=2), "devices": CPU}, False, "by groups or by depth, as in conv2d"),
+    ({"layer": keras.layers.Conv2D(2, 3, groups=2)}, True, "on a GPU"),
+    ({"devices": CPU}, False, "oneDNN's kernels"),
     ({"config": TrainConfig(jit_compile="true", remat="blocks")}, False,
      "XLA may keep what remat=blocks computes again"),
     ({"config": TrainConfig(jit_compile="true", shard_optimizer=True), "devices": TWO_GPUS}, False,
@@ -286,8 +290,8 @@ TWO_GPUS = ("GPU:0", "GPU:1")
      "XLA would add the gradients of virtual_replicas=4 in another order"),
 ])  # fmt: skip
 def test_the_rule(given: dict[str, Any], compiled: bool, why: str, monkeypatch: Patch) -> None:
-    """Of work, devices, settings and models; a processor without oneDNN is planted."""
-    monkeypatch.setattr(xla_choice, "uses_onednn", lambda: False)
+    """Of work, devices, settings and models; a processor is planted, with oneDNN where that is the reason."""
+    monkeypatch.setattr(xla_choice, "uses_onednn", lambda: why == "oneDNN's kernels")
     choice = chosen(**given)
     assert choice.compiled is compiled
     assert why in choice.why
@@ -312,16 +316,6 @@ def test_several_replicas_are_compiled_with_sums_between_two_programs(
         patch.setattr(keras.Sequential, "compiles_gradients", True, raising=False)
         gan = chosen(devices=devices, **of_replicas)
         assert (gan.compiled, "the gradients of its critic alone" in gan.why) == (not on_cpus, not on_cpus)
-
-
-def test_a_cpu_with_onednn_and_convolutions_by_depth_on_a_cpu_are_plain(monkeypatch: Patch) -> None:
-    for has_onednn in (True, False):
-        monkeypatch.setattr(xla_choice, "uses_onednn", lambda: has_onednn)  # noqa: B023
-        for layer in (keras.layers.SeparableConv2D(2, 3), keras.layers.Conv2D(2, 3, groups=2)):
-            choice = chosen(devices=CPU, layer=layer)
-            why = "oneDNN's kernels" if has_onednn else f"convolutions by groups or by depth, as in {layer.name}"
-            assert (choice.compiled, why in choice.why) == (False, True)
-            assert chosen(devices=GPU, layer=layer).compiled
 
 
 def test_a_resumed_run_keeps_its_way_unless_told_otherwise() -> None:
