@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -44,24 +43,16 @@ def reduced(command: Command) -> list[str]:
     of_script = any(word.startswith(("--script=", "--module=")) for word in words)
     if command.subject in as_it_is or "--help" in words or of_script:
         return words
-    more = of_model([*SMALL, *OFFLINE.get(recipe, [])], words)
-    if command.subject in ("deploy plan", "trainer.check"):
-        return _with(words, more)
-    if any(word.startswith("--epochs=") for word in words):  # with --steps too, the length would be set twice
-        return _with(words, [*more, "--epochs=1"])
-    repeats = ["--repeats=1"] * any(word.startswith("--repeats=") for word in words)
-    return _with(words, [*more, *SHORT, *repeats])
-
-
-def _without_folder(words: Sequence[str]) -> tuple[tuple[str, ...], str]:
-    """Returns the words but for the one that names the folder of the run or comparison, and that folder or ""."""
-    name = next((word for word in words if word.startswith(("--job_dir=runs/", "--out=runs/"))), "")
-    return tuple(word for word in words if word != name), name.partition("=")[2]
-
-
-def _with(words: list[str], flags: list[str]) -> list[str]:
-    names = {flag.partition("=")[0] for flag in flags}
-    return [*(word for word in words if word.partition("=")[0] not in names), *flags]
+    flags = of_model([*SMALL, *OFFLINE.get(recipe, [])], words)
+    given = {word.partition("=")[0] for word in words}
+    if "--epochs" in given:  # with --steps too, the length would be set twice
+        flags.append("--epochs=1")
+    elif command.subject not in ("deploy plan", "trainer.check"):
+        flags += SHORT
+    if "--repeats" in given:
+        flags.append("--repeats=1")
+    replaced = {flag.partition("=")[0] for flag in flags}
+    return [*(word for word in words if word.partition("=")[0] not in replaced), *flags]
 
 
 def local_commands() -> list[Command]:
@@ -86,7 +77,8 @@ def test_every_local_command_of_the_pages_in_order(tmp_path: Path) -> None:
     for words, command in {tuple(reduced(command)[2:]): command for command in local_commands()}.items():
         flags = {word.partition("=")[0] for word in command.words[2:]}
         assert flags <= {word.partition("=")[0] for word in words}, "a flag was dropped"
-        same, folder = _without_folder(words)
+        place = next((word for word in words if word.startswith(("--job_dir=runs/", "--out=runs/"))), "")
+        same, folder = tuple(word for word in words if word != place), place.partition("=")[2]
         if folder:
             shutil.rmtree(tmp_path / folder, ignore_errors=True)  # of another run that a page puts there
         if folder and same in folders:

@@ -26,9 +26,8 @@ from trainer.data.dataset import Dataset
 from trainer.invariance.internals import parse_profile
 from trainer.reporting.progress import StepLogs
 from trainer.run import training_setup
-from trainer.run.training_run import TrainingRun
 from trainer.training import xla_choice
-from trainer.training.checkpoint import assign_values, snapshot, variables_of
+from trainer.training.checkpoint import assign_values, checkpoint_folders, read_checkpoint, snapshot, variables_of
 from trainer.training.loop import OPTIONS
 from trainer.training.steps import StepRunner
 from trainer.training.xla_choice import MOST_BYTES, XlaChoice, choose, failure_of, steps_of_a_program
@@ -340,26 +339,14 @@ def compilation(config: TrainConfig) -> dict[str, Any]:
     return json.loads((Path(config.job_dir) / "run.json").read_text())["compilation"]
 
 
-@pytest.fixture
-def final(monkeypatch: Patch) -> dict[str, dict[str, Any]]:
-    """Returns the weights at the end of each training, by the name of its job directory."""
-    found: dict[str, dict[str, Any]] = {}
-    train = TrainingRun.train
-
-    def keep(self: TrainingRun, *arguments: Any) -> Any:
-        control = train(self, *arguments)
-        found[Path(self.job.config.job_dir).name] = weights(self.setup.model)
-        return control
-
-    monkeypatch.setattr(TrainingRun, "train", keep)
-    return found
+def final(job_dir: Path) -> dict[str, Any]:
+    """Returns all variables at the end of a run."""
+    return read_checkpoint(checkpoint_folders(job_dir / "checkpoints")[-1])[1]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_onednn")
-def test_killed_equals_never_killed_where_auto_compiles(
-    small_config: Make, tmp_path: Path, final: dict[str, dict[str, Any]], monkeypatch: Patch
-) -> None:
+def test_killed_equals_never_killed_where_auto_compiles(small_config: Make, tmp_path: Path, monkeypatch: Patch) -> None:
     """A run that auto compiles, killed before its first step and in the midst of a call, against one told to compile.
 
     It goes on with another report interval, which is also that of its programs.
@@ -388,20 +375,20 @@ def test_killed_equals_never_killed_where_auto_compiles(
     run_job(auto := small_config(*flags, f"--job_dir={tmp_path}/auto", "--report_every_steps=7"))
     assert compilation(auto)["at_once"] == 7
     assert compilation(auto)["why"].startswith("on this processor")
-    assert largest_difference(final["told"], final["auto"]) == 0
+    assert largest_difference(final(tmp_path / "told"), final(tmp_path / "auto")) == 0
 
 
 @pytest.mark.usefixtures("without_onednn")
 @pytest.mark.parametrize("how", [pytest.param("in a loop", marks=pytest.mark.slow), "without a kernel"])
 def test_a_run_whose_first_step_xla_cannot_compile_has_the_numbers_of_a_plain_one(
-    how: str, small_config: Make, tmp_path: Path, final: dict[str, dict[str, Any]], caplog: Log
+    how: str, small_config: Make, tmp_path: Path, caplog: Log
 ) -> None:
     """Tracing refuses the first; the second fails only when XLA compiles it, after its batch was taken."""
     for name, way in (("plain", "false"), ("auto", "auto")):
         flags = (f"--model={__name__}:mixing", f"--how={how}", f"--jit_compile={way}", f"--job_dir={tmp_path}/{name}")
         run_job(config := small_config(*flags))
     assert compilation(config)["compiled"] is False
-    assert largest_difference(final["plain"], final["auto"]) == 0
+    assert largest_difference(final(tmp_path / "plain"), final(tmp_path / "auto")) == 0
     assert (f"jit_compile: the steps run plain: {compilation(config)['why']}" in caplog.text) is (how != "in a loop")
 
 
