@@ -34,12 +34,15 @@ def test_the_class_lies_beside_the_noise_as_long_as_it_is_on_average() -> None:
     np.testing.assert_array_equal(found, np.concatenate([drawn, 3.0 * np.eye(CLASSES)[labels]], axis=1))
 
 
+LABELLED = f"--data={__name__}:labelled"
+
+
 @pytest.mark.parametrize(("flags", "line"), [
     (("--model=cnn", "--image_size=24"), "conditional is a setting of dcgan, wgan_gp, r3gan, not of model=cnn"),
-    ((f"--data={__name__}:no_labels",), "has no labels: a conditional GAN needs them, e.g. class folders"),
-    ((f"--data={__name__}:in_sequence",), "has labels but no class_names: set them in its Dataset"),
-    ((f"--data={__name__}:one_hot",), "one integer label is needed"),
-    ((f"--data={__name__}:too_large",), "has 2 classes: labels from 0 to 2: must be from 0 to 1"),
+    ((LABELLED, "--labels=none"), "has no labels: a conditional GAN needs them, e.g. class folders"),
+    ((LABELLED, "--labels=in_sequence"), "has labels but no class_names: set them in its Dataset"),
+    ((LABELLED, "--labels=one_hot"), "one integer label is needed"),
+    ((LABELLED, "--labels=too_large"), "has 2 classes: labels from 0 to 2: must be from 0 to 1"),
 ])  # fmt: skip
 def test_what_has_no_classes_is_refused(flags: tuple[str, ...], line: str) -> None:
     with refused(line):
@@ -49,21 +52,14 @@ def test_what_has_no_classes_is_refused(flags: tuple[str, ...], line: str) -> No
 IMAGES = np.zeros((16, 16, 16, 1), np.uint8)
 
 
-def no_labels(config: TrainConfig) -> Any:
-    return IMAGES
-
-
-def one_hot(config: TrainConfig) -> Dataset:
-    return Dataset("one_hot", NestedArrays(IMAGES, np.eye(16, dtype=np.float32)), class_names=("a",) * 16)
-
-
-def too_large(config: TrainConfig) -> Dataset:
-    return Dataset("too_large", NestedArrays(IMAGES, np.arange(16) % 3), class_names=("a", "b"))
-
-
-def in_sequence(config: TrainConfig) -> Any:
-    """Returns a tf.data.Dataset of digits with labels, whose largest is not known before it is read."""
-    return tf.data.Dataset.from_tensor_slices((IMAGES, np.arange(16) % CLASSES)).batch(8)
+def labelled(config: TrainConfig, *, labels: str = "none") -> Any:
+    """Returns images whose labels are no classes, or whose largest label is not known before they are read."""
+    return {
+        "none": IMAGES,
+        "one_hot": Dataset("one", NestedArrays(IMAGES, np.eye(16, dtype=np.float32)), class_names=("a",) * 16),
+        "too_large": Dataset("large", NestedArrays(IMAGES, np.arange(16) % 3), class_names=("a", "b")),
+        "in_sequence": tf.data.Dataset.from_tensor_slices((IMAGES, np.arange(16) % CLASSES)).batch(8),
+    }[labels]
 
 
 @pytest.fixture(scope="module")
