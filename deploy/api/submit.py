@@ -55,7 +55,7 @@ class SubmitOptions(JobOptions):
     accelerator: str = option("NAME[:COUNT]", "its accelerators, as NVIDIA_L4:1")
     name: str = option("TEXT", "display name (default: recipe, tier and time)")
     tensorboard_instance: str = option("NAME", "the TensorBoard of Vertex AI that shows the job's logs/: its full name "
-                                       "or id, or `create`; it costs by what it stores")  # fmt: skip
+                                       "or id (docs/permissions.md)")  # fmt: skip
     disable_retries: bool = switch("no restart on failure, as measurements need it")
     fit: bool = switch(FIT)
     check: bool = switch("check the tier's GPUs (trainer.check --on_gpus) instead of training: some minutes")

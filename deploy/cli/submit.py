@@ -1,7 +1,6 @@
 """Submits a job to Vertex AI: `python -m deploy submit TIER --recipe=…` checks, packages, uploads, submits, follows."""
 
 import argparse
-import dataclasses
 import shlex
 import signal
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ from deploy.cli.parsing import USUAL, parse_program, parser, write_document
 from deploy.job.fallback import SubmittedJob
 from deploy.job.ledger import attempt_label
 from deploy.job.sending import check_resources, upload_packages
-from deploy.job.workload import CREATE, with_tensorboard
 from deploy.platform.errors import exit_code
 from deploy.platform.gcloud_and_sdk import SESSION, Gcloud, Session, to_yaml
 from deploy.platform.local import on_signals
@@ -46,10 +44,6 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         (
             flags.dry_run and flags.out,
             f"--dry_run and --out {both}: a dry run uploads nothing: drop one of them",
-        ),
-        (
-            flags.spec and flags.tensorboard_instance == CREATE,
-            "--spec needs the name of the TensorBoard: use --out=FILE, which makes one",
         ),
     )
     unfollowed = "spec" if flags.spec else "out" if flags.out else ""
@@ -93,7 +87,6 @@ def stage(submission: SubmittedJob, flags: argparse.Namespace) -> int:
     check_resources([job])
     upload_packages([job])
     request = job.request(attempt_label(submission.record.submission))
-    request = dataclasses.replace(request, spec=with_tensorboard(job.spec, job.gcp))
     write_whole(file, to_yaml(request.spec))
     command = Gcloud(job.gcp.project, job.gcp.region).create_command(request, flags.out)
     say(f"nothing was sent: {flags.out} has the spec, and this command sends it:", shlex.join(command))

@@ -1,6 +1,5 @@
 """Creates a job exactly once, however often the service fails, or the user interrupts it."""
 
-import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -9,7 +8,6 @@ from functools import partial
 from deploy.base.console import say, tell
 from deploy.job.job import Job
 from deploy.job.ledger import LISTED_S, Attempt, OpenBackend, Reservation, Submission, watch_hint
-from deploy.job.workload import with_tensorboard
 from deploy.platform import buckets
 from deploy.platform.errors import StateUnknownError
 from deploy.platform.rest import Platform
@@ -185,12 +183,11 @@ def submit_job(job: Job, record: Submission, open_backend: OpenBackend, clock: C
     appear.
     """
     project, region = job.gcp.project, job.gcp.region
-    spec = with_tensorboard(job.spec, job.gcp)
     attempt = Attempt(job.tier.name, project, region, job.tier.price_per_hour, job.output, name=job.name)
     record.attempts.append(attempt)
     record.write()
     reservation = Reservation(record, open_backend, clock)
-    request = dataclasses.replace(job.request(record.label), spec=spec)
+    request = job.request(record.label)
     creation = Creation(open_backend(project, region), request, clock, reservation.renew)
     advice = f"`python -m deploy watch {record.submission}` looks for it again, and so does the same command"
     try:

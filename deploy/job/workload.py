@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.base.console import say
 from deploy.base.options import factor, option, seconds, switch, usd
 from deploy.packaging.images import (
     INSTALL,
@@ -32,7 +31,7 @@ from trainer.base.errors import UserError, refuse
 from trainer.base.limit_watch import LIMITS
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.tracking.sender import TAGS
-from trainer.base.run_files.tracking.vertex_runs import TENSORBOARD, VertexApi
+from trainer.base.run_files.tracking.vertex_runs import TENSORBOARD
 from trainer.base.settings.fields import integer_in
 from trainer.base.settings.own_settings import functions_taking, is_dotted
 from trainer.base.settings.resolution import Overrides
@@ -308,7 +307,6 @@ def warnings(tier: Tier, config: TrainConfig, spec: str) -> Iterator[str]:
         )
 
 
-CREATE = "create"
 REQUIREMENTS = {"mlflow": "mlflow-skinny", "wandb": "wandb"}  # as the extras of setup.py
 _TOKENS = {"mlflow": ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD"), "wandb": ("WANDB_API_KEY",)}
 _ON_THIS_MACHINE = re.compile(r"sqlite:|https?://(localhost|127\.|0\.0\.0\.0|\[::1\])")
@@ -339,15 +337,12 @@ def variables(track: str, tier: Tier, image: str, gcp: GcpConfig, tensorboard: s
         return []
     tags = {"tier": tier.name, "image": image, "strategy": tier.strategy, "usd_per_hour": tier.price_per_hour,
             "project": gcp.project, "region": gcp.region}  # fmt: skip
-    tensorboard = "" if tensorboard.endswith(f"/{CREATE}") else tensorboard  # the tracker finds it itself
     variables = {TAGS: json.dumps(tags), "CLOUDSDK_CORE_PROJECT": gcp.project, "CLOUDSDK_AI_REGION": gcp.region}
     return [{"name": name, "value": value} for name, value in {**variables, TENSORBOARD: tensorboard}.items() if value]
 
 
 def tensorboard_name(instance: str, spec: Mapping[str, Any], gcp: GcpConfig) -> str:
     """Returns the full name of --tensorboard_instance, which may be an id. Raises UserError without a service account.
-
-    A name that ends in CREATE stands in the spec until `with_tensorboard` creates the instance.
 
     https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/experiments/tensorboard-training
     """
@@ -357,12 +352,3 @@ def tensorboard_name(instance: str, spec: Mapping[str, Any], gcp: GcpConfig) -> 
             "--service_account=EMAIL, with roles/aiplatform.user and roles/storage.admin (docs/permissions.md)"
         )
     return instance if "/" in instance else f"projects/{gcp.project}/locations/{gcp.region}/tensorboards/{instance}"
-
-
-def with_tensorboard(spec: Mapping[str, Any], gcp: GcpConfig) -> Mapping[str, Any]:
-    """Returns the spec with an instance in the place of CREATE; creates that instance unless the region has it."""
-    if not spec.get("tensorboard", "").endswith(f"/{CREATE}"):
-        return spec
-    name = VertexApi(gcp.project, gcp.region, f"tensorboard_instance={CREATE}").tensorboard()
-    say(f"TensorBoard instance {name}")
-    return {**spec, "tensorboard": name}

@@ -1,6 +1,7 @@
 """Starts a job: reads the cluster, opens the job directory, reads earlier results, and connects the workers."""
 
 import dataclasses
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from trainer.base.log import log
 from trainer.base.run_files.job_directory import JobDir, open_job_dir
 from trainer.base.run_files.job_files import items, mapping, number, read_run_info
 from trainer.base.run_files.tracking.sender import Tracking
+from trainer.base.settings.own_settings import own_sources
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
 from trainer.cluster.cluster_spec import Cluster, read_cluster
 from trainer.cluster.rendezvous import Peers, arithmetic, meet
@@ -112,10 +114,10 @@ class StartedJob:
         )
 
     def versions_by_step(self, before: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
-        """Returns the versions of TensorFlow and Keras that the run has used, each with the step from which it did.
+        """Returns TensorFlow, Keras and the user's code as the run has used them, each with the step from which it did.
 
         before: run.json of the previous start; step: where this start resumes. Logs a warning if the versions have
-        changed, as they may round differently; raises UserError if the settings promise equal bits.
+        changed, as they may round differently, or the code; raises UserError if the settings promise equal bits.
         """
         config, previous = self.config, mapping(before, "versions")
         now = {name: versions()[name] for name in ("tensorflow", "keras")}
@@ -132,7 +134,14 @@ class StartedJob:
             )
         if changes:
             log.warning(f"the versions have changed ({changes}): the run goes on with other roundings")
-        return [*entries, {"step": step, **now}] if changes or not entries else entries
+        functions = (config.model, config.data, config.callbacks)
+        if files := [path for function in functions for _, path in own_sources(function)]:
+            now["code"] = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+        other_code = entries and entries[-1].get("code", now.get("code")) != now.get("code")
+        if other_code:
+            log.warning(f"the code of model, data or callbacks has changed: what was trained before step {step} is of "
+                        "the code before; for a new run use another --job_dir")  # fmt: skip
+        return [*entries, {"step": step, **now}] if changes or other_code or not entries else entries
 
     def _write_failure(self, error: str, code: int) -> None:
         """Writes a failed result.json, and sends what the job directory still has to send."""

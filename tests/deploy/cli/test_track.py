@@ -5,18 +5,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from google.auth.credentials import AnonymousCredentials
 
 from deploy.__main__ import main
-from deploy.job.workload import CREATE, check_trackers, tensorboard_name, with_tensorboard
+from deploy.job.workload import check_trackers
 from deploy.packaging.images import Image
-from deploy.tiers.gcp_config import GcpConfig
 from tests.deploy.conftest import JOB, WHERE, Capture, Command
-from tests.trainer.base.run_files.tracking.experiments import Experiments, serving_of
 from tests.trainer.base.run_files.tracking.runs import mlflow_files, mlflow_history, mlflow_runs, plant_run
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import write_json
-from trainer.base.run_files.tracking import vertex_runs
 from trainer.base.storage import keep_others_out
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's
@@ -94,19 +90,3 @@ def test_a_job_installs_and_knows_what_its_trackers_need(capsys: Capture) -> Non
     tags = json.loads(known["TRAINER_TAGS"])
     assert (tags["tier"], tags["image"], tags["usd_per_hour"] > 0) == ("l4x1", task["imageUri"], True)
     assert (known["CLOUDSDK_CORE_PROJECT"], known["CLOUDSDK_AI_REGION"]) == ("my-proj", "us-central1")
-
-
-def test_create_makes_the_tensorboard_instance_once(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setattr(vertex_runs, "credentials", AnonymousCredentials)
-    gcp, account = (
-        GcpConfig("my-proj", "us-central1", ""),
-        {"serviceAccount": "trainer@my-proj.iam.gserviceaccount.com"},
-    )
-    spec = {**account, "tensorboard": tensorboard_name(CREATE, account, gcp)}
-    experiments = Experiments()
-    with serving_of(experiments) as address:
-        monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM", address)
-        made = [with_tensorboard(spec, gcp)["tensorboard"] for _ in range(2)]
-        assert with_tensorboard(account, gcp) is account
-    assert made == [*experiments.resources] * 2
-    assert capsys.readouterr().out == f"TensorBoard instance {made[0]}\n" * 2

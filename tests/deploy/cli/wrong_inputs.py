@@ -201,7 +201,6 @@ FLAGS: list[tuple[str, list[str], str]] = [
     ("l4x4", [_DIGITS, "--out=/proc/x/y"], "out=/proc/x: cannot write there"),
     ("l4x4", [_DIGITS, "--out=x", "--max_wait=2h"], "--out contradicts --max_wait"),
     ("l4x4", [_DIGITS, "--spec", "--register=x"], "--register needs a training that is followed to its end"),
-    ("l4x4", [_DIGITS, "--spec", "--tensorboard_instance=create"], "--spec needs the name of the TensorBoard"),
     ("cpu", ["--model=my_models.nothing:build", "--data=digits", "--package=my_models"],
      "the module my_models.nothing is not in the package my_models"),
 ]  # fmt: skip

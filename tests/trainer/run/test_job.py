@@ -119,7 +119,7 @@ def test_a_resume_under_other_versions_is_told_and_kept(small_config: Make, monk
     assert read(folder / "run.json")["versions_by_step"] == [{"step": 0, **old}, {"step": 4, **now}]
 
 
-def test_versions_are_those_of_the_steps_that_count(small_config: Make) -> None:
+def test_versions_and_code_are_those_of_the_steps_that_count(small_config: Make, caplog: Log) -> None:
     """A start that was killed before it saved leaves no step of its versions; equal bits take no other version."""
     now = {"tensorflow": tf.__version__, "keras": keras.__version__}
     first = {"step": 0, **now}
@@ -130,6 +130,14 @@ def test_versions_are_those_of_the_steps_that_count(small_config: Make) -> None:
         started.config = dataclasses.replace(started.config, virtual_replicas=shards)
         for run_info, step in ((before, 4), (before, 0), ({"versions": now, "versions_by_step": 7}, 4)):
             assert started.versions_by_step(run_info, step) == [first]
+    started.config = dataclasses.replace(started.config, model="tests.own_data:build")
+    assert started.versions_by_step(before, 4) == [first]  # an older run.json does not know its code
+    (entry,) = started.versions_by_step({}, 0)
+    assert started.versions_by_step({"versions_by_step": [entry]}, 4) == [entry]
+    assert "the code of model" not in caplog.text
+    edited = {"versions": now, "versions_by_step": [{**first, "code": "another"}]}
+    assert started.versions_by_step(edited, 4) == [edited["versions_by_step"][0], {**entry, "step": 4}]
+    assert "the code of model, data or callbacks has changed: what was trained before step 4" in caplog.text
     with refused("virtual_replicas=2: the versions have changed since this run began (tensorflow: '2.20.0' before, "):
         started.versions_by_step(before, 6)
 
