@@ -88,7 +88,9 @@ def read_call(
     known, texts_by_name = options_of(kind), {name: texts_of(name, value) for name, value in keywords.items()}
     for name in ("dry_run", "out", "spec", "json"):
         if (name not in known and texts_by_name.pop(name, []) not in ([], ["false"])) or (settings or {}).get(name):
-            raise UserError(f"{name} is only for the command, which prints and writes files: python -m deploy {verb} …")
+            raise UserError(
+                f"{name} is not for this function: python -m deploy {verb} has it, and submit(…, dry_run=True) makes no job"
+            )
     words = [f"--{name.removesuffix('_')}={text}" for name, of_flag in texts_by_name.items() for text in of_flag]
     words += [f"--{name}={as_text(value)}" for name, value in (settings or {}).items()]
     check_arguments(words := [*map(str, positional), *words])

@@ -60,6 +60,8 @@ def fit(
     call again resumes the run, or finds its job. Raises UserError, PlatformFault if the training fails, and
     KeyboardInterrupt after Ctrl-C, which leaves the job running.
     """
+    if not isinstance(model, str) or not isinstance(data, str):
+        raise UserError("model and data are names, such as 'mine:model', not objects: the training imports them itself")
     named: dict[str, Value] = {"model": model, "data": data, **options}
     if not on:
         if job_options := options_of(SubmitOptions).keys() & options.keys():

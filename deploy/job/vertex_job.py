@@ -24,7 +24,7 @@ from deploy.report.formatting import html_table
 from deploy.report.plots import axes
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.tier import LABEL
-from trainer.base.errors import INTERRUPTED, UserError
+from trainer.base.errors import INTERRUPTED, UserError, reason
 from trainer.base.run_files.job_files import MODEL, RESULT, STATS, mapping, number, parse_stats, read_stats
 from trainer.base.storage import expanded, parse
 
@@ -101,7 +101,7 @@ class VertexJob:
         self.kind = backend or BACKENDS[0]
 
     def __repr__(self) -> str:
-        return f"<job {self.name or 'that is not sent'}>"
+        return f"<job {self.name}>" if self.name else "\n".join(["<job that is not sent>", *self.about])
 
     def _repr_html_(self) -> str:
         return html_table(("job", self.name or "not sent"), [], self.about)
@@ -215,4 +215,10 @@ def load_model(job_dir: str) -> Any:
         raise UserError(f"{job_dir}/{MODEL}/{KERAS_FILE}: there is no such file: a line of the run's log says why")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the optimizer's state, which is saved only with --save_optimizer
-        return keras.saving.load_model(folder / KERAS_FILE, safe_mode=True)
+        try:
+            return keras.saving.load_model(folder / KERAS_FILE, safe_mode=True)
+        except (TypeError, ValueError) as error:  # such as a class that Keras does not know
+            raise UserError(
+                f"{job_dir}/{MODEL}/{KERAS_FILE}: Keras cannot load it: import the module that has your own layers and "
+                f"losses first: {reason(error)}"
+            ) from error

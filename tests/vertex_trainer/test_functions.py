@@ -115,14 +115,14 @@ def test_no_machines_here_are_looked_for_there_and_errors_are_exceptions(cloud: 
     cloud.faults = [Fault("POST .*/us-central1/customJobs$", 429, times=1, message=QUOTA)]
     where = {**WHERE, "region": ["us-central1", "us-east4"]}
     dry = submit("l4x1", settings=TINY, dry_run=True, session=session, **where)
-    assert (repr(dry), cloud.jobs) == ("<job that is not sent>", {})
+    assert (repr(dry).splitlines(), cloud.jobs) == (["<job that is not sent>", *dry.about], {})
     assert f"<p>{dry.about[0]}</p>" in dry._repr_html_()
     job = submit("l4x1", settings=TINY, dry_run=False, session=session, **where)
     status = job.wait()
     assert (status.state, repr(job)) == ("SUCCEEDED", f"<job {job.name}>")
     assert repr(status) == f"<SUCCEEDED {status.display_name}: {job.name}>"
     assert "/us-east4/" in job.name
-    for wrong, line in (({"stepz": 1}, "unknown flag --stepz"), ({"dry_run": True}, "dry_run is only for the command")):
+    for wrong, line in (({"stepz": 1}, "unknown flag --stepz"), ({"dry_run": True}, "dry_run is not for this")):
         assert line in error_of(submit, "l4x1", settings={**TINY, **wrong}, session=session, **WHERE)
     assert "not submitted: set a limit, such as --max_cost=20" in error_of(
         submit, "h100x8", settings=TINY, session=session, **WHERE
@@ -315,8 +315,8 @@ def test_train_runs_the_process_that_the_command_is(tmp_path: Path, capsys: Capt
 @pytest.mark.parametrize(("call", "line"), [
     (lambda: submit("l4x1", max_cost=20, settings={"max_cost": 400}), "max_cost is given twice, as 20 and 400"),
     (lambda: vertex_trainer.plan("-h"), "-h: flags of a function are keywords"),
-    (lambda: vertex_trainer.plan("l4x1", out="runs/plan"), "out is only for the command, which prints and writes"),
-    (lambda: vertex_trainer.compare("cpu", settings={"dry_run": True}), "dry_run is only for the command"),
+    (lambda: vertex_trainer.plan("l4x1", out="runs/plan"), "out is not for this function: "),
+    (lambda: vertex_trainer.compare("cpu", settings={"dry_run": True}), "dry_run is not for this function: "),
     (lambda: jobs(limit=-1), "argument --limit: '-1' is not"), (lambda: jobs(state="over"), "argument --state: "),
     (lambda: train("mlp", job_dir=""), "train needs a job_dir"),
     (lambda: fit("mlp", "digits", max_cost=5), "max_cost is for a job: name its tier, as on='l4x4', or leave it out"),

@@ -32,7 +32,7 @@ from trainer.base.storage import make_writable, write_whole, writing
 from trainer.data.sample_grids import UInt8Array, encode_png, sample_grid
 from trainer.reporting.classification import Classification, write_classes
 from trainer.reporting.error_lines import tensorflow_writing
-from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind, numbers
+from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind, is_loss, numbers
 from trainer.reporting.resources import Gpus, memory_gib, peak_device_memory_gib
 
 _STATE = ("epoch_seconds", "final", "measured", "evaluated", "quality", "classes")  # attributes in a checkpoint
@@ -276,6 +276,7 @@ def fitting_line(head: str, values: Scalars, speed: str, left: str) -> str:
     names = [name for name in values if not name.startswith("val_")]
     names = [both for name in [*names, *(name[4:] for name in values if name[4:] not in names)]
              for both in (name, f"val_{name}") if both in values]  # fmt: skip
+    names.sort(key=lambda name: not is_loss(name))  # losses first: they stay where there is little room
     numbers = {name: f"{values[name]:.4g}" for name in names}
     shown = [f"{name} {text if len(text) <= 8 else f'{values[name]:.3g}':8}" for name, text in numbers.items()]
     room = _WIDTH - len(head)

@@ -144,9 +144,7 @@ def load_template(path: Path, origin: str, *, compiled: bool = False) -> keras.M
             return keras.models.load_model(path, compile=compiled, safe_mode=True)
     except Exception as error:  # Keras raises many types of errors for a file that is not a model
         unknown = re.search(r"Could not locate (class|function) '[^']*'", str(error))
-        raise UserError(
-            f"{origin}: cannot be loaded as a model.keras: {unknown[0] if unknown else reason(error)}"
-        ) from error
+        raise UserError(f"{origin}: Keras cannot load it: {unknown[0] if unknown else reason(error)}") from error
 
 
 def plain_copy(model: keras.Model) -> keras.Model:

@@ -165,7 +165,7 @@ def test_an_export_that_cannot_be_loaded_is_told_before_training(lost: str, monk
     config = resolve([f"--model={model}", f"--data=tests.own_data:{data}", "--global_batch_size=8"]).config
     setup = build_setup(config, make_replicas(config))
     rehearse(setup, None)
-    line = "model.keras: cannot be loaded as a model.keras: Could not locate class 'Unregistered': register its classes"
+    line = "model.keras: Keras cannot load it: Could not locate class 'Unregistered': register its classes"
     assert (line in caplog.text) is (lost == "class")
     if lost == "vocabulary":
         monkeypatch.setattr("trainer.run.export._copy_learnt", lambda trained, plain: None)

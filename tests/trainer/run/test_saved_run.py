@@ -264,7 +264,7 @@ NEWEST = "checkpoints/step-00000008"
     (lambda run: change(run, model="tests.own_data:gone"), ["--checkpoint=8"], "tests.own_data has no function gone"),
     (lambda run: change(run, data="tests.own_data:arrays"), [], "have no evaluation part: use --data"),
     (lambda run: shutil.rmtree(run / "model"), [], "has no model/model.keras yet: wait until the run is done, or "),
-    (lambda run: cut(run / "model" / "model.keras"), [], "model.keras: cannot be loaded as a model.keras: "),
+    (lambda run: cut(run / "model" / "model.keras"), [], "model.keras: Keras cannot load it: "),
     (other_weights, [], "model.keras: its weights do not fit this model"),
     (lambda run: shutil.rmtree(run / "checkpoints"), ["--checkpoint=newest"], "has no checkpoint: leave out"),
     (lambda run: cut(run / NEWEST / "manifest.json"), ["--checkpoint=8"], f"{NEWEST}: damaged ("),

@@ -66,7 +66,7 @@ class RunInfo(TypedDict, total=False):
     equal_bits: int  # --virtual_replicas: weights are bit-identical on any number of replicas that divides it
     total_steps: int
     versions: dict[str, str]
-    versions_by_step: list[dict[str, Any]]  # versions of tensorflow and keras, each with the step from which they ran
+    versions_by_step: list[dict[str, Any]]  # versions, and a digest of the own code, with their first step
     git_commit: str | None  # of the trainer
     command: str
     started: str  # UTC

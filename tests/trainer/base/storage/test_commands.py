@@ -58,7 +58,7 @@ def test_a_run_in_a_bucket_is_evaluated_and_predicts(bucket: Bucket, tmp_path: P
     capsys.readouterr()
     bucket.put("runs/1/model/model.keras", b"damaged")
     for run, line in (
-        (bucket.url("runs/1"), "cannot be loaded as a model.keras"),
+        (bucket.url("runs/1"), "Keras cannot load it"),
         (bucket.url("no"), "no objects found"),
     ):
         assert predict.main([run, *here]) == 2
