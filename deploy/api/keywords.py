@@ -89,7 +89,7 @@ def read_call(
     for name in ("dry_run", "out", "spec", "json"):
         if (name not in known and texts_by_name.pop(name, []) not in ([], ["false"])) or (settings or {}).get(name):
             raise UserError(
-                f"{name} is not for this function: python -m deploy {verb} has it, and submit(…, dry_run=True) makes no job"
+                f"{name} is not for this function: python -m deploy {verb} has it; submit(…, dry_run=True) makes no job"
             )
     words = [f"--{name.removesuffix('_')}={text}" for name, of_flag in texts_by_name.items() for text in of_flag]
     words += [f"--{name}={as_text(value)}" for name, value in (settings or {}).items()]
