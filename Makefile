@@ -1,5 +1,6 @@
 # make train      runs the main job on the digits in the package
-# make test       runs the tests (some 7 minutes on 2 cores)
+# make test       runs the tests (some 6 minutes on 2 cores)
+# make install    installs what training, jobs, reports and the server need
 # make test-all   also runs the slow tests, on other versions of Python and TensorFlow too, and with more hostile input
 # make test-next  runs tests on the newest TensorFlow and Keras, release candidates too
 # make lint       runs ruff and mypy
@@ -13,10 +14,13 @@ JOB_DIR ?= runs/digits
 RUN := $(VENV)/bin/python
 TEST := $(RUN) -m pytest --dist loadfile --no-loadscope-reorder
 
-.PHONY: train test test-all test-processor test-floor test-versions test-next test-hostile lint bench clean
+.PHONY: train test install test-all test-processor test-floor test-versions test-next test-hostile lint bench clean
 
 train: $(VENV)/.installed
 	$(RUN) -m trainer.task --recipe=wgan_gp_digits --job_dir=$(JOB_DIR) $(ARGS)
+
+install: $(VENV)/.installed
+	$(RUN) -m pip install --quiet --editable '.[deploy,report,serve]'
 
 test: $(VENV)/.installed-dev
 	$(TEST) -n 3 -m "not slow" $(ARGS)

@@ -135,8 +135,8 @@ def test_versions_and_code_are_those_of_the_steps_that_count(small_config: Make,
     (entry,) = started.versions_by_step({}, 0)
     assert started.versions_by_step({"versions_by_step": [entry]}, 4) == [entry]
     assert "the code of model" not in caplog.text
-    edited = {"versions": now, "versions_by_step": [{**first, "code": "another"}]}
-    assert started.versions_by_step(edited, 4) == [edited["versions_by_step"][0], {**entry, "step": 4}]
+    edited = {**first, "code": "another"}
+    assert started.versions_by_step({"versions_by_step": [edited]}, 4) == [edited, {**entry, "step": 4}]
     assert "the code of model, data or callbacks has changed: what was trained before step 4" in caplog.text
     with refused("virtual_replicas=2: the versions have changed since this run began (tensorflow: '2.20.0' before, "):
         started.versions_by_step(before, 6)
