@@ -123,8 +123,7 @@ def session(cloud: Emulator, flying: FlyingClock) -> Session:
     """Returns a session with the real backends, the emulator and the fast clock."""
 
     def opened(kind: str, project: str, region: str) -> Platform:
-        backend = Sdk if kind == "sdk" else Gcloud
-        return backend(project, region, AnonymousCredentials())
+        return (Sdk if kind == "sdk" else Gcloud)(project, region, AnonymousCredentials())
 
     return Session(Clock(lambda: flying.time, flying.sleep), opened)
 

@@ -123,9 +123,8 @@ class Emulator:
 
     def create(self, parent: str, content: dict[str, Any]) -> dict[str, Any]:
         """Creates a PENDING job, and starts `run` for it."""
-        message: Any = CustomJob
         with self.lock:
-            job = MessageToDict(message.pb(message.from_json(json.dumps(content))))
+            job = MessageToDict(CustomJob.pb(CustomJob.from_json(json.dumps(content))))
             number = str(1000 + len(self.jobs))
             name = f"projects/123456/locations/{parent.rsplit('/', 1)[-1]}/customJobs/{number}"
             job |= {"name": name, "state": "JOB_STATE_PENDING", "createTime": now()}
@@ -161,24 +160,24 @@ class Emulator:
     def log(self, job: dict[str, Any], text: str, worker: str = "workerpool0-0", time: str = "") -> None:
         """Adds one log entry, as for a worker's line of JSON."""
         with self.lock:
-            labels = {"job_id": job["name"].rsplit("/", 1)[-1], "task_name": worker}
             self.logs.append({
                 "insertId": f"entry{len(self.logs):06}",
                 "timestamp": time or now(),
                 "severity": "INFO",
-                "resource": {"type": "ml_job", "labels": labels},
+                "resource": {
+                    "type": "ml_job", "labels": {"job_id": job["name"].rsplit("/", 1)[-1], "task_name": worker},
+                },
                 "jsonPayload": {"message": text},
             })  # fmt: skip
 
     def take_fault(self, request: str) -> Fault | None:
         """Returns the fault that this request triggers."""
         with self.lock:
-            for fault in self.faults:
-                if fault.times > 0 and re.search(fault.match, request):
-                    fault.times -= 1
-                    fault.triggered = True
-                    return fault
-        return None
+            fault = next((each for each in self.faults if each.times > 0 and re.search(each.match, request)), None)
+            if fault:
+                fault.times -= 1
+                fault.triggered = True
+            return fault
 
     def issue(self, account: str) -> dict[str, Any]:
         """Returns a new token that gcloud and Google's clients take for one that ends soon, so they keep none."""
@@ -186,8 +185,8 @@ class Emulator:
             self.issued += 1
             token = f"secret-{self.issued}"
             self.accounts = {**(self.accounts or {}), token: account}
-        times = {"expires_in": 60, "expireTime": "2020-01-01T00:00:00Z"}
-        return {"access_token": token, "accessToken": token, "token_type": "Bearer", **times}
+        return {"access_token": token, "accessToken": token, "token_type": "Bearer", "expires_in": 60,
+                "expireTime": "2020-01-01T00:00:00Z"}  # fmt: skip
 
     def account(self, request: str, authorization: str) -> str | None:
         """Returns the account of a request; None if its token is not valid."""

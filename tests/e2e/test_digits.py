@@ -16,8 +16,6 @@ from trainer.base.settings.resolution import resolve
 from trainer.data.image_arrays import load_digits
 from trainer.measures.fid import neighbour_metrics
 
-EACH = 100  # generated digits of each class
-
 
 def generated(generator: keras.Model, labels: Any) -> Any:
     """Returns images in [0, 255] of these labels, (rows, 16, 16, 1)."""
@@ -48,7 +46,7 @@ def test_digits_are_those_that_were_asked_for_and_not_copies_or_one_mode(tmp_pat
     assert np.mean(np.argmax(judge.predict(images[known:], verbose=0), 1) == labels[known:]) > 0.95
 
     generator = keras.models.load_model(job_dir / "model" / "model.keras")
-    asked = np.repeat(np.arange(10, dtype=np.int32), EACH)
+    asked = np.repeat(np.arange(10, dtype=np.int32), 100)  # so many of each class
     read = np.argmax(judge.predict(generated(generator, asked), verbose=0), 1)
     features = keras.Model(judge.inputs, judge.get_layer("features").output)
     both = [features.predict(each, verbose=0).astype(float) for each in (images, generated(generator, labels))]

@@ -21,7 +21,6 @@ from trainer.base.errors import DONE
 from trainer.base.storage import gcs
 
 KILLS = int(os.environ.get("TRAINER_DRILL_KILLS", "2"))
-SEED = int(os.environ.get("TRAINER_DRILL_SEED", "0"))
 FLAGS = [
     "--model=mlp", "--width=8", "--image_size=8", "--global_batch_size=16", "--steps_per_loop=5", "--tensorboard=false",
     "--checkpoint_every_steps=25", "--report_every_steps=5", "--keep_checkpoints=2", f"--steps={100 * (KILLS + 1)}",
@@ -49,7 +48,7 @@ def step_of(log: Path) -> int:
 def test_kills_behind_random_faults_change_no_bit(
     gcs_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chance, log = random.Random(SEED), tmp_path / "log"
+    chance, log = random.Random(int(os.environ.get("TRAINER_DRILL_SEED", "0"))), tmp_path / "log"
     images = np.random.default_rng(0).integers(0, 255, (320, 8, 8), np.uint8)
     np.savez(tmp_path / "data.npz", images=images, labels=np.arange(320) % 4)
     with fault_proxy(gcs_server) as proxy:

@@ -29,11 +29,12 @@ from trainer.reporting.result import RunResult, refuse_hopeless_restart
 from trainer.run import job
 from trainer.training.checkpoint import Damaged, _digest, _fingerprint, checkpoint_folders, read_checkpoint
 
-FLAGS = ["--model=mlp", "--width=8", "--image_size=8", "--steps=2", "--report_every_steps=1", "--tensorboard=false"]
-
 
 def config(folder: Path, *flags: str) -> TrainConfig:
-    return resolve([*FLAGS, f"--job_dir={folder}", *flags]).config
+    return resolve([
+        "--model=mlp", "--width=8", "--image_size=8", "--steps=2", "--report_every_steps=1", "--tensorboard=false",
+        f"--job_dir={folder}", *flags,
+    ]).config  # fmt: skip
 
 
 @pytest.fixture(scope="module")

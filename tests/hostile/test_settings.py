@@ -23,7 +23,6 @@ from trainer.task import main as task
 NAMES = [field.name for field in dataclasses.fields(TrainConfig)]
 _name = st.sampled_from(NAMES) | texts
 _flag = st.builds(lambda name, value: f"--{name}={value}", _name, scalars.map(str)) | _name.map("--{}".format) | texts
-_argv = st.lists(_flag.filter(lambda flag: flag not in ("-h", "--help")), max_size=4)
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
 TEXTS = [
@@ -38,7 +37,6 @@ TEXTS = [
     "~: 1", "job_dir: \"a\\0b\"",
 ]  # fmt: skip
 _recipe = st.dictionaries(_name, values, max_size=4).map(lambda content: yaml.dump(content, allow_unicode=True))
-_yaml = st.one_of(_recipe, _recipe, st.text(max_size=60), st.sampled_from(TEXTS))
 
 
 def written(path: Path, text: str) -> str:
@@ -47,13 +45,13 @@ def written(path: Path, text: str) -> str:
 
 
 @examples(60)
-@given(_argv)
+@given(st.lists(_flag.filter(lambda flag: flag not in ("-h", "--help")), max_size=4))
 def test_flags(arguments: list[str]) -> None:
     one_line(lambda: resolve(arguments))
 
 
 @examples(40)
-@given(text=_yaml)
+@given(text=st.one_of(_recipe, _recipe, st.text(max_size=60), st.sampled_from(TEXTS)))
 def test_a_recipe(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = written(tmp_path_factory.getbasetemp() / "recipe.yaml", text)
     one_line(lambda: resolve([f"--recipe={path}"]))
@@ -89,11 +87,10 @@ def test_a_word_in_every_place(number: int, word: str, monkeypatch: pytest.Monke
 
 _SPEC: dict[str, Any] = yaml.safe_load((JOB_CONFIGS / "l4x1-2workers.yaml").read_text())
 _SPEC["scheduling"] = {"strategy": "FLEX_START", "timeout": "3600s", "maxWaitDuration": "60s"}
-_anything = st.fixed_dictionaries({}, optional=dict.fromkeys(MESSAGES["CustomJobSpec"], values))
 
 
 @examples(50)
-@given(spec=like(_SPEC) | _anything)
+@given(spec=like(_SPEC) | st.fixed_dictionaries({}, optional=dict.fromkeys(MESSAGES["CustomJobSpec"], values)))
 def test_a_machine_spec(spec: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = written(tmp_path_factory.getbasetemp() / "tier.yaml", yaml.dump(spec))
     tier = one_line(lambda: load_tier(path))

@@ -82,15 +82,17 @@ print(heavy & set(sys.modules), {"deploy", "trainer", "yaml"} & early)"""
 def test_submit_waits_reads_the_result_and_loads_the_model(
     cloud: Emulator, session: Session, capsys: Capture, tmp_path: Path
 ) -> None:
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.save(tmp_path / "model.keras")
+    keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]).save(tmp_path / "model.keras")
 
     def trains(google: Emulator, job: dict[str, Any]) -> None:
         folder = output_of(job)
         final = {"losses": {"loss": 0.2}, "metrics": {"val_accuracy": 0.9}}
-        content = {"state": "done", "steps": 4, "wall_seconds": 2.0, "final": final}
-        google.objects[f"{folder.bucket}/{folder.name}/result.json"] = json.dumps(content).encode()
-        google.objects[f"{folder.bucket}/{folder.name}/model/model.keras"] = (tmp_path / "model.keras").read_bytes()
+        google.objects |= {
+            f"{folder.bucket}/{folder.name}/result.json": json.dumps(
+                {"state": "done", "steps": 4, "final": final}
+            ).encode(),
+            f"{folder.bucket}/{folder.name}/model/model.keras": (tmp_path / "model.keras").read_bytes(),
+        }
         ends("SUCCEEDED")(google, job)
 
     cloud.run = trains
@@ -158,8 +160,7 @@ def test_two_threads_submit_at_once(cloud: Emulator, session: Session, capsys: C
 def test_ctrl_c_ends_the_wait_and_the_same_call_goes_on(cloud: Emulator, session: Session, flying: FlyingClock) -> None:
     job = submit("cpu", settings=TINY, session=session, **WHERE)
     flying.asleep = flying.interrupt
-    status = job.wait()
-    assert (status.over, job.exit_code) == (False, 75)
+    assert (job.wait().over, job.exit_code) == (False, 75)
     flying.asleep = lambda: cloud.end(next(iter(cloud.jobs.values())), "SUCCEEDED")
     again = submit("cpu", settings=TINY, session=session, **WHERE)
     assert (again.name, again.wait().state, len(cloud.jobs)) == (job.name, "SUCCEEDED", 1)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -67,9 +68,13 @@ def test_ctrl_c_after_a_lost_response_finds_the_job_and_the_same_command_follows
     assert len(cloud.jobs) == 2
 
 
-@pytest.mark.parametrize("finder", ["submit", "watch", "cancel"])
+@pytest.mark.parametrize("find", [
+    lambda submission, session: submit.main(["cpu", *SDK], session),
+    lambda submission, session: jobs.watch([submission, "--backend=sdk"], session),
+    lambda submission, session: jobs.cancel([submission, "--backend=sdk", "--yes"], session),
+], ids=["submit", "watch", "cancel"])  # fmt: skip
 def test_a_job_that_appears_after_the_second_ctrl_c_is_found_by_its_label(
-    finder: str, cloud: Emulator, session: Session, flying: FlyingClock, capsys: Capture
+    find: Callable[[str, Session], int], cloud: Emulator, session: Session, flying: FlyingClock, capsys: Capture
 ) -> None:
     cloud.faults, cloud.lists_nothing = [Fault(POSTS, 503, after=True)], 10**6
     flying.asleep = flying.interrupt  # each time
@@ -80,12 +85,7 @@ def test_a_job_that_appears_after_the_second_ctrl_c_is_found_by_its_label(
     )
     (job,) = cloud.jobs.values()
     flying.asleep, cloud.lists_nothing = (lambda: cloud.end(job, "SUCCEEDED")), 3
-    if finder == "submit":
-        assert submit.main(["cpu", *SDK], session) == 0
-    else:
-        verb: Any = {"watch": jobs.watch, "cancel": jobs.cancel}[finder]
-        more = ["--yes"] if finder == "cancel" else []
-        assert verb([submission, "--backend=sdk", *more], session) == 0
+    assert find(submission, session) == 0
     assert (len(cloud.jobs), attempts()[0]["job"]) == (1, job["name"])
 
 

@@ -83,13 +83,11 @@ def test_each_worker_runs_on_its_own_core(tmp_path: Path, script: Path) -> None:
     assert seen == {name: {core} for name, core in own.items()}
 
 
-ERROR = "The replica workerpool1-0 exited with a non-zero status of {}."
-
-
 @pytest.mark.parametrize(("cases", "restarts", "end", "starts"), [
     ([("0.2", "0"), ("60", "0")], 0, JobEnd(0, "SUCCEEDED"), "x"),  # the other is ended, not waited for
     ([("1.5", "0"), ("0", "75,1,0")], 2, JobEnd(0, "SUCCEEDED", restarts=2), "xxx"),
-    *(([("0.3", "75"), ("0", codes)], 0, JobEnd(code, "FAILED", ERROR.format(codes), 0, int(codes)), "x")
+    *(([("0.3", "75"), ("0", codes)], 0, JobEnd(
+        code, "FAILED", f"The replica workerpool1-0 exited with a non-zero status of {codes}.", 0, int(codes)), "x")
       for codes, code in (("2", 2), ("75", 75), ("1", 1), ("9", 1))),
 ], ids=["chief", "restarts", "2", "75", "1", "9"])  # fmt: skip
 def test_a_job_ends_with_its_chief_or_with_a_worker_that_may_not_be_restarted(

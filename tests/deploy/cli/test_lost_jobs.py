@@ -71,15 +71,16 @@ def test_a_double_that_is_listed_much_later_is_cancelled_while_the_first_is_foll
     assert attempts()[0]["job"] == cloud.jobs["1000"]["name"]
 
 
-@pytest.mark.parametrize("verb", [jobs.watch, jobs.cancel])
-def test_whoever_looks_later_ends_the_double(verb: Any, cloud: Emulator, session: Session, job: Job) -> None:
+@pytest.mark.parametrize(("verb", "more"), [(jobs.watch, []), (jobs.cancel, ["--yes"])])
+def test_whoever_looks_later_ends_the_double(
+    verb: Any, more: list[str], cloud: Emulator, session: Session, job: Job
+) -> None:
     double = cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s1"}})
     stranger = cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s2"}})
     cloud.begin(double)
     if verb is jobs.watch:
         cloud.end(job, "SUCCEEDED")
-    yes = ["--yes"] if verb is jobs.cancel else []
-    assert verb([job["name"], "--backend=sdk", "--project=my-proj", *yes], session) == 0
+    assert verb([job["name"], "--backend=sdk", "--project=my-proj", *more], session) == 0
     assert (double["state"], stranger["state"]) == ("JOB_STATE_CANCELLED", "JOB_STATE_PENDING")
 
 

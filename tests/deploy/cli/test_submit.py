@@ -45,8 +45,9 @@ def test_the_pasted_command_makes_the_same_job(cloud: Emulator, capsys: Capture)
     done = subprocess.run(["bash", "-c", pasted], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     (job,) = cloud.jobs.values()
-    sent = job["jobSpec"]["workerPoolSpecs"][0]
-    assert sent["containerSpec"] == {"imageUri": "us-docker.pkg.dev/p/r/x:1", "args": [*JOB, "--expect_devices=4"]}
+    assert job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"] == {
+        "imageUri": "us-docker.pkg.dev/p/r/x:1", "args": [*JOB, "--expect_devices=4"],
+    }  # fmt: skip
     assert job["labels"]["submission"] == job["displayName"].removeprefix("mlp-l4x4-") + "-1"
 
 

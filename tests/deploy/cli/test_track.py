@@ -16,7 +16,6 @@ from trainer.base.run_files.job_files import write_json
 from trainer.base.storage import keep_others_out
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's
-SERVER = "--track=mlflow:https://mlflow.example.org#tests"
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +76,8 @@ def test_what_an_image_lacks_is_refused(track: str, image: Image, line: str) -> 
 
 
 def test_a_job_installs_and_knows_what_its_trackers_need(capsys: Capture) -> None:
-    account = "--service_account=trainer@my-proj.iam.gserviceaccount.com"
-    flags = [f"{SERVER},wandb:x,vertex:x", "--tensorboard_instance=7", account]
+    flags = ["--track=mlflow:https://mlflow.example.org#tests,wandb:x,vertex:x", "--tensorboard_instance=7",
+             "--service_account=trainer@my-proj.iam.gserviceaccount.com"]  # fmt: skip
     assert main(["submit", "--spec", "l4x1", "--project=my-proj", *WHERE, *JOB, *flags]) == 0
     spec, warned = capsys.readouterr()
     assert warned.count("the job gets no login: add --secret=") == 2

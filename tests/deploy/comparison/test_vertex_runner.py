@@ -153,5 +153,5 @@ def test_end_to_end_with_gcloud_and_real_training(
     assert "Simulated devices: l4x2" in capsys.readouterr().out
     sent = [json.dumps(job["jobSpec"]) for job in cloud.jobs.values()]
     assert all("vertex_trainer" in spec and '"disableRetries": true' in spec for spec in sent)
-    stored = [blob.name for blob in gcs.connect().client.list_blobs(bucket.bucket)]
-    assert len([name for name in stored if name.endswith(".whl")]) == 1  # uploaded once
+    stored = gcs.connect().client.list_blobs(bucket.bucket)
+    assert sum(blob.name.endswith(".whl") for blob in stored) == 1  # uploaded once

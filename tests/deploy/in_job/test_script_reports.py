@@ -11,15 +11,15 @@ from deploy.in_job.script_reports import Record
 from deploy.report.run_reader import RunRecord
 from trainer.base.run_files.job_files import read_stats
 
-ABOUT: dict[str, Any] = {"config": {"script": "train.py"}, "cluster": {"workers": 1, "replicas": 1}}
-
 
 class Reporting:
     """Reports to a record at times of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.time = 0.0
-        self.record = Record(str(folder), ABOUT, lambda: self.time)
+        self.record = Record(
+            str(folder), {"config": {"script": "train.py"}, "cluster": {"workers": 1, "replicas": 1}}, lambda: self.time
+        )
         self.record.begin()
 
     def at(self, seconds: float, **values: Any) -> None:

@@ -30,10 +30,6 @@ def backend(request: pytest.FixtureRequest, session: Session) -> Platform:
     return session.open(request.param, "my-proj", "us-central1")
 
 
-# Both backends read, and use buckets, by one client.
-ONE_CLIENT = pytest.mark.parametrize("backend", ["sdk"], indirect=True)
-
-
 def test_a_job_is_sent_as_it_was_requested(backend: Platform, cloud: Emulator) -> None:
     name = backend.create(REQUEST)
     job = cloud.jobs[name.rsplit("/", 1)[-1]]
@@ -48,7 +44,7 @@ def test_a_job_is_sent_as_it_was_requested(backend: Platform, cloud: Emulator) -
     assert (backend.get(name).state, backend.get(name).started) == ("PENDING", None)
 
 
-@ONE_CLIENT
+@pytest.mark.parametrize("backend", ["sdk"], indirect=True)  # both read by one client
 def test_only_jobs_of_this_package_are_listed_and_found_by_submission(backend: Platform, cloud: Emulator) -> None:
     names = [
         cloud.create(PARENT, {"displayName": "x", "jobSpec": SPEC, "labels": labels})["name"]

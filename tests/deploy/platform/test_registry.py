@@ -17,7 +17,6 @@ from trainer.base.run_files.serving_file import write_servable
 
 IMAGE = "us-docker.pkg.dev/my-proj/r/trainer:1"
 PLACE = ["--region=us-central1", "--bucket=gs://my-bucket"]
-MODEL = {"inputs": {"x": ("float32", [2, None]), "text": ("string", [])}, "outputs": {"predictions": ("float32", [3])}}
 
 
 def a_run(folder: Path, weights: bytes = b"weights") -> Path:
@@ -25,7 +24,11 @@ def a_run(folder: Path, weights: bytes = b"weights") -> Path:
     (folder / "model" / "saved_model").mkdir(parents=True, exist_ok=True)
     for name in ("model.keras", "saved_model/saved_model.pb"):
         (folder / "model" / name).write_bytes(weights)
-    write_servable(folder / "model", **MODEL)
+    write_servable(
+        folder / "model",
+        inputs={"x": ("float32", [2, None]), "text": ("string", [])},
+        outputs={"predictions": ("float32", [3])},
+    )
     (folder / "run.json").write_text(
         '{"config": {"recipe": "r"}, "git_commit": "abc", "data": {"content": {"rows": "1f"}}}'
     )

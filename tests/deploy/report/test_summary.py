@@ -53,8 +53,7 @@ def test_the_table_agrees_with_an_independent_reading(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, one=3.6, two=7.2)
     steps = {"one": [], "two": []}
     for file in tmp_path.glob("*/*/stats.jsonl"):
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        steps[file.parts[-3]] += [line["step_seconds"] for line in lines[1:]]
+        steps[file.parts[-3]] += [json.loads(line)["step_seconds"] for line in file.read_text().splitlines()[1:]]
     for name, row in rows.items():
         quartiles = np.percentile(steps[name], [25, 50, 75])
         found = (row.step_seconds.low, row.step_seconds.median, row.step_seconds.high)

@@ -24,7 +24,6 @@ def test_every_accelerator_is_one_that_vertex_names_and_some_machine_has() -> No
 
 
 FACTS = yaml.safe_load(TABLE.read_text())
-KINDS = ("list", "spot", "flex_start")
 TIERS_PAGE = JOB_CONFIGS.parent / "docs" / "tiers.md"
 
 
@@ -50,7 +49,7 @@ def test_the_three_prices_of_a_tier_are_the_sums_of_their_parts(path: Path) -> N
     quoted = f"{load_tier(str(path)).price_per_hour:.2f}"
     assert f"# About {quoted} USD an hour" in path.read_text()
     assert re.search(rf"^\| .*`{path.stem}`.* {re.escape(quoted)}\b", TIERS_PAGE.read_text("utf-8"), re.MULTILINE)
-    for kind in KINDS:
+    for kind in ("list", "spot", "flex_start"):
         parts = [(from_parts(pool, kind), pool.get("replicaCount", 1)) for pool in pools]
         total = None if None in dict(parts) else sum(usd * count for usd, count in parts if usd is not None)
         assert getattr(price, kind) == pytest.approx(total), kind
