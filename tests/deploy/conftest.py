@@ -128,6 +128,11 @@ def session(cloud: Emulator, flying: FlyingClock) -> Session:
     return Session(Clock(lambda: flying.time, flying.sleep), opened)
 
 
+@pytest.fixture(params=[pytest.param("gcloud", marks=needs_gcloud), "sdk"])
+def backend(request: pytest.FixtureRequest, session: Session) -> Platform:
+    return session.open(request.param, "my-proj", "us-central1")
+
+
 def run(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, **more)
 

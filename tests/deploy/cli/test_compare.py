@@ -175,8 +175,7 @@ def test_a_second_comparison_at_the_same_time_is_refused(tmp_path: Path) -> None
             said.append(process.communicate(timeout=60)[1])
 
     assert compare(planned((ONE,), FLAGS), tmp_path / "out", Planting(second)) == 0
-    line = f"error: out={tmp_path}/out: another run is writing to it: wait, or use another --out\n"
-    assert said == [line]
+    assert said == [f"error: out={tmp_path}/out: another run is writing to it: wait, or use another --out\n"]
 
 
 def test_strong_scaling_keeps_the_global_batch_and_weak_the_batch_per_replica(tmp_path: Path) -> None:

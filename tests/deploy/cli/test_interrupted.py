@@ -228,8 +228,7 @@ def test_a_killed_submission_whose_job_is_listed_late_is_refused(
     cloud: Emulator, session: Session, flying: FlyingClock
 ) -> None:
     reserved(cloud, flying.time, sending=True)
-    content = {"displayName": "x", "jobSpec": {}, "labels": {"submission": "s1"}}
-    flying.after(20, lambda: cloud.create(PARENT, content))
+    flying.after(20, lambda: cloud.create(PARENT, {"displayName": "x", "jobSpec": {}, "labels": {"submission": "s1"}}))
     with pytest.raises(UserError, match=r"a job writes to it already: .*1000 \(PENDING\)"):
         submit.main(["cpu", *SDK, "--name=dup"], session)
     assert len(cloud.jobs) == 1

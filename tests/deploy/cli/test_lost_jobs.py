@@ -235,8 +235,7 @@ def test_a_job_is_found_from_another_folder_by_any_of_its_names(
     assert submit.main(["cpu", *SDK, "--detach"], session) == 0
     (before,) = attempts()
     (file,) = Path("runs/submitted").glob("*.json")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.chdir(tmp_path)
     (job,) = cloud.jobs.values()
     name = {"submission": file.stem, "display name": job["displayName"], "number": job["name"].rpartition("/")[2],
             "name": job["name"]}[kind]  # fmt: skip

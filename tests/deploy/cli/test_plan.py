@@ -92,8 +92,7 @@ def test_equal_rows_of_micro_batches_are_asked_by_weak_scaling_or_by_their_numbe
             repeat_folder(tmp_path, f"l4x{devices}", 1), [0.1 * batch / 25 / devices] * 20, devices=names,
             gpu="NVIDIA L4", batch=batch,
         )  # fmt: skip
-        config = json.loads((run / "run.json").read_text())["config"]
-        edit(run / "run.json", config={**config, "micro_batches": count})
+        edit(run / "run.json", config={**json.loads((run / "run.json").read_text())["config"], "micro_batches": count})
     four, assumptions = known(collect([str(tmp_path)]), L4X4)
     assert four.step.middle == pytest.approx(0.1)
     assert (four.step.low, four.step.high) == pytest.approx((0.0877, 0.134))

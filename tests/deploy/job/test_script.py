@@ -37,8 +37,7 @@ def names(archive: Path, below: str) -> set[str]:
 
 def test_the_folder_goes_along_without_what_this_package_writes(project: Path) -> None:
     package = read_script("train.py", "", "", ["a"]).package()
-    nets = {"nets/task.py", "nets/requirements.txt", "nets/__init__.py"}
-    assert names(package.build(), "code/") == {*FILES, *nets}
+    assert names(package.build(), "code/") == {*FILES, "nets/task.py", "nets/requirements.txt", "nets/__init__.py"}
     assert "ours/in_job/importable/vertex_report.py" in names(package.build(), "")
     about = "ships work: 7 files, 0.0 MB; 4 left out: work/a.ipynb, work/dist/, work/env/, work/runs/; "
     assert package.about == f"{about}vertex_report.py; requirements.txt is installed at each start"

@@ -20,11 +20,6 @@ PROXY = (
 )
 
 
-@pytest.fixture(params=[pytest.param("gcloud", marks=needs_gcloud), "sdk"])
-def backend(request: pytest.FixtureRequest, session: Session) -> Platform:
-    return session.open(request.param, "my-proj", "us-central1")
-
-
 @pytest.mark.parametrize(
     ("status", "text", "code", "transient", "unclear"),
     [

@@ -81,8 +81,7 @@ def test_a_package_of_the_users_own_goes_along_whole(tmp_path: Path, dist: Path)
     """Whatever its spelling; pip wants small letters in the wheel's name."""
     folder = mine(tmp_path, name="My_Models")
     (folder / "requirements.txt").write_text("# what it needs\neinops>=0.7  # for shapes\n\n")
-    wheel = user_package(str(folder)).build()
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(user_package(str(folder)).build()) as archive:
         names = set(archive.namelist())
         about = archive.read("my_models-0.dist-info/METADATA").decode()
     inner = ("inner/__init__.py", "inner/tables-1.0/deep/table.json", "plain/layers.py")

@@ -60,8 +60,7 @@ def start(clean: Path, cloud: Emulator, tmp_path: Path, capsys: Capture, monkeyp
     ) -> tuple[subprocess.CompletedProcess[str], list[dict[str, str]]]:
         packages = [[f"gs://{ADDRESS}", digest]]
         plan = {"gpus": gpus, "requirements": ["--no-index"], "packages": packages, "module": "hello"}
-        metadata = cloud.url.removeprefix("http://")
-        variables = {"TRAINER_START": json.dumps(plan), "GCE_METADATA_HOST": metadata, **more}
+        variables = {"TRAINER_START": json.dumps(plan), "GCE_METADATA_HOST": cloud.url.removeprefix("http://"), **more}
         given = {name: os.environ[name] for name in ("PATH", "STORAGE_EMULATOR_HOST")}
         done = run([str(clean), *code, *task["args"]], env={**given, **variables}, cwd=tmp_path)
         return done, [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

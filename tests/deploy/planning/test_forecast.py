@@ -149,8 +149,7 @@ def test_a_sharded_optimizer_saves_all_but_one_part_of_its_slots(tmp_path: Path)
     assert option.saved == pytest.approx(0.75 * 0.5 * GIB)
     assert re.fullmatch(r"--shard_optimizer \(-0\.4 GiB, \+\d+% time\)", str(option))
     assert "shard_optimizer" not in {option.name for option in (*one.options, *workers.options)}
-    sharded = fit_on(plan, dataclasses.replace(CONFIG, shard_optimizer=True), load_tier("l4x4"), TABLE)
-    assert sharded.verdict == FITS
+    assert fit_on(plan, dataclasses.replace(CONFIG, shard_optimizer=True), load_tier("l4x4"), TABLE).verdict == FITS
 
 
 def test_data_that_fit_neither_memory_nor_disk_are_named() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from deploy.platform import buckets
 from deploy.platform.errors import describe_error
-from deploy.platform.gcloud_and_sdk import Gcloud, Session
+from deploy.platform.gcloud_and_sdk import Gcloud
 from deploy.platform.rest import Platform
 from deploy.platform.vertex_api import ApiError, CustomJob
 from deploy.tiers.gcp_config import GcpConfig
@@ -23,11 +23,6 @@ SPEC = {"workerPoolSpecs": [POOL], "scheduling": {"strategy": "SPOT", "timeout":
 PARENT = "projects/my-proj/locations/us-central1"
 KEY = f"{PARENT}/keyRings/r/cryptoKeys/k"
 REQUEST = CustomJob("a job", SPEC, {"submission": "s1", "usd-per-hour": "1-5"}, KEY)
-
-
-@pytest.fixture(params=[pytest.param("gcloud", marks=needs_gcloud), "sdk"])
-def backend(request: pytest.FixtureRequest, session: Session) -> Platform:
-    return session.open(request.param, "my-proj", "us-central1")
 
 
 def test_a_job_is_sent_as_it_was_requested(backend: Platform, cloud: Emulator) -> None:
