@@ -34,6 +34,7 @@ Command = Callable[..., str]
 ROOT = Path(__file__).parents[2]
 WHERE = ["--region=us-central1", "--bucket=gs://my-bucket"]
 JOB = ["--model=mlp", "--data=digits", "--image_size=8", "--steps=4", "--report_every_steps=2", "--global_batch_size=8"]
+BY_SDK = [*WHERE, *JOB, "--backend=sdk"]
 needs_gcloud = pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud is not installed here")
 
 

@@ -237,18 +237,16 @@ class _Handler(BaseHTTPRequestHandler):
                 "empty": (200, {}),
             }
             response = answers.get(fault.kind) or (int(fault.kind), error(int(fault.kind), fault.message))
-        self.send(*response)
-
-    do_GET = do_POST = do_PUT = do_DELETE = handle_any
-
-    def send(self, status: int, response: dict[str, Any] | bytes) -> None:
-        """Sends a JSON object, indented as Google's servers do, or the content of an object."""
-        content = response if isinstance(response, bytes) else json.dumps(response, indent=1).encode()
+        # Sends a JSON object, indented as Google's servers do, or the content of an object.
+        status, answer = response
+        content = answer if isinstance(answer, bytes) else json.dumps(answer, indent=1).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "text/html" if isinstance(response, bytes) else "application/json")
+        self.send_header("Content-Type", "text/html" if isinstance(answer, bytes) else "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+
+    do_GET = do_POST = do_PUT = do_DELETE = handle_any
 
     def respond(self, request: str, body: bytes) -> "Response":
         if self.google.account(request, self.headers.get("Authorization", "")) is None:

@@ -2,7 +2,6 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import optuna
 import pytest
@@ -32,8 +31,10 @@ def test_the_same_call_goes_on_and_sends_no_trial_twice(
             put(plant(tmp_path / f"trained-{number}", [0.1], val_accuracy=0.5 + int(number) / 10), output_of(job))
         google.end(job, "FAILED" if number == "1" else "SUCCEEDED")
 
-    place: Any = {"project": "my-proj", "region": "us-central1", "image": "us-docker.pkg.dev/p/r/x:1"}
-    monkeypatch.setattr(optuna_study, "submit", partial(submit, session=session, backend="sdk", **place))
+    monkeypatch.setattr(optuna_study, "submit", partial(
+        submit, session=session, backend="sdk", project="my-proj", region="us-central1",
+        image="us-docker.pkg.dev/p/r/x:1",
+    ))  # fmt: skip
     flying.asleep = flying.interrupt
     assert "there is no result yet: wait for the end of the run" in error_of(
         optuna_study.main, 1, optuna_study.in_the_cloud

@@ -10,11 +10,10 @@ from deploy.cli import jobs, submit
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.tiers.tier import load_tier
 from tests.deploy.cli.test_watch import SDK
-from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, Job, attempts
+from tests.deploy.conftest import BY_SDK, Capture, FlyingClock, Job, attempts
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault
 from tests.deploy.platform.test_backends import PARENT, SPEC
 
-JOB_FLAGS = [*WHERE, *JOB, "--backend=sdk"]
 PRICE = {"usd-per-hour": "3-6000"}
 
 
@@ -135,12 +134,12 @@ def test_the_bill_holds_every_job_that_wrote_to_the_directory(
 
     cloud.run = run
     output = "--job_dir=gs://my-bucket/runs/7"
-    assert submit.main(["l4x2", "t4x2", "l4x1", *JOB_FLAGS, output], session) == 0
+    assert submit.main(["l4x2", "t4x2", "l4x1", *BY_SDK, output], session) == 0
     prices = [load_tier(tier).price_per_hour or 0 for tier in ("l4x2", "l4x1")]
     assert capsys.readouterr().out.splitlines()[-1].endswith(f", about {prices[1]:.2f} USD")
     assert [(attempt["state"], attempt["spent_usd"]) for attempt in attempts()] == [
         ("FAILED", pytest.approx(prices[0])), ("NOT SUBMITTED", None), ("SUCCEEDED", pytest.approx(prices[1])),
     ]  # fmt: skip
-    assert submit.main(["l4x1", *JOB_FLAGS, output], session) == 0
+    assert submit.main(["l4x1", *BY_SDK, output], session) == 0
     bill = json.loads(cloud.objects["my-bucket/runs/7/billed.json"])["jobs"]
     assert sum(job["usd"] for job in bill.values()) == pytest.approx(sum(prices) + prices[1], abs=0.01)

@@ -107,8 +107,8 @@ def test_two_running_jobs_never_share_a_job_directory(
     monkeypatch.chdir(tmp_path)
     elsewhere = [argument.replace("us-central1", "us-east1") for argument in command]
     for again in (command, elsewhere):
-        line = f"gs://my-bucket/jobs/dup: a job writes to it already: {first['name']}"
-        assert line in error_of(submit.main, again, session)
+        error = error_of(submit.main, again, session)
+        assert f"gs://my-bucket/jobs/dup: a job writes to it already: {first['name']}" in error
     assert len(cloud.jobs) == 1
     cloud.end(first, "FAILED")
     assert submit.main(elsewhere, session) == 0

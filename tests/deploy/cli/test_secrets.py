@@ -16,13 +16,11 @@ def test_a_secret_is_read_by_the_job_and_stands_nowhere(vertex: Emulator, sessio
     words = "len(os.environ['HF_TOKEN']), os.environ['MODE'], 'TRAINER_SECRETS' in os.environ"
     Path("mine").mkdir()
     Path("mine/train.py").write_text(f"import os\nprint('knows', {words})")
-    script = ["--script=mine/train.py", "--env=MODE=fast mode", f"--secret=HF_TOKEN={SECRET}"]
-    flags = ["cpu", *WHERE, "--backend=sdk", *script]
+    flags = ["cpu", *WHERE, "--backend=sdk", "--script=mine/train.py", "--env=MODE=fast mode",
+             f"--secret=HF_TOKEN={SECRET}"]  # fmt: skip
     assert submit.main(flags, session) == 2, "the account of the job may not read it"
-    refusal = (
-        f"error: {SECRET}: status 403: the job's account must be able to read it (roles/secretmanager.secretAccessor)"
-    )
-    assert refusal in capsys.readouterr().out
+    why = "the job's account must be able to read it (roles/secretmanager.secretAccessor)"
+    assert f"error: {SECRET}: status 403: {why}" in capsys.readouterr().out
     vertex.secrets[SECRET] = b"hf_do_not_tell"
     assert submit.main(flags, session) == 0
     shown = capsys.readouterr()

@@ -15,10 +15,8 @@ from deploy.packaging.packages import packages_with
 from deploy.platform.errors import STATE_UNKNOWN, JobUnknown
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.tiers.tier import load_tier
-from tests.deploy.conftest import JOB, WHERE, Capture, attempts, error_of, needs_gcloud
+from tests.deploy.conftest import BY_SDK, JOB, WHERE, Capture, attempts, error_of, needs_gcloud
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault, ends
-
-SDK = [*WHERE, *JOB, "--backend=sdk"]
 
 
 def start(task: dict[str, Any]) -> Any:
@@ -66,7 +64,7 @@ def test_no_quota_here_goes_on_there_and_everything_is_recorded(
             ends("SUCCEEDED")(google, job)
 
     cloud.run = run
-    flags = ["l4x1", "--region=us-central1,us-east4,europe-west4", *SDK[1:]]
+    flags = ["l4x1", "--region=us-central1,us-east4,europe-west4", *BY_SDK[1:]]
     cloud.bucket_location = "NAM4"
     assert "is in NAM4, the job would run in europe-west4" in error_of(submit.main, ["l4x2", *flags], session)
     assert cloud.jobs == {}
@@ -91,7 +89,7 @@ def test_a_lost_answer_on_a_second_tier_does_not_find_the_first(cloud: Emulator,
             ends("SUCCEEDED")(google, job)
 
     cloud.run = run
-    assert submit.main(["l4x2", "l4x1", *SDK], session) == 0
+    assert submit.main(["l4x2", "l4x1", *BY_SDK], session) == 0
     first, second = attempts()
     assert (first["state"], second["state"]) == ("FAILED", "SUCCEEDED")
     assert first["job"] != second["job"]
@@ -102,7 +100,7 @@ def test_a_job_of_a_lost_answer_that_holds_the_quota_is_found_and_followed(cloud
     cloud.run = ends("SUCCEEDED")
     cloud.faults = [Fault(POSTS, 503, after=True), Fault(POSTS, 429, message=QUOTA)]
     cloud.lists_nothing = 21  # all of the first search
-    assert submit.main(["l4x2", "l4x1", *SDK], session) == 0
+    assert submit.main(["l4x2", "l4x1", *BY_SDK], session) == 0
     (job,) = cloud.jobs.values()
     (attempt,) = attempts()
     assert (attempt["state"], attempt["job"], attempt["tier"]) == ("SUCCEEDED", job["name"], "l4x2")
@@ -121,7 +119,7 @@ def test_no_other_tier_is_tried_beside_a_job_that_may_run(
     with pytest.raises(
         JobUnknown, match=r"`python -m deploy watch \S+` looks for it again, and so does the same com"
     ) as at:
-        submit.main(["l4x2", "l4x1", *SDK], session)
+        submit.main(["l4x2", "l4x1", *BY_SDK], session)
     assert at.value.exit_code == STATE_UNKNOWN
     (attempt,) = attempts()
     assert (attempt["state"], len(cloud.jobs)) == ("SUBMITTING", 1)
@@ -130,7 +128,7 @@ def test_no_other_tier_is_tried_beside_a_job_that_may_run(
 def test_detached_it_is_named_in_the_record_and_watched_later(
     cloud: Emulator, session: Session, capsys: Capture
 ) -> None:
-    assert submit.main(["cpu", *SDK, "--detach"], session) == 0
+    assert submit.main(["cpu", *BY_SDK, "--detach"], session) == 0
     (job,) = cloud.jobs.values()
     assert attempts()[0]["job"] == job["name"]
     assert f"python -m deploy watch {job['name']}" in capsys.readouterr().out
@@ -138,7 +136,9 @@ def test_detached_it_is_named_in_the_record_and_watched_later(
     cloud.end(job, "SUCCEEDED")
     assert jobs.watch(["--backend=sdk"], session) == 0  # without a name: the last one
     assert attempts()[0]["state"] == "SUCCEEDED"
-    assert "--detach is for one tier in one region" in error_of(submit.main, ["cpu", "t4x1", *SDK, "--detach"], session)
+    assert "--detach is for one tier in one region" in error_of(
+        submit.main, ["cpu", "t4x1", *BY_SDK, "--detach"], session
+    )
 
 
 def test_a_region_without_the_gpu_is_left_out(cloud: Emulator, capsys: Capture) -> None:
@@ -182,7 +182,7 @@ def test_a_fallback_has_its_packages_too(cloud: Emulator, session: Session) -> N
     remember(BuiltImage("eu.gcr.io/p/x:1", "tensorflow", {package.name: package.digest}, "2026-11-22 18:00"))
     states = iter([ends("FAILED", "Resources are insufficient in region: us-central1."), ends("SUCCEEDED")])
     cloud.run = lambda google, job: next(states)(google, job)
-    assert submit.main(["cpu", "l4x1", *SDK], session) == 0
+    assert submit.main(["cpu", "l4x1", *BY_SDK], session) == 0
     first, second = (job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"] for job in cloud.jobs.values())
     assert first["imageUri"] == "eu.gcr.io/p/x:1"
     ((address, _),) = start(second)["packages"]

@@ -16,12 +16,9 @@ from deploy.planning.step_time import Interval
 from deploy.platform.gcloud_and_sdk import Session, to_yaml
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import load_tier
-from tests.deploy.conftest import JOB, WHERE, Capture
+from tests.deploy.conftest import BY_SDK, JOB, WHERE, Capture
 from tests.deploy.emulator import Emulator, ends
 from trainer.base.errors import UserError
-
-SDK = [*WHERE, *JOB, "--backend=sdk"]
-
 
 KEY = "projects/p/locations/us-central1/keyRings/r/cryptoKeys/k"
 NETWORK, ACCOUNT = "projects/1/global/networks/n", "trainer@p.iam.gserviceaccount.com"
@@ -49,7 +46,7 @@ def test_flags_change_any_tier(
     tier: str, flag: str, scheduling: dict[str, str], cloud: Emulator, session: Session, capsys: Capture
 ) -> None:
     cloud.run = ends("SUCCEEDED")
-    assert submit.main([tier, *SDK, *CHANGES, *flag.split()], session) == 0
+    assert submit.main([tier, *BY_SDK, *CHANGES, *flag.split()], session) == 0
     (job,) = cloud.jobs.values()
     sent = job["jobSpec"]
     assert (sent["scheduling"], sent["network"], sent["serviceAccount"]) == (scheduling, NETWORK, ACCOUNT)
@@ -103,7 +100,7 @@ SECRET = "projects/p/secrets/s/versions/3"
 def sent(cloud: Emulator, session: Session, *flags: str) -> dict[str, Any]:
     """Returns the jobSpec that the SDK sent."""
     cloud.run = ends("SUCCEEDED")
-    assert submit.main([*flags, *SDK], session) == 0
+    assert submit.main([*flags, *BY_SDK], session) == 0
     return cloud.bodies[-1]["jobSpec"]
 
 
@@ -157,7 +154,7 @@ def test_what_costs_much_is_asked_about(
 ) -> None:  # fmt: skip
     offer = PricedEstimate("STANDARD", 1.0, plan, plan) if plan else None
     monkeypatch.setattr("deploy.planning.cached_plans.estimate", lambda job: offer)
-    command = [tier, *SDK, IMAGE, "--detach", *flags]
+    command = [tier, *BY_SDK, IMAGE, "--detach", *flags]
     assert submit.main([*command, "--dry_run"], session) == 0
     assert ("needs confirmation; refused in non-interactive use" in capsys.readouterr().out) == asks
     if asks:

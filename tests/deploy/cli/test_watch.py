@@ -220,8 +220,9 @@ def test_jobs_are_those_of_gclouds_region_and_of_the_submissions_here_if_no_flag
         assert capsys.readouterr().out == f"no jobs of this package in {region}\n"
     monkeypatch.setenv("CLOUDSDK_AI_REGION", "us-central1")
     assert jobs.jobs(["--backend=sdk"], session) == 0
-    regions = ("us-central1", "us-east1")
-    assert capsys.readouterr().out == "".join(f"no jobs of this package in {region}\n" for region in regions)
+    assert capsys.readouterr().out.splitlines() == [
+        f"no jobs of this package in {region}" for region in ("us-central1", "us-east1")
+    ]
 
 
 def test_cancel_asks_cancels_and_waits(
