@@ -125,9 +125,9 @@ def record(content: bytes, length: int | None = None) -> bytes:
     return size + masked(size) + content + masked(content)
 
 
-def png(image: np.ndarray) -> bytes:
+def encoded(image: np.ndarray, kind: str, **more: Any) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(image).save(file, "png")
+    Image.fromarray(image).save(file, kind, **more)
     return file.getvalue()
 
 
@@ -139,14 +139,16 @@ def example(image: bytes, label: int) -> bytes:
     return tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
 
 
-SUBMISSIONS = b"".join(record(example(png(image), int(label))) for image, label in zip(IMAGES, LABELS, strict=True))
-_records = st.lists(damaged(example(png(IMAGES[0]), 1)).map(record), min_size=2, max_size=3).map(b"".join)
+SUBMISSIONS = b"".join(
+    record(example(encoded(image, "PNG"), int(label))) for image, label in zip(IMAGES, LABELS, strict=True)
+)
+_records = st.lists(damaged(example(encoded(IMAGES[0], "PNG"), 1)).map(record), min_size=2, max_size=3).map(b"".join)
 _length = st.builds(record, st.just(b"x"), st.sampled_from([0, 2, 2**20, 2**31, 2**40, 2**62, 2**64 - 4, 2**64 - 1]))
 
 
 @pytest.mark.parametrize("label", [-1, 2**20, 2**31 - 2, 2**31, 2**63 - 1])
 def test_labels_that_would_be_a_billion_classes(label: int, tmp_path: Path) -> None:
-    records = b"".join(record(example(png(image), label)) for image in IMAGES)
+    records = b"".join(record(example(encoded(image, "PNG"), label)) for image in IMAGES)
     put(tmp_path, **{"x.tfrecord": records, "x.npz": npz(x_train=IMAGES, y_train=np.full(4, label))})
     for name in ("x.tfrecord", "x.npz"):
         assert "must be from 0" in refused(tmp_path / name)
@@ -217,14 +219,10 @@ def test_a_piece_that_is_a_pipe(tmp_path: Path) -> None:
     assert "it is a link or no file" in refused(file.parent)
 
 
-def picture(kind: str) -> bytes:
-    file = io.BytesIO()
-    image = Image.fromarray(np.repeat(IMAGES[0][..., np.newaxis], 3, -1))
-    image.save(file, kind, **({"save_all": True, "append_images": [image]} if kind in ("GIF", "WEBP", "TIFF") else {}))
-    return file.getvalue()
-
-
-PICTURES = {kind: picture(kind) for kind in ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")}
+RGB = np.repeat(IMAGES[0][..., np.newaxis], 3, -1)
+PICTURES = {kind: encoded(RGB, kind) for kind in ("PNG", "JPEG", "BMP", "PPM")} | {
+    kind: encoded(RGB, kind, save_all=True, append_images=[Image.fromarray(RGB)]) for kind in ("GIF", "WEBP", "TIFF")
+}
 _picture = st.sampled_from(sorted(PICTURES)).flatmap(lambda kind: damaged(PICTURES[kind]))
 
 
