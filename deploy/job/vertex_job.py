@@ -20,7 +20,6 @@ from deploy.platform.errors import StateUnknownError, api_errors, exit_code
 from deploy.platform.gcloud_and_sdk import BACKENDS, Session
 from deploy.platform.rest import Platform
 from deploy.platform.vertex_api import JobStatus, WatchLine, retried
-from deploy.report.formatting import html_table
 from deploy.report.plots import axes
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.tier import LABEL
@@ -102,9 +101,6 @@ class VertexJob:
 
     def __repr__(self) -> str:
         return f"<job {self.name}>" if self.name else "\n".join(["<job that is not sent>", *self.about])
-
-    def _repr_html_(self) -> str:
-        return html_table(("job", self.name or "not sent"), [], self.about)
 
     @property
     def backend(self) -> Platform:

@@ -118,7 +118,6 @@ def test_no_machines_here_are_looked_for_there_and_errors_are_exceptions(cloud: 
     where = {**WHERE, "region": ["us-central1", "us-east4"]}
     dry = submit("l4x1", settings=TINY, dry_run=True, session=session, **where)
     assert (repr(dry).splitlines(), cloud.jobs) == (["<job that is not sent>", *dry.about], {})
-    assert f"<p>{dry.about[0]}</p>" in dry._repr_html_()
     job = submit("l4x1", settings=TINY, dry_run=False, session=session, **where)
     status = job.wait()
     assert (status.state, repr(job)) == ("SUCCEEDED", f"<job {job.name}>")
