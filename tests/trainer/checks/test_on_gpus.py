@@ -137,7 +137,9 @@ def test_with_deterministic_the_same_steps_must_give_the_same_bits(model: str, e
     assert found["left_out"] == []
 
 
-def test_the_seconds_of_the_check_are_limited() -> None:
+def test_the_flags_of_the_check() -> None:
+    own, request = command.parse(["--on-gpus", "--seconds", "7", "--model", "mlp", "--replicas=2"])
+    assert (own.on_gpus, own.seconds, request.config.model, request.config.replicas) == (True, 7, "mlp", 2)
     with refused("'-1' is not a whole number from 0 to 600"):
         command.parse(["--on_gpus", "--seconds=-1"])
 
