@@ -1,5 +1,7 @@
 """Tests that gradients are summed once with every optimizer, and that replicas agree on overflow."""
 
+import unittest
+import warnings
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support import refused
+from trainer.invariance.batch_norm import normalize_in_place
 from trainer.invariance.gradients import sum_and_build, sum_first, use_averages
 from trainer.invariance.internals import separate_collectives
 
@@ -104,3 +107,42 @@ def test_what_keras_does_by_branches_is_refused_on_several_replicas(settings: di
                 else nullcontext()
             ):
                 sum_and_build(optimizer, [weight], "mixed_float16")
+
+
+def fused_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = keras.optimizers.Adam.build
+
+    def changed(self: Any, variables: Any) -> None:
+        built = self.built
+        build(self, variables)
+        if not built:
+            sum_first(self)
+
+    monkeypatch.setattr(keras.optimizers.Adam, "build", changed)
+
+
+def normalized_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    init = keras.layers.BatchNormalization.__init__
+
+    def changed(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        normalize_in_place(self, synchronized=False)
+
+    monkeypatch.setattr(keras.layers.BatchNormalization, "__init__", changed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("module", "put"), [
+    ("keras.src.optimizers.adam_test", fused_updates),
+    ("keras.src.layers.normalization.batch_normalization_test", normalized_in_place),
+])  # fmt: skip
+def test_keras_own_tests_pass_with_our_parts_in_place(module: str, put: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs the tests that Keras ships: of its optimizer with ours, of its layer with the call that we put in place."""
+    tests = pytest.importorskip(module)
+    put(monkeypatch)
+    suite, result = unittest.defaultTestLoader.loadTestsFromModule(tests), unittest.TestResult()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        suite.run(result)
+    assert result.testsRun >= 8
+    assert [(str(test), lines[-400:]) for test, lines in (*result.errors, *result.failures)] == []
