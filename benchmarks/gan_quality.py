@@ -138,14 +138,15 @@ def examples_of(data: str, options: Namespace) -> Examples:
 
 
 def result_file(case: str, seed: int, options: Namespace) -> Path:
-    """Returns the file of a run, with the name of all that its numbers depend on: another run is not taken for it."""
+    """Returns the file of a run, with the lengths of the run in its name."""
     lengths = f"{options.minutes:g}min-{options.points}x{options.samples}"
     return Path(options.out, f"{case.replace('/', '-')}-{lengths}-{seed}.json")
 
 
 def done(case: str, seed: int, options: Namespace) -> dict[str, Any]:
     """Returns what a run with these settings wrote; {} if there was none."""
-    return read_json(result_file(case, seed, options))[0]
+    content, _ = read_json(result_file(case, seed, options))
+    return content if content.get("settings") == flags_of(case, seed, options) else {}
 
 
 def run(case: str, seed: int, options: Namespace) -> dict[str, Any]:

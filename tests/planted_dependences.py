@@ -129,7 +129,9 @@ def metric_in_32_bits(config: Any, dataset: Any) -> keras.Model:
 def last_layer_in_32_bits(config: Any, dataset: Any) -> keras.Model:
     """Has what Keras advises for mixed precision."""
     layers = [keras.layers.Dense(64, "tanh"), keras.layers.Dense(7, "softmax", dtype="float32")]
-    return _compiled("mse", *layers, optimizer=keras.optimizers.AdamW(0.01, clipnorm=1.0))
+    model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1, dtype="float32")])
+    model.compile(keras.optimizers.AdamW(0.01, clipnorm=1.0), "mse")
+    return model
 
 
 def other_rows(config: Any) -> Any:
@@ -165,6 +167,25 @@ class Annealing(keras.callbacks.Callback):
 
 def annealing() -> list[keras.callbacks.Callback]:
     return [Annealing()]
+
+
+class _AddedLater(keras.layers.Layer):
+    """Adds the variance of the whole batch to the loss once it has counted 20 steps."""
+
+    def build(self, shape: Any) -> None:
+        self.count = self.add_weight(
+            name="count", initializer="zeros", trainable=False, aggregation="only_first_replica"
+        )
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.count.assign_add(1.0)
+            self.add_loss(keras.ops.where(self.count > 20, keras.ops.var(x), 0.0))
+        return x
+
+
+def counted(config: Any, dataset: Any) -> keras.Model:
+    return _compiled("mse", keras.layers.Dense(3, "tanh"), _AddedLater())
 
 
 def drawn_later(config: Any, dataset: Any) -> keras.Model:

@@ -222,7 +222,8 @@ def describe(jobs: Sequence[Job]) -> list[str]:
     lines += [f"{job.tier.name}: {price_and_limit(job.tier)}" for job in jobs]
     for job in jobs:
         if job.tier.strategy == "SPOT":
-            lines.append("Google may take SPOT machines away: the job then starts again, from its newest checkpoint")
+            then = "ends" if job.spec.get("scheduling", {}).get("disableRetries") else "starts again on others"
+            lines.append(f"Google may take SPOT machines away: the job then {then}")
         stop = read_limits({LIMITS: job.order.limits or "{}"})
         if stop.idle_s:
             lines.append(f"{job.tier.name}: ends itself if all GPUs are idle for {format_duration(stop.idle_s)}")

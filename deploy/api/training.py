@@ -7,6 +7,7 @@ to be made before TensorFlow first uses its devices, and a notebook has often us
 import dataclasses
 import hashlib
 import importlib
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +61,7 @@ def fit(
     call again resumes the run, or finds its job. Raises UserError, PlatformFault if the training fails, and
     KeyboardInterrupt after Ctrl-C, which leaves the job running.
     """
-    if not isinstance(model, str) or not isinstance(data, str):
+    if not isinstance(model, str) or not isinstance(data, (str, os.PathLike)):
         raise UserError("model and data are names, such as 'mine:model', not objects: the training imports them itself")
     named: dict[str, Value] = {"model": model, "data": data, **options}
     if not on:

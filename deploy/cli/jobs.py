@@ -14,7 +14,7 @@ from deploy.job.workload import JobOptions
 from deploy.platform.errors import exit_code
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.local import on_signals
-from deploy.platform.vertex_api import STOPPED, JobStatus, WatchLine
+from deploy.platform.vertex_api import STOPPED, JobStatus
 from deploy.tiers.tier import LABEL, PRICE_LABEL
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.settings.fields import Parser, integer_in
@@ -50,12 +50,9 @@ def watch(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli = _parser_of_a_job("watch", "Shows states and logs of a job until it ends; Ctrl-C leaves it running.", "[JOB]")
     args = cli.parse_args(arguments)
 
-    def write_line(line: WatchLine) -> None:
-        write_document(args, "watch", line=line)
-
     with on_signals(signal.default_int_handler, signal.SIGTERM):
         job = attach(args.job, args.project, args.region, args.backend, session)
-        status = job.follow(write_line if args.json else show)
+        status = job.follow((lambda line: write_document(args, "watch", line=line)) if args.json else show)
     code = exit_code(status) if status else INTERRUPTED
     write_document(args, "watch", status=status, exit_code=code)
     return code

@@ -26,14 +26,15 @@ from trainer.base.storage import local_path, write_whole
 SERVICES = {"vertex": "C7E2-9256-1C43", "compute": "6F81-5844-456A"}
 _FEE = {"management", "fee"}
 _NEVER = {"commitment", "reserved", "sole", "tenancy", "custom", "extended", "upgrade", "prediction", "predictions"}
-# strategy -> the SKUs that add up to the price of a part: (service, words in their description, words not in it).
+# strategy, or a part with the same SKU under every strategy -> the SKUs that add up to the price of a part: (service,
+# words in their description, words not in it).
 _KINDS: Mapping[str, Sequence[tuple[str, set[str], set[str]]]] = {
     "list": [("vertex", {"training", "pipelines"}, _FEE)],
     "spot": [("compute", {"spot", "preemptible"}, {"dws"}), ("vertex", {"training", "pipelines", *_FEE}, set())],
     "flex_start": [
         ("compute", {"dws", "defined", "duration"}, {"spot"}), ("vertex", {"training", "pipelines", *_FEE}, set()),
     ],
-    "local SSD": [("compute", {"local", "ssd"}, {"spot", "dws"})],  # this part has one SKU under every strategy
+    "local SSD": [("compute", {"local", "ssd"}, {"spot", "dws"})],
 }  # fmt: skip
 
 

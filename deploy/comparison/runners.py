@@ -118,18 +118,9 @@ class VertexRunner:
         asked = self._order.asked
         yield from memory_lines([run for run, _ in runs], plan=asked.plan, force=asked.force)
         yield from cost_lines(job for job, _ in jobs)
-        most = sum(count * (job.tier.most_usd or 0.0) for job, count in jobs)
-        unknown = sum(count for job, count in jobs if job.tier.most_usd is None)
-        more = f", and {unknown} without a known price" if unknown else ""
-        plans = [usd for usd in planned_usd(job for job, _ in jobs) if usd]
-        if len(plans) == len(jobs):
-            low = sum(count * usd[0] for (_, count), usd in zip(jobs, plans, strict=True))
-            high = sum(count * usd[1] for (_, count), usd in zip(jobs, plans, strict=True))
-            more += f", by their plans {low:.2f} to {high:.2f} USD"
-        limit = "" if asked.max_cost else "; --max_cost=USD limits each of them"
-        yield f"all jobs together: {most:.2f} USD at most{more}{limit}"
         if self._dry_run:
-            yield from self._confirmation(jobs).lines()
+            confirmation = self._confirmation(jobs)
+            yield from confirmation.lines() or [confirmation.text]
 
     def _confirmation(self, jobs: Sequence[tuple[Job, int]]) -> CostConfirmation:
         counts = [(job.tier, count) for job, count in jobs]

@@ -48,16 +48,22 @@ class Record:
     def begin(self) -> None:
         """Continues the record of an earlier start, unless that was done, and writes the files."""
         try:
-            stats, earlier = _read(self._job_dir, STATS), json.loads(_read(self._job_dir, RESULT) or "{}")
-            if earlier.get("state", "done") != "done":
-                self._lines = [(json.loads(line)["step"], line) for line in stats.splitlines()]
-                self._result["restarts"] = 1 + earlier["restarts"]
-                self._startup = earlier["startup_seconds"]
-                self._earlier_seconds = earlier["wall_seconds"]
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # the others: a damaged file
+            stats, text = _read(self._job_dir, STATS), _read(self._job_dir, RESULT)
+        except OSError as error:
             self._warn_once(error)
             return
         self._written[STATS] = stats  # if the earlier start was done, the next write replaces it
+        try:
+            earlier = json.loads(text or "{}")
+            if earlier.get("state", "done") != "done":
+                lines = [(json.loads(line)["step"], line) for line in stats.splitlines()]
+                restarts, self._earlier_seconds, self._startup = (
+                    earlier[name] for name in ("restarts", "wall_seconds", "startup_seconds")
+                )
+                self._lines = lines
+                self._result["restarts"] = 1 + restarts
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            say(f"{RESULT} or {STATS} of an earlier start is damaged ({error}): its numbers are replaced", "WARNING")
         self.write()
 
     def take(self, report: bytes) -> None:
@@ -93,11 +99,12 @@ class Record:
             steps = step - last["step"]
             step_seconds = (now - last["time"]) / steps
             read, unit = steps, "steps"  # if the script does not count examples, each step counts as one
-            if examples is not None and last["examples"] is not None:
-                read, unit = examples - last["examples"], "examples"
-            self._info["data"] = {"unit": unit}
+            if examples is not None or last["examples"] is not None:
+                unit = "examples"
+                counted = examples is not None and last["examples"] is not None
+                read = examples - last["examples"] if counted else 0  # no speed where only one report counts them
             if read > 0 and step_seconds > 0:
-                self._info["data"]["examples_per_step"] = round(read / steps)
+                self._info["data"] = {"unit": unit, "examples_per_step": round(read / steps)}
                 speed = read / steps / step_seconds
         entry = {
             "kind": "report", "step": step, "step_seconds": step_seconds,
@@ -136,7 +143,7 @@ class Record:
         except OSError as error:
             self._warn_once(error)
 
-    def _warn_once(self, error: Exception) -> None:
+    def _warn_once(self, error: OSError) -> None:
         if not self._warned:
             say(f"the numbers of this script cannot be kept in its job directory: {error}; the script goes on; its "
                 "account needs roles/storage.objectUser there (docs/permissions.md)", "WARNING")  # fmt: skip

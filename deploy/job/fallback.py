@@ -54,8 +54,7 @@ class SubmittedJob(VertexJob):
                     earlier.attempts[-1].state = "SUBMITTED"
                     earlier.write()
             else:
-                transfer_usd = check_resources(self.jobs)  # before the confirmation, which counts it
-                self.confirmation(transfer_usd=transfer_usd).confirm()
+                self.confirmation(transfer_usd=check_resources(self.jobs)).confirm()
                 upload_packages(self.jobs)
                 self.create()
         return self

@@ -108,14 +108,14 @@ def _best(offers: Sequence[Choice], measure: Measure, other: Measure) -> Choice:
 def _best_within(offers: Sequence[Choice], limited: Measure, most: float, measure: Measure) -> str:
     """Returns the line of the choice with the lowest `measure` whose `limited` value is at most `most`.
 
-    If no choice is surely within the limit, it is one that perhaps is, by its middle, or else the one that comes
-    closest, if the low end of its interval is within; "" if there is none.
+    If no choice is surely within the limit, it is one that perhaps is, by its middle, or else the closest of those
+    whose low end is within; "" if there is none.
     """
     for end, doubt in (("high", ""), ("middle", "perhaps ")):
         if within := [choice for choice in offers if getattr(limited(choice[1]), end) <= most]:
             return doubt + _line(_best(within, measure, limited))
-    closest = _best(offers, limited, measure)
-    return f"unlikely {_line(closest)}" if limited(closest[1]).low <= most else ""
+    within = [choice for choice in offers if limited(choice[1]).low <= most]
+    return f"unlikely {_line(_best(within, limited, measure))}" if within else ""
 
 
 def _devices(choice: Choice) -> int:

@@ -87,6 +87,7 @@ class Gcloud(Platform):
 
             reader = threading.Thread(target=read_log, daemon=True)
             timer = threading.Timer(COMMAND_TIMEOUT_S, kill_group, [process])
+            timer.daemon = True  # a second Ctrl-C leaves it running
             try:
                 timer.start()
                 reader.start()
@@ -98,10 +99,10 @@ class Gcloud(Platform):
                 kill_group(process)
                 raise
             finally:
-                timer.cancel()
                 if reader.ident is not None:
-                    reader.join()
+                    reader.join()  # ended by the timer, too, if a child of gcloud's still holds stderr
                     self.sent = any(_CONNECTS in line for line in log)
+                timer.cancel()
         retry = next((place for place, line in enumerate(log) if _RETRIES in line), None)
         if retry is not None:
             raise lost_response("".join(log[retry:]))

@@ -125,6 +125,7 @@ def _devices(accelerators: int, workers: int) -> list[dict[str, str]]:
     return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
 
 
+LAST_OUTPUT_S = 5.0  # how long to wait for the end of a worker's output, which a process that it left may still hold
 EXIT_TIMEOUT_S = 20.0  # the time that workers get to exit after another one has failed, or when the job is stopped
 _POLL_S = 0.05
 
@@ -177,12 +178,12 @@ class LocalJob:
                         deadline = time.monotonic() + EXIT_TIMEOUT_S
                         while time.monotonic() < deadline and any(worker.process.poll() is None for worker in running):
                             time.sleep(_POLL_S)
-                        failed.reader.join(EXIT_TIMEOUT_S)
+                        failed.reader.join(LAST_OUTPUT_S)
                         error = f"The replica {failed.worker.name} exited with a non-zero status of {_status(code)}."
                         job_code = code if code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT
                         return JobEnd(job_code, "FAILED", error, restarts, _status(code))
                     if code:  # it failed, and may be restarted
-                        failed.reader.join(EXIT_TIMEOUT_S)
+                        failed.reader.join(LAST_OUTPUT_S)
                         restart = f"restart {failed.restarts + 1} of {self.restarts}"
                         self._print(failed.worker.name, f"exited with status {_status(code)}: {restart}")
                         running[place] = self._start(failed.worker, failed.restarts + 1)
@@ -241,7 +242,7 @@ class LocalJob:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     worker.process.wait(max(0.0, deadline - time.monotonic()))
         for worker in running:
-            worker.reader.join(EXIT_TIMEOUT_S)
+            worker.reader.join(LAST_OUTPUT_S)
 
 
 def kill_group(process: "subprocess.Popen[str]") -> None:

@@ -229,9 +229,8 @@ def retried(call: Callable[[], T], clock: Clock, retry_s: float = RETRY_S) -> T:
         except ApiError as error:
             if not error.transient or clock.now() + wait > deadline:
                 raise
-            if ANNOUNCED_WAIT_S <= wait < LONGEST_WAIT_S:  # of one wait alone, since they double
+            if ANNOUNCED_WAIT_S <= wait < LONGEST_WAIT_S:  # 32 s is the only wait between the two
                 end = time.strftime("%H:%M UTC", time.gmtime(deadline))
-                reason = f"{error} ({error.code or 'no response'})"
-                tell(f"{reason}: retrying until {end}; Ctrl-C stops")
+                tell(f"{error} ({error.code or 'no response'}): retrying until {end}; Ctrl-C stops")
         clock.sleep(wait)
     raise AssertionError("backoff never ends")

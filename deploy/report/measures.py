@@ -309,7 +309,10 @@ def _no_quality(row: TierSummary) -> str:
 
 
 def _of_images(name: str, title: str) -> Measure:
-    """Returns the Measure of a quality of generated images, which a tier lacks if it was computed as on no other."""
+    """Returns the Measure of a quality of generated images.
+
+    A tier lacks it unless it was computed as on the first tier that has one.
+    """
 
     def read(row: TierSummary) -> float | None:
         return median(run.final.get(name) for run in row.done) if row.quality == row.wanted_quality else None

@@ -27,7 +27,7 @@ STYLE: Any = {
     "ytick.color": _SOFT, "xtick.labelcolor": _INK, "ytick.labelcolor": _INK, "axes.grid": True, "grid.color": _SOFT,
     "grid.alpha": 0.25, "grid.linewidth": 0.6, "axes.axisbelow": True, "legend.frameon": False, "lines.linewidth": 1.8,
     "patch.edgecolor": _PAPER, "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none",
-    "path.simplify_threshold": 0.5,
+    "path.simplify_threshold": 0.5, "text.parse_math": False,
 }  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def drawings(
         front = pareto_front(points)
         axes.plot(*zip(*(points[index] for index in front), strict=True), color=_SOFT, linewidth=1.2, zorder=1)
         for point, row in zip(points, priced, strict=True):
-            axes.plot(*point, **{**looks[row.tier], "linestyle": "", "label": row.tier})
+            axes.plot(*point, **{**looks[row.tier], "linestyle": "", "label": f" {row.tier}"})
         axes.set(xlabel="s per million images", ylabel="USD per million images", xlim=(0, None), ylim=(0, None))
         _legend_above(axes)
 
@@ -115,7 +115,7 @@ def drawings(
             steps, losses = _losses(group.runs[0])
             marker = looks[group.name]["marker"] if len(steps) == 1 else ""
             look = {**looks[group.name], "marker": marker, "linewidth": width}
-            axes.plot(steps, losses, label=group.name, **look)
+            axes.plot(steps, losses, label=f" {group.name}", **look)  # a name with _ in front would have no legend
         axes.ticklabel_format(axis="y", useOffset=False)
         axes.set(xlabel="step")
         axes.locator_params("x", integer=True)
@@ -151,5 +151,6 @@ def _losses(run: RunRecord) -> tuple[list[float], list[float]]:
 
 
 def _legend_above(axes: "Axes") -> None:
-    """Puts the legend above the axes, where it covers no line."""
+    """Puts the legend above the axes, where it covers no line, and makes room for it: four names a row."""
+    axes.figure.set(figheight=3.6 + 0.2 * (len(axes.lines) // 4))
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=9, handlelength=1.4, columnspacing=1)

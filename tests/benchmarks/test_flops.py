@@ -50,6 +50,8 @@ def test_a_layer(make: Any, shape: tuple[int, ...], expected: dict[str, int]) ->
         return tape.gradient(loss, [*(weight.value for weight in layer.trainable_weights), images])
 
     assert products(gradients, tf.zeros((ROWS, *shape))) == expected
+    without_input = products(lambda images: gradients(images)[:-1], tf.zeros((ROWS, *shape)))
+    assert sum(without_input.values()) < sum(expected.values())  # a gradient that nobody uses is not counted
 
 
 def test_a_loop_counts_as_often_as_it_runs() -> None:

@@ -72,7 +72,8 @@ def local_commands() -> list[Command]:
 def test_every_local_command_of_the_pages_in_order(tmp_path: Path) -> None:
     make_stand_ins(tmp_path)
     folders: dict[tuple[str, ...], Path] = {}
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    path = f"{tmp_path}:{ROOT}"
+    environment = {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     assert {command.subject for command in local_commands()} == set(LOCAL)
     for words, command in {tuple(reduced(command)[2:]): command for command in local_commands()}.items():
         flags = {word.partition("=")[0] for word in command.words[2:]}

@@ -94,7 +94,8 @@ _kinds = ["|u1", "<i4", "|O", "<U9", "|V8", "<M8[s]", "<f2", "x", [("a", "|u1")]
 _header = st.builds(
     lambda kind, order, shape: repr({"descr": kind, "fortran_order": order, "shape": tuple(shape)}),
     st.sampled_from(_kinds), st.booleans() | st.just("x"),
-    st.lists(st.sampled_from([*NUMBERS, "x", None, True, 0.5]), max_size=5),
+    # Without 2^31: of so many bytes NumPy reserves the memory, touches none of it, and finds the end of the file.
+    st.lists(st.sampled_from([*(n for n in NUMBERS if not 2**30 < n < 2**40), "x", None, True, 0.5]), max_size=5),
 ) | st.sampled_from(["", "{", "(" * 5000, "{'descr': 3}", "__import__(0)", "9" * 9000, "{" * 60_000, "\0", "()" * 99])
 # fmt: on
 

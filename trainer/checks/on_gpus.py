@@ -38,9 +38,8 @@ from trainer.run.training_setup import set_precision_and_seed, setup_with
 from trainer.training.checkpoint import WEIGHTS, assign_values, snapshot, variables_of
 from trainer.training.steps import nodes_of
 
-# Two float32 variants may differ by TIMES_CONTROL times the control, which is the difference that the same steps show
-# with the rows of each batch in another order, so that sums are rounded differently.
-# A control below this is chance: the spacing of float32, and more for losses and norms, where differences may cancel.
+# A control, the difference that the same steps show with the rows of each batch in another order, is chance below this:
+# the spacing of float32, and more for losses and norms, where differences may cancel.
 _LEAST_WEIGHTS, _LEAST_OTHERS = 1e-7, 1e-5
 # The largest allowed relative difference of losses and gradients from float64. TF32 and float16 round factors to 11
 # bits, bfloat16 to 8. Each band is more than ten times the difference of the recipes on a CPU (docs/gpus.md); TF32,
@@ -113,7 +112,7 @@ def largest(differences: Sequence[Difference]) -> Difference:
 
 
 def float32_difference(variant: Trained, base: Trained, control: Difference) -> Difference:
-    """Returns the differences of two float32 variants, with three times the control as the limit."""
+    """Returns the differences of two float32 variants, with TIMES_CONTROL times the control as the limit."""
     return difference(
         variant,
         base,

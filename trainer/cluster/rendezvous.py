@@ -125,8 +125,7 @@ class Peers:
         limit = f"{self._timeout_seconds:.0f} seconds"
         line = f"TensorFlow's servers did not connect within {limit}: let the workers reach each other's ports"
         # After the time at which a worker that did not start TensorFlow is reported by name.
-        seconds = self._timeout_seconds + 3 * self._beat_seconds
-        timer = threading.Timer(seconds, self._leave, (line, INTERRUPTED, 0.0))
+        timer = threading.Timer(self._timeout_seconds + 3 * self._beat_seconds, self._leave, (line, INTERRUPTED, 0.0))
         timer.start()
         self.begin_call()
         try:

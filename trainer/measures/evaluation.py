@@ -167,8 +167,7 @@ class Evaluation:
         if type(self.model).test_step is keras.Model.test_step:
             return []
         specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in self._variables]
-        trace = tf.function(self._test_batch, autograph=False)
-        trace.get_concrete_function(specs, self._part(1, 0).element_spec)
+        tf.function(self._test_batch, autograph=False).get_concrete_function(specs, self._part(1, 0).element_spec)
         with keras.StatelessScope():
             self.model.reset_metrics()
             of_metrics = {*results_of(self.model, self._updated)}  # of those that test_step updates

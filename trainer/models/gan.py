@@ -2,10 +2,10 @@
 
 `--conditional` gives the networks the class of each image. The generator gets it by concatenation (Mirza and Osindero
 2014, https://arxiv.org/abs/1411.1784): beside the noise, a vector that is zero but for the class. It is as long as the
-noise is on average, so that both start with equal influence. The critic gets it by projection (Miyato and Koyama 2018, https://arxiv.org/abs/1802.05637):
-its score is that of the image, plus the product of the image's features with a learnt vector of the class. A critic
-might ignore a class that is concatenated with the image; this one has to tell whether the image is of that class, and
-its convolutions run on images alone.
+noise is on average, so that both start with equal influence. The critic gets it by projection (Miyato and Koyama 2018,
+https://arxiv.org/abs/1802.05637): its score is that of the image, plus the product of the image's features with a
+learnt vector of the class. A critic might ignore a class that is concatenated with the image; this one has to tell
+whether the image is of that class, and its convolutions run on images alone.
 
 In an update, a generated image gets the label of the real image in the same row. So no labels are drawn, real and
 generated images have the same classes, and an image between the two, as WGAN-GP has, is of one class.

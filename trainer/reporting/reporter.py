@@ -109,8 +109,7 @@ class Reporter:
         Raises UserError at the first call if this run does not report the tuning metric.
         """
         if self._tuning and not progress.call_timed:  # after the first call, when the names are known
-            names = {*logs.means(), *self.metric_names}
-            check_known("tuning_metric", self._tuning.name, "this run reports", names)
+            check_known("tuning_metric", self._tuning.name, "this run reports", {*logs.means(), *self.metric_names})
         for running in (self._since_report, self._since_epoch):
             running.add(logs, progress.call_seconds, progress.call_timed)
         if self._bar:
@@ -274,9 +273,9 @@ def fitting_line(head: str, values: Scalars, speed: str, left: str) -> str:
     What has no room is left out: first the speed, then the last values.
     """
     names = [name for name in values if not name.startswith("val_")]
-    names = [both for name in [*names, *(name[4:] for name in values if name[4:] not in names)]
+    pairs = [both for name in [*names, *(name[4:] for name in values if name[4:] not in names)]
              for both in (name, f"val_{name}") if both in values]  # fmt: skip
-    names.sort(key=lambda name: not is_loss(name))  # losses first: they stay where there is little room
+    names = sorted(pairs, key=lambda name: not is_loss(name))  # losses first: they stay where there is little room
     numbers = {name: f"{values[name]:.4g}" for name in names}
     shown = [f"{name} {text if len(text) <= 8 else f'{values[name]:.3g}':8}" for name, text in numbers.items()]
     room = _WIDTH - len(head)

@@ -207,7 +207,7 @@ def _describe(run: TrainingRun) -> None:
             **notes,
             "example": data.shape,
             "unit": data.unit,
-            "files": dict(run.job.files),
+            "files": {} if "listing of data" in run.job.files else dict(run.job.files),
             "content": setup.content,
         },
         "total_steps": run.state.progress.total_steps,

@@ -403,7 +403,7 @@ class LaterReplicaChecks:
             self._record(self._compared, verdict)
             # A comparison that fails by itself ends no run that trains, and the draws are in the log already.
             where = f"(steps {self._compared}, from the state of this run)"
-            problems = [f"{problem} {where}" for problem in verdict.problems]
+            problems = [f"{'; '.join(verdict.problems)} {where}"] if verdict.problems else []
             verdict = replace(verdict, problems=problems, fault=False, draws=[])
             allowed = self._job.config.allow_replica_dependence
             act_on_verdict(verdict, allowed=allowed, when=f"beside the run, steps {self._compared}")
@@ -416,8 +416,7 @@ class LaterReplicaChecks:
             if self._child:
                 self._record(steps, ReplicaVerdict(None, reason=f"that of steps {self._compared} still ran"))
             elif self._job.cluster.is_chief:
-                epoch = progress.step // progress.steps_per_epoch
-                manifest = {"step": progress.step, "state": {"epoch": epoch}}
+                manifest = {"step": progress.step, "state": {"epoch": progress.step // progress.steps_per_epoch}}
                 self._child, self._compared = ReplicaCheck(self._job.command[3:], values, manifest), steps
                 self._record(steps, _UNFINISHED)
 

@@ -36,6 +36,7 @@ class StartedJob:
     job_dir: JobDir
     result: RunResult
     files: Mapping[str, Any]  # the data's files as listed before they are read; {} for data without files
+    code: str  # a digest of the packages of model, data and callbacks; "" if they are the trainer's
     tracking: Tracking
     peers: Peers | None = None  # the other workers, once they have met
 
@@ -53,7 +54,13 @@ class StartedJob:
             files = files_of(config)
         except (UserError, PlatformFault, OSError) as error:  # loading the data will report it
             files = {"listing of data": f"failed: {error}"}
-        return cls(config, command, cluster, job_dir, result, files, tracking)
+        sources = [
+            path.read_bytes()
+            for function in (config.model, config.data, config.callbacks)
+            for _, path in own_sources(function)
+        ]
+        code = hashlib.sha256(b"".join(sources)).hexdigest()[:16] if sources else ""
+        return cls(config, command, cluster, job_dir, result, files, code, tracking)
 
     @contextmanager
     def workers(self) -> Iterator[None]:
@@ -116,8 +123,9 @@ class StartedJob:
     def versions_by_step(self, before: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
         """Returns TensorFlow, Keras and the user's code as the run has used them, each with the step from which it did.
 
-        before: run.json of the previous start; step: where this start resumes. Logs a warning if the versions have
-        changed, as they may round differently, or the code; raises UserError if the settings promise equal bits.
+        before: run.json of the previous start; step: where this start resumes. Logs a warning if the code, or the
+        versions, which may round differently, have changed. Raises UserError if the versions have changed and the
+        settings promise equal bits.
         """
         config, previous = self.config, mapping(before, "versions")
         now = {name: versions()[name] for name in ("tensorflow", "keras")}
@@ -134,13 +142,13 @@ class StartedJob:
             )
         if changes:
             log.warning(f"the versions have changed ({changes}): the run goes on with other roundings")
-        functions = (config.model, config.data, config.callbacks)
-        if files := [path for function in functions for _, path in own_sources(function)]:
-            now["code"] = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
-        other_code = entries and entries[-1].get("code", now.get("code")) != now.get("code")
+        # An older run.json has no digest of the code.
+        other_code = bool(entries) and entries[-1].get("code", self.code) != self.code
         if other_code:
-            log.warning(f"the code of model, data or callbacks has changed: what was trained before step {step} is of "
-                        "the code before; for a new run use another --job_dir")  # fmt: skip
+            log.warning(f"a file of the packages of model, data or callbacks has changed: what was trained before step "
+                        f"{step} is of the code before; for a new run use another --job_dir")  # fmt: skip
+        if self.code:
+            now["code"] = self.code
         return [*entries, {"step": step, **now}] if changes or other_code or not entries else entries
 
     def _write_failure(self, error: str, code: int) -> None:

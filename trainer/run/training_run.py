@@ -297,8 +297,7 @@ class TrainingRun:
                 raise Interrupted
 
         def end_epoch(progress: Progress) -> None:
-            means = reporter.epoch_end(progress)
-            callbacks.on_epoch_end(math.ceil(progress.epoch) - 1, means)
+            callbacks.on_epoch_end(math.ceil(progress.epoch) - 1, reporter.epoch_end(progress))
             control.agree_to_stop(model)
             if not (progress.ends or model.stop_training):
                 callbacks.on_epoch_begin(int(progress.epoch))

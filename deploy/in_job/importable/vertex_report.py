@@ -7,6 +7,7 @@ report(step=100, examples=6400, loss=0.25, accuracy=0.91)
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -27,6 +28,6 @@ def report(step: int, examples: int | None = None, total_steps: int | None = Non
     if not reports:
         print(json.dumps(line), flush=True)
         return
-    # Each report is one short write, so that the reports of several processes do not mix.
-    with open(reports, "ab", buffering=0) as file:
+    # Each report is one short write, so that the reports of several processes do not mix. A full disk ends no training.
+    with contextlib.suppress(OSError), open(reports, "ab", buffering=0) as file:
         file.write(json.dumps([time.monotonic(), line]).encode() + b"\n")

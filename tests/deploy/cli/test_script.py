@@ -184,6 +184,16 @@ def test_a_script_that_hangs_leaves_no_process(tmp_path: Path, monkeypatch: pyte
     until(lambda: not any(map(is_alive, pids)), 10)
 
 
+def test_a_script_without_numbers_has_time_and_state(capsys: Capture) -> None:
+    script("print('trains')")
+    assert main(["compare", "cpu", "--script=mine/train.py", "--out=runs/c", "--price_per_hour=cpu=3.6"]) == 0
+    (row,) = summarize(collect(["runs/c"]), usd_by_tier={"cpu": 3.6})
+    assert (row.state, row.steps, row.images_per_second) == ("done", 0, None)
+    assert row.total_seconds == result("runs/c/cpu/repeat-1")["wall_seconds"]
+    assert row.cost == pytest.approx(0.001 * row.total_seconds)
+    assert "stats.jsonl is missing" in capsys.readouterr().out
+
+
 def test_two_tiers_are_compared_as_those_of_a_recipe(capsys: Capture) -> None:
     """tests/deploy/report/test_summary.py computes each cell again from such files."""
     script(REPORTS)

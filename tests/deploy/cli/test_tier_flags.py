@@ -59,7 +59,9 @@ def test_flags_change_any_tier(
     assert labelled == (
         "" if price is None else f"{price + 100 * 0.17 / 730:.4f}"
     )  # that of L4 as FLEX_START is not known
-    assert f", {scheduling['strategy']}" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f", {scheduling['strategy']}" in shown
+    assert ("SPOT machines away: the job then starts again on others" in shown) == (strategy == "spot")
 
 
 def test_the_command_of_a_staged_job_has_what_a_spec_cannot_hold(cloud: Emulator, capsys: Capture) -> None:

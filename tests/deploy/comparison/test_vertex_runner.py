@@ -84,12 +84,12 @@ def test_a_dry_run_sums_over_tiers_and_repeats_and_submits_nothing(
     assert one.startswith("l4x1: 3 jobs, each on g2-standard-12 + 1 x NVIDIA_L4 in us-central1: 2.00 USD an hour, ")
     assert one.endswith(" 6.00 USD at most, until its timeout of 3:00:00")
     assert " (estimate of " in two
-    assert together == "all jobs together: 36.00 USD at most"
+    assert together == "these 6 jobs together may cost 36.00 USD until the timeout; there is no plan"
     assert end.startswith("nothing was sent: ")
     shown = command("l4x1", str(unpriced), *flags)
     unknown = "the price of a4x-highgpu-4g + 4 x NVIDIA_GB200 is not known (--prices=FILE)"
     assert f"unpriced: 3 jobs, each on a4x-highgpu-4g + 4 x NVIDIA_GB200 in us-central1: {unknown}" in shown
-    assert "all jobs together: 144.00 USD at most, and 3 without a known price; " in shown
+    assert "is not known; without it these 6 jobs together may cost 144.00 USD until the timeout" in shown
     both = (
         r"unpriced is not known: .* as --prices=FILE; without it these 2 jobs .*: set a limit for each, such as --max"
     )

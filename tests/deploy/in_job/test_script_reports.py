@@ -36,11 +36,12 @@ def test_times_are_those_between_reports(tmp_path: Path) -> None:
     run.at(7, step=10, examples=40, loss=3.0, total_steps=40)
     run.at(12, step=20, examples=80, loss=2.0, accuracy=0.5)
     run.at(17, step=40, examples=160, loss=1.0, accuracy=float("nan"))
+    run.at(18, step=44, loss=1.0)  # counts no examples, and so has no speed
     run.end(20)
     read = RunRecord(tmp_path)
-    assert [line.step_seconds for line in read.reports] == [None, 0.5, 0.25]
-    assert [line.entry["images_per_second"] for line in read.reports] == [None, 8.0, 16.0]
-    assert (read.startup_seconds, read.wall_seconds, read.steps) == (7.0, 20.0, 40)
+    assert [line.step_seconds for line in read.reports] == [None, 0.5, 0.25, 0.25]
+    assert [line.entry["images_per_second"] for line in read.reports] == [None, 8.0, 16.0, None]
+    assert (read.startup_seconds, read.wall_seconds, read.steps) == (7.0, 20.0, 44)
     assert (read.final, read.state) == ({"loss": 1.0}, "done")
     assert read.info["data"] == {"unit": "examples", "examples_per_step": 4}
     assert read.problems == ()
@@ -105,5 +106,5 @@ def test_a_damaged_record_of_an_earlier_start_is_told_and_replaced(
     run = Reporting(tmp_path)
     run.at(1, step=1, loss=9.0)
     run.end(2)
-    assert "the numbers of this script cannot be kept" in capsys.readouterr().out
+    assert "of an earlier start is damaged" in capsys.readouterr().out
     assert (RunRecord(tmp_path).state, len(RunRecord(tmp_path).reports)) == ("done", 1)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tests.fixtures import Capture, Patch
 from tests.support import classifier_of, refused, small
 from trainer import check as command
-from trainer.base.errors import DONE
+from trainer.base.errors import DONE, USER_MUST_CHANGE
 from trainer.base.log import start_logging
 from trainer.base.settings.train_config import TrainConfig
 from trainer.checks import on_gpus
@@ -187,3 +187,10 @@ def test_shorter_factors_have_a_band_of_losses_and_gradients(precision: str) -> 
         assert [bool(loss.problem), bool(gradient.problem)] == [not agrees] * 2
     assert difference(trained(loss=math.nan), trained(), **limits).problem.startswith("losses differ by nan")
     assert not difference(trained(after=7.0), trained(), **limits).problem  # Adam turns rounding into whole steps
+
+
+def test_the_command_fails_where_a_variant_disagrees(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(on_gpus, "check_on_gpus", lambda *arguments: {"agrees": False})
+    assert command.main(["--on_gpus", "--model=mlp", "--data=digits"]) == USER_MUST_CHANGE
+    assert json.loads(Path("gpu_check.json").read_text()) == {"agrees": False}

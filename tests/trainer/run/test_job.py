@@ -130,14 +130,14 @@ def test_versions_and_code_are_those_of_the_steps_that_count(small_config: Make,
         started.config = dataclasses.replace(started.config, virtual_replicas=shards)
         for run_info, step in ((before, 4), (before, 0), ({"versions": now, "versions_by_step": 7}, 4)):
             assert started.versions_by_step(run_info, step) == [first]
-    started.config = dataclasses.replace(started.config, model="tests.own_data:build")
+    started = StartedJob.open(dataclasses.replace(started.config, model="tests.own_data:build"), [], 0.0)
     assert started.versions_by_step(before, 4) == [first]  # an older run.json does not know its code
     (entry,) = started.versions_by_step({}, 0)
     assert started.versions_by_step({"versions_by_step": [entry]}, 4) == [entry]
-    assert "the code of model" not in caplog.text
+    assert "a file of the packages" not in caplog.text
     edited = {**first, "code": "another"}
     assert started.versions_by_step({"versions_by_step": [edited]}, 4) == [edited, {**entry, "step": 4}]
-    assert "the code of model, data or callbacks has changed: what was trained before step 4" in caplog.text
+    assert "a file of the packages of model, data or callbacks has changed: what was trained before" in caplog.text
     with refused("virtual_replicas=2: the versions have changed since this run began (tensorflow: '2.20.0' before, "):
         started.versions_by_step(before, 6)
 

@@ -103,6 +103,7 @@ def verdict_after(tmp_path: Path, config: TrainConfig, steps: int) -> dict[str, 
 
 @pytest.mark.parametrize(("model", "flags", "drawn"), [
     ("annealed", ["--callbacks=tests.planted_dependences:annealing"], []),
+    pytest.param("counted", [], [], marks=pytest.mark.slow),
     pytest.param("drawn_later", [], ["tf.random.normal"], marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_what_begins_after_the_compared_steps_is_found_later(

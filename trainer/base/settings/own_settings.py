@@ -276,24 +276,22 @@ def _evaluated(module: _Module, node: ast.AST | None, steps: int = 0) -> Any:
 
 def _types_and_setting(annotation: Any) -> tuple[set[type], Setting]:
     """Returns the plain types that an annotation allows, and the Setting that Literal and Annotated add to them."""
-    about = Setting("")
-    kinds: set[type] = set()
-    values: list[Any] = []  # of Literal
-    parts = [annotation]
-    for part in parts:  # the list grows by the parts of each part
-        origin = get_origin(part)
-        if origin is Literal:
-            values += get_args(part)
-        elif origin in (Annotated, Union, UnionType):
-            parts += get_args(part)
-        elif isinstance(part, Setting):
-            about = part
-        elif isinstance(part, str):
-            about = dataclasses.replace(about, meaning=part)
-        else:
-            kinds.add(part)
-    choices = tuple(value for value in values if value is not None)
-    return kinds | {*map(type, values)}, dataclasses.replace(about, choices=choices)
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return {*map(type, parts)}, Setting("", choices=tuple(part for part in parts if part is not None))
+    if origin is Annotated:
+        kinds, about = _types_and_setting(parts[0])
+        for part in parts[1:]:
+            if isinstance(part, Setting):
+                about = dataclasses.replace(part, choices=about.choices)
+            elif isinstance(part, str):
+                about = dataclasses.replace(about, meaning=part)
+        return kinds, about
+    if origin in (Union, UnionType):
+        alternatives = [_types_and_setting(part) for part in parts]
+        about = max((about for _, about in alternatives), key=lambda about: about != Setting(""))
+        return set().union(*(kinds for kinds, _ in alternatives)), about
+    return {annotation}, Setting("")
 
 
 FUNCTIONS = ("model", "data", "callbacks")  # settings that may name a function with settings
@@ -418,6 +416,8 @@ def own_sources(dotted: str) -> Iterator[tuple[str, Path]]:
     spec = PathFinder.find_spec(top) if is_dotted(dotted) and top != "trainer" else None
     folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
     for folder in folders:
-        yield from ((f"{top}/{path.relative_to(folder).as_posix()}", path) for path in sorted(folder.rglob("*.py")))
+        for path in sorted(folder.rglob("*.py")):
+            if path.is_file():  # not a broken link, such as an editor's lock
+                yield f"{top}/{path.relative_to(folder).as_posix()}", path
     if spec and spec.origin and not folders:
         yield Path(spec.origin).name, Path(spec.origin)

@@ -1,7 +1,6 @@
 """Reads YAML files of settings, machines or prices by PyYAML's safe loader.
 
-Refuses what could only be a mistake or an attack: duplicate keys, huge files and numbers, and so many aliases that
-they could expand to a huge document.
+Refuses what could only be a mistake or an attack: duplicate keys, huge files, aliases that expand to huge documents.
 """
 
 from pathlib import Path
@@ -11,7 +10,7 @@ import yaml
 
 from trainer.base.errors import UserError, reason
 
-_MAX_CHARACTERS, _MAX_ALIASES, _MAX_DIGITS = 100_000, 30, 100
+_MAX_CHARACTERS, _MAX_VALUES, _MAX_DIGITS = 100_000, 10_000, 100
 
 
 def read_yaml(path: Path, name: str) -> dict[str, Any]:
@@ -44,18 +43,13 @@ def read_yaml(path: Path, name: str) -> dict[str, Any]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Loads YAML as yaml.safe_load does, but refuses duplicate keys, many aliases and numbers of many digits."""
+    """Loads YAML as yaml.safe_load does, but refuses duplicate keys and values that aliases or digits inflate."""
 
-    aliases = 0  # of the document so far
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """Returns the next node. Raises YAMLError if it has too many digits, or is one alias (`*name`) too many."""
-        self.aliases += self.check_event(yaml.AliasEvent)
-        if self.aliases > _MAX_ALIASES:
-            raise yaml.YAMLError(f"more than {_MAX_ALIASES} aliases: write the values themselves")
-        node = super().compose_node(parent, index)
-        if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int") and len(node.value) > _MAX_DIGITS:
-            raise yaml.YAMLError(f"a number of {len(node.value):,} digits")
+    def get_single_node(self) -> Any:
+        """Returns the document. Raises YAMLError if it is too large once its aliases are expanded."""
+        node = super().get_single_node()
+        if node is not None and _expanded_size(node, {}) > _MAX_VALUES:
+            raise yaml.YAMLError(f"more than {_MAX_VALUES:,} values once its aliases are expanded")
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -66,3 +60,17 @@ class _StrictLoader(yaml.SafeLoader):
         if duplicates:
             raise yaml.YAMLError(f"{duplicates[0]} is listed twice")
         return super().construct_mapping(node, deep)
+
+
+def _expanded_size(node: Any, sizes: dict[int, int]) -> int:
+    """Returns the number of values in a YAML node with its aliases expanded. `sizes` caches those of other nodes."""
+    if id(node) not in sizes:
+        sizes[id(node)] = _MAX_VALUES  # a node that contains itself never ends
+        if isinstance(node, yaml.ScalarNode):
+            inner: list[Any] = []
+            if node.tag.endswith(":int") and len(node.value) > _MAX_DIGITS:
+                raise yaml.YAMLError(f"a number of {len(node.value):,} digits")
+        else:
+            inner = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
+        sizes[id(node)] = 1 + sum(_expanded_size(part, sizes) for part in inner)
+    return sizes[id(node)]

@@ -128,7 +128,7 @@ class Staged:
         self.home = home_of(address, cache_dir)
         self.local = self.home / "local" / (PurePosixPath(address.name).name or address.bucket)
         _refuse_names([self.local.name], self.home, self._setting)
-        if "" not in self.objects:
+        if [remote.address for remote in listed] != [address]:
             _refuse_names(self.objects, self.local, self._setting)
 
     def fetch(self, is_needed: Callable[[str], bool] = lambda below: True, quiet: bool = False) -> Path:

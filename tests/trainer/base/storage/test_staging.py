@@ -71,6 +71,10 @@ def test_one_object_a_whole_bucket_and_only_what_is_needed(bucket: Bucket, tmp_p
     found = Staged(bucket.address("sub"), "data", str(tmp_path))
     assert contents(found.fetch(lambda name: name == "z")) == {"z": b"z"}
     assert contents(found.fetch(lambda name: name == "x.npz2")) == {"z": b"z", "x.npz2": b"other"}
+    bucket.put("full/", b"a folder's object that is not empty")
+    bucket.put("full/x", b"x")
+    with refused("the object '' cannot be a local file"):
+        Staged(bucket.address("full"), "data", str(tmp_path))
     bucket.put("empty/", b"")
     for name in ("none", "empty", "empt"):
         with refused("no objects found"):
