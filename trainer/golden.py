@@ -162,7 +162,8 @@ def check(arguments: Sequence[str]) -> int:
 def line_of(verdicts: Mapping[str, GoldenVerdict], differences: Sequence[str]) -> str:
     """Returns the line about one file: what changed, or else on which replicas and workers bits or rounding agree.
 
-    verdicts: by the flag of the repeated run, such as `replicas=2`; differences: what `causes` yields.
+    verdicts: by the flag of the repeated run, such as `replicas=2`; each is measured by the control, which is what
+    another order of the rows changes. differences: lines on what is not as when the file was recorded, from `causes`.
     """
     by_kind = {kind: [way for way in verdicts if verdicts[way].kind == kind] for kind in (EQUAL, ROUNDING, CHANGED)}
     if by_kind[CHANGED]:

@@ -294,10 +294,12 @@ class GAN(keras.Model):
         """
 
         def of_micro_batch(reals: Any, fakes: Generated, *others: Any) -> Any:
+            """Returns what `critic_gradients` does, of some of this replica's rows."""
             generated = fakes.images
-            if generated is None:
+            if generated is None:  # unless one pass has made the images of several updates
                 generated = self.generator(with_labels(fakes.noise, fakes.labels), training=True)
             images = self.augmented(from_uint8(reals), generated)
+            # In a cut step XLA compiles parts, such as these gradients; TensorFlow sums over replicas between them.
             gradients_of = self._compiled_gradients if step.cut else self._critic_gradients
             return gradients_of(*images, *others, step.global_batch_size, fakes.labels)
 

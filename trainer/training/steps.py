@@ -287,7 +287,11 @@ class StepRunner:
         )  # fmt: skip
 
     def _replica_rows(self, batch: Any, step: Any) -> Any:
-        """Returns the data of this replica's step, augmented and with soft labels, shard by shard if there are any."""
+        """Returns the data of this replica's step as `fit` passes it, augmented and with soft labels.
+
+        stacked: the batch has the batches of several critic updates, in front of the rows. With virtual replicas each
+        shard (virtual replica) draws by itself, so that its numbers do not depend on how many real replicas there are.
+        """
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         context, stacked = self._context(step), self._interface.stacked
         rows = batch.parts if isinstance(batch, ReplicaRows) else batch
