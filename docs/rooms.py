@@ -3,6 +3,7 @@
 An arrow leads from a room to one that it imports, unless a way through a third room leads there too.
 """
 
+import argparse
 import ast
 import sys
 from collections.abc import Iterator, Mapping
@@ -129,6 +130,7 @@ def _places(package: str, middle: float) -> Mapping[str, tuple[float, float]]:
 
 def main() -> int:
     """Draws the picture; returns 0."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.2, 7.4), layout="constrained")

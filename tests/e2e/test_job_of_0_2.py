@@ -1,6 +1,6 @@
 """Tests that a job directory which 0.2.0 wrote is still evaluated, predicted by, resumed and reported.
 
-job_of_0_2/ is of its last state, the tag campaigns-2026-11, by the command in its run.json; model.h5 and saved_model/
+job_of_0_2/ is of its last state, the commit 78655661, by the command in its run.json; model.h5 and saved_model/
 are left out, and so are most of the packages that were installed.
 """
 

@@ -44,7 +44,7 @@ def test_mistakes_of_the_command_come_before_those_of_the_account(
     assert refused("submit", *arguments).startswith(f"error: {line}")
 
 
-def test_a_bucket_that_is_not_there_is_made(cloud: Emulator, session: Session, dist: Path) -> None:
+def test_a_bucket_that_is_not_there_is_told(cloud: Emulator, session: Session, dist: Path) -> None:
     cloud.faults = [Fault("GET /storage/v1/b/my-bucket$", 404, times=9, message="The specified bucket does not exist.")]
     with pytest.raises(UserError, match="gs://my-bucket/: bucket not found: check its name, or create it"):
         submit.main(["cpu", *JOB, *WHERE, "--backend=sdk"], session)
