@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from trainer.base.errors import UserError
 from trainer.base.log import log, warn_once
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
+from trainer.base.storage import gcs, staging
+from trainer.base.storage.local_files import Address
 from trainer.user_code.command import quiet_start
 
 with quiet_start():  # or pytest-xdist prints TensorFlow's greeting after the closing line
@@ -82,6 +85,18 @@ def gcs_server() -> Iterator[str]:
         pytest.skip(str(missing))
     with fake_gcs() as url:
         yield url
+
+
+@pytest.fixture
+def bucket(gcs_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
+    """Yields a new, empty bucket of an emulated Cloud Storage; its local cache is in tmp_path."""
+    monkeypatch.setattr(staging, "cache_home", lambda cache_dir="": tmp_path / "cache")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server)
+    gcs._connect.cache_clear()
+    client = gcs.connect().client
+    yield Address(client.create_bucket(f"b-{uuid.uuid4().hex}").name, "")
+    gcs._connect.cache_clear()
+    client.close()
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from deploy.report.measures import TierSummary, summarize
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import noisy, plant, sample
 from trainer.base.errors import UserError
-from trainer.base.storage import gcs, staging
+from trainer.base.storage import gcs
 from trainer.base.storage.local_files import Address, parse
 
 Job = dict[str, Any]
@@ -53,18 +52,6 @@ def _own_folder(tmp_path: Path, dist: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(work)
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
     monkeypatch.delenv("CLOUDSDK_CORE_PROJECT", raising=False)
-
-
-@pytest.fixture
-def bucket(gcs_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
-    """Yields a new, empty bucket of an emulated Cloud Storage; its local cache is in tmp_path."""
-    monkeypatch.setattr(staging, "cache_home", lambda cache_dir="": tmp_path / "cache")
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server)
-    gcs._connect.cache_clear()
-    client = gcs.connect().client
-    yield Address(client.create_bucket(f"b-{uuid.uuid4().hex}").name, "")
-    gcs._connect.cache_clear()
-    client.close()
 
 
 def put(folder: Path, address: Address) -> None:

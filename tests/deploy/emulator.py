@@ -152,7 +152,7 @@ class Emulator:
     def end(self, job: dict[str, Any], state: str, error: str = "") -> None:
         """Sets the job to a final state, unless it was cancelled."""
         with self.lock:
-            if not job["state"].endswith("CANCELLED"):
+            if "CANCEL" not in job["state"] or state == "CANCELLED":
                 job |= {"state": f"JOB_STATE_{state}", "endTime": now()}
                 if error:
                     job["error"] = {"code": 3, "message": error}
@@ -310,14 +310,17 @@ def _page(key: str, found: list[dict[str, Any]], size: int, request: dict[str, A
 
 def _get(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
     job = google.jobs.get(match[1])
-    return (200, job) if job else (404, error(404, f"customJobs {match[1]} is not found"))
+    answer = (200, dict(job)) if job else (404, error(404, f"customJobs {match[1]} is not found"))
+    if job and job["state"] == "JOB_STATE_CANCELLING":  # its machines are down when it is asked for again
+        google.end(job, "CANCELLED")
+    return answer
 
 
 def _cancel(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
     job = google.jobs.get(match[1])
     if not job:
         return _get(google, match, query, body)
-    google.end(job, "CANCELLED")
+    google.end(job, "CANCELLING")
     return 200, {}
 
 

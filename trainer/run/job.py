@@ -361,8 +361,6 @@ def _finish(run: TrainingRun, control: Control) -> int:
     log.info(f"done: {progress.step:,} steps in {wall}, of which training {training}{speed}{doubt}")
     final = run.state.reporter.summary()["final"]
     values = {**final.get("losses", {}), **final.get("metrics", {})}
-    if run.state.reporter.by_epoch and not progress.step % progress.steps_per_epoch:
-        values |= {name: of_epochs[-1] for name, of_epochs in run.state.values_of_epochs().items() if of_epochs}
     if values:
         log.info(f"last      {', '.join(f'{name} {value:.4g}' for name, value in values.items())}")
     if best := run.state.best.state:

@@ -50,7 +50,7 @@ def test_the_search_outlasts_a_minute_and_ten_listings(
     assert len(told) >= 4, "every ten seconds"
     cloud.lists_nothing = 0
     assert jobs.jobs(["--backend=sdk", "--project=my-proj", "--region=us-central1"], session) == 0
-    assert states(cloud) == ["PENDING", "CANCELLED"]
+    assert states(cloud) == ["PENDING", "CANCELLING"]
 
 
 def test_a_double_that_is_listed_much_later_is_cancelled_while_the_first_is_followed(
@@ -67,7 +67,7 @@ def test_a_double_that_is_listed_much_later_is_cancelled_while_the_first_is_foll
 
     flying.after(200, appear)
     assert submit.main(["cpu", *SDK], session) == 0
-    assert states(cloud) == ["SUCCEEDED", "CANCELLED"]
+    assert states(cloud) == ["SUCCEEDED", "CANCELLING"]
     assert attempts()[0]["job"] == cloud.jobs["1000"]["name"]
 
 
@@ -81,7 +81,7 @@ def test_whoever_looks_later_ends_the_double(
     if verb is jobs.watch:
         cloud.end(job, "SUCCEEDED")
     assert verb([job["name"], "--backend=sdk", "--project=my-proj", *more], session) == 0
-    assert (double["state"], stranger["state"]) == ("JOB_STATE_CANCELLED", "JOB_STATE_PENDING")
+    assert (double["state"], stranger["state"]) == ("JOB_STATE_CANCELLING", "JOB_STATE_PENDING")
 
 
 def test_a_command_that_was_pasted_again_makes_no_double(cloud: Emulator, session: Session, job: Job) -> None:

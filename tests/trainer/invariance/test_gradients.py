@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tests.support import refused
 from trainer.invariance.batch_norm import normalize_in_place
-from trainer.invariance.gradients import sum_and_build, sum_first, use_averages
+from trainer.invariance.gradients import sum_and_build, sum_first, update_average, use_averages
 from trainer.invariance.internals import separate_collectives
 
 
@@ -146,3 +146,11 @@ def test_keras_own_tests_pass_with_our_parts_in_place(module: str, put: Any, mon
         suite.run(result)
     assert result.testsRun >= 8
     assert [(str(test), lines[-400:]) for test, lines in (*result.errors, *result.failures)] == []
+
+
+@pytest.mark.parametrize(("step", "kept"), [(0, 0.1), (80, 0.9), (10**6, 0.99)])
+def test_a_moving_average_follows_faster_in_its_first_steps(step: int, kept: float) -> None:
+    """Its decay is that of tf.train.ExponentialMovingAverage with num_updates."""
+    average, weights = keras.Variable([0.0, 4.0]), keras.Variable([1.0, 2.0])
+    update_average([average], [weights], 0.99, tf.constant(step))
+    np.testing.assert_allclose(average.numpy(), [1 - kept, 4 * kept + 2 * (1 - kept)], rtol=1e-6)

@@ -101,6 +101,11 @@ def test_more_replicas_resume_with_the_same_numbers(flags: tuple[str, ...], smal
         assert (5 * before[name] + 4 * after[name]) / 9 == pytest.approx(logs.means()[name], rel=1e-10, abs=1e-10)
 
 
+def test_the_last_line_of_values_has_the_evaluation_of_the_last_epoch(small_config: Make, caplog: Log) -> None:
+    run(small_config("--steps=5", "--global_batch_size=256", "--evaluation_fraction=0.2"))
+    assert [" val_loss " in text for text in caplog.messages if text.startswith("last ")] == [True]
+
+
 def test_a_resume_under_other_versions_is_told_and_kept(small_config: Make, monkeypatch: Patch, caplog: Log) -> None:
     # It holds for the whole process, and other tests would trace other graphs.
     monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)

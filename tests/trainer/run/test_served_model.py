@@ -34,6 +34,8 @@ from trainer import serve
 from trainer.base.errors import USER_MUST_CHANGE, UserError
 from trainer.base.run_files.serving_file import Servable, model_folder, read_servable
 from trainer.base.settings.resolution import resolve
+from trainer.base.storage.gcs import connect
+from trainer.base.storage.local_files import Address
 from trainer.data.sources import load_dataset
 from trainer.run import http_server as server_module
 from trainer.run.export import export, load_template
@@ -218,8 +220,7 @@ def test_a_row_that_the_model_cannot_compute_fails_alone(tmp_path: Path) -> None
     assert isinstance(refused_one, BadRow)
     assert str(refused_one) == problem
     (tmp_path / "rows.jsonl").write_text("[1, 2]\n[3, 9]\n[4, 0]\n{")
-    flags = [f"--rows_file={tmp_path}/rows.jsonl", f"--out={tmp_path}/out"]
-    assert command.main([str(tmp_path / "model"), *flags]) == 0
+    assert command.main([f"{tmp_path}/model", f"--rows_file={tmp_path}/rows.jsonl", f"--out={tmp_path}/out"]) == 0
     answers, errors = (
         [json.loads(line) for line in (tmp_path / "out" / f"{name}-00000.jsonl").read_text().splitlines()]
         for name in ("predictions", "errors")
@@ -459,6 +460,13 @@ def test_a_stopped_server_answers_open_requests(folder: Path) -> None:
         server.wait()
 
 
+def test_rows_of_a_bucket_are_answered_into_a_bucket(folder: Path, model: ServedModel, bucket: Address) -> None:
+    connect().upload(json.dumps(images(1)[0].tolist()).encode(), bucket / "rows.jsonl")
+    assert command.main([str(folder), f"--rows_file={bucket}rows.jsonl", f"--out={bucket}out"]) == 0
+    (written,) = (remote for remote in connect().list(bucket / "out") if "predictions" in remote.address.name)
+    assert json.loads(connect().read(written))["row"] == 0
+
+
 def test_rows_of_a_file_are_answered_as_by_a_server(
     folder: Path, model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
@@ -493,6 +501,5 @@ def test_rows_of_a_file_are_answered_as_by_a_server(
         ("missing", "out", "missing.jsonl: there is no such file"),
         ("wrong", "new", ""),  # no row was answered
     ):
-        flags = [str(folder), f"--rows_file={tmp_path / rows}.jsonl", f"--out={tmp_path / out}"]
-        assert command.main(flags) == USER_MUST_CHANGE
-        assert line in capsys.readouterr().err
+        mistaken = command.main([str(folder), f"--rows_file={tmp_path / rows}.jsonl", f"--out={tmp_path / out}"])
+        assert (mistaken, line in capsys.readouterr().err) == (USER_MUST_CHANGE, True)

@@ -201,7 +201,11 @@ class Gcs:
 
         def read_piece(start: int, end: int) -> bytes:
             blob = self._blob(remote.address, remote.generation)
-            return bytes(blob.download_as_bytes(start=start, end=end, raw_download=True, checksum=None, **self._once))
+            return bytes(
+                blob.download_as_bytes(
+                    start=start, end=end, raw_download=True, checksum=None, single_shot_download=True, **self._once
+                )
+            )
 
         for _ in range(self.limits.tries):
             target.seek(0)
