@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         import starlette  # noqa: F401 (the server needs both)
         import uvicorn  # noqa: F401
     except ImportError:
-        raise UserError("starlette or uvicorn is not installed: pip install -e '.[serve]'") from None
+        raise UserError("starlette or uvicorn is not installed: pip install starlette uvicorn") from None
     with quiet_start():
         from trainer.run.http_server import serve
         from trainer.run.served_model import ServedModel

@@ -67,7 +67,7 @@ def find_credentials(path: Path, *, as_text: bool = True) -> Iterator[str]:
             from detect_secrets.settings import default_settings
         except ImportError:
             raise UserError(
-                "package: detect-secrets, which looks for credentials in it, is not installed: pip install '.[deploy]'"
+                "package: detect-secrets, which looks for credentials, is not installed: pip install detect-secrets"
             ) from None
         text = path.read_text(encoding="utf-8", errors="replace").split("\n")  # as detect-secrets counts lines
         with default_settings():

@@ -116,7 +116,7 @@ class Package:
             # The last line is often that of build, which called setuptools; an error of setuptools says more.
             errors = [line for line in lines if "error" in line or "Error:" in line]
             raise UserError(
-                f"{self.name} could not be built: {(errors or lines)[-1].strip()} (pip install '.[deploy]')"
+                f"{self.name} could not be built: {(errors or lines)[-1].strip()} (needs build, setuptools and wheel)"
             )
 
 

@@ -128,7 +128,7 @@ class Sdk(Platform):
             aiplatform = importlib.import_module("google.cloud.aiplatform_v1")
         except ImportError:
             raise UserError(
-                "google-cloud-aiplatform is not installed: pip install '.[deploy]', or use gcloud"
+                "google-cloud-aiplatform is not installed: pip install google-cloud-aiplatform, or use gcloud"
             ) from None
         content = {"displayName": request.display_name, "labels": request.labels, "jobSpec": request.spec}
         content |= {"encryptionSpec": {"kmsKeyName": request.kms_key}} if request.kms_key else {}
