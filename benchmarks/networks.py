@@ -51,7 +51,7 @@ def unet(config: TrainConfig, dataset: Any, *, size: int = 128, filters: int = 3
     return _compiled(keras.Model(images, keras.layers.Conv2D(3, 1)(x)), config)
 
 
-def densenet(config: TrainConfig, dataset: Any, *, size: int = 32) -> keras.Model:
+def densenet(config: TrainConfig, dataset: Any, *, size: int = 224) -> keras.Model:
     """Returns a DenseNet (Huang et al. 2016, arXiv:1608.06993) of three blocks."""
     images = keras.Input((size, size, 3))
     x = keras.layers.Conv2D(24, 3, padding="same")(keras.layers.Rescaling(1 / 255)(images))
