@@ -81,11 +81,12 @@ def predicted(rows: int, flags: Sequence[str]) -> dict[str, Any]:
 
 
 def measured(rows: int, flags: Sequence[str]) -> dict[str, Any]:
-    """Measures a step of `rows`; runs in the process of `child`."""
-    from trainer.planning.peak_memory import peak_bytes
+    """Measures a step of `rows`, and how many times as much it may hold; runs in the process of `child`."""
+    from trainer.planning.peak_memory import COUNTED, peak_bytes, worst_order
 
     trace, state = _trace(rows, flags)
-    return {name: peak_bytes(trace, state, temporaries=name == "cpu") for name in ("device", "cpu")}
+    peaks = {name: peak_bytes(trace, state, temporaries=name == "cpu") for name in ("device", "cpu")}
+    return {**peaks, "worst_order": worst_order(trace, state, COUNTED)}
 
 
 def _trace(rows: int, flags: Sequence[str]) -> Any:

@@ -32,9 +32,8 @@ def test_a_step_needs_what_was_predicted_and_its_largest_batch_runs(monkeypatch:
     """A U-Net at twice the largest number of rows: its order, and so its peak, differs from process to process."""
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")  # a CPU's kernels without oneDNN hold memory that no GPU does
     case = tried("U-Net", rows=16)  # of fewer rows, what kernels take beside tensors may be more than the margin
-    for kind in ("device", "cpu"):
-        # The other way round the orders that were seen are 0.84 apart, and worst_order says nothing of them.
-        assert 0.8 < case["measured"][kind] / case["predicted"][kind] < case["predicted"]["worst_order"]
+    for side, other in (("predicted", "measured"), ("measured", "predicted")):
+        assert max(case[other][kind] / case[side][kind] for kind in ("device", "cpu")) < case[side]["worst_order"]
     assert case["runs"] == [True] or not uses_onednn()  # what its kernels take beside tensors the processor decides
 
 
