@@ -25,7 +25,7 @@ from deploy.tiers.gcp_config import (
     regions_in,
 )
 from deploy.tiers.tier import LABEL, read_labels
-from trainer.base.errors import UserError, refuse
+from trainer.base.errors import UserError
 from trainer.base.settings.fields import integer_in
 
 
@@ -63,10 +63,10 @@ def attach(
     forms = (
         "its name, display name, number or submission with --project and --region; `python -m deploy jobs` lists all"
     )
-    refuse(
-        (not name, f"nothing was submitted from this folder: give {forms}"),
-        (not project or not regions, f"job {job!r} is not recorded in this folder: give {forms}"),
-    )
+    if not name:
+        raise UserError(f"nothing was submitted from this folder: give {forms}")
+    if not project or not regions:
+        raise UserError(f"job {job!r} is not recorded in this folder: give {forms}")
     if name.isdecimal() and len(regions) == 1:
         name = f"projects/{project}/locations/{regions[0]}/customJobs/{name}"
         return VertexJob(name, GcpConfig(project, regions[0], ""), backend, session, None)

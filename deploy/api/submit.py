@@ -32,7 +32,7 @@ from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.model_registry import checked_name, serving_image
 from deploy.tiers.gcp_config import NoMachines, needed_project, read_gcp_config, regions_in
 from deploy.tiers.tier import Tier, load_tier, machine_tier, one_machine
-from trainer.base.errors import UserError, refuse
+from trainer.base.errors import UserError
 from trainer.base.limit_watch import LIMITS, read_limits
 from trainer.base.run_files.job_files import GPU_CHECK
 
@@ -144,18 +144,16 @@ def new_submission() -> str:
 
 def _candidates(asked: SubmitOptions, program: Program, order: Order, unfollowed: str) -> list[Job]:
     """Returns a checked job for every tier in every region, in the order in which they are tried."""
-    refuse(
-        (
-            asked.tiers and (asked.machine_type or asked.accelerator),
+    if asked.tiers and (asked.machine_type or asked.accelerator):
+        raise UserError(
             f"tier {' '.join(asked.tiers)} and --{'machine_type' if asked.machine_type else 'accelerator'} contradict "
-            "each other: a tier has its machine: drop one of them",
-        ),
-        (
-            not (asked.tiers or asked.machine_type),
+            "each other: a tier has its machine: drop one of them"
+        )
+    if not (asked.tiers or asked.machine_type):
+        raise UserError(
             "TIER is missing: name one of job_configs/, as l4x4, or a machine, as --machine_type=g2-standard-12 "
-            "--accelerator=NVIDIA_L4:1",
-        ),
-    )
+            "--accelerator=NVIDIA_L4:1"
+        )
     tiers = [load_tier(name, asked.prices, asked) for name in dict.fromkeys(asked.tiers)]
     tiers = tiers or [machine_tier(asked.machine_type, asked.accelerator, asked.prices, asked)]
     regions = regions_in(asked.region)

@@ -10,7 +10,7 @@ from deploy.api.keywords import LISTED, package_folder, read_settings, split_wor
 from deploy.base.options import declare
 from deploy.job.job import Program
 from deploy.job.script import read_script
-from trainer.base.errors import UserError, refuse
+from trainer.base.errors import UserError
 from trainer.base.settings.fields import Parser, add_setting_flags, flag_values, nearest, refuse_unknown
 from trainer.base.settings.resolution import Overrides, flags_of, own_settings
 
@@ -53,20 +53,12 @@ def parse_program(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Names
     if unknown:
         hint = nearest(unknown[0].partition("=")[0].removeprefix("--"), cli.names)
         raise UserError(f"unknown argument {unknown[0]}{hint} The arguments of your script follow --")
-    refuse(
-        (
-            getattr(args, "check", False),
-            "--check trains a recipe on the tier's GPUs, not a script: drop --check, or run it without one",
-        ),
-        (
-            getattr(args, "plan", False),
-            "--plan is for recipes: the memory of a script is not known: drop it",
-        ),
-        (
-            getattr(args, "scaling", "") == "weak",
-            "--scaling=weak changes the batch of a recipe; that of a script is its own: leave it out",
-        ),
-    )
+    if getattr(args, "check", False):
+        raise UserError("--check trains a recipe on the tier's GPUs, not a script: drop --check, or run it without one")
+    if getattr(args, "plan", False):
+        raise UserError("--plan is for recipes: the memory of a script is not known: drop it")
+    if getattr(args, "scaling", "") == "weak":
+        raise UserError("--scaling=weak changes the batch of a recipe; that of a script is its own: leave it out")
     return args, read_script(args.script, args.module, getattr(args, "package", ""), words, args.job_dir)
 
 

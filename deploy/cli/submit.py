@@ -16,7 +16,7 @@ from deploy.job.sending import check_resources, upload_packages
 from deploy.platform.errors import exit_code
 from deploy.platform.gcloud_and_sdk import SESSION, Gcloud, Session, to_yaml
 from deploy.platform.local import on_signals
-from trainer.base.errors import DONE, INTERRUPTED, refuse
+from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.storage import local_path, make_writable, write_whole
 
 
@@ -32,20 +32,14 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
                      "print the gcloud command that sends it, and stop")  # fmt: skip
     flags, program = parse_program(cli, arguments)
     both = "contradict each other"
-    refuse(
-        (
-            flags.spec and flags.json,
-            f"--spec and --json {both}: each takes all of stdout, and the document has the spec: drop one of them",
-        ),
-        (
-            flags.spec and flags.out,
-            f"--spec and --out {both}: the one prints what the other writes: drop one of them",
-        ),
-        (
-            flags.dry_run and flags.out,
-            f"--dry_run and --out {both}: a dry run uploads nothing: drop one of them",
-        ),
-    )
+    if flags.spec and flags.json:
+        raise UserError(
+            f"--spec and --json {both}: each takes all of stdout, and the document has the spec: drop one of them"
+        )
+    if flags.spec and flags.out:
+        raise UserError(f"--spec and --out {both}: the one prints what the other writes: drop one of them")
+    if flags.dry_run and flags.out:
+        raise UserError(f"--dry_run and --out {both}: a dry run uploads nothing: drop one of them")
     unfollowed = "spec" if flags.spec else "out" if flags.out else ""
     submission = prepare(parsed(SubmitOptions, flags), program, command_line("submit", arguments), session, unfollowed)
     if flags.spec:

@@ -19,7 +19,7 @@ from deploy.job.workload import Training, Workload
 from deploy.platform.local import on_signals
 from deploy.report.collection import repeat_folder
 from deploy.tiers.tier import Tier
-from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError, refuse
+from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.storage import keep_others_out, make_writable
 
 _ADVICE = {
@@ -55,16 +55,10 @@ class ComparisonRequest:
 
     def resolve(self) -> dict[str, Workload]:
         """Returns what runs on each tier, by the tier's name. Raises UserError for settings that it cannot have."""
-        refuse(
-            (
-                "job_dir" in self.program.values,
-                "--job_dir is not for a comparison: --out names the folder: leave it out",
-            ),
-            (
-                "replicas" in self.program.values,
-                "--replicas is not for a comparison: the tiers set the number of devices: leave it out",
-            ),
-        )
+        if "job_dir" in self.program.values:
+            raise UserError("--job_dir is not for a comparison: --out names the folder: leave it out")
+        if "replicas" in self.program.values:
+            raise UserError("--replicas is not for a comparison: the tiers set the number of devices: leave it out")
         runs = [workload_on(self.tiers[0], self.program)]
         first = runs[0]
         rows_per_replica = first.config.rows_per_replica(first.tier.devices) if isinstance(first, Training) else 0

@@ -27,7 +27,7 @@ from deploy.tiers.gcp_config import GcpConfig, checked_address
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.spec_rules import machine_of
 from deploy.tiers.tier import SECRETS, SpecChanges, Tier, read_labels
-from trainer.base.errors import UserError, refuse
+from trainer.base.errors import UserError
 from trainer.base.limit_watch import LIMITS
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.tracking.sender import TAGS
@@ -209,31 +209,27 @@ SPOT_INTERVAL_S = 15 * 60  # the most work that a preemption should cost
 def check_devices(tier: Tier, config: TrainConfig) -> None:
     """Raises UserError unless a chief and identical workers can train on the tier, and the batch divides over them."""
     pools = tier.spec["workerPoolSpecs"]
-    refuse(
-        (
-            len(pools) > 2,
+    if len(pools) > 2:
+        raise UserError(
             f"{tier.name}: workerPoolSpecs[2]: a chief and its workers train, without parameter servers or evaluators: "
-            "remove the pool, or run a script of yours",
-        ),
-        (
-            len(set(map(machine_of, pools))) > 1,
+            "remove the pool, or run a script of yours"
+        )
+    if len(set(map(machine_of, pools))) > 1:
+        raise UserError(
             f"{tier.name}: workerPoolSpecs[1] has other machines than workerPoolSpecs[0]: every worker gets the same "
-            "share of a batch: give both the same machineSpec, or run a script of yours",
-        ),
-        (
-            tier.accelerators and config.replicas > tier.accelerators,
+            "share of a batch: give both the same machineSpec, or run a script of yours"
+        )
+    if tier.accelerators and config.replicas > tier.accelerators:
+        raise UserError(
             f"replicas={config.replicas}: a worker of {tier.name} has {tier.accelerators} accelerators: drop the flag, "
-            "or take a larger tier",
-        ),
-        (
-            tier.workers > 1 and config.strategy in ("one_device", "mirrored"),
-            f"strategy={config.strategy}: the {tier.workers} workers of {tier.name} would each train alone: drop it",
-        ),
-        (
-            tier.workers == 1 and config.strategy == "multi_worker",
-            f"strategy=multi_worker: {tier.name} has one worker: drop the flag, or take a tier of several",
-        ),
-    )
+            "or take a larger tier"
+        )
+    if tier.workers > 1 and config.strategy in ("one_device", "mirrored"):
+        raise UserError(
+            f"strategy={config.strategy}: the {tier.workers} workers of {tier.name} would each train alone: drop it"
+        )
+    if tier.workers == 1 and config.strategy == "multi_worker":
+        raise UserError(f"strategy=multi_worker: {tier.name} has one worker: drop the flag, or take a tier of several")
     devices = tier.workers * (config.replicas or tier.accelerators or 1)
     try:
         config.rows_per_replica(devices)
@@ -272,17 +268,15 @@ def check_module(field: str, value: str, module: str, packages: Sequence[Package
     top, path = module.split(".")[0], module.replace(".", "/")
     package = next((package for package in packages if package.name == (TRAINER if top == "trainer" else top)), None)
     files = {f"{path}.py", f"{path}/__main__.py" if runs else f"{path}/__init__.py"}
-    refuse(
-        (
-            package is None and (top != "trainer" or packages),
+    if package is None and (top != "trainer" or packages):
+        raise UserError(
             f"{field}={value}: the module {top} is not in the job: use --package=FOLDER or {top}.py, or an --image= "
-            "with it",
-        ),
-        (
-            package and package.files and not files & package.files.keys(),
-            f"{field}={value}: the module {module} is not in the package {top}: check its name, and .gitignore",
-        ),
-    )
+            "with it"
+        )
+    if package and package.files and not files & package.files.keys():
+        raise UserError(
+            f"{field}={value}: the module {module} is not in the package {top}: check its name, and .gitignore"
+        )
 
 
 def warnings(tier: Tier, config: TrainConfig, spec: str) -> Iterator[str]:
@@ -317,18 +311,16 @@ def check_trackers(track: str, image: Image, packages: Sequence[Package]) -> Non
     for address in read_addresses(track):
         if ":" in address.kind and image.plain:
             check_module("track", address.text, address.kind.partition(":")[0], packages)
-        refuse(
-            (
-                _ON_THIS_MACHINE.match(address.server),
+        if _ON_THIS_MACHINE.match(address.server):
+            raise UserError(
                 f"track={address.text} is on this machine, which the job cannot reach: name a server, or send the run "
-                f"when it has ended: `python -m deploy track gs://… --track={address.text}`",
-            ),
-            (
-                image.built and address.kind in REQUIREMENTS,
+                f"when it has ended: `python -m deploy track gs://… --track={address.text}`"
+            )
+        if image.built and address.kind in REQUIREMENTS:
+            raise UserError(
                 f"track={address.text}: the job's image has no {REQUIREMENTS.get(address.kind)}: use "
-                "--image=install, or an image of yours that has it",
-            ),
-        )
+                "--image=install, or an image of yours that has it"
+            )
 
 
 def variables(track: str, tier: Tier, image: str, gcp: GcpConfig, tensorboard: str) -> list[dict[str, str]]:

@@ -21,7 +21,7 @@ from pathlib import Path
 import trainer
 from deploy.packaging.sources import MOST_MB, user_sources
 from deploy.tiers.tier import COPIES, ROOT, beside
-from trainer.base.errors import UserError, refuse
+from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import COMMIT_FILE, trainer_commit
 from trainer.base.storage import expanded
 
@@ -177,16 +177,12 @@ def user_package(address: str, most_mb: float = MOST_MB, include: Sequence[str] 
         inside = [f"did you mean {address}/{file.parent.name}?" for file in sorted(path.glob("*/__init__.py"))]
         advice = inside[0] if inside else "such as my_models with an __init__.py, or one module, such as mine.py"
         raise UserError(f"package={address}: must be a folder that Python can import: {advice}")
-    refuse(
-        (
-            not re.fullmatch(r"[A-Za-z](\w*[A-Za-z0-9])?", name, re.ASCII),
-            f"package={address}: pip takes letters, digits and _ between them: rename it, such as my_models",
-        ),
-        (
-            name in ("trainer", "deploy") or _distribution(name) == _distribution(TRAINER),
-            f"package={address}: {name} is a name of this project: rename your package",
-        ),
-    )
+    if not re.fullmatch(r"[A-Za-z](\w*[A-Za-z0-9])?", name, re.ASCII):
+        raise UserError(
+            f"package={address}: pip takes letters, digits and _ between them: rename it, such as my_models"
+        )
+    if name in ("trainer", "deploy") or _distribution(name) == _distribution(TRAINER):
+        raise UserError(f"package={address}: {name} is a name of this project: rename your package")
     listed = path / "requirements.txt"
     lines = listed.read_text(encoding="utf-8", errors="replace").splitlines() if listed.is_file() else []
     requires = list(filter(None, (re.split(r"(?:^|\s)#", line)[0].strip() for line in lines)))

@@ -12,7 +12,7 @@ from deploy.planning.recommendations import time_of
 from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE, MemoryOption, fit_on
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import STRATEGIES, Tier
-from trainer.base.errors import UserError, refuse
+from trainer.base.errors import UserError
 from trainer.base.limit_watch import StopLimits
 from trainer.base.run_files.plan_file import StepPlan, kept_plan, read_plan
 from trainer.base.settings.resolution import Overrides
@@ -114,16 +114,10 @@ def with_limits(work: Workload, order: Order) -> Order:
         return order
     tier, factor, hours = work.tier, order.asked.stop_if_over, 0.0
     training = work if isinstance(work, Training) else None
-    refuse(
-        (
-            order.asked.stop_if_idle and not tier.accelerators,
-            f"--stop_if_idle is for GPUs, and {tier.name} has none: leave it out",
-        ),
-        (
-            order.asked.stop_if_idle and training is None and tier.workers > 1,
-            "--stop_if_idle is for a script on one machine: the workers of a script do not see each other",
-        ),
-    )
+    if order.asked.stop_if_idle and not tier.accelerators:
+        raise UserError(f"--stop_if_idle is for GPUs, and {tier.name} has none: leave it out")
+    if order.asked.stop_if_idle and training is None and tier.workers > 1:
+        raise UserError("--stop_if_idle is for a script on one machine: the workers of a script do not see each other")
     if factor:
         if training and order.asked.plan:
             plan_of(training.config, training.overrides)

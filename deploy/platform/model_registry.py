@@ -20,7 +20,7 @@ from deploy.platform import buckets, vertex_api
 from deploy.platform.rest import Platform
 from deploy.platform.vertex_api import ApiError, Clock, backoff, console_page, retried
 from deploy.tiers.gcp_config import GcpConfig, checked_address
-from trainer.base.errors import UserError, refuse
+from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import MODEL, RESULT, RUN_INFO, mapping, read_result, read_run_info
 from trainer.base.run_files.serving_file import SERVING, Servable, read_servable
 from trainer.base.storage import expanded, parse
@@ -123,16 +123,12 @@ def serving_image(image: str) -> str:
     check_asked_image(image)
     built = remembered()
     uri = image or (built.uri if built else "")
-    refuse(
-        (
-            installs(image),
-            f"image={image}: a server needs an image with all packages: python -m deploy image --image=URI",
-        ),
-        (
-            not uri,
-            "no image to serve the model: build one with python -m deploy image --image=URI, or use --image=",
-        ),
-    )
+    if installs(image):
+        raise UserError(f"image={image}: a server needs an image with all packages: python -m deploy image --image=URI")
+    if not uri:
+        raise UserError(
+            "no image to serve the model: build one with python -m deploy image --image=URI, or use --image="
+        )
     return uri
 
 

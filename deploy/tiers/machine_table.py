@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trainer.base.errors import UserError, refuse
+from trainer.base.errors import UserError
 from trainer.base.settings.accelerators import TFLOPS
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.yaml_file import read_yaml
@@ -189,13 +189,10 @@ def load_machines(file: str = "") -> Machines:
     for name, value in prices.items():
         kinds = value if isinstance(value, dict) else {"list": value}
         for kind, usd in kinds.items():
-            refuse(
-                (kind not in KINDS, f"prices={file}: {name}: {kind}: unknown price; use one of {', '.join(KINDS)}"),
-                (
-                    isinstance(usd, bool) or not isinstance(usd, (int, float)) or not 0 < usd < 1e6,
-                    f"prices={file}: {name}: {usd!r} is not a price: use a number above 0, in USD an hour",
-                ),
-            )
+            if kind not in KINDS:
+                raise UserError(f"prices={file}: {name}: {kind}: unknown price; use one of {', '.join(KINDS)}")
+            if isinstance(usd, bool) or not isinstance(usd, (int, float)) or not 0 < usd < 1e6:
+                raise UserError(f"prices={file}: {name}: {usd!r} is not a price: use a number above 0, in USD an hour")
         price = Price(**kinds)
         if name in accelerators:
             accelerators[name] = dataclasses.replace(accelerators[name], price=price)

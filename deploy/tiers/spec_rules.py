@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.tiers.machine_table import load_machines
-from trainer.base.errors import UserError, refuse
+from trainer.base.errors import UserError
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.yaml_file import read_yaml
 
@@ -42,22 +42,18 @@ def check_spec(spec: Spec, name: str) -> None:
         where, count = f"{name}: workerPoolSpecs[{place}]", int(pool.get("replicaCount", 1))
         task = pool.get("containerSpec") or pool.get("pythonPackageSpec", {})
         ended = next((key for key in ("executorImageUri", "packageUris") if key in task), "")
-        refuse(
-            (
-                ("containerSpec" in pool) == ("pythonPackageSpec" in pool),
-                f"{where}: give one of containerSpec (your own image) and pythonPackageSpec",
-            ),
-            (
-                place == 0 and count != 1,
-                f"{where}.replicaCount={count}: pool 0 is the chief alone, so 1: move others to workerPoolSpecs[1]",
-            ),
-            (
-                ended,
+        if ("containerSpec" in pool) == ("pythonPackageSpec" in pool):
+            raise UserError(f"{where}: give one of containerSpec (your own image) and pythonPackageSpec")
+        if place == 0 and count != 1:
+            raise UserError(
+                f"{where}.replicaCount={count}: pool 0 is the chief alone, so 1: move others to workerPoolSpecs[1]"
+            )
+        if ended:
+            raise UserError(
                 f"{where}.pythonPackageSpec: {ended} is for Google's prebuilt images of TensorFlow, which have ended: "
                 "leave it out, and each start installs what the job needs, or name your image, as containerSpec: "
-                "{imageUri: …}",
-            ),
-        )
+                "{imageUri: …}"
+            )
         # Its machine, and the accelerators that this machine takes.
         where = f"{where}.machineSpec"
         kind, accelerator, gpus = machine_of(pool)
@@ -73,58 +69,50 @@ def check_spec(spec: Spec, name: str) -> None:
         asked = f"{accelerator} x {gpus}" if accelerator else "none"
         others = [name for name, machine in table.machines.items() if gpus in machine.counts.get(accelerator, ())]
         advice = f"; {asked} comes with {' or '.join(others[:3])}" if others else ""
-        refuse(
-            (
-                accelerator and accelerator not in table.accelerators,
+        if accelerator and accelerator not in table.accelerators:
+            raise UserError(
                 f"{where}.acceleratorType={accelerator}: not supported by this trainer: use one of "
-                f"{', '.join(table.accelerators)}",
-            ),
-            (
-                bool(accelerator) != bool(gpus),
-                f"{where}: acceleratorType={accelerator or None} and acceleratorCount={gpus}: give both, or neither",
-            ),
-            (
-                (accelerator or not host.attached) and gpus not in host.counts.get(accelerator, ()),
-                f"{where}: {kind} takes {has or 'no accelerators'}, not {asked}{advice}",
-            ),
-        )
+                f"{', '.join(table.accelerators)}"
+            )
+        if bool(accelerator) != bool(gpus):
+            raise UserError(
+                f"{where}: acceleratorType={accelerator or None} and acceleratorCount={gpus}: give both, or neither"
+            )
+        if (accelerator or not host.attached) and gpus not in host.counts.get(accelerator, ()):
+            raise UserError(f"{where}: {kind} takes {has or 'no accelerators'}, not {asked}{advice}")
     # When it may run, for how long, and as whom.
     scheduling = spec.get("scheduling", {})
     strategy, timeout = scheduling.get("strategy", "STANDARD"), scheduling.get("timeout", "86400s")
-    refuse(
-        (
-            len({"containerSpec" in pool for pool in pools[:2]}) > 1,
-            f"{name}: workerPoolSpecs: one pool names an image and the other does not: give both one, or none",
-        ),
-        (
-            strategy == "FLEX_START" and "maxWaitDuration" not in scheduling,
+    if len({"containerSpec" in pool for pool in pools[:2]}) > 1:
+        raise UserError(
+            f"{name}: workerPoolSpecs: one pool names an image and the other does not: give both one, or none"
+        )
+    if strategy == "FLEX_START" and "maxWaitDuration" not in scheduling:
+        raise UserError(
             f"{name}: scheduling.strategy=FLEX_START without maxWaitDuration waits up to a day: limit the wait for "
-            'machines, as maxWaitDuration: "14400s"',
-        ),
-        (
-            float(timeout[:-1]) < 60,
-            f'{name}: scheduling.timeout={timeout} ends the job at once, since starting takes minutes: write "86400s"',
-        ),
-        (
-            "tensorboard" in spec and "serviceAccount" not in spec,
+            'machines, as maxWaitDuration: "14400s"'
+        )
+    if float(timeout[:-1]) < 60:
+        raise UserError(
+            f'{name}: scheduling.timeout={timeout} ends the job at once, since starting takes minutes: write "86400s"'
+        )
+    if "tensorboard" in spec and "serviceAccount" not in spec:
+        raise UserError(
             f"{name}: tensorboard without serviceAccount: the job could not write to it: add serviceAccount: "
-            "NAME@PROJECT.iam.gserviceaccount.com to the tier",
-        ),
-    )
+            "NAME@PROJECT.iam.gserviceaccount.com to the tier"
+        )
     for kind, accelerator, _ in map(machine_of, pools):
         only = table.machines[kind].strategies
-        refuse(
-            (
-                only and strategy not in only,
+        if only and strategy not in only:
+            raise UserError(
                 f"{name}: scheduling.strategy={strategy}: {kind} may be had only as {' or '.join(only)}: set the "
-                "strategy, or take a larger machine",
-            ),
-            (
-                strategy == "FLEX_START" and not FLEX_START.fullmatch(accelerator),
+                "strategy, or take a larger machine"
+            )
+        if strategy == "FLEX_START" and not FLEX_START.fullmatch(accelerator):
+            raise UserError(
                 f"{name}: scheduling.strategy=FLEX_START: not for {accelerator or 'machines without GPUs'}, only for "
-                "L4, A100, H100, H200 and B200: drop the strategy, or use SPOT",
-            ),
-        )
+                "L4, A100, H100, H200 and B200: drop the strategy, or use SPOT"
+            )
 
 
 def check_shape(spec: Spec, name: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from deploy.base.options import option, seconds, switch
 from deploy.tiers.machine_table import FREE, HOURS_A_MONTH, Price, load_machines
 from deploy.tiers.spec_rules import FLEX_START, check_shape, check_spec, machine_of
-from trainer.base.errors import UserError, refuse
+from trainer.base.errors import UserError
 from trainer.base.settings.fields import integer_in, nearest
 from trainer.base.settings.yaml_file import read_yaml
 
@@ -32,17 +32,13 @@ def read_labels(text: str) -> dict[str, str]:
         key, _, value = label.partition("=")
         # https://docs.cloud.google.com/resource-manager/docs/labels-overview#requirements
         valid = re.fullmatch(r"(?!\d|[-_])[\w-]{1,63}=[\w-]{0,63}", label) and label == label.lower()
-        refuse(
-            (
-                not valid,
+        if not valid:
+            raise UserError(
                 f"labels={text}: {label!r} is no label: write --labels=KEY=VALUE,KEY=VALUE, both of up to 63 small "
-                "letters, digits, - and _, the key with a letter first",
-            ),
-            (
-                key in (LABEL, PRICE_LABEL),
-                f"labels={text}: `submit` sets the label {key} itself, to find the job: use another key",
-            ),
-        )
+                "letters, digits, - and _, the key with a letter first"
+            )
+        if key in (LABEL, PRICE_LABEL):
+            raise UserError(f"labels={text}: `submit` sets the label {key} itself, to find the job: use another key")
         labels[key] = value
     return labels
 
@@ -64,26 +60,23 @@ def _read_pairs(flag: str, texts: Sequence[str]) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        refuse(
-            (
-                not equals or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII),
-                f"{flag}={name}: write --{flag}=NAME=VALUE, with a name of letters, digits and _",
-            ),
-            (
-                re.fullmatch(r"TF_CONFIG|CLUSTER_SPEC|(AIP|CLOUD_ML|TRAINER)_\w*", name),
-                f"{flag}={name}: Vertex AI or the start of the job sets this variable: use another name",
-            ),
-            (pairs.setdefault(name, value) != value, f"{flag}={name}: it has two values: keep one of them"),
-            (
-                flag == "env" and _CONFIDENTIAL.search(name),
+        if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            raise UserError(f"{flag}={name}: write --{flag}=NAME=VALUE, with a name of letters, digits and _")
+        if re.fullmatch(r"TF_CONFIG|CLUSTER_SPEC|(AIP|CLOUD_ML|TRAINER)_\w*", name):
+            raise UserError(f"{flag}={name}: Vertex AI or the start of the job sets this variable: use another name")
+        if name in pairs and pairs[name] != value:
+            raise UserError(f"{flag}={name}: it has two values: keep one of them")
+        if flag == "env" and _CONFIDENTIAL.search(name):
+            raise UserError(
                 f"env={name}: this would stand in the job's spec, which all who see the job can read: store it "
-                f"in Secret Manager, and use --secret={name}=projects/P/secrets/S/versions/latest",
-            ),
-            (
-                flag == "secret" and not _SECRET_VERSION.fullmatch(value),  # not repeated: it may be the secret itself
-                f"secret={name}: write --secret={name}=projects/P/secrets/S/versions/V, as …/versions/latest",
-            ),
-        )
+                f"in Secret Manager, and use --secret={name}=projects/P/secrets/S/versions/latest"
+            )
+        if flag == "secret" and not _SECRET_VERSION.fullmatch(value):
+            # The value is not repeated: it may be the secret itself.
+            raise UserError(
+                f"secret={name}: write --secret={name}=projects/P/secrets/S/versions/V, as …/versions/latest"
+            )
+        pairs[name] = value
     return pairs
 
 
@@ -112,16 +105,10 @@ class SpecChanges:
         """Raises UserError for flags that contradict each other, and for a malformed reservation."""
         kinds = [f"--{name}" for name in ("spot", "flex_start", "reservation") if getattr(self, name)]
         reserved = r"projects/[^/]+/zones/[a-z0-9-]+/reservations/[^/]+"
-        refuse(
-            (
-                len(kinds) > 1,
-                f"{' and '.join(kinds[:2])} contradict each other: a job has machines of one kind",
-            ),
-            (
-                self.reservation and not re.fullmatch(reserved, self.reservation),
-                f"reservation={self.reservation}: write projects/PROJECT/zones/ZONE/reservations/NAME",
-            ),
-        )
+        if len(kinds) > 1:
+            raise UserError(f"{' and '.join(kinds[:2])} contradict each other: a job has machines of one kind")
+        if self.reservation and not re.fullmatch(reserved, self.reservation):
+            raise UserError(f"reservation={self.reservation}: write projects/PROJECT/zones/ZONE/reservations/NAME")
 
     def applied(self, spec: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str]:
         """Returns a changed copy of `spec`, and for messages `name` with the flags that changed it.

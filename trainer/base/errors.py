@@ -1,7 +1,6 @@
 """Defines the exit codes of a job and the exceptions that are reported in one line."""
 
 import re
-from typing import Any
 
 DONE = 0
 FAULT = 1  # a fault of this program or of the platform
@@ -60,13 +59,6 @@ class UserError(_OneLine):
     """Reports in one line what the user must change: what was given, the rule, what to do."""
 
     exit_code = USER_MUST_CHANGE
-
-
-def refuse(*rules: tuple[Any, str]) -> None:
-    """Raises UserError with the first line whose condition is true: `refuse((size < 20, "image_size=…: …"), …)`."""
-    for broken, line in rules:
-        if broken:
-            raise UserError(line)
 
 
 class PlatformFault(_OneLine):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.base.errors import UserError, refuse
+from trainer.base.errors import UserError
 from trainer.base.limit_watch import ask_gpus
 from trainer.base.log import log
 from trainer.base.settings.accelerators import scratch_mib
@@ -87,15 +87,18 @@ def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
     role = str(task.get("type"))
     index: Any = task.get("index", 0)
     chiefs, count = len(tasks["chief"]), len(tasks[role])
-    refuse(
-        (chiefs > 1, f"TF_CONFIG: {chiefs} chiefs: use only one (replicaCount 1 in pool 0)"),
-        (repeated, f"TF_CONFIG: the address {repeated} appears more than once: every task needs a separate address"),
-        (not count, f"TF_CONFIG: task.type is {role}, but the cluster has no {role}"),
-        (
-            type(index) is not int or not 0 <= index < count,
-            f"TF_CONFIG: task.index is {str(index)[:20]}, but the cluster has {count} of {role}: use 0 to {count - 1}",
-        ),
-    )
+    if chiefs > 1:
+        raise UserError(f"TF_CONFIG: {chiefs} chiefs: use only one (replicaCount 1 in pool 0)")
+    if repeated:
+        raise UserError(
+            f"TF_CONFIG: the address {repeated} appears more than once: every task needs a separate address"
+        )
+    if not count:
+        raise UserError(f"TF_CONFIG: task.type is {role}, but the cluster has no {role}")
+    if type(index) is not int or not 0 <= index < count:
+        raise UserError(
+            f"TF_CONFIG: task.index is {str(index)[:20]}, but the cluster has {count} of {role}: use 0 to {count - 1}"
+        )
     first = 0 if role == "chief" else chiefs
     return Cluster(addresses if len(addresses) > 1 else (), first + index)
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.base.errors import UserError, refuse
+from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.rendezvous import differing, unlike
@@ -164,18 +164,16 @@ def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
 
     Raises UserError if there are too few, or if the strategy does not fit TF_CONFIG.
     """
-    refuse(
-        (
-            cluster.several and config.strategy not in ("auto", "multi_worker"),
+    if cluster.several and config.strategy not in ("auto", "multi_worker"):
+        raise UserError(
             f"strategy={config.strategy}, but TF_CONFIG names {cluster.workers} workers: drop --strategy, or unset "
-            "TF_CONFIG for one machine",
-        ),
-        (
-            config.strategy == "multi_worker" and not cluster.several,
+            "TF_CONFIG for one machine"
+        )
+    if config.strategy == "multi_worker" and not cluster.several:
+        raise UserError(
             "strategy=multi_worker, but TF_CONFIG names one machine: set it on every worker (python -m deploy local "
-            "does so), or drop --strategy",
-        ),
-    )
+            "does so), or drop --strategy"
+        )
     gpus = tf.config.get_visible_devices("GPU")
     visible = len(gpus) or simulated_devices()
     if visible < config.expect_devices:

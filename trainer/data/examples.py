@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.base.errors import PlatformFault, UserError, refuse, shortened
+from trainer.base.errors import PlatformFault, UserError, shortened
 from trainer.data.order import RowNumbers, shuffled
 from trainer.invariance.internals import makes_batches
 
@@ -102,10 +102,10 @@ def rows_in(parts: Sequence[Nest]) -> int:
     ]
     shapes = shortened(", ".join(shape for shape, _ in counts))
     rows = {count for _, count in counts}
-    refuse(
-        (not rows or 0 in rows, f"no rows: {shapes or 'an empty nest'}"),
-        (len(rows) > 1, f"the parts have different numbers of rows: {shapes}"),
-    )
+    if not rows or 0 in rows:
+        raise UserError(f"no rows: {shapes or 'an empty nest'}")
+    if len(rows) > 1:
+        raise UserError(f"the parts have different numbers of rows: {shapes}")
     return counts[0][1]
 
 
@@ -340,17 +340,15 @@ class Arrays(NestedArrays):
 
     def __init__(self, images: Array, labels: Array | None = None) -> None:
         shape = None if labels is None else labels.shape
-        refuse(
-            (
-                images.ndim != 4 or not len(images),
+        if images.ndim != 4 or not len(images):
+            raise UserError(
                 f"images of shape {images.shape}: must be (examples, height, width, channels), with at least one "
-                "example",
-            ),
-            (
-                shape is not None and shape != images.shape[:1],
-                f"labels of shape {shape} for images of shape {images.shape}: one integer per image is required",
-            ),
-        )
+                "example"
+            )
+        if shape is not None and shape != images.shape[:1]:
+            raise UserError(
+                f"labels of shape {shape} for images of shape {images.shape}: one integer per image is required"
+            )
         height, width, channels = images.shape[1:]
         self.images, self.labels, self.image_shape = images, labels, (height, width, channels)
         self._hold(*(part for part in (images, labels) if part is not None))
@@ -421,14 +419,13 @@ class InSequence(AnyExamples):
         )
         self._length, self._unknown_count = int(source.cardinality()), unknown_count
         self.has_length = self._length >= 0
-        refuse(
-            (self._length == 0, f"{origin}: the tf.data.Dataset is empty"),
-            (
-                not (self.has_length or unknown_count),
+        if self._length == 0:
+            raise UserError(f"{origin}: the tf.data.Dataset is empty")
+        if not (self.has_length or unknown_count):
+            raise UserError(
                 f"{origin}: the length of the tf.data.Dataset is unknown or infinite: give the length of the run with "
-                "--steps, or the data set's with tf.data.experimental.assert_cardinality",
-            ),
-        )
+                "--steps, or the data set's with tf.data.experimental.assert_cardinality"
+            )
 
     @cached_property
     def count(self) -> int:  # type: ignore[override]

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.base.errors import UserError, reason, refuse
+from trainer.base.errors import UserError, reason
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.examples import Arrays, Examples, Subset
@@ -85,17 +85,13 @@ def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
     images = np.asarray(images)
     if images.ndim == 3:
         images = images[..., np.newaxis]
-    refuse(
-        (
-            images.ndim != 4 or not images.size or images.shape[-1] not in (1, 3),
+    if images.ndim != 4 or not images.size or images.shape[-1] not in (1, 3):
+        raise UserError(
             f"data={config.data}: images of shape {images.shape}: must be (examples, height, width) or "
-            "(examples, height, width, 1 or 3), with at least one example",
-        ),
-        (
-            images.dtype != np.uint8,
-            f"data={config.data}: images are {images.dtype}: must be uint8, grey levels from 0 to 255",
-        ),
-    )
+            "(examples, height, width, 1 or 3), with at least one example"
+        )
+    if images.dtype != np.uint8:
+        raise UserError(f"data={config.data}: images are {images.dtype}: must be uint8, grey levels from 0 to 255")
     size, channels = config.image_size, config.channels
     if images.shape[-1] < channels:
         images = np.repeat(images, 3, axis=-1)
@@ -127,13 +123,10 @@ def checked_labels(labels: npt.NDArray[Any], origin: str, classes: int = MOST_CL
     """Returns labels as int32. Raises UserError, naming `origin`, unless all are integers from 0 to below `classes`."""
     numbers = labels.size and labels.dtype.kind in "iu"
     least, largest = (labels.min(), labels.max()) if numbers else (0, 0)
-    refuse(
-        (labels.dtype.kind not in "iu", f"{origin}: labels of type {labels.dtype}: must be integers"),
-        (
-            not 0 <= least <= largest < classes,
-            f"{origin}: labels from {least} to {largest}: must be from 0 to {classes - 1:,}",
-        ),
-    )
+    if labels.dtype.kind not in "iu":
+        raise UserError(f"{origin}: labels of type {labels.dtype}: must be integers")
+    if not 0 <= least <= largest < classes:
+        raise UserError(f"{origin}: labels from {least} to {largest}: must be from 0 to {classes - 1:,}")
     return labels.astype(np.int32, copy=False)
 
 

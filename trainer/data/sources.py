@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.base.errors import UserError, refuse
+from trainer.base.errors import UserError
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.own_settings import is_dotted
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig, split_kind
@@ -61,19 +61,17 @@ def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
                 "image_size or channels, or prepare the data again"
             )
     count = dataset.train.count if trains else config.global_batch_size
-    refuse(
-        (
-            count < config.global_batch_size,
+    if count < config.global_batch_size:
+        raise UserError(
             f"data={config.data}: {count} examples are fewer than global_batch_size={config.global_batch_size}: use at "
-            f"most {count}",
-        ),
-        (
-            config.evaluation_fraction and dataset.evaluation is None,
+            f"most {count}"
+        )
+    if config.evaluation_fraction and dataset.evaluation is None:
+        raise UserError(
             f"evaluation_fraction={config.evaluation_fraction}: {config.data} has no evaluation part, and the flag "
             "does not apply to prepared data, nor to a Dataset of your own: drop it, prepare the data anew with it, "
-            "or give the rows as third argument: Dataset(name, training, evaluation)",
-        ),
-    )
+            "or give the rows as third argument: Dataset(name, training, evaluation)"
+        )
     # Labels in memory become int32, and classes without names are called by their numbers.
     largest, parts = [], list[Any]((dataset.train, dataset.evaluation))
     for place, part in enumerate(parts):

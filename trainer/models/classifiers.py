@@ -10,7 +10,7 @@ from typing import Any
 import keras
 from keras import layers
 
-from trainer.base.errors import refuse
+from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.invariance.layers import full_precision
@@ -30,11 +30,12 @@ def number_of_classes(config: TrainConfig, dataset: Dataset, setting: str, kind:
     Raises UserError if there are no labels, or fewer than two classes; it names `setting` and the `kind` of model.
     """
     classes, data = len(dataset.class_names), f"{setting}: {config.data}"
-    refuse(
-        (not dataset.train.labelled, f"{data} has no labels: {kind} needs them, e.g. class folders"),
-        (not classes, f"{data} has labels but no class_names: set them in its Dataset"),
-        (classes < 2, f"{data} has only one class ({''.join(dataset.class_names)}): two are required"),
-    )
+    if not dataset.train.labelled:
+        raise UserError(f"{data} has no labels: {kind} needs them, e.g. class folders")
+    if not classes:
+        raise UserError(f"{data} has labels but no class_names: set them in its Dataset")
+    if classes < 2:
+        raise UserError(f"{data} has only one class ({''.join(dataset.class_names)}): two are required")
     return classes
 
 

@@ -6,7 +6,7 @@ A model's settings are the keyword-only parameters of its function or class. Thi
 
 from typing import Annotated, Any
 
-from trainer.base.errors import UserError, refuse
+from trainer.base.errors import UserError
 from trainer.base.settings.fields import Setting
 from trainer.base.settings.rules import check_known, contradiction
 from trainer.base.settings.train_config import names_in
@@ -39,34 +39,25 @@ def check(config: Any) -> None:
     size, model = config.image_size, config.model
     if model == "efficientnet":
         later, advice = config.fine_tune_after_steps, f"without weights everything is trained: use {FROM_SCRATCH}"
-        refuse(
-            (
-                config.channels != 3,
-                f"channels={config.channels}: efficientnet takes colour images: use --channels=3",
-            ),
-            (size < 32, f"image_size={size}: efficientnet needs at least 32 pixels"),
-            (
-                later and not config.fine_tune_from,
+        if config.channels != 3:
+            raise UserError(f"channels={config.channels}: efficientnet takes colour images: use --channels=3")
+        if size < 32:
+            raise UserError(f"image_size={size}: efficientnet needs at least 32 pixels")
+        if later and not config.fine_tune_from:
+            raise UserError(
                 f"fine_tune_after_steps={later} without fine_tune_from: name the first block to train then, for "
-                f"example --fine_tune_from=block6a, or train everything from scratch: {FROM_SCRATCH}",
-            ),
-            (
-                config.weights == "none" and config.fine_tune_from,
-                contradiction(config, "weights", "fine_tune_from", advice),
-            ),
-        )
+                f"example --fine_tune_from=block6a, or train everything from scratch: {FROM_SCRATCH}"
+            )
+        if config.weights == "none" and config.fine_tune_from:
+            raise UserError(contradiction(config, "weights", "fine_tune_from", advice))
     elif model in ("dcgan", "wgan_gp", "r3gan"):
         near = sorted({str(min(max(near, 16), 256)) for near in (size // 8 * 8, size // 8 * 8 + 8)})
-        refuse(
-            (
-                size % 8 or not 16 <= size <= 256,
-                f"image_size={size}: {model} needs a multiple of 8 from 16 to 256: take {' or '.join(near)}",
-            ),
-            (
-                config.class_weights,
-                f"class_weight={config.class_weight}: the losses of {model} have no classes: drop it",
-            ),
-        )
+        if size % 8 or not 16 <= size <= 256:
+            raise UserError(
+                f"image_size={size}: {model} needs a multiple of 8 from 16 to 256: take {' or '.join(near)}"
+            )
+        if config.class_weights:
+            raise UserError(f"class_weight={config.class_weight}: the losses of {model} have no classes: drop it")
         for name in names_in(config.diff_augment):
             check_known("diff_augment", name, "the augmentations are", DIFF_AUGMENTATIONS)
     if model == "cnn" and size < 20:

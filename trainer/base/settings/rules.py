@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable
 from importlib import import_module
 
-from trainer.base.errors import UserError, refuse
+from trainer.base.errors import UserError
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.train_config import (
     AUGMENTATIONS,
@@ -59,19 +59,18 @@ def check(config: TrainConfig) -> None:
     """Raises UserError if the settings contradict each other, or do not fit the built-in model."""
     data, model, fid = config.data, config.model, config.fid_every_steps
     is_path = any(sign in data for sign in "/.\\:") or os.path.exists(data)
-    refuse(
-        (config.channels == 2, "channels=2: images have 1 channel (grey) or 3 (colour)"),
-        (
-            not data,
+    if config.channels == 2:
+        raise UserError("channels=2: images have 1 channel (grey) or 3 (colour)")
+    if not data:
+        raise UserError(
             "data is missing: use --data=FOLDER (or gs://BUCKET/FOLDER) with your images, one folder a class for a "
-            "classifier, or --data=digits to try the recipe without any",
-        ),
-        (
-            not is_path and data not in DATA_SOURCES,
+            "classifier, or --data=digits to try the recipe without any"
+        )
+    if not is_path and data not in DATA_SOURCES:
+        raise UserError(
             f"data={data}: no such data{nearest(data, DATA_SOURCES)} Known: {', '.join(DATA_SOURCES)}, an existing "
-            "path, or your own package.module:function",
-        ),
-    )
+            "path, or your own package.module:function"
+        )
     for name in names_in(config.augment):
         check_known("augment", name, "the augmentations are", AUGMENTATIONS)
     layers = names_in(config.remat.removeprefix(LAYERS)) if config.remat.startswith(LAYERS) else ()
@@ -81,37 +80,27 @@ def check(config: TrainConfig) -> None:
     _ = config.class_weights
     last_profiled, one_device = max(config.profiled, default=0), config.strategy == "one_device"
     own = "drop it; a model of your own may have them in its loss or its data"
-    refuse(
-        (one_device and config.replicas > 1, contradiction(config, "strategy", "replicas", "drop one of them")),
-        (
-            one_device and config.expect_devices > 1,
-            contradiction(config, "strategy", "expect_devices", "drop one of them"),
-        ),
-        (
-            0 < config.replicas < config.expect_devices,
-            contradiction(config, "replicas", "expect_devices", "devices that are paid for would not be used"),
-        ),
-        (
-            config.initial_checkpoint and config.initial_model,
-            contradiction(config, "initial_checkpoint", "initial_model", "drop one of them"),
-        ),
-        (
-            config.steps and last_profiled > config.steps,
-            f"profile_steps={config.profile_steps}, but the run ends at step {config.steps}: take earlier ones",
-        ),
-        (
-            config.remat not in ("", BLOCKS) and not layers,
-            f"remat={config.remat} must be {BLOCKS}, or {LAYERS}NAME,… with names of layers",
-        ),
-        *(
-            (
-                getattr(config, name) and model not in CLASSIFIERS,
-                f"{name}={getattr(config, name)}: only {', '.join(CLASSIFIERS)} have soft labels: {own}",
-            )
-            for name in ("label_smoothing", "mixup")
-        ),
-        (fid and model in CLASSIFIERS, f"fid_every_steps={fid}: {model} generates no images: drop the flag"),
-    )
+    if one_device and config.replicas > 1:
+        raise UserError(contradiction(config, "strategy", "replicas", "drop one of them"))
+    if one_device and config.expect_devices > 1:
+        raise UserError(contradiction(config, "strategy", "expect_devices", "drop one of them"))
+    if 0 < config.replicas < config.expect_devices:
+        raise UserError(
+            contradiction(config, "replicas", "expect_devices", "devices that are paid for would not be used")
+        )
+    if config.initial_checkpoint and config.initial_model:
+        raise UserError(contradiction(config, "initial_checkpoint", "initial_model", "drop one of them"))
+    if config.steps and last_profiled > config.steps:
+        raise UserError(
+            f"profile_steps={config.profile_steps}, but the run ends at step {config.steps}: take earlier ones"
+        )
+    if config.remat not in ("", BLOCKS) and not layers:
+        raise UserError(f"remat={config.remat} must be {BLOCKS}, or {LAYERS}NAME,… with names of layers")
+    for name in ("label_smoothing", "mixup"):
+        if getattr(config, name) and model not in CLASSIFIERS:
+            raise UserError(f"{name}={getattr(config, name)}: only {', '.join(CLASSIFIERS)} have soft labels: {own}")
+    if fid and model in CLASSIFIERS:
+        raise UserError(f"fid_every_steps={fid}: {model} generates no images: drop the flag")
     if model in MODELS:
         import_module(_RULES_OF_MODELS).check(config)
     if model in STEP_METRICS:  # the metrics of a user's own model are checked when it runs

@@ -9,7 +9,7 @@ import math
 import re
 from functools import partial
 
-from trainer.base.errors import UserError, refuse
+from trainer.base.errors import UserError
 from trainer.base.settings.fields import setting
 
 # Names of built-in functions; a user's own `package.module:function` is used as it is.
@@ -230,21 +230,15 @@ class TrainConfig:
         if count:
             flag = f"virtual_replicas={count}"
             power = 1 << max(count.bit_length() - 1, 1)  # the largest power of 2 up to it, at least 2
-            refuse(
-                (
-                    count < 2 or count & (count - 1),
-                    f"{flag}: use a power of 2 from 2 on, as sums are added in pairs: take {power}",
-                ),
-                (
-                    count % replicas,
-                    f"{flag} does not divide over {replicas} replicas: use 1, 2, 4 … {count} of them",
-                ),
-                (
-                    self.micro_batches > 1,
+            if count < 2 or count & (count - 1):
+                raise UserError(f"{flag}: use a power of 2 from 2 on, as sums are added in pairs: take {power}")
+            if count % replicas:
+                raise UserError(f"{flag} does not divide over {replicas} replicas: use 1, 2, 4 … {count} of them")
+            if self.micro_batches > 1:
+                raise UserError(
                     f"{flag} and micro_batches={self.micro_batches} contradict each other: each virtual replica is a "
-                    f"micro-batch: drop --micro_batches, or use --virtual_replicas={2 * count}",
-                ),
-            )
+                    f"micro-batch: drop --micro_batches, or use --virtual_replicas={2 * count}"
+                )
             factors = {flag: count}
         else:
             factors = {f"{replicas} replicas": replicas, f"micro_batches={self.micro_batches}": self.micro_batches}

@@ -20,7 +20,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from trainer.base.errors import PlatformFault, UserError, refuse
+from trainer.base.errors import PlatformFault, UserError
 from trainer.base.log import ProgressBar, log
 from trainer.base.storage.gcs import LIMITS, Remote, TooSlow, connect, crc32c_of, explained, in_time
 from trainer.base.storage.local_files import Address, expanded, output_address, parse
@@ -200,12 +200,14 @@ def _refuse_names(names: Iterable[str], root: Path, setting: str) -> None:
         *lengths, length = (len(part.encode(errors="surrogatepass")) for part in (*parts, f"{root}/{name}"))
         folders = {"/".join(parts[:count]) for count in range(1, len(parts))} & files
         why = f"{setting}: the object {name[:100]!r} cannot be a local file"
-        refuse(
-            ({"", ".", ".."} & {*parts}, f"{why}: it contains an empty part, . or .. between slashes: rename it"),
-            (_FORBIDDEN.search(name), f"{why}: it contains a backslash or a control character: rename it"),
-            (max(lengths) > _LONGEST_NAME or length > _LONGEST_PATH, f"{why}: it is too long: rename it"),
-            (folders, f"{why}: {min(folders, default='')[:100]!r} is an object too: rename it"),
-        )
+        if {"", ".", ".."} & {*parts}:
+            raise UserError(f"{why}: it contains an empty part, . or .. between slashes: rename it")
+        if _FORBIDDEN.search(name):
+            raise UserError(f"{why}: it contains a backslash or a control character: rename it")
+        if max(lengths) > _LONGEST_NAME or length > _LONGEST_PATH:
+            raise UserError(f"{why}: it is too long: rename it")
+        if folders:
+            raise UserError(f"{why}: {min(folders, default='')[:100]!r} is an object too: rename it")
 
 
 def in_parallel(work: Callable[[Item, threading.Event], None], items: Collection[Item], workers: int) -> None:
