@@ -17,7 +17,7 @@ from deploy.comparison import execution
 from deploy.comparison.runners import LocalRunner
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import DONE
-from trainer.base.settings.resolution import Overrides
+from trainer.base.settings.request import Overrides
 
 COMPARED, ALONE = "a run of deploy compare", "trainer.task alone"
 PARSER = make_parser(__doc__, repeats=9)

@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 
 from benchmarks import input_pipeline
 from benchmarks.runner import compare, elapsed, make_parser, print_table, program, save
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.image_files import find_images
 from trainer.data.prepare import prepare

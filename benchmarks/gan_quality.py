@@ -24,14 +24,14 @@ from benchmarks.runner import count, make_parser, positive, print_table, program
 from benchmarks.trainer_loop import TrainingLoop, setup_of
 from trainer.base.errors import PlatformFault
 from trainer.base.run_files.job_files import read_json, write_json
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.model_settings import DIFF_AUGMENTATIONS
+from trainer.base.settings.request import resolve
 from trainer.base.storage import write_whole
 from trainer.data.dataset import Examples
 from trainer.data.order import shuffled
 from trainer.data.sample_grids import encode_png, grid, noise
 from trainer.data.sources import load_dataset
 from trainer.measures.fid import Fid
-from trainer.models.model_settings import DIFF_AUGMENTATIONS
 
 SIZES = {
     "digits": ["--image_size=16", "--channels=1"],

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from benchmarks.processes import CONSTANT_RATE, Candidate, Run, Work, images_per_step, started, timed
 from benchmarks.runner import alternate, quartiles, ratios
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas

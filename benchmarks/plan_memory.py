@@ -90,7 +90,7 @@ def measured(rows: int, flags: Sequence[str]) -> dict[str, Any]:
 
 
 def _trace(rows: int, flags: Sequence[str]) -> Any:
-    from trainer.base.settings.resolution import resolve
+    from trainer.base.settings.request import resolve
     from trainer.data.sources import load_dataset
     from trainer.planning.planner import measure_step
     from trainer.run.training_setup import set_precision_and_seed

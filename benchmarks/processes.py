@@ -23,7 +23,7 @@ from PIL import Image
 
 from benchmarks.runner import OPTIONAL, elapsed
 from deploy.platform.local import free_addresses
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 
 Run = Callable[[int], float]  # steps -> seconds

@@ -10,7 +10,7 @@ from benchmarks.runner import make_parser, print_table, program, save
 from deploy.planning.step_time import CONSTANTS, Formula, all_reduce_seconds, device_seconds, host_seconds
 from deploy.tiers.machine_table import Rates, load_machines
 from trainer.base.run_files.plan_file import Work
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.cluster.strategy import make_replicas
 from trainer.data.sources import load_dataset
 from trainer.planning.planner import MeasuredStep, work_of_replicas

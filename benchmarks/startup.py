@@ -18,7 +18,7 @@ PARSER = make_parser(__doc__, repeats=5)
 ALONE = """
 import numpy as np, tensorflow as tf
 from trainer.run.training_setup import set_precision_and_seed, setup_with
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.data.dataset import Arrays, Dataset
 from trainer.cluster.strategy import make_replicas
 config = resolve(["--recipe=%s"]).config

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.processes import Run, Work
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import read_cluster

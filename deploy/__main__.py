@@ -146,10 +146,9 @@ def _run(words: Sequence[str]) -> int:
         hint = f"; did you mean '{_SYNONYMS[verb]}'?" if verb in _SYNONYMS else nearest(verb, known)
         raise UserError(f"{verb}: unknown verb{hint} Known: {', '.join(known)}")
     module = importlib.import_module(f"deploy.cli.{MODULES.get(verb, verb)}")
-    from deploy.api.keywords import check_arguments, split_words  # imported late: it would slow down --help
+    from deploy.api.request import split_words  # imported late: it would slow down --help
     from deploy.base.console import printed_on
 
-    check_arguments(arguments)
     prints_document = {"--json", "--spec"} & {*split_words(arguments)[0]}  # alone on stdout: the text goes to stderr
     with printed_on(sys.stderr if prints_document else None, command=True):
         code: int = getattr(module, verb if verb in MODULES else "main")(arguments)
@@ -161,7 +160,7 @@ def _complete() -> None:
     import argparse  # imported late: it would slow down --help
 
     from deploy.tiers.tier import tier_names
-    from trainer.base.settings.resolution import recipe_names
+    from trainer.base.settings.request import recipe_names
 
     cli = argparse.ArgumentParser(add_help=False)
     cli.add_argument("verb", choices=[*PROGRAMS, *VERBS])

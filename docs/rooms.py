@@ -61,9 +61,28 @@ def modules(package: str) -> Iterator[tuple[str, str]]:
 
 
 def imports(source: str) -> set[str]:
-    """Returns the modules of this project that a source imports anywhere; of `from trainer import x` trainer.x too."""
+    """Returns the modules of this project that a source imports anywhere; of `from trainer import x` trainer.x too.
+
+    Those that import_module is called with count, as a text or as the name of a constant of the module.
+    """
     names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    texts = {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and node.args
+            and ast.unparse(node.func).endswith(("import_module", "__import__"))
+        ):
+            name = node.args[0]
+            text = texts.get(name.id) if isinstance(name, ast.Name) else getattr(name, "value", None)
+            names |= {str(text)}
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -14,7 +14,7 @@ from deploy.packaging import packages
 from tests.trainer.base.storage.emulator import fake_gcs, find_binary
 from trainer.base.errors import UserError
 from trainer.base.log import log, warn_once
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import gcs, staging
 from trainer.base.storage.local_files import Address

@@ -13,7 +13,7 @@ import numpy as np
 
 from tests.own_runs import arguments_of
 from tests.support import largest_difference, run_job, run_steps
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.training.checkpoint import checkpoint_folders, read_checkpoint, snapshot, variables_of

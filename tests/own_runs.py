@@ -13,7 +13,7 @@ import numpy as np
 from tests.docs.commands import commands
 from tests.docs.sources import ROOT
 from tests.support import weights
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import read_cluster
 from trainer.cluster.strategy import Replicas, make_replicas

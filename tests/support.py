@@ -1,6 +1,5 @@
 """Runs a few steps of a model in this process, on any number of replicas."""
 
-import dataclasses
 import os
 import re
 import time
@@ -15,7 +14,7 @@ import pytest
 
 from tests.models import compiled
 from trainer.base.errors import DONE, UserError
-from trainer.base.settings.resolution import own_settings, resolve
+from trainer.base.settings.request import Overrides, first_values, resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.checks.golden_run import runner_and_rows
 from trainer.cluster.strategy import make_replicas
@@ -98,7 +97,7 @@ def small(*flags: str) -> TrainConfig:
 
 def of_model(flags: Sequence[str], others: Sequence[str]) -> list[str]:
     """Returns the flags without those that the model that `others` name does not have."""
-    names = {field.name for field in dataclasses.fields(own_settings(others).settings)}
+    names = Overrides.read(first_values(others, ("recipe", "model", "data"))).functions.fields
     return [flag for flag in flags if flag[2:].partition("=")[0] in names]
 
 

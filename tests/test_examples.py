@@ -11,7 +11,7 @@ from examples import table
 from tests.own_runs import EXAMPLES, arguments_of
 from tests.support import largest_difference, real_data, refused, run_job, run_steps, weights
 from trainer.base.run_files.job_files import read_stats
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.sources import load_dataset
 from trainer.user_code.interface import ModelInterface

@@ -7,7 +7,7 @@ import pytest
 from tests.fixtures import Patch
 from tests.support import refused, run_job
 from trainer.base.run_files.job_files import read_stats
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.run import replica_check
 

@@ -28,7 +28,7 @@ JOBS = tuple(
 )  # fmt: skip
 # Of the Pythons that have the newest TensorFlow, as the default one: syntax, imports, jobs, the wheel, Google's SDK.
 ON_EVERY_PYTHON = (
-    "trainer/invariance/test_internals.py", *JOBS, "trainer/base/settings/test_resolution.py", "deploy/test_main.py",
+    "trainer/invariance/test_internals.py", *JOBS, "trainer/base/settings/test_request.py", "deploy/test_main.py",
     "deploy/packaging/test_packages.py", "deploy/platform/test_backends.py",
 )  # fmt: skip
 # Training on replicas and workers in float64 and compiled, layers that draw, saving, resuming and exporting.

@@ -7,25 +7,24 @@ and measures these GPUs (docs/gpus.md); gpu_check.json, in --job_dir or else in 
 `--xla` it runs one step that XLA compiles, on the devices of the run, and says why if that fails.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError
 from trainer.base.log import log, on_vertex, set_verbose
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.job_files import GPU_CHECK, write_json
-from trainer.base.settings.fields import Parser, integer_in
+from trainer.base.settings.fields import VERBOSE, Usage, setting
 from trainer.base.settings.own_settings import refuse_missing_modules
-from trainer.base.settings.resolution import Command, resolve
-from trainer.base.settings.train_config import TrainConfig
+from trainer.base.settings.request import Request, parse_request
+from trainer.base.settings.train_config import USUAL, TrainConfig
 from trainer.base.storage.staging import cache_home
 from trainer.cluster.cluster_spec import set_gpu_environment
 from trainer.user_code.command import command, quiet_start
 
-_USAGE = "%(prog)s --recipe=NAME [--bits] [--xla] [--on_gpus] [--setting=value …]"
 _EPILOG = """\
 All settings but the first group are those of python -m trainer.task.
 
@@ -33,29 +32,43 @@ Exit codes: 0 the steps agree; 2 they do not, or you must change something; 75 i
 of the platform."""
 
 
-def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Command]:
-    """Returns the check's own flags, and the settings. Raises UserError for a mistake, SystemExit(0) for --help."""
-    parser = Parser(prog="python -m trainer.check", add_help=False)
-    flags = parser.add_argument_group("check")
-    parser.add_boolean("on_gpus", "check and measure all GPUs of this machine (default: false)", group=flags)
-    parser.add_boolean("bits", "compare all bits, with --virtual_replicas (default: false)", group=flags)
-    parser.add_boolean("xla", "run one step that XLA compiles, on all devices (default: false)", group=flags)
-    flags.add_argument(
-        "--seconds", type=integer_in(0, 600), default=3, metavar="INT",
-        help="for which --on_gpus measures each speed; at most 600 (default: %(default)s)",
-    )  # fmt: skip
-    flags.add_argument("--verdict", default="", help=argparse.SUPPRESS)  # for trainer.run.replica_check
-    flags.add_argument("--from_state", type=Path, help=argparse.SUPPRESS)
-    options, settings = parser.parse_known_args(arguments)
-    about = {"prog": parser.prog, "usage": _USAGE, "description": __doc__, "epilog": _EPILOG}
-    return options, resolve(settings, **about, parents=[parser])
+_FLAGS = ("on_gpus", "bits", "xla", "seconds")
+_USAGE = Usage(
+    "python -m trainer.check",
+    "--recipe=NAME [--bits] [--xla] [--on_gpus] [--setting=value …]",
+    __doc__,
+    _EPILOG,
+    (*_FLAGS, *USUAL),
+)
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """Holds the flags of `trainer.check` that are not settings of a run."""
+
+    on_gpus: bool = setting(False, "check and measure all GPUs of this machine", group="check")
+    bits: bool = setting(False, "compare all bits, with --virtual_replicas", group="check")
+    xla: bool = setting(False, "run one step that XLA compiles, on all devices", group="check")
+    seconds: int = setting(
+        3, "for which --on_gpus measures each speed", group="check", minimum=0, maximum=600, unit="seconds"
+    )
+    verbose: bool = VERBOSE
+    # For trainer.run.replica_check:
+    verdict: str = setting("")
+    from_state: str = setting("")
+
+
+def parse(arguments: Sequence[str]) -> Request[CheckOptions]:
+    """Returns the request of a command line. Raises UserError for a mistake, SystemExit(0) for --help."""
+    return parse_request(CheckOptions, arguments, _USAGE)
 
 
 @command("starts from scratch")
 def main(arguments: Sequence[str]) -> int:
     """Runs the check that the flags name, logs whether the steps agree, and returns the exit code."""
-    options, request = parse(arguments)
-    set_verbose(request.verbose)
+    request = parse(arguments)
+    options = request.options
+    set_verbose(options.verbose)
     config = request.config
     refuse_missing_modules(config)
     modes = [f"--{name}" for name in ("bits", "xla", "on_gpus") if getattr(options, name)]
@@ -86,7 +99,7 @@ def _check_compiled_step(config: TrainConfig) -> int:
     return DONE
 
 
-def _check_replicas(config: TrainConfig, options: argparse.Namespace) -> int:
+def _check_replicas(config: TrainConfig, options: CheckOptions) -> int:
     """Compares a few steps on one and on several logical CPU devices, in float64 or bit by bit; returns the exit code.
 
     With --verdict, as a child of `trainer.run.replica_check`, it writes what it found to that file instead.
@@ -107,7 +120,8 @@ def _check_replicas(config: TrainConfig, options: argparse.Namespace) -> int:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
     if options.verdict:
-        write_json(Path(options.verdict), compare_few_rows(config, options.from_state))
+        state = Path(options.from_state) if options.from_state else None
+        write_json(Path(options.verdict), compare_few_rows(config, state))
         return DONE
     steps = f"{COMPARED_STEPS} steps on 1 and on {replicas} replicas"
     if options.bits:

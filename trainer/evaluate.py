@@ -6,21 +6,31 @@ number of replicas of this machine, and of a classifier with integer labels what
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from trainer.base.errors import DONE, UserError
 from trainer.base.log import log, set_verbose
 from trainer.base.run_files.job_files import write_json
-from trainer.base.settings.fields import Parser
+from trainer.base.settings.fields import Usage, setting
 from trainer.base.storage import local_path, make_writable
 from trainer.reporting.classification import write_classes
-from trainer.run.requested_run import make_parser, read_request
+from trainer.run.requested_run import RunOptions, read_request
 from trainer.user_code.command import command, quiet_start
+
+USAGE = Usage("python -m trainer.evaluate", "RUN [--data=…] [--out=FILE] [--setting=value …]", __doc__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(RunOptions):
+    """Holds the options of `trainer.evaluate`."""
+
+    out: str = setting("", "a .json file for the values too; of a classifier also FILE.classes.json", metavar="FILE")
 
 
 @command("starts from scratch")
 def main(arguments: Sequence[str]) -> int:
     """Evaluates the run's model, logs the values, writes them to --out if given, and returns the exit code."""
-    run = read_request(command_parser(), arguments)
+    run = read_request(EvaluateOptions, arguments, USAGE)
     set_verbose(run.options.verbose)
     out = local_path(run.options.out, "out") if run.options.out else None
     if out and out.suffix != ".json":
@@ -38,18 +48,6 @@ def main(arguments: Sequence[str]) -> int:
         more = {"classes": write_classes(out.with_suffix(".classes.json"), classes)} if classes else {}
         write_json(out, {"run": run.name, "data": data, "examples": count, "values": values, **more})
     return DONE
-
-
-def command_parser() -> Parser:
-    """Returns the parser of the command line."""
-    parser = make_parser("python -m trainer.evaluate", (__doc__ or "").partition(":")[0])
-    parser.add_argument(
-        "--out",
-        default="",
-        metavar="FILE",
-        help="a .json file for the values too; of a classifier also FILE.classes.json",
-    )
-    return parser
 
 
 if __name__ == "__main__":

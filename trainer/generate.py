@@ -5,21 +5,42 @@ From a conditional one those of the classes in `--label`, one a row; in each col
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from trainer.base.errors import DONE, UserError
 from trainer.base.log import log, set_verbose
 from trainer.base.run_files.serving_file import model_folder
-from trainer.base.settings.fields import VERBOSE, Parser, integer_in
+from trainer.base.settings.fields import VERBOSE, Usage, parse_options, setting
 from trainer.base.storage import local_path, make_writable, write_whole
 from trainer.user_code.command import command, quiet_start
 
 _IMAGES, _IMAGES_PER_CLASS = 64, 10  # if --count is not given
 
 
+USAGE = Usage("python -m trainer.generate", "RUN [--count=64] [--label=7] [--seed=1] [--out=grid.png]", __doc__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions:
+    """Holds the options of `trainer.generate`."""
+
+    run: str = setting(meaning="a job directory or its model/; also at gs://", metavar="RUN", positional=True)
+    count: int = setting(
+        0,
+        f"number of images (default: {_IMAGES}); of each class, if there are several ({_IMAGES_PER_CLASS})",
+        minimum=1,
+        maximum=100_000,
+    )
+    label: str = setting("", "class of a conditional model, from 0: 7, or 0,3,7, or all (default: all)")
+    seed: int = setting(1, "fixes the noise", minimum=0, maximum=2**31 - 1)
+    out: str = setting("grid.png", "the PNG to write", metavar="FILE")
+    verbose: bool = VERBOSE
+
+
 @command("starts from scratch")
 def main(arguments: Sequence[str]) -> int:
     """Loads the model, draws noise from the seed, writes one PNG and returns the exit code."""
-    options = command_parser().parse_args(arguments)
+    options = parse_options(GenerateOptions, arguments, USAGE)
     set_verbose(options.verbose)
     out = local_path(options.out, "out")
     if out.suffix != ".png":
@@ -65,23 +86,6 @@ def labels_of(label: str, classes: int) -> list[int]:
             "commas, or all"
         )
     return [*map(int, labels)]
-
-
-def command_parser() -> Parser:
-    """Returns the parser of the command line."""
-    parser = Parser(prog="python -m trainer.generate", description=(__doc__ or "").partition(":")[0])
-    parser.add_argument("run", metavar="RUN", help="a job directory or its model/; also at gs://")
-    parser.add_argument(
-        "--count", type=integer_in(1, 100_000),
-        help=f"number of images (default: {_IMAGES}); of each class, if there are several ({_IMAGES_PER_CLASS})",
-    )  # fmt: skip
-    parser.add_argument(
-        "--label", default="", help="class of a conditional model, from 0: 7, or 0,3,7, or all (default: all)"
-    )
-    parser.add_argument("--seed", type=integer_in(0, 2**31 - 1), default=1, help="fixes the noise (default: 1)")
-    parser.add_argument("--out", default="grid.png", help="the PNG to write (default: grid.png)")
-    parser.add_boolean("verbose", VERBOSE)
-    return parser
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ times what another order of the rows does; or CHANGED, from which step, in which
 Exit codes: 0 nothing has changed; 2 something has, or you must change something; 1 a fault of this package or of the
 platform."""
 
-import argparse
 import dataclasses
 import json
 import socket
@@ -25,9 +24,9 @@ from xml.etree import ElementTree
 from trainer.base.errors import DONE, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.log import log, set_verbose
 from trainer.base.run_files.job_files import read_json
-from trainer.base.settings.fields import Parser
+from trainer.base.settings.fields import VERBOSE, Usage, parse_options, setting
 from trainer.base.settings.own_settings import refuse_missing_modules
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import parse_request, resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import write_whole
 from trainer.checks.golden_file import (
@@ -65,26 +64,34 @@ def main(arguments: Sequence[str]) -> int:
     return verbs[arguments[0]](arguments[1:])
 
 
-def parser_of(verb: str) -> Parser:
-    """Returns the parser of the flags of `record` or `check`. `resolve` parses the run's settings."""
-    parser = Parser(prog=f"python -m trainer.golden {verb}", description=__doc__, add_help=verb == "check")
-    if verb == "record":
-        parser.add_argument("--out", default="", metavar="FILE", help="the golden file")
-    else:
-        parser.add_argument("files", nargs="+", metavar="FILE")
-        parser.add_argument("--replicas", type=_parse_counts, default=[1], help="numbers of replicas (default: 1)")
-        workers = "numbers of workers, with one replica each (default: 1)"
-        parser.add_argument("--workers", type=_parse_counts, default=[1], help=workers)
-        parser.add_argument("--junit", default="", metavar="FILE", help="the verdicts as JUnit's XML")
-    return parser
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecordOptions:
+    """Holds the options of `record` that are not settings of a run."""
+
+    out: str = setting(meaning="the golden file", metavar="FILE")
+    verbose: bool = VERBOSE
 
 
-def _parse_counts(text: str) -> list[int]:
-    """Parses whole numbers from 1 on, separated by commas."""
-    parts = text.split(",")
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers from 1 on, as 1,2")
-    return [int(part) for part in parts]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """Holds the options of `check`."""
+
+    files: tuple[str, ...] = setting(meaning="golden files", metavar="FILE", positional=True)
+    replicas: tuple[str, ...] = setting(("1",), "numbers of replicas", metavar="1,2")
+    workers: tuple[str, ...] = setting(("1",), "numbers of workers, with one replica each", metavar="1,2")
+    junit: str = setting("", "the verdicts as JUnit's XML", metavar="FILE")
+
+
+RECORD = Usage("python -m trainer.golden record", "--recipe=NAME --out=FILE [--setting=value …]", __doc__)
+CHECK = Usage("python -m trainer.golden check", "FILE … [--replicas=1,2]", __doc__)
+
+
+def _counts(texts: Sequence[str]) -> list[int]:
+    """Returns whole numbers from 1 on. Raises UserError for any other text."""
+    for text in texts:
+        if not text.isdecimal() or not int(text):
+            raise UserError(f"{text!r} is not a whole number from 1 on: write 1,2")
+    return [*map(int, texts)]
 
 
 def record(arguments: Sequence[str]) -> int:
@@ -92,22 +99,23 @@ def record(arguments: Sequence[str]) -> int:
 
     If the file exists and agrees with the run, only the digests of this processor's bits are added to it.
     """
-    parser = parser_of("record")
-    options, flags = parser.parse_known_args(arguments)
-    settings_of_user = vars(resolve(flags, prog=parser.prog, description=__doc__, parents=[parser]).config)
+    request = parse_request(RecordOptions, arguments, RECORD)
+    set_verbose(request.options.verbose)
+    overrides = request.overrides
+    settings_of_user = vars(request.config)
     # A small run, unless a flag names its length or a size.
-    names = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in flags}
-    if not {"steps", "epochs"} & names:
-        flags = [*flags, f"--steps={_DEFAULT_STEPS}"]
-    for name, value in _SMALL.items():
-        if name in settings_of_user and name not in names:
-            flags.append(f"--{name}={value if isinstance(value, str) else min(value, settings_of_user[name])}")
-    request = resolve(flags)
-    set_verbose(request.verbose)
-    if not options.out:
-        raise UserError("--out=FILE is missing: name the golden file, as golden/mine.json")
-    refuse_missing_modules(request.config)
-    out, steps, settings = Path(options.out), recorded_steps(request.config.steps or 1), _settings(request.config)
+    small = {
+        name: value if isinstance(value, str) else min(value, settings_of_user[name])
+        for name, value in _SMALL.items()
+        if name in settings_of_user and name not in overrides.values
+    }
+    if not {"steps", "epochs"} & overrides.values.keys():
+        small["steps"] = _DEFAULT_STEPS
+    flags = overrides.replace(**small).arguments()
+    out_file = request.options.out
+    config = resolve(flags).config
+    refuse_missing_modules(config)
+    out, steps, settings = Path(out_file), recorded_steps(config.steps or 1), _settings(config)
     result = measure_in_processes(flags, steps, control=True)
     bits = {step: moment["digest"] for step, moment in result["moments"].items()}
     digests: dict[str, Mapping[str, str]] = {result.pop("instructions"): bits}
@@ -121,7 +129,7 @@ def record(arguments: Sequence[str]) -> int:
             log.info(f"{out} holds these numbers already: the bits of {', '.join(digests)} are added")
             return DONE
     write_golden(out, Golden(flags, settings, steps, digests=digests, **result))
-    log.info(f"{out}: steps {', '.join(map(str, steps))} of {request.config.model} are recorded")
+    log.info(f"{out}: steps {', '.join(map(str, steps))} of {config.model} are recorded")
     return DONE
 
 
@@ -132,9 +140,9 @@ def _settings(config: TrainConfig) -> dict[str, Any]:
 
 def check(arguments: Sequence[str]) -> int:
     """Repeats the run of each golden file, logs one line a file, writes --junit, and returns the exit code."""
-    options = parser_of("check").parse_args(arguments)
-    ways = {f"replicas={count}": {"replicas": count} for count in options.replicas}
-    ways |= {f"workers={count}": {"workers": count} for count in options.workers if count > 1}
+    options = parse_options(CheckOptions, arguments, CHECK)
+    ways: dict[str, dict[str, Any]] = {f"replicas={count}": {"replicas": count} for count in _counts(options.replicas)}
+    ways |= {f"workers={count}": {"workers": count} for count in _counts(options.workers) if count > 1}
     failures: dict[str, str] = {}
     for file in map(Path, options.files):
         golden = read_golden(file)

@@ -7,15 +7,39 @@ of all three are the same.
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError
 from trainer.base.log import log, set_verbose
 from trainer.base.run_files.serving_file import SAME_BYTES, model_folder
-from trainer.base.settings.fields import Parser
+from trainer.base.settings.fields import Usage, parse_options, setting
 from trainer.base.storage import local_path, make_writable, write_whole
 from trainer.base.storage.staging import stage
-from trainer.run.requested_run import make_parser, read_request
+from trainer.run.requested_run import RunOptions, read_request
 from trainer.user_code.command import command, quiet_start
+
+USAGE = Usage(
+    "python -m trainer.predict", "RUN [--data=…] [--out=FILE] [--rows_file=FILE] [--setting=value …]", __doc__
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions(RunOptions):
+    """Holds the options of `trainer.predict`."""
+
+    out: str = setting("predictions.npz", "the .npz; with --rows_file a folder, also at gs://", metavar="FILE")
+    rows_file: str = setting("", "JSON lines, one per row, answered as the server does; also at gs://", metavar="FILE")
+    same_bytes: bool = setting(False, f"{SAME_BYTES}; without it --evaluation_batch_size rows")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsOptions:
+    """Holds the options of `trainer.predict` that answers the rows of a file."""
+
+    run: str = setting(meaning="a job directory or its model/; also at gs://", metavar="RUN", positional=True)
+    rows_file: str = setting(meaning="a line of JSON a row; also at gs://", metavar="FILE")
+    out: str = setting(meaning="folder of the answers; also at gs://", metavar="DIR")
+    same_bytes: bool = setting(False, SAME_BYTES)
 
 
 @command("starts from scratch")
@@ -23,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     """Predicts the rows of the data, writes the outputs as .npz, and returns the exit code."""
     if any(argument.startswith("--rows_file") for argument in arguments):
         return _predict_rows(arguments)
-    run = read_request(command_parser(), arguments)
+    run = read_request(PredictOptions, arguments, USAGE)
     set_verbose(run.options.verbose)
     out = local_path(run.options.out, "out")
     if out.suffix != ".npz":
@@ -43,12 +67,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _predict_rows(arguments: Sequence[str]) -> int:
     """Answers each line of a JSON Lines file as the server of the model does; returns the exit code."""
-    parser = Parser(prog="python -m trainer.predict", description="Answers the rows of a file as a server does")
-    parser.add_argument("run", metavar="RUN", help="a job directory or its model/; also at gs://")
-    parser.add_argument("--rows_file", required=True, metavar="FILE", help="a line of JSON a row; also at gs://")
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the answers; also at gs://")
-    parser.add_boolean("same_bytes", SAME_BYTES)
-    args = parser.parse_args(arguments)
+    args = parse_options(RowsOptions, arguments, Usage(USAGE.program, "RUN --rows_file=FILE --out=DIR"))
     rows, folder = stage(args.rows_file, "rows_file"), model_folder(args.run)
     if not rows.is_file():
         raise UserError(f"rows_file={args.rows_file}: there is no such file")
@@ -58,16 +77,6 @@ def _predict_rows(arguments: Sequence[str]) -> int:
     problems = f"; {failed:,} rows have none: errors-….jsonl says why" if failed else ""
     log.info(f"{args.out} holds {answered:,} answers{problems}")
     return USER_MUST_CHANGE if failed and not answered else DONE
-
-
-def command_parser() -> Parser:
-    """Returns the parser of the command line."""
-    parser = make_parser("python -m trainer.predict", (__doc__ or "").partition(":")[0])
-    parser.add_argument("--out", default="predictions.npz", metavar="FILE", help="the .npz (default: %(default)s)")
-    parser.add_argument("--rows_file", metavar="FILE", help="JSON lines, one per row, answered as the server does; "
-                        "--out is then a folder")  # fmt: skip
-    parser.add_boolean("same_bytes", f"{SAME_BYTES}; without it --evaluation_batch_size rows")
-    return parser
 
 
 if __name__ == "__main__":

@@ -6,28 +6,35 @@ GET /health answers 200 once the model is loaded; POST /predict takes {"instance
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from trainer.base.errors import DONE, UserError
 from trainer.base.log import log
 from trainer.base.run_files.serving_file import SAME_BYTES, model_folder
-from trainer.base.settings.fields import Parser, integer_in
+from trainer.base.settings.fields import Usage, parse_options, setting
 from trainer.user_code.command import command, quiet_start
+
+USAGE = Usage("python -m trainer.serve", "RUN [--port=8080] [--host=ADDRESS]", __doc__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """Holds the options of `trainer.serve`; in a container of Vertex AI variables are their defaults."""
+
+    run: str = setting("", "a job directory or its model/; also at gs://", metavar="RUN", positional=True)
+    host: str = setting("", "address to bind (default: 127.0.0.1, in a container all)")
+    port: int | None = setting(None, "port to bind (default: 8080)", minimum=1, maximum=65535)
+    same_bytes: bool = setting(False, SAME_BYTES)
 
 
 @command("serves again")
 def main(arguments: Sequence[str]) -> int:
     """Serves the model until SIGTERM or Ctrl-C, and returns the exit code."""
-    on_vertex = "AIP_HTTP_PORT" in os.environ  # set in a container of Vertex AI
-    parser = Parser(prog="python -m trainer.serve", description=(__doc__ or "").partition(":")[0])
-    parser.add_argument("run", nargs="?", default=os.environ.get("AIP_STORAGE_URI", ""), metavar="RUN",
-                        help="a job directory or its model/; also at gs://")  # fmt: skip
-    parser.add_argument("--host", default="0.0.0.0" if on_vertex else "127.0.0.1", help="address to bind (default: "  # noqa: S104
-                        "127.0.0.1, in a container all)")  # fmt: skip
-    parser.add_argument("--port", type=integer_in(1, 65535), default=int(os.environ.get("AIP_HTTP_PORT", "8080")),
-                        help="(default: 8080)")  # fmt: skip
-    parser.add_boolean("same_bytes", SAME_BYTES)
-    args = parser.parse_args(arguments)
-    if not args.run:
+    args = parse_options(ServeOptions, arguments, USAGE)
+    run = args.run or os.environ.get("AIP_STORAGE_URI", "")
+    host = args.host or ("0.0.0.0" if "AIP_HTTP_PORT" in os.environ else "127.0.0.1")  # noqa: S104
+    port = args.port or int(os.environ.get("AIP_HTTP_PORT", "8080"))
+    if not run:
         raise UserError("no run is given: python -m trainer.serve RUN")
     try:
         import starlette  # noqa: F401 (the server needs both)
@@ -39,13 +46,13 @@ def main(arguments: Sequence[str]) -> int:
         from trainer.run.served_model import ServedModel
 
     def load() -> ServedModel:
-        log.info(f"loads the model of {args.run}")
-        model = ServedModel(model_folder(args.run), args.run, same_bytes=args.same_bytes)
+        log.info(f"loads the model of {run}")
+        model = ServedModel(model_folder(run), run, same_bytes=args.same_bytes)
         rows = f"{model.most_rows} rows a call" if args.same_bytes else f"up to {model.most_rows:,} rows a call"
-        log.info(f"{args.run} is served at http://{args.host}:{args.port}, {rows}; /v2/models/model says what it takes")
+        log.info(f"{run} is served at http://{host}:{port}, {rows}; /v2/models/model says what it takes")
         return model
 
-    serve(load, args.host, args.port)
+    serve(load, host, port)
     return DONE
 
 

@@ -12,7 +12,7 @@ from trainer.base.errors import DONE  # noqa: E402
 from trainer.base.log import set_verbose  # noqa: E402
 from trainer.base.run_files.job_directory import open_job_dir, outputs  # noqa: E402
 from trainer.base.settings.own_settings import refuse_missing_modules  # noqa: E402
-from trainer.base.settings.resolution import resolve, to_yaml  # noqa: E402
+from trainer.base.settings.request import resolve, to_yaml  # noqa: E402
 from trainer.base.storage.staging import cache_home, preflight  # noqa: E402
 from trainer.cluster.cluster_spec import read_cluster, set_gpu_environment  # noqa: E402
 from trainer.user_code.command import command, quiet_start  # noqa: E402
@@ -23,8 +23,8 @@ def main(arguments: Sequence[str]) -> int:
     """Resolves the settings, then prints them (--print_config) or runs the job. Returns the exit code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts like Ctrl-C until training begins
     request = resolve(arguments)
-    set_verbose(request.verbose)
-    if request.print_config:
+    set_verbose(request.options.verbose)
+    if request.options.print_config:
         print(to_yaml(request.config), end="")
         return DONE
     refuse_missing_modules(request.config)

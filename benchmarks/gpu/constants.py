@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from benchmarks.gpu.part import keep, nvidia, turn
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.cluster.strategy import make_replicas
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from benchmarks.gpu.part import keep, nvidia, turn
 from benchmarks.runner import make_parser
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.checks.on_gpus import checked
 from trainer.cluster import strategy
 from trainer.run.replica_check import compare_bits

@@ -22,7 +22,7 @@ from benchmarks.gpu.part import keep, nvidia, turn
 from benchmarks.processes import CONSTANT_RATE, Candidate, Run, digits_file, images_per_step, started
 from benchmarks.runner import make_parser, possible
 from trainer.base.run_files.plan_file import kept_plan, peak_of, read_plan
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.checks.on_gpus import steps_per_second
 from trainer.cluster.strategy import make_replicas

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from deploy.api.keywords import read_call
+from deploy.api.request import USUAL, Value, VerbRequest, call_verb, verb_usage
 from deploy.api.submit import NOTHING_SENT, order_of
 from deploy.base.console import printed_on, say
-from deploy.base.options import Value, option, options_of, read_prices
 from deploy.comparison.directory import any_begun
 from deploy.comparison.execution import ComparisonRequest, announce, run_comparison
 from deploy.comparison.runners import LocalRunner, VertexRunner
-from deploy.job.job import Program
 from deploy.job.script import Script
 from deploy.job.workload import JobOptions
 from deploy.platform.gcloud_and_sdk import SESSION, Session
@@ -23,7 +21,7 @@ from deploy.report.measures import FIGURES, figures_of
 from deploy.report.tracked_runs import track, trackers_in
 from deploy.tiers.tier import read_tiers
 from trainer.base.errors import DONE, UserError
-from trainer.base.settings.fields import integer_in
+from trainer.base.settings.fields import fields_of, setting
 from trainer.base.storage import local_path
 
 _LOCAL_OPTIONS = (
@@ -69,25 +67,52 @@ def read_comparison(folder: Path, code: int) -> Comparison:
 class CompareOptions(JobOptions):
     """Holds the options of `compare`; its jobs are not restarted when they fail."""
 
-    tiers: Sequence[str] = option("TIER", "bare names of job_configs/, as l4x4, or your own files", (), tuple,
-                                  count="+")  # fmt: skip
-    out: str = option("FOLDER", "folder of the comparison (default: %(default)s)", "runs/comparison")
-    scaling: str = option("strong|weak", "strong: the same global batch on every tier (default); weak: the same batch "
-                          "per replica", "strong", choices=("strong", "weak"))  # fmt: skip
-    repeats: int = option("COUNT", "runs of each tier (default: 1)", 1, integer_in(1, 100))
-    parallel: int | None = option(
-        "COUNT", "runs at a time (default: 1; on Vertex AI all at once)", None, integer_in(1, 100)
+    tiers: tuple[str, ...] = setting(
+        meaning="bare names of job_configs/, as l4x4, or your own files",
+        metavar="TIER",
+        positional=True,
     )
-    on: str = option("local|vertex", "processes of this machine (default), or jobs of Vertex AI, without restarts; the "
-                     "flags of `submit` say where", "local", choices=("local", "vertex"))  # fmt: skip
-    baseline: str = option("TIER", "base of the speed-ups (default: the first)")
-    price_per_hour: Mapping[str, float] = option("TIER=USD", "the price of all machines of a tier", {}, read_prices,
-                                                 many=True)  # fmt: skip
+    out: str = setting("runs/comparison", "folder of the comparison", metavar="FOLDER")
+    scaling: str = setting(
+        "strong",
+        "strong: the same global batch on every tier (default); weak: the same batch per replica",
+        metavar="strong|weak",
+        choices=("strong", "weak"),
+    )
+    repeats: int = setting(1, "runs of each tier", metavar="COUNT", minimum=1, maximum=100)
+    parallel: int | None = setting(
+        None,
+        "runs at a time (default: 1; on Vertex AI all at once)",
+        metavar="COUNT",
+        minimum=1,
+        maximum=100,
+    )
+    on: str = setting(
+        "local",
+        "processes of this machine (default), or jobs of Vertex AI, without restarts; the flags of `submit` say where",
+        metavar="local|vertex",
+        choices=("local", "vertex"),
+    )
+    baseline: str = setting("", "base of the speed-ups (default: the first)", metavar="TIER")
+    price_per_hour: Mapping[str, float] = setting(
+        {}, "the price of all machines of a tier", metavar="TIER=USD", repeated=True, above=0
+    )
     disable_retries: bool = True
 
 
+DESCRIPTION = """Trains one recipe on several tiers, the same work on each, and reports what came out.
+
+The state of a comparison is in its folder: comparison.json holds the request, TIER/repeat-N the job directory of each
+run, or a copy of the files that a report needs. The same command again repeats no finished run and resumes failed or
+interrupted ones. On Vertex AI an interrupted comparison leaves its jobs running and finds them again.
+"""
+USAGE = verb_usage(
+    "compare", "TIER … --recipe=NAME [--scaling=weak] [--repeats=3] [any trainer flag]", DESCRIPTION, USUAL
+)
+
+
 def compare(
-    *tiers: str, recipe: str = "", settings: Mapping[str, Value] | None = None, stream: TextIO | None = None,
+    *tiers: str, recipe: str | None = None, settings: Mapping[str, Value] | None = None, stream: TextIO | None = None,
     session: Session = SESSION, **options: Value,
 ) -> Comparison:  # fmt: skip
     """Runs the same work on each tier, here or with on="vertex" as jobs, to the end, and returns what came out.
@@ -96,39 +121,38 @@ def compare(
     repeats no finished run. Raises UserError as the command does, but not for a run that failed: see `exit_code`.
     """
     with printed_on(stream):
-        return compare_by_options(
-            *read_call("compare", CompareOptions, tiers, {"recipe": recipe, **options}, settings), session
-        )
+        keywords = {"recipe": recipe, **options}
+        return compare_by_options(call_verb(CompareOptions, tiers, keywords, settings, USAGE), session)
 
 
-def compare_by_options(
-    asked: CompareOptions, program: Program, command: str, session: Session, *, dry_run: bool = False
-) -> Comparison:
-    """Runs the comparison that the options describe and returns its results; in a dry run only prints its cost."""
+def compare_by_options(request: VerbRequest[CompareOptions], session: Session, *, dry_run: bool = False) -> Comparison:
+    """Runs the comparison that the request describes and returns its results; in a dry run only prints its cost."""
+    asked = request.options
+    program = request.program
     trackers = trackers_in(program.values)
     if not isinstance(program, Script):
         program = program.without("track")  # all runs are sent from here at the end, under one parent run
     specs = read_tiers(asked.tiers, asked.prices, asked.price_per_hour, asked)
     if asked.baseline and asked.baseline not in (tier.name for tier in specs):
         raise UserError(f"baseline={asked.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
-    request = ComparisonRequest(
+    comparison = ComparisonRequest(
         specs, program, "script" if isinstance(program, Script) else asked.scaling,  # a script's batch is not known
-        asked.repeats, command,
+        asked.repeats, request.command,
     )  # fmt: skip
     out, vertex = local_path(asked.out, "out"), asked.on == "vertex"
     defaults = JobOptions()
-    job_flags = [name for name in options_of(JobOptions)
+    job_flags = [name for name in fields_of(JobOptions)
                  if name not in _LOCAL_OPTIONS and getattr(asked, name) != getattr(defaults, name)]  # fmt: skip
     job_flags += ["dry_run"] * dry_run
     if job_flags and not vertex:
         raise UserError(f"--{job_flags[0]} is for jobs of Vertex AI: add --on=vertex, or leave it out")
-    runs = request.resolve()
+    runs = comparison.resolve()
     runner = VertexRunner(order_of(asked, program), session, dry_run=dry_run) if vertex else LocalRunner()
     if dry_run:
-        missing = announce(request, runs, out, runner)
+        missing = announce(comparison, runs, out, runner)
         say(NOTHING_SENT if missing else f"nothing to submit: all runs in {out} are done")
         return Comparison(out, DONE, [], [], [])
-    code = run_comparison(request, runs, out, runner, asked.parallel or (len(request.runs()) if vertex else 1))
+    code = run_comparison(comparison, runs, out, runner, asked.parallel or (len(comparison.runs()) if vertex else 1))
     if any_begun(out):
         write_report([asked.out], asked.out, asked.baseline, dict(asked.price_per_hour))
         track([asked.out], trackers)

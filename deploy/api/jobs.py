@@ -1,14 +1,12 @@
 """Finds jobs of Vertex AI again, and lists them."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TextIO
 
+from deploy.api.request import verb_usage
 from deploy.base.console import printed_on
-from deploy.base.options import Value, option, read_texts, texts_of
 from deploy.job.ledger import find_attempt, find_elsewhere, sent_regions
 from deploy.job.sending import cancel_duplicates, look_for
 from deploy.job.vertex_job import VertexJob
@@ -24,9 +22,9 @@ from deploy.tiers.gcp_config import (
     read_region,
     regions_in,
 )
-from deploy.tiers.tier import LABEL, read_labels
+from deploy.tiers.tier import LABEL, check_labels
 from trainer.base.errors import UserError
-from trainer.base.settings.fields import integer_in
+from trainer.base.settings.fields import read_options, setting
 
 
 def attach(
@@ -90,31 +88,57 @@ def _regions(flag: str) -> list[str]:
 class JobsOptions:
     """Holds the options of `jobs`."""
 
-    project: str = option("ID", "Google Cloud project (default: gcloud's)")
-    region: str = option("NAME,NAME", "each region is asked (default: gcloud's ai/region, and those of the submissions "
-                         "from this folder)")  # fmt: skip
-    backend: str = option("gcloud|sdk", "the client of Vertex AI", BACKENDS[0], choices=BACKENDS)
-    state: str = option("STATE", "only those in this state, as RUNNING", "", str.upper, choices=STATES)
-    labels: Mapping[str, str] = option("KEY=VALUE,…", "only those with these labels, as user=ana", {}, read_labels)
-    limit: int = option("COUNT", "the newest of each region (default: %(default)s)", 50, integer_in(1, 10_000))
+    project: str = setting("", "Google Cloud project (default: gcloud's)", metavar="ID")
+    region: str = setting(
+        "",
+        "each region is asked (default: gcloud's ai/region, and those of the submissions from this folder)",
+        metavar="NAME,NAME",
+    )
+    backend: str = setting(
+        BACKENDS[0],
+        "the client of Vertex AI",
+        metavar="gcloud|sdk",
+        choices=BACKENDS,
+    )
+    state: str = setting(
+        "",
+        "only those in this state, as RUNNING",
+        metavar="STATE",
+        read=str.upper,
+        choices=STATES,
+    )
+    labels: Mapping[str, str] = setting(
+        {},
+        "only those with these labels, as user=ana",
+        metavar="KEY=VALUE,…",
+    )
+    limit: int = setting(
+        50,
+        "the newest of each region",
+        metavar="COUNT",
+        minimum=1,
+        maximum=10_000,
+    )
+
+    def __post_init__(self) -> None:
+        """Raises UserError for malformed labels."""
+        check_labels(self.labels)
+
+
+JOBS = verb_usage("jobs", "[--region=NAME,NAME]", "Lists the jobs that this package submitted, region by region.")
 
 
 def jobs(
-    region: str | Sequence[str] = "", project: str = "", state: str = "", labels: Mapping[str, str] | None = None,
-    limit: int = 50, stream: TextIO | None = None, session: Session = SESSION,
+    region: str | Sequence[str] | None = None, project: str | None = None, state: str | None = None,
+    labels: Mapping[str, str] | None = None, limit: int = 50, stream: TextIO | None = None, session: Session = SESSION,
 ) -> list[JobStatus]:  # fmt: skip
     """Returns the `limit` newest jobs of each region, only those in `state`, such as "RUNNING", and with `labels`.
 
     Also cancels duplicates, second jobs that were created because a response was lost, and prints so on `stream`.
     """
-    values: dict[str, Value] = {
-        "region": region,
-        "project": project,
-        "state": state,
-        "labels": labels or {},
-        "limit": limit,
-    }
-    asked = JobsOptions(**read_texts(JobsOptions, {name: texts_of(name, value) for name, value in values.items()}))
+    keywords = {"region": region, "project": project, "state": state, "labels": labels, "limit": limit}
+    given = {name: value for name, value in keywords.items() if value is not None}
+    asked = read_options(JobsOptions, given, JOBS)
     with printed_on(stream):
         return [status for _, newest, _ in jobs_by_region(asked, session) for status in newest]
 

@@ -12,10 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
-from deploy.api.keywords import read_call
+from deploy.api.request import Value, VerbRequest, call_verb, verb_usage
 from deploy.api.submit import SubmitOptions, prepare
 from deploy.base.console import printed_on, say
-from deploy.base.options import Value, option, option_of, read_prices, seconds, switch, usd
+from deploy.base.options import seconds
 from deploy.job.workload import JobOptions
 from deploy.packaging.images import remembered
 from deploy.planning.cached_plans import FIT, best_memory_option, plan_of
@@ -44,7 +44,8 @@ from deploy.tiers.tier import STRATEGIES, load_tier, read_tiers, tier_names
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import RESULT
 from trainer.base.run_files.plan_file import StepPlan, plan_key, read_plan
-from trainer.base.settings.resolution import Overrides
+from trainer.base.settings.fields import read_options, setting, setting_of
+from trainer.base.settings.request import Overrides
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import expanded, make_writable
 
@@ -98,14 +99,16 @@ class Plan:
         """Returns the indices of the offers that no other offer beats in both time and money."""
         return {*pareto_front([(offer.hours.middle, offer.usd.middle) for _, offer in self.offers])}
 
-    def best(self, within: str = "", budget: float | None = None) -> OfferChoice:
+    def best(self, within: str | None = None, budget: float | None = None) -> OfferChoice:
         """Returns the cheapest offer that ends `within` a time, such as "8h", for at most `budget` USD.
 
         Prefers offers whose upper ends meet both limits; falls back to those whose middle does. Raises UserError if
         there is none.
         """
-        hours = seconds(within) / 3600 if within else float("inf")
-        most = float("inf") if budget is None else budget
+        limits = {"within": within, "budget": budget}
+        options = read_options(PlanOptions, {name: limit for name, limit in limits.items() if limit is not None}, USAGE)
+        hours = float("inf") if options.within is None else options.within / 3600
+        most = float("inf") if options.budget is None else options.budget
         for end in ("high", "middle"):
             for of_tier, offer in self.offers:  # the cheapest first
                 if getattr(offer.hours, end) <= hours and getattr(offer.usd, end) <= most:
@@ -232,56 +235,95 @@ def _cells(forecast: Forecast, offer: PricedEstimate | None, efficient: bool) ->
 class PlanOptions:
     """Holds the options of `plan`."""
 
-    tiers: Sequence[str] = option("TIER", "bare names of job_configs/, as l4x4, or your own files (default: all of "
-                                  "job_configs/)", (), tuple, count="*")  # fmt: skip
-    from_: Sequence[str] = option("DIR", "job directory of a run, or a comparison, local or gs://: times come from it",
-                                  (), tuple, many=True)  # fmt: skip
-    measure: str = option("TIER", "first run some steps there, as a job for at most --max_cost, and plan from them; "
-                          "what was measured before is not paid for again")  # fmt: skip
-    plan: str = option("FILE", "a plan of `python -m trainer.plan --out=FILE`")
-    within: float | None = option("TIME", "name the cheapest that ends within, as 8h or 2d", None, seconds)
-    budget: float | None = option("USD", "name the fastest that costs at most so much", None, usd)
-    regions: str = option("A,B", "plan each region, by --prices=prices-REGION.yaml, files of `prices`")
-    fit: bool = switch(FIT)
-    prices: str = option("FILE", "YAML of your own prices, in USD an hour")
-    price_per_hour: Mapping[str, float] = option("TIER=USD", "the price of all machines of a tier", {}, read_prices,
-                                                 many=True)  # fmt: skip
-    package: str = option_of(JobOptions, "package")
+    tiers: tuple[str, ...] = setting(
+        (),
+        "bare names of job_configs/, as l4x4, or your own files (default: all of job_configs/)",
+        metavar="TIER",
+        positional=True,
+    )
+    from_: tuple[str, ...] = setting(
+        (),
+        "job directory of a run, or a comparison, local or gs://: times come from it",
+        metavar="DIR",
+        repeated=True,
+    )
+    measure: str = setting(
+        "",
+        "first run some steps there, as a job for at most --max_cost, and plan from them; "
+        "what was measured before is not paid for again",
+        metavar="TIER",
+    )
+    plan: str = setting("", "a plan of `python -m trainer.plan --out=FILE`", metavar="FILE")
+    within: float | None = setting(
+        None, "name the cheapest that ends within, as 8h or 2d", metavar="TIME", read=seconds
+    )
+    budget: float | None = setting(
+        None,
+        "name the fastest that costs at most so much",
+        metavar="USD",
+        unit="USD",
+        above=0,
+        maximum=999_999,
+    )
+    regions: str = setting(
+        "",
+        "plan each region, by --prices=prices-REGION.yaml, files of `prices`",
+        metavar="A,B",
+    )
+    fit: bool = setting(False, FIT)
+    prices: str = setting("", "YAML of your own prices, in USD an hour", metavar="FILE")
+    price_per_hour: Mapping[str, float] = setting(
+        {}, "the price of all machines of a tier", metavar="TIER=USD", repeated=True, above=0
+    )
+    package: str = setting_of(JobOptions, "package")
     # For the job that --measure sends:
-    max_cost: float | None = option_of(JobOptions, "max_cost")
-    project: str = option_of(JobOptions, "project")
-    region: str = option_of(JobOptions, "region")
-    bucket: str = option_of(JobOptions, "bucket")
-    image: str = option_of(JobOptions, "image")
-    backend: str = option_of(JobOptions, "backend")
+    max_cost: float | None = setting_of(JobOptions, "max_cost")
+    project: str = setting_of(JobOptions, "project")
+    region: str = setting_of(JobOptions, "region")
+    bucket: str = setting_of(JobOptions, "bucket")
+    image: str = setting_of(JobOptions, "image")
+    backend: str = setting_of(JobOptions, "backend")
+
+
+DESCRIPTION = """Says before anything is paid whether a run fits each tier, how long it takes and what it costs.
+
+Memory and work of a step come from real steps on this machine's CPU, in a process of its own; the plan is kept, and
+made again only if the settings, your sources or the versions change. Times come from the step's graph; with runs at
+hand (--from) from these, which is much narrower. No machine is started, but for --measure.
+"""
+USAGE = verb_usage("plan", "[TIER …] --recipe=NAME [--from=DIR] [any trainer flag]", DESCRIPTION)
 
 
 def plan(
-    *tiers: str, recipe: str = "", regions: Sequence[str] = (), settings: Mapping[str, Value] | None = None,
-    stream: TextIO | None = None, session: Session = SESSION, **options: Value,
-) -> Plan:  # fmt: skip
+    *tiers: str,
+    recipe: str | None = None,
+    regions: Sequence[str] | None = None,
+    settings: Mapping[str, Value] | None = None,
+    stream: TextIO | None = None,
+    session: Session = SESSION,
+    **options: Value,
+) -> Plan:
     """Returns the plan of a run on these tiers, by default on all; `regions` need prices="prices-REGION.yaml".
 
     `settings`: the trainer's; `options`: fields of PlanOptions. The first plan of new settings measures steps on
     this machine's CPU, which takes a minute. Writes no file of its own. Raises UserError as the command does.
     """
     with printed_on(stream):
-        asked, program, command = read_call(
-            "plan", PlanOptions, tiers, {"recipe": recipe, "regions": list(regions), **options}, settings
-        )
-        assert isinstance(program, Overrides)
-        return plan_by_options(asked, program, command, session)
+        keywords = {"recipe": recipe, "regions": regions, **options}
+        return plan_by_options(call_verb(PlanOptions, tiers, keywords, settings, USAGE), session)
 
 
 def plan_by_options(
-    asked: PlanOptions, overrides: Overrides, command: str, session: Session, out: Path | None = None, *,
-    dry_run: bool = False,
+    request: VerbRequest[PlanOptions], session: Session, out: Path | None = None, *, dry_run: bool = False
 ) -> Plan:  # fmt: skip
     """Returns the plan that the options describe. Raises UserError as the command does.
 
     `out`: a folder that must be writable before anything is measured; `dry_run`: prints the job of --measure instead of
     sending it, and plans without it.
     """
+    asked = request.options
+    overrides = request.program
+    assert isinstance(overrides, Overrides)
     if asked.measure and asked.max_cost is None:
         raise UserError(f"measure={asked.measure}: a job costs money: set a limit, such as --max_cost=1")
     if asked.measure:  # refuse mistakes before the slow measurement on this machine
@@ -308,8 +350,8 @@ def plan_by_options(
             f"plan={asked.plan}: it was made for other settings or sources ({step_plan.model} on {step_plan.data}): "
             "leave it out, or make it again with the flags of this command: python -m trainer.plan … --out=FILE"
         )
-    if asked.measure and (folder := _measured(asked, overrides, step_plan, config, command, session, dry_run)):
-        sources = [*sources, folder]
+    if asked.measure and (folder := _measured(request, step_plan, config, session, dry_run)):
+        sources = (*sources, folder)
     extrapolations, assumed = list[Extrapolation](), list[str]()
     if sources:
         extrapolations, assumed = estimate(collect(sources), [tier.facts for tier in specs], config)
@@ -345,13 +387,15 @@ _MEASURED = (50, 500, 1000, 2000, 5000, 10_000)
 
 
 def _measured(
-    asked: PlanOptions, overrides: Overrides, plan: StepPlan, config: TrainConfig, command: str, session: Session,
-    dry_run: bool,
+    request: VerbRequest[PlanOptions], plan: StepPlan, config: TrainConfig, session: Session, dry_run: bool
 ) -> str:  # fmt: skip
     """Runs some steps as a job on the tier of --measure, unless they were run before.
 
     Returns the folder with the measurements of all tiers; a dry run only prints the job, and returns "".
     """
+    asked = request.options
+    overrides = request.program
+    assert isinstance(overrides, Overrides)
     tier, total = load_tier(asked.measure), plan.total_steps(config)
     compiled = is_compiled(plan, config, tier.devices)
     alike = (count for count in _MEASURED if is_compiled(plan, replace(config, steps=count), tier.devices) == compiled)
@@ -366,7 +410,8 @@ def _measured(
     job_options = {name: getattr(asked, name) for name in
               ("max_cost", "project", "region", "bucket", "image", "backend", "package", "prices")}  # fmt: skip
     program = flags.replace(steps=steps, report_every_steps=max(1, steps // 5), job_dir=job_dir)
-    submission = prepare(SubmitOptions(tiers=[asked.measure], **job_options), program, command, session)
+    options = SubmitOptions(tiers=(asked.measure,), **job_options)
+    submission = prepare(VerbRequest(options, program, request.command), session)
     if dry_run:
         say(*submission.about, f"nothing was sent: {steps} steps would be measured; the plan does without them")
         return ""

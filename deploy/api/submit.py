@@ -6,11 +6,10 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TextIO
+from typing import Any, TextIO
 
-from deploy.api.keywords import read_call
+from deploy.api.request import USUAL, Value, VerbRequest, call_verb, verb_usage
 from deploy.base.console import printed_on, say
-from deploy.base.options import Value, option, switch
 from deploy.job.cost import cost_confirmation, format_duration, price_and_limit
 from deploy.job.fallback import SubmittedJob
 from deploy.job.job import Job, Program, job_of, workload_on
@@ -35,6 +34,7 @@ from deploy.tiers.tier import Tier, load_tier, machine_tier, one_machine
 from trainer.base.errors import UserError
 from trainer.base.limit_watch import LIMITS, read_limits
 from trainer.base.run_files.job_files import GPU_CHECK
+from trainer.base.settings.fields import setting
 
 NOTHING_SENT = "nothing was sent: the same command without --dry_run checks login, bucket, data and quota, and sends it"
 # Flags after which nobody follows the job, so that no other tier or region can be tried, and why, for the error.
@@ -47,25 +47,50 @@ _WHY_ONE_PLACE = {
 class SubmitOptions(JobOptions):
     """Holds the options of `submit`."""
 
-    tiers: Sequence[str] = option("TIER", "a file such as job_configs/l4x4.yaml, or its bare name, l4x4; of several "
-                                  "the next is tried where there are no machines", (), tuple, count="*")  # fmt: skip
-    region: str = option("NAME,NAME", "as us-central1 (default: gcloud's ai/region); of several the next is "
-                         "tried where there are no machines")  # fmt: skip
-    machine_type: str = option("NAME", "a machine instead of a TIER, as g2-standard-4")
-    accelerator: str = option("NAME[:COUNT]", "its accelerators, as NVIDIA_L4:1")
-    name: str = option("TEXT", "display name (default: recipe, tier and time)")
-    tensorboard_instance: str = option("NAME", "the TensorBoard of Vertex AI that shows the job's logs/: its full name "
-                                       "or id (docs/permissions.md)")  # fmt: skip
-    disable_retries: bool = switch("no restart on failure, as measurements need it")
-    fit: bool = switch(FIT)
-    check: bool = switch("check the tier's GPUs (trainer.check --on_gpus) instead of training: some minutes")
-    detach: bool = switch("do not follow the job once it is submitted")
-    register: str = option("NAME", "make the model a version of NAME in the Model Registry when the job has ended well "
-                           "(docs/serving.md)")  # fmt: skip
+    tiers: tuple[str, ...] = setting(
+        (),
+        "a file such as job_configs/l4x4.yaml, or its bare name, l4x4; of several "
+        "the next is tried where there are no machines",
+        metavar="TIER",
+        positional=True,
+    )
+    region: str = setting(
+        "",
+        "as us-central1 (default: gcloud's ai/region); of several the next is tried where there are no machines",
+        metavar="NAME,NAME",
+    )
+    machine_type: str = setting("", "a machine instead of a TIER, as g2-standard-4", metavar="NAME")
+    accelerator: str = setting("", "its accelerators, as NVIDIA_L4:1", metavar="NAME[:COUNT]")
+    name: str = setting("", "display name (default: recipe, tier and time)", metavar="TEXT")
+    tensorboard_instance: str = setting(
+        "",
+        "the TensorBoard of Vertex AI that shows the job's logs/: its full name or id (docs/permissions.md)",
+        metavar="NAME",
+    )
+    disable_retries: bool = setting(False, "no restart on failure, as measurements need it")
+    fit: bool = setting(False, FIT)
+    check: bool = setting(
+        False,
+        "check the tier's GPUs (trainer.check --on_gpus) instead of training: some minutes",
+    )
+    detach: bool = setting(False, "do not follow the job once it is submitted")
+    register: str = setting(
+        "",
+        "make the model a version of NAME in the Model Registry when the job has ended well (docs/serving.md)",
+        metavar="NAME",
+    )
+
+
+USAGE = verb_usage(
+    "submit",
+    "TIER … --recipe=NAME --data=gs://… --bucket=gs://… [any trainer flag]",
+    "Submits a job to Vertex AI and follows it to its end.",
+    USUAL,
+)
 
 
 def submit(
-    *tiers: str, recipe: str = "", bucket: str = "", max_cost: float | None = None,
+    *tiers: str, recipe: str | None = None, bucket: str | None = None, max_cost: float | None = None,
     settings: Mapping[str, Value] | None = None, dry_run: bool = False, stream: TextIO | None = None,
     session: Session = SESSION, **options: Value,
 ) -> SubmittedJob:  # fmt: skip
@@ -79,18 +104,20 @@ def submit(
     """
     named = {"recipe": recipe, "bucket": bucket, "max_cost": max_cost, **options}
     with printed_on(stream):
-        job = prepare(*read_call("submit", SubmitOptions, tiers, named, settings), session)
+        job = prepare(call_verb(SubmitOptions, tiers, named, settings, USAGE), session)
         say(*job.about)
         return job if dry_run else job.send()
 
 
-def prepare(
-    asked: SubmitOptions, program: Program, command: str, session: Session, unfollowed: str = ""
-) -> SubmittedJob:
-    """Returns the checked submission that the options describe, and sends nothing. Raises UserError if it must fail.
+def prepare(request: VerbRequest[Any], session: Session, unfollowed: str = "") -> SubmittedJob:
+    """Returns the checked submission that a request of SubmitOptions describes, and sends nothing.
+
+    Raises UserError if it must fail.
 
     `unfollowed`: the command's flag, if any, after which nobody follows the job.
     """
+    asked: SubmitOptions = request.options
+    program: Program = request.program
     register, unfollowed = ("", ""), unfollowed or ("detach" if asked.detach else "")
     if asked.register:
         if unfollowed or asked.check or isinstance(program, Script):
@@ -111,10 +138,8 @@ def prepare(
         cost_confirmation, [(job.tier, 1) for job in jobs], planned_usd(jobs), asked, alternatives=True
     )
     sources = list(dict.fromkeys(package.uri(job.gcp.bucket) for job in jobs for package in job.packages))
-    return SubmittedJob(
-        jobs, Submission(order.submission, command=command, sources=sources), session, [*describe(jobs), *memory],
-        confirmation, register,
-    )  # fmt: skip
+    record = Submission(order.submission, command=request.command, sources=sources)
+    return SubmittedJob(jobs, record, session, [*describe(jobs), *memory], confirmation, register)
 
 
 def order_of(asked: JobOptions, program: Program) -> Order:

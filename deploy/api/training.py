@@ -13,10 +13,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from deploy.api.keywords import check_arguments, read_call
-from deploy.api.submit import SubmitOptions, prepare
+from deploy.api.request import Value, call_verb
+from deploy.api.submit import USAGE, SubmitOptions, prepare
 from deploy.base.console import printed_on, run_program, say
-from deploy.base.options import Value, options_of, texts_of
 from deploy.job.vertex_job import RunResult, load_model
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.vertex_api import WatchLine, console_page
@@ -24,7 +23,8 @@ from deploy.report.collection import fetched
 from deploy.report.run_reader import billed
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import RESULT
-from trainer.base.settings.fields import as_text
+from trainer.base.settings.fields import fields_of
+from trainer.base.settings.request import Overrides, Request
 from trainer.base.storage import local_path
 
 _STEP = re.compile(r"(step|epoch) +([\d,]+)(?:/| of )([\d,]+)")  # begins a line of progress
@@ -50,28 +50,38 @@ class Fitted:
 
 
 def fit(
-    model: str = "", data: str = "", *, on: str = "", job_dir: str = "", progress: bool = True,
-    stream: TextIO | None = None, session: Session = SESSION, **options: Value,
-) -> Fitted:  # fmt: skip
+    model: str | None = None,
+    data: str | os.PathLike[str] | None = None,
+    *,
+    on: str | None = None,
+    job_dir: str | None = None,
+    progress: bool = True,
+    stream: TextIO | None = None,
+    session: Session = SESSION,
+    **options: Value,
+) -> Fitted:
     """Trains a model to the end, on this machine or on a tier, such as on="l4x4".
 
     `model` and `data`: "module:function"; `options`: settings of the trainer, such as epochs, and for a tier also
-    fields of SubmitOptions, such as max_cost. Unless `progress` is False, prints what will run, what it may cost, and
-    its log, with a progress bar in a notebook. Asks to confirm a high cost, on a terminal or in a notebook. The same
-    call again resumes the run, or finds its job. Raises UserError, PlatformFault if the training fails, and
-    KeyboardInterrupt after Ctrl-C, which leaves the job running.
+    fields of SubmitOptions, such as max_cost; None is as if it were not named. Unless `progress` is False, prints what
+    will run, what it may cost, and its log, with a progress bar in a notebook. Asks to confirm a high cost, on a
+    terminal or in a notebook. The same call again resumes the run, or finds its job. Raises UserError, PlatformFault if
+    the training fails, and KeyboardInterrupt after Ctrl-C, which leaves the job running.
     """
-    if not isinstance(model, str) or not isinstance(data, (str, os.PathLike)):
+    if not isinstance(model, str | None) or not isinstance(data, str | os.PathLike | None):
         raise UserError("model and data are names, such as 'mine:model', not objects: the training imports them itself")
-    named: dict[str, Value] = {"model": model, "data": data, **options}
-    if not on:
-        if job_options := options_of(SubmitOptions).keys() & options.keys():
-            raise UserError(f"{min(job_options)} is for a job: name its tier, as on='l4x4', or leave it out")
-        words = [f"{name}={text}" for name, value in named.items() for text in texts_of(name, value)]
-        job_dir = job_dir or f"runs/fit-{hashlib.sha256(' '.join(words).encode()).hexdigest()[:8]}"
+    keywords: dict[str, Value] = {"model": model, "data": data, "job_dir": job_dir, **options}
+    if on is None:
         log = stream or (sys.stdout if progress and "ipykernel" not in sys.modules else None)
-        result = train(model, data, options, job_dir=job_dir, stream=log, progress=progress)
-        return Fitted(result.history, result, 0.0, job_dir, job_dir)
+        if job_options := sorted(fields_of(SubmitOptions).keys() & options.keys()):
+            raise UserError(f"{job_options[0]} is for a job: name its tier, as on='l4x4', or leave it out")
+        overrides = _overrides(keywords)
+        if "job_dir" not in overrides.values:
+            digest = hashlib.sha256(" ".join(overrides.arguments()).encode()).hexdigest()
+            overrides = overrides.replace(job_dir=f"runs/fit-{digest[:8]}")
+        folder = overrides.values["job_dir"]
+        result = _train(overrides, log, progress)
+        return Fitted(result.history, result, 0.0, folder, folder)
     advance = _progress_bar(progress)
 
     def show(line: WatchLine) -> None:
@@ -79,30 +89,43 @@ def fit(
             say(str(line))
 
     with printed_on(stream, command=progress):
-        job = prepare(*read_call("submit", SubmitOptions, [on], {**named, "job_dir": job_dir}), session)
+        job = prepare(call_verb(SubmitOptions, [on], keywords, None, USAGE), session)
         job.finish(show)
-    result, cost = job.result, billed(fetched(job.output, "job_dir"))[1]
+    result = job.result
+    cost = billed(fetched(job.output, "job_dir"))[1]
     return Fitted(result.history, result, cost, console_page(job.name, job.gcp.project), job.output)
 
 
 def train(
-    model: str = "", data: str = "", settings: Mapping[str, Value] | None = None, *, job_dir: str, recipe: str = "",
-    stream: TextIO | None = None, progress: bool = False,
-) -> RunResult:  # fmt: skip
+    model: str | None = None,
+    data: str | os.PathLike[str] | None = None,
+    settings: Mapping[str, Value] | None = None,
+    *,
+    job_dir: str,
+    recipe: str | None = None,
+    stream: TextIO | None = None,
+    progress: bool = False,
+) -> RunResult:
     """Trains a model on this machine and returns its result; the same call again resumes.
 
     `model` and `data`: "module:function"; `settings`: the trainer's, such as epochs; `job_dir`: a local folder. Prints
     the log on `stream`; `progress` shows a bar in a notebook. Ctrl-C saves the state. Raises UserError for what the
     trainer refuses, PlatformFault for a run that failed.
     """
-    # With print_config or help the trainer would only print.
-    if not job_dir or (settings or {}).keys() & {"print_config", "help"}:
-        raise UserError("train needs a job_dir, and takes no print_config or help in settings")
-    named = {"recipe": recipe, "model": model, "data": data, "job_dir": job_dir}
-    words = [f"--{name}={text}" for name, text in named.items() if text]
-    words += [f"--{name}={as_text(value)}" for name, value in (settings or {}).items()]
-    check_arguments(words)
-    folder = local_path(job_dir, "job_dir")
+    keywords = {"recipe": recipe, "model": model, "data": data, "job_dir": job_dir, **(settings or {})}
+    return _train(_overrides(keywords), stream, progress)
+
+
+def _overrides(keywords: Mapping[str, Value]) -> Overrides:
+    """Returns the settings of a call that trains here. Raises UserError for what the trainer would refuse."""
+    overrides = Overrides.read({name: value for name, value in keywords.items() if value is not None})
+    _ = Request(None, overrides).config
+    return overrides
+
+
+def _train(overrides: Overrides, stream: TextIO | None, progress: bool) -> RunResult:
+    """Trains as a process of its own, and returns its result."""
+    folder = local_path(overrides.values["job_dir"], "job_dir")
     advance = _progress_bar(progress)
 
     def show(line: str) -> None:
@@ -110,8 +133,8 @@ def train(
             print(line, file=stream, flush=True)
         advance(line)
 
-    run_program("trainer.task", words, show)
-    return RunResult.read((folder / RESULT).read_text(encoding="utf-8"), job_dir)
+    run_program("trainer.task", overrides.arguments(), show)
+    return RunResult.read((folder / RESULT).read_text(encoding="utf-8"), str(folder))
 
 
 def _progress_bar(progress: bool) -> Callable[[str], bool]:

@@ -6,11 +6,13 @@ BigQuery. A job has rows there some hours to two days after it ran, by its label
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from deploy.api.jobs import JobsOptions, attach
+from deploy.api.request import verb_usage
 from deploy.base.console import say
-from deploy.cli.parsing import parser, write_document
+from deploy.cli.output import JSON, write_document
 from deploy.job.ledger import Attempt, attempt_label, find_attempt, find_elsewhere
 from deploy.platform.errors import api_errors, billing_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
@@ -18,6 +20,7 @@ from deploy.platform.rest import address, call, pages
 from deploy.platform.vertex_api import ApiError, Clock, retried, unreadable_as_lost
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import DONE, UserError
+from trainer.base.settings.fields import parse_options, setting, setting_of
 
 _POLLS, _POLL_S = 60, 5.0  # how often, and at which interval, BigQuery is asked for the result
 # https://cloud.google.com/billing/docs/how-to/export-data-bigquery-tables/standard-usage: a row has the labels of a
@@ -31,13 +34,24 @@ GROUP BY label, currency
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class BillFlags:
+    """Holds the flags of `bill`."""
+
+    runs: tuple[str, ...] = setting(
+        meaning="a submission, or a job's name, display name or number", metavar="RUN", positional=True
+    )
+    table: str = setting(meaning="the billing export, PROJECT.DATASET.TABLE", metavar="TABLE")
+    project: str = setting_of(JobsOptions, "project")
+    region: str = setting_of(JobsOptions, "region")
+    backend: str = setting_of(JobsOptions, "backend")
+    json: bool = JSON
+
+
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Prints what was billed and what was estimated, one line for each job."""
-    cli = parser("bill", __doc__, "RUN … --table=PROJECT.DATASET.gcp_billing_export_v1_X", JobsOptions,
-                 "project", "region", "backend")  # fmt: skip
-    cli.add_argument("runs", nargs="+", metavar="RUN", help="a submission, or a job's name, display name or number")
-    cli.add_argument("--table", required=True, metavar="TABLE", help="the billing export, PROJECT.DATASET.TABLE")
-    args = cli.parse_args(arguments)
+    usage = verb_usage("bill", "RUN … --table=PROJECT.DATASET.gcp_billing_export_v1_X", __doc__)
+    args = parse_options(BillFlags, arguments, usage)
     if not re.fullmatch(r"[a-z0-9][a-z0-9.:-]*\.\w+\.gcp_billing_export_\w+", args.table):
         raise UserError(
             f"table={args.table}: write PROJECT.DATASET.gcp_billing_export_v1_XXXXXX_XXXXXX_XXXXXX, as BigQuery names "

@@ -11,9 +11,11 @@ import json
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
+from deploy.api.request import verb_usage
 from deploy.base.console import say
-from deploy.cli.parsing import parser, write_document
+from deploy.cli.output import JSON, write_document
 from deploy.job.workload import JobOptions
 from deploy.platform import buckets
 from deploy.platform.errors import api_errors
@@ -22,14 +24,23 @@ from deploy.platform.vertex_api import FINAL_STATES, retried
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, read_project
 from deploy.tiers.machine_table import load_machines
 from trainer.base.errors import DONE
+from trainer.base.settings.fields import parse_options, setting, setting_of
 from trainer.base.storage.gcs import connect
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanFlags:
+    """Holds the flags of `clean`."""
+
+    project: str = setting_of(JobOptions, "project")
+    bucket: str = setting_of(JobOptions, "bucket")
+    yes: bool = setting(False, "remove it")
+    json: bool = JSON
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Prints what is left, a line for each package, and removes it with --yes."""
-    cli = parser("clean", __doc__, "--bucket=gs://NAME [--yes]", JobOptions, "project", "bucket")
-    cli.add_boolean("yes", "remove it")
-    args = cli.parse_args(arguments)
+    args = parse_options(CleanFlags, arguments, verb_usage("clean", "--bucket=gs://NAME [--yes]", __doc__))
     project = needed_project(read_project(args.project))
     packages = f"{checked_address('bucket', args.bucket)}/packages/"
 

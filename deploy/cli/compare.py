@@ -1,28 +1,26 @@
 """Compares tiers by the same work on each: `python -m deploy compare TIER … --recipe=… [any trainer flag]`."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from deploy.api.compare import CompareOptions, compare_by_options
-from deploy.api.keywords import command_line
-from deploy.base.options import parsed
-from deploy.cli.parsing import USUAL, parse_program, parser, write_document
+from deploy.api.compare import USAGE, CompareOptions, compare_by_options
+from deploy.api.request import parse_verb
+from deploy.cli.output import JSON, write_document
 from deploy.platform.gcloud_and_sdk import SESSION, Session
+from trainer.base.settings.fields import setting
 
-DESCRIPTION = """Trains one recipe on several tiers, the same work on each, and reports what came out.
 
-The state of a comparison is in its folder: comparison.json holds the request, TIER/repeat-N the job directory of each
-run, or a copy of the files that a report needs. The same command again repeats no finished run and resumes failed or
-interrupted ones. On Vertex AI an interrupted comparison leaves its jobs running and finds them again.
-"""
+@dataclass(frozen=True, kw_only=True)
+class CompareFlags(CompareOptions):
+    """Holds the flags of `compare`."""
+
+    dry_run: bool = setting(False, "print what the jobs may cost at most, and submit nothing")
+    json: bool = JSON
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Runs the comparison to its end and returns its exit code."""
-    usage = "TIER … --recipe=NAME [--scaling=weak] [--repeats=3] [any trainer flag]"
-    cli = parser("compare", DESCRIPTION, usage, CompareOptions, usual=USUAL)
-    cli.add_boolean("dry_run", "print what the jobs may cost at most, and submit nothing")
-    flags, program = parse_program(cli, arguments)
-    asked, command = parsed(CompareOptions, flags), command_line("compare", arguments)
-    comparison = compare_by_options(asked, program, command, session, dry_run=flags.dry_run)
-    write_document(flags, "compare", **vars(comparison) | {"folder": str(comparison.folder)})
+    request = parse_verb(CompareFlags, arguments, USAGE)
+    comparison = compare_by_options(request, session, dry_run=request.options.dry_run)
+    write_document(request.options, "compare", **vars(comparison) | {"folder": str(comparison.folder)})
     return comparison.exit_code

@@ -6,9 +6,10 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.cli.parsing import parser
+from deploy.api.request import verb_usage
 from deploy.job.workload import JobOptions
 from deploy.packaging.images import BuiltImage, remember
 from deploy.packaging.packages import DIST, packages_with, write_copy
@@ -16,31 +17,34 @@ from deploy.platform.errors import JobUnknown
 from deploy.platform.gcloud_and_sdk import not_installed
 from deploy.tiers.gcp_config import read_project
 from trainer.base.errors import DONE, FAULT, UserError
+from trainer.base.settings.fields import parse_options, setting, setting_of
 from trainer.base.storage.login import gcloud_environment
+
+USAGE = verb_usage(
+    "image",
+    "--image=REGION-docker.pkg.dev/PROJECT/REPO/NAME:TAG",
+    "Builds an image for --image= with Cloud Build.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFlags:
+    """Holds the flags of `image`."""
+
+    image: str = setting(meaning="its address in Artifact Registry, with a tag", metavar="URI")
+    tensorflow: str = setting(
+        "", "the package that pip installs, as tensorflow[and-cuda]==2.21.*, or tensorflow for CPUs"
+    )
+    package: str = setting_of(JobOptions, "package")
+    max_package_mb: int = setting_of(JobOptions, "max_package_mb")
+    include: tuple[str, ...] = setting_of(JobOptions, "include")
+    project: str = setting_of(JobOptions, "project")
+    dry_run: bool = setting(False, "print the command and stop")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the command, and runs it unless --dry_run is given."""
-    cli = parser(
-        "image",
-        "Builds an image for --image= with Cloud Build.",
-        "--image=REGION-docker.pkg.dev/PROJECT/REPO/NAME:TAG",
-        JobOptions,
-        "package",
-        "max_package_mb",
-        "include",
-        "project",
-        with_json=False,
-    )
-    cli.add_argument("--image", required=True, metavar="URI", help="its address in Artifact Registry, with a tag")
-    cli.add_argument(
-        "--tensorflow",
-        default="",
-        metavar="TEXT",
-        help="the package that pip installs, as tensorflow[and-cuda]==2.21.*, or tensorflow for CPUs",
-    )
-    cli.add_boolean("dry_run", "print the command and stop")
-    args = cli.parse_args(arguments)
+    args = parse_options(ImageFlags, arguments, USAGE)
     if not re.fullmatch(r"[a-z0-9-]+(\.[a-z0-9-]+)+(/[a-z0-9._-]+){2,}:[\w.-]+", args.image):
         raise UserError(f"image={args.image}: use REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG")
     packages = packages_with(args.package, args.max_package_mb, args.include)

@@ -2,31 +2,72 @@
 
 import signal
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from deploy.api.jobs import JobsOptions, attach, jobs_by_region
+from deploy.api.jobs import JOBS, JobsOptions, attach, jobs_by_region
+from deploy.api.request import verb_usage
 from deploy.base.console import agrees, say, tell
-from deploy.base.options import parsed, seconds
-from deploy.cli.parsing import parser, write_document
+from deploy.base.options import seconds
+from deploy.cli.output import JSON, write_document
 from deploy.job.cost import describe_run
 from deploy.job.watching import LiveLines, show
-from deploy.job.workload import JobOptions
 from deploy.platform.errors import exit_code
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.local import on_signals
 from deploy.platform.vertex_api import STOPPED, JobStatus
 from deploy.tiers.tier import LABEL, PRICE_LABEL
 from trainer.base.errors import DONE, INTERRUPTED, UserError
-from trainer.base.settings.fields import Parser, integer_in
+from trainer.base.settings.fields import parse_options, setting, setting_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobsFlags(JobsOptions):
+    """Holds the flags of `jobs`."""
+
+    json: bool = JSON
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFlags:
+    """Holds the flags that name a job, as `attach` takes them."""
+
+    job: str = setting(
+        "", "its name, display name, number or submission (default: the last)", metavar="JOB", positional=True
+    )
+    project: str = setting_of(JobsOptions, "project")
+    region: str = setting(
+        "",
+        "where to look for it (default: gcloud's ai/region, and those of the submissions from this folder)",
+        metavar="NAME,NAME",
+    )
+    backend: str = setting_of(JobsOptions, "backend")
+    json: bool = JSON
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogsFlags(JobFlags):
+    """Holds the flags of `logs`."""
+
+    tail: int = setting(0, "only the newest lines", metavar="COUNT", minimum=1, maximum=1_000_000)
+    worker: str = setting(
+        "", "only of one worker: 0 is the chief; or as Vertex AI calls it, as workerpool1-0", metavar="NUMBER"
+    )
+    since: float = setting(0.0, "only of the last 10m, 2h or 1d", metavar="TIME", read=seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CancelFlags(JobFlags):
+    """Holds the flags of `cancel`."""
+
+    yes: bool = setting(False, "do not ask for confirmation")
 
 
 def jobs(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Prints, for each region, one line for each job, newest first."""
-    cli = parser("jobs", "Lists the jobs that this package submitted, region by region.", "[--region=NAME,NAME]",
-                 JobsOptions)  # fmt: skip
-    args = cli.parse_args(arguments)
+    args = parse_options(JobsFlags, arguments, JOBS)
     statuses: list[JobStatus] = []
-    for region, newest, count in jobs_by_region(parsed(JobsOptions, args), session):
+    for region, newest, count in jobs_by_region(args, session):
         statuses += newest
         header = "created (UTC)     state      time         cost  name  job"
         say(header if newest else f"no {f'{args.state} ' if args.state else ''}jobs of this package in {region}")
@@ -47,8 +88,8 @@ def jobs(arguments: Sequence[str], session: Session = SESSION) -> int:
 
 def watch(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Prints states and logs of a job until it ends, and returns the exit code for its final state."""
-    cli = _parser_of_a_job("watch", "Shows states and logs of a job until it ends; Ctrl-C leaves it running.", "[JOB]")
-    args = cli.parse_args(arguments)
+    summary = "Shows states and logs of a job until it ends; Ctrl-C leaves it running."
+    args = parse_options(JobFlags, arguments, verb_usage("watch", "[JOB]", summary))
 
     with on_signals(signal.default_int_handler, signal.SIGTERM):
         job = attach(args.job, args.project, args.region, args.backend, session)
@@ -61,12 +102,7 @@ def watch(arguments: Sequence[str], session: Session = SESSION) -> int:
 def logs(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Prints the log of a job that runs or has ended, and does not follow it."""
     summary = "Prints the log of a job so far, and ends; `watch` follows it."
-    cli = _parser_of_a_job("logs", summary, "[JOB] [--tail=COUNT]")
-    cli.add_argument("--tail", type=integer_in(1, 1_000_000), default=0, metavar="COUNT", help="only the newest lines")
-    cli.add_argument("--worker", default="", metavar="NUMBER", help="only of one worker: 0 is the chief; or as Vertex "
-                     "AI calls it, as workerpool1-0")  # fmt: skip
-    cli.add_argument("--since", type=seconds, default=0.0, metavar="TIME", help="only of the last 10m, 2h or 1d")
-    args = cli.parse_args(arguments)
+    args = parse_options(LogsFlags, arguments, verb_usage("logs", "[JOB] [--tail=COUNT]", summary))
     job = attach(args.job, args.project, args.region, args.backend, session)
     lines = job.logs(args.tail, args.worker, args.since)
     for line in lines:
@@ -81,9 +117,8 @@ def logs(arguments: Sequence[str], session: Session = SESSION) -> int:
 
 def cancel(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Cancels a job, after confirmation unless --yes is given, and waits until it is over."""
-    cli = _parser_of_a_job("cancel", "Cancels a job, and waits until it is over.", "[JOB]")
-    cli.add_boolean("yes", "do not ask for confirmation")
-    args = cli.parse_args(arguments)
+    usage = verb_usage("cancel", "[JOB]", "Cancels a job, and waits until it is over.")
+    args = parse_options(CancelFlags, arguments, usage)
 
     def confirm(status: JobStatus) -> None:
         ran, cost = describe_run(status, session.clock.now())
@@ -96,13 +131,3 @@ def cancel(arguments: Sequence[str], session: Session = SESSION) -> int:
     say(f"{job.name}: {status.state}")
     write_document(args, "cancel", status=status, exit_code=DONE)
     return DONE
-
-
-def _parser_of_a_job(verb: str, description: str, usage: str) -> Parser:
-    """Returns the parser of a verb with the arguments that name a job, as `attach` takes them."""
-    cli = parser(verb, description, usage, JobOptions, "project", "backend")
-    cli.add_argument("job", nargs="?", default="", metavar="JOB", help="its name, display name, number or submission "
-                     "(default: the last)")  # fmt: skip
-    cli.add_argument("--region", default="", metavar="NAME,NAME", help="where to look for it (default: gcloud's "
-                     "ai/region, and those of the submissions from this folder)")  # fmt: skip
-    return cli

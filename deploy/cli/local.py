@@ -8,31 +8,42 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.api.keywords import command_line
-from deploy.cli.parsing import parse_program, parser
+from deploy.api.request import parse_verb, verb_usage
 from deploy.job.job import workload_on
 from deploy.job.workload import JobOptions, Training
 from deploy.platform.local import LocalJob, local_workers, on_signals
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import DONE, UserError
 from trainer.base.run_files.job_files import CHECKPOINTS, step_of
-from trainer.base.settings.fields import integer_in
-from trainer.base.settings.resolution import Overrides
+from trainer.base.settings.fields import setting, setting_of
+from trainer.base.settings.request import Overrides
 from trainer.base.storage import local_path
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalFlags:
+    """Holds the flags of `local`."""
+
+    spec: str = setting(meaning="a tier, or a job spec as `submit --spec` prints it", metavar="TIER", positional=True)
+    restarts: int = setting(
+        0,
+        "how often a worker that fails is started again (default: 0; on Vertex AI: 5)",
+        metavar="COUNT",
+        minimum=0,
+        maximum=100,
+    )
+    script: str = setting_of(JobOptions, "script")
+    module: str = setting_of(JobOptions, "module")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the job to its end and returns the exit code of its chief, or of the worker that failed it."""
-    cli = parser(
-        "local", __doc__, "TIER --recipe=NAME [any trainer flag]", JobOptions, "script", "module", with_json=False
-    )
-    cli.add_argument("spec", metavar="TIER", help="a tier, or a job spec as `submit --spec` prints it")
-    cli.add_argument("--restarts", type=integer_in(0, 100), default=0, metavar="COUNT",
-                     help="how often a worker that fails is started again (default: 0; on Vertex AI: 5)")  # fmt: skip
-    args, program = parse_program(cli, arguments)
-    tier = load_tier(args.spec, "")
+    request = parse_verb(LocalFlags, arguments, verb_usage("local", "TIER --recipe=NAME [any trainer flag]", __doc__))
+    program = request.program
+    tier = load_tier(request.options.spec, "")
     # A script's spec has no code of this machine: the trainer would run in the script's place.
     for variable in tier.spec["workerPoolSpecs"][0].get("containerSpec", {}).get("env", []):
         if isinstance(program, Overrides) and variable["name"] == "TRAINER_START" and '"script"' in variable["value"]:
@@ -41,16 +52,16 @@ def main(arguments: Sequence[str]) -> int:
     job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
     job_dir = local_path(workload.job_dir, "job_dir") if workload.job_dir else Path("runs") / job_id
     workload.check_folder(job_dir)  # fails here rather than in workers that wait for each other
-    command, folder = command_line("local", arguments), job_dir.absolute()
+    folder = job_dir.absolute()
     command_and_files = workload.local_program(folder)
-    workers = local_workers(tier, workload.arguments(), folder, job_id, command, program=command_and_files)
+    workers = local_workers(tier, workload.arguments(), folder, job_id, request.command, program=command_and_files)
     first: dict[str, str] = {}  # by line, the worker that printed it first: the trainer prints the same in each worker
 
     def print_line(worker: str, line: str) -> None:
         if not isinstance(workload, Training) or first.setdefault(line, worker) == worker:
             print(f"[{worker}] {line}\n", end="", flush=True)  # in one write: lines of two threads would mix
 
-    job = LocalJob(workers, print_line, args.restarts)
+    job = LocalJob(workers, print_line, request.options.restarts)
     print(f"{job_id}: rehearses {tier.machine}; writes to {job_dir}", flush=True)
     with on_signals(lambda number, frame: job.stop(), signal.SIGINT, signal.SIGTERM):  # the workers save and end
         outcome = job.run()

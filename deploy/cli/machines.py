@@ -3,28 +3,33 @@
 import dataclasses
 from collections.abc import Sequence
 
+from deploy.api.request import verb_usage
 from deploy.base.console import say
-from deploy.cli.parsing import parser, write_document
+from deploy.cli.output import JSON, write_document
 from deploy.job.workload import JobOptions
 from deploy.report.formatting import terminal_table
 from deploy.tiers.machine_table import Price, load_machines
 from deploy.tiers.tier import Tier, load_tier, tier_names
 from trainer.base.errors import DONE, UserError
-from trainer.base.settings.fields import nearest
+from trainer.base.settings.fields import nearest, parse_options, setting, setting_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MachinesFlags:
+    """Holds the flags of `machines`."""
+
+    all: bool = setting(False, "all machines, not only those of the tiers")
+    accelerator: str = setting("", "part of an accelerator's name, such as L4", metavar="TEXT")
+    prices: str = setting_of(JobOptions, "prices")
+    json: bool = JSON
 
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the tiers; with --all or --accelerator the machines."""
-    cli = parser(
-        "machines",
-        "Lists the tiers or, with one of its flags, the machines of Vertex AI training: price an hour, quota, regions.",
-        "[--all] [--accelerator=TEXT]",
-        JobOptions,
-        "prices",
+    summary = (
+        "Lists the tiers or, with one of its flags, the machines of Vertex AI training: price an hour, quota, regions."
     )
-    cli.add_boolean("all", "all machines, not only those of the tiers")
-    cli.add_argument("--accelerator", default="", metavar="TEXT", help="part of an accelerator's name, such as L4")
-    args = cli.parse_args(arguments)
+    args = parse_options(MachinesFlags, arguments, verb_usage("machines", "[--all] [--accelerator=TEXT]", summary))
     table = load_machines(args.prices)
     source = (
         f"~ an estimate: Compute Engine's price of {table.date} in {table.region} and Vertex AI's fee of 15 % of its "

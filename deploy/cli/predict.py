@@ -1,14 +1,14 @@
 """Answers a file of rows with a registered model: `python -m deploy predict MODEL ROWS OUT --tier=TIER`."""
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from deploy.api.keywords import command_line
+from deploy.api.request import verb_usage
 from deploy.api.submit import check_wait, describe, new_submission
-from deploy.base.options import parsed
-from deploy.cli.parsing import parser
+from deploy.cli.output import JSON
 from deploy.cli.submit import run
 from deploy.job.cost import cost_confirmation
 from deploy.job.fallback import SubmittedJob
@@ -24,6 +24,7 @@ from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, 
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.serving_file import SAME_BYTES
+from trainer.base.settings.fields import fields_of, parse_options, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,27 +45,42 @@ class Prediction(Workload):
         return (), (f"runs in {order.asked.image}, the image of the version",), ()
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictFlags(JobOptions):
+    """Holds the flags of `predict`, and options of other jobs at their defaults."""
+
+    model: str = setting(
+        meaning="NAME, NAME@ALIAS or NAME@VERSION of the Model Registry", metavar="MODEL", positional=True
+    )
+    rows: str = setting(meaning="a file in a bucket, a line of JSON a row", metavar="ROWS", positional=True)
+    out: str = setting(
+        meaning="a folder in a bucket, for predictions-….jsonl and errors-….jsonl", metavar="OUT", positional=True
+    )
+    tier: str = setting(meaning="machine of one device, as cpu or l4x1", metavar="TIER")
+    same_bytes: bool = setting(False, SAME_BYTES)
+    dry_run: bool = setting(False, "print what would run and what it may cost, and stop")
+    detach: bool = setting(False, "do not follow the job once it is submitted")
+    json: bool = JSON
+
+
+_NOT_OF_PREDICT = (
+    "bucket", "package", "max_package_mb", "include", "script", "module", "image", "stop_if_idle", "stop_if_over",
+    "plan", "force", "secret",
+)  # fmt: skip
+USAGE = verb_usage(
+    "predict",
+    "MODEL[@ALIAS] gs://…/ROWS.jsonl gs://…/OUT --tier=TIER",
+    "Answers rows (JSON lines) with a registered model.",
+)
+
+
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Submits one job and follows it to its end. Returns its exit code."""
-    cli = parser(
-        "predict",
-        "Answers rows (JSON lines) with a registered model.",
-        "MODEL[@ALIAS] gs://…/ROWS.jsonl gs://…/OUT --tier=TIER",
-        JobOptions, "project", "region", "prices", "max_cost", "max_wait", "timeout", "flex_start", "spot", "disk_gb",
-        "reservation", "labels", "kms_key", "service_account", "network", "env", "web_access", "backend",
-    )  # fmt: skip
-    cli.add_argument("model", metavar="MODEL", help="NAME, NAME@ALIAS or NAME@VERSION of the Model Registry")
-    cli.add_argument("rows", metavar="ROWS", help="a file in a bucket, a line of JSON a row")
-    cli.add_argument("out", metavar="OUT", help="a folder in a bucket, for predictions-….jsonl and errors-….jsonl")
-    cli.add_argument("--tier", required=True, metavar="TIER", help="machine of one device, as cpu or l4x1")
-    cli.add_boolean("same_bytes", SAME_BYTES)
-    cli.add_boolean("dry_run", "print what would run and what it may cost, and stop")
-    cli.add_boolean("detach", "do not follow the job once it is submitted")
-    args = cli.parse_args(arguments)
-    asked = parsed(JobOptions, args)
+    names = [name for name in fields_of(PredictFlags) if name not in _NOT_OF_PREDICT]
+    args = parse_options(PredictFlags, arguments, USAGE, *names)
     rows, out = checked_address("rows", args.rows), checked_address("out", args.out)
     gcp = GcpConfig(needed_project(read_project(args.project)), needed_region(args.region), out)
-    tier = load_tier(args.tier, args.prices, asked)
+    tier = load_tier(args.tier, args.prices, args)
     if tier.workers > 1 or tier.accelerators > 1:
         raise UserError(f"tier={tier.name}: one device answers rows, and it has {tier.devices}: use cpu or l4x1")
     check_wait(args.max_wait, tier, "detach" if args.detach else "")
@@ -74,9 +90,10 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     about, inputs = f"answers the rows of {rows} with {version}", {"rows": rows, "model": version.artifact}
     work = Prediction(tier, args.same_bytes, job_dir=out, about=about, inputs=inputs)
     order = Order(
-        dataclasses.replace(asked, image=version.image), f"predict-{version.name.rsplit('/', 1)[-1]}", new_submission()
+        dataclasses.replace(args, image=version.image), f"predict-{version.name.rsplit('/', 1)[-1]}", new_submission()
     )
     job = job_of(work, gcp, order)
-    record = Submission(order.submission, command=command_line("predict", arguments), sources=[str(version)])
-    confirmation = partial(cost_confirmation, [(job.tier, 1)], [None], asked, alternatives=True)
+    command = shlex.join([*USAGE.program.split(), *arguments])
+    record = Submission(order.submission, command=command, sources=[str(version)])
+    confirmation = partial(cost_confirmation, [(job.tier, 1)], [None], args, alternatives=True)
     return run(SubmittedJob([job], record, session, describe([job]), confirmation), args, "predict")

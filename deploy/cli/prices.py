@@ -7,12 +7,14 @@ price, with the names that were found: nothing is guessed.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+from deploy.api.request import verb_usage
 from deploy.base.console import say
-from deploy.cli.parsing import parser, write_document
+from deploy.cli.output import JSON, write_document
 from deploy.job.workload import JobOptions
 from deploy.platform.errors import billing_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
@@ -21,6 +23,7 @@ from deploy.platform.vertex_api import Clock, retried, unreadable_as_lost
 from deploy.tiers.gcp_config import needed_region
 from deploy.tiers.machine_table import HOURS_A_MONTH, KINDS, Machine, Machines, Price, load_machines
 from trainer.base.errors import DONE
+from trainer.base.settings.fields import parse_options, setting, setting_of
 from trainer.base.storage import local_path, write_whole
 
 SERVICES = {"vertex": "C7E2-9256-1C43", "compute": "6F81-5844-456A"}
@@ -118,11 +121,18 @@ def price_of(parts: Iterable[Part], skus: Sequence[Sku], kind: str) -> tuple[flo
     return total, ", ".join(identifiers)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PricesFlags:
+    """Holds the flags of `prices`."""
+
+    region: str = setting_of(JobOptions, "region")
+    out: str = setting("prices.yaml", "the price file", metavar="FILE")
+    json: bool = JSON
+
+
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Writes the price file and prints how its prices differ from the table's."""
-    cli = parser("prices", __doc__, "--region=NAME [--out=FILE]", JobOptions, "region")
-    cli.add_argument("--out", default="prices.yaml", metavar="FILE", help="the price file (default: %(default)s)")
-    args = cli.parse_args(arguments)
+    args = parse_options(PricesFlags, arguments, verb_usage("prices", "--region=NAME [--out=FILE]", __doc__))
     region, out = needed_region(args.region), local_path(args.out, "out")
     with billing_errors("the Cloud Billing Catalog", "enable cloudbilling.googleapis.com in gcloud's project"):
         skus = read_skus(region, session.clock)

@@ -2,11 +2,12 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from deploy.api.compare import CompareOptions, read_comparison
-from deploy.base.options import read_prices
-from deploy.cli.parsing import parser, write_document
+from deploy.api.request import verb_usage
+from deploy.cli.output import JSON, write_document
 from deploy.job.workload import JobOptions
 from deploy.platform.errors import api_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
@@ -15,22 +16,75 @@ from deploy.report import tracked_runs
 from deploy.report.html_page import write_report
 from deploy.tiers.gcp_config import GcpConfig, needed_project, needed_region, read_project
 from trainer.base.errors import DONE, UserError
+from trainer.base.settings.fields import parse_options, setting, setting_of
 from trainer.base.storage import is_remote, local_path
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFlags:
+    """Holds the flags of `report`."""
+
+    folders: tuple[str, ...] = setting(
+        meaning="a job directory, a folder of them, or a comparison's; local or gs://", metavar="DIR", positional=True
+    )
+    out: str = setting(
+        "",
+        "folder of the report (default: the first DIR, or runs/report if that is in a bucket)",
+        metavar="FOLDER",
+    )
+    baseline: str = setting_of(CompareOptions, "baseline")
+    price_per_hour: Mapping[str, float] = setting_of(CompareOptions, "price_per_hour")
+    json: bool = JSON
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackFlags:
+    """Holds the flags of `track`."""
+
+    runs: tuple[str, ...] = setting(
+        meaning="a job directory, or the folder of a comparison; local or gs://", metavar="RUN", positional=True
+    )
+    track: tuple[str, ...] = setting(meaning="as that of the trainer: docs/tracking.md lists them", metavar="TRACKER,…")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisterFlags:
+    """Holds the flags of `register`."""
+
+    run: str = setting(meaning="a job directory whose run is done; also at gs://", metavar="RUN", positional=True)
+    name: str = setting(meaning="the model, of which this becomes a version", metavar="NAME")
+    alias: str = setting("", "move this alias to the version, as champion", metavar="ALIAS")
+    image: str = setting(
+        "", "the image that serves it (default: the one that `image` built in this folder)", metavar="URI"
+    )
+    project: str = setting_of(JobOptions, "project")
+    region: str = setting_of(JobOptions, "region")
+    bucket: str = setting_of(JobOptions, "bucket")
+    dry_run: bool = setting(False, "print the request and stop")
+
+
+_REPORT = verb_usage(
+    "report",
+    "DIR … [--baseline=TIER] [--price_per_hour=TIER=USD …] [--out=FOLDER]",
+    "Makes a table, a verdict and one self-contained report.html from job directories.",
+)
+_TRACK = verb_usage(
+    "track",
+    "RUN … --track=TRACKER[,TRACKER]",
+    "Sends finished runs to trackers: `track RUN… --track=mlflow:http://HOST:PORT#EXPERIMENT`.",
+)
+_REGISTER = verb_usage(
+    "register",
+    "RUN --name=NAME [--alias=ALIAS] [--image=URI]",
+    "Registers a run's model as a version in Vertex AI's Model Registry.",
+)
 
 
 def report(arguments: Sequence[str]) -> int:
     """Writes the report on the folders that are named, and returns the exit code."""
-    cli = parser("report", "Makes a table, a verdict and one self-contained report.html from job directories.",
-                 "DIR … [--baseline=TIER] [--price_per_hour=TIER=USD …] [--out=FOLDER]",
-                 CompareOptions, "baseline", "price_per_hour")  # fmt: skip
-    cli.add_argument(
-        "folders", nargs="+", metavar="DIR", help="a job directory, a folder of them, or a comparison's; local or gs://"
-    )
-    cli.add_argument("--out", default="", metavar="FOLDER", help="folder of the report (default: the first DIR, or "
-                     "runs/report if that is in a bucket)")  # fmt: skip
-    args = cli.parse_args(arguments)
+    args = parse_options(ReportFlags, arguments, _REPORT)
     out = args.out or ("runs/report" if is_remote(args.folders[0]) else args.folders[0])
-    write_report(args.folders, out, args.baseline, read_prices(args.price_per_hour))
+    write_report(args.folders, out, args.baseline, args.price_per_hour)
     written = read_comparison(local_path(out, "out"), DONE)
     write_document(args, "report", **vars(written) | {"folder": str(written.folder)})
     return DONE
@@ -38,30 +92,14 @@ def report(arguments: Sequence[str]) -> int:
 
 def track(arguments: Sequence[str]) -> int:
     """Sends finished runs to trackers, except what a tracker already has, and returns the exit code."""
-    cli = parser("track", "Sends finished runs to trackers: `track RUN… --track=mlflow:http://HOST:PORT#EXPERIMENT`.",
-                 "RUN … --track=TRACKER[,TRACKER]", with_json=False)  # fmt: skip
-    cli.add_argument("runs", nargs="+", metavar="RUN", help="a job directory, or the folder of a comparison; local or "
-                     "gs://")  # fmt: skip
-    cli.add_argument(
-        "--track", required=True, metavar="TRACKER", help="as that of the trainer: docs/tracking.md lists them"
-    )
-    args = cli.parse_args(arguments)
+    args = parse_options(TrackFlags, arguments, _TRACK)
     tracked_runs.track(args.runs, args.track)
     return DONE
 
 
 def register(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Registers a run's model as a version, unless it is one already, and moves the alias if one is given."""
-    cli = parser("register", "Registers a run's model as a version in Vertex AI's Model Registry.",
-                 "RUN --name=NAME [--alias=ALIAS] [--image=URI]", JobOptions, "project", "region", "bucket",
-                 with_json=False)  # fmt: skip
-    cli.add_argument("run", metavar="RUN", help="a job directory whose run is done; also at gs://")
-    cli.add_argument("--name", required=True, metavar="NAME", help="the model, of which this becomes a version")
-    cli.add_argument("--alias", default="", metavar="ALIAS", help="move this alias to the version, as champion")
-    cli.add_argument("--image", default="", metavar="URI", help="the image that serves it (default: the one that "
-                     "`image` built in this folder)")  # fmt: skip
-    cli.add_boolean("dry_run", "print the request and stop")
-    args = cli.parse_args(arguments)
+    args = parse_options(RegisterFlags, arguments, _REGISTER)
     name = checked_name(args.name)
     if args.alias and not re.fullmatch(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]", args.alias):
         raise UserError(f"alias={args.alias}: use letters, digits and -, 2 to 128, a small letter first, as champion")

@@ -1,15 +1,15 @@
 """Submits a job to Vertex AI: `python -m deploy submit TIER --recipe=…` checks, packages, uploads, submits, follows."""
 
-import argparse
 import shlex
 import signal
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from deploy.api.keywords import command_line
-from deploy.api.submit import NOTHING_SENT, SubmitOptions, prepare
+from deploy.api.request import parse_verb
+from deploy.api.submit import NOTHING_SENT, USAGE, SubmitOptions, prepare
 from deploy.base.console import forget_stdout, say
-from deploy.base.options import parsed
-from deploy.cli.parsing import USUAL, parse_program, parser, write_document
+from deploy.cli.output import JSON, write_document
 from deploy.job.fallback import SubmittedJob
 from deploy.job.ledger import attempt_label
 from deploy.job.sending import check_resources, upload_packages
@@ -17,20 +17,31 @@ from deploy.platform.errors import exit_code
 from deploy.platform.gcloud_and_sdk import SESSION, Gcloud, Session, to_yaml
 from deploy.platform.local import on_signals
 from trainer.base.errors import DONE, INTERRUPTED, UserError
+from trainer.base.settings.fields import setting
 from trainer.base.storage import local_path, make_writable, write_whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmitFlags(SubmitOptions):
+    """Holds the flags of `submit`."""
+
+    dry_run: bool = setting(False, "print what would run and what it may cost, and stop")
+    spec: bool = setting(
+        False,
+        "print the job's spec, as `gcloud ai custom-jobs create --config` takes it, and stop; the text is on stderr",
+    )
+    out: str = setting(
+        "",
+        "write the job's spec to FILE, upload its packages, print the gcloud command that sends it, and stop",
+        metavar="FILE",
+    )
+    json: bool = JSON
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Submits one job, on the first tier and region with machines for it, or shows it. Returns the exit code."""
-    cli = parser("submit", "Submits a job to Vertex AI and follows it to its end.",
-                 "TIER … --recipe=NAME --data=gs://… --bucket=gs://… [any trainer flag]", SubmitOptions,
-                 usual=USUAL)  # fmt: skip
-    cli.add_boolean("dry_run", "print what would run and what it may cost, and stop")
-    cli.add_argument("--spec", action="store_true", help="print the job's spec, as `gcloud ai custom-jobs create "
-                     "--config` takes it, and stop; the text is on stderr")  # fmt: skip
-    cli.add_argument("--out", default="", metavar="FILE", help="write the job's spec to FILE, upload its packages, "
-                     "print the gcloud command that sends it, and stop")  # fmt: skip
-    flags, program = parse_program(cli, arguments)
+    request = parse_verb(SubmitFlags, arguments, USAGE)
+    flags = request.options
     both = "contradict each other"
     if flags.spec and flags.json:
         raise UserError(
@@ -41,7 +52,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     if flags.dry_run and flags.out:
         raise UserError(f"--dry_run and --out {both}: a dry run uploads nothing: drop one of them")
     unfollowed = "spec" if flags.spec else "out" if flags.out else ""
-    submission = prepare(parsed(SubmitOptions, flags), program, command_line("submit", arguments), session, unfollowed)
+    submission = prepare(request, session, unfollowed)
     if flags.spec:
         say(*submission.about, "nothing was sent or uploaded, and a spec has neither labels nor a key: --out=FILE "
                                "uploads, and prints the whole command")  # fmt: skip
@@ -50,7 +61,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     return stage(submission, flags) if flags.out else run(submission, flags, "submit")
 
 
-def run(submission: SubmittedJob, flags: argparse.Namespace, verb: str) -> int:
+def run(submission: SubmittedJob, flags: Any, verb: str) -> int:
     """Submits and follows the job, or shows it with --dry_run; returns the exit code."""
     say(*submission.about)
     if flags.dry_run:
@@ -73,7 +84,7 @@ def run(submission: SubmittedJob, flags: argparse.Namespace, verb: str) -> int:
     return code
 
 
-def stage(submission: SubmittedJob, flags: argparse.Namespace) -> int:
+def stage(submission: SubmittedJob, flags: Any) -> int:
     """Writes the spec of the job to a file, uploads its packages and prints the command that sends it."""
     job, file = submission.jobs[0], local_path(flags.out, "out")
     make_writable(file.parent, "out")
@@ -88,7 +99,7 @@ def stage(submission: SubmittedJob, flags: argparse.Namespace) -> int:
     return DONE
 
 
-def _write_requests(submission: SubmittedJob, flags: argparse.Namespace, verb: str, about: Sequence[str]) -> None:
+def _write_requests(submission: SubmittedJob, flags: Any, verb: str, about: Sequence[str]) -> None:
     requests = []
     for job in submission.jobs:
         request = job.request(attempt_label(submission.record.submission))

@@ -29,7 +29,7 @@ from deploy.tiers.machine_table import load_machines
 from deploy.tiers.spec_rules import check_format, check_same_region
 from deploy.tiers.tier import LABEL, PRICE_LABEL, USER_LABEL, Tier
 from trainer.base.errors import UserError
-from trainer.base.settings.resolution import Overrides
+from trainer.base.settings.request import Overrides
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import output_address
 
@@ -95,7 +95,7 @@ def workload_on(tier: Tier, program: Program) -> Training | ScriptRun:
         )
     pool = tier.spec["workerPoolSpecs"][0]
     arguments = (pool.get("pythonPackageSpec") or pool.get("containerSpec") or {}).get("args", [])
-    of_file = Overrides.parse(arguments, overrides.first) if arguments else Overrides(first=overrides.first)
+    of_file = Overrides.parse(arguments, overrides.folder)
     config = of_file.replace(**{**overrides.values, "expect_devices": expected}).resolve()
     check_devices(tier, config)
     count, unit = (config.steps, "step") if config.steps else (config.epochs or 1, "epoch")

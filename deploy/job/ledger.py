@@ -30,7 +30,6 @@ from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.run_files.job_files import read_json
-from trainer.base.settings.fields import Parser
 from trainer.base.storage import write_whole
 from trainer.base.storage.gcs import Conflict, NoPermission
 from trainer.base.storage.local_files import is_running
@@ -86,10 +85,7 @@ class Submission:
     @property
     def detached(self) -> bool:
         """Returns whether the command had --detach: given again, it creates another job."""
-        cli = Parser(add_help=False)
-        cli.add_boolean("detach", "do not follow the job")
-        words = itertools.takewhile("--".__ne__, shlex.split(self.command))  # what follows is a script's own
-        return bool(cli.parse_known_args(words)[0].detach)
+        return "--detach=true" in itertools.takewhile("--".__ne__, shlex.split(self.command))
 
     def write(self) -> None:
         """Replaces the file of this submission in the index, and in its folder."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.base.options import factor, option, seconds, switch, usd
+from deploy.base.options import seconds
 from deploy.packaging.images import (
     INSTALL,
     PLAIN_IMAGE,
@@ -26,15 +26,15 @@ from deploy.platform.gcloud_and_sdk import BACKENDS
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.spec_rules import machine_of
-from deploy.tiers.tier import SECRETS, SpecChanges, Tier, read_labels
+from deploy.tiers.tier import SECRETS, SpecChanges, Tier, check_labels
 from trainer.base.errors import UserError
 from trainer.base.limit_watch import LIMITS
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.tracking.sender import TAGS
 from trainer.base.run_files.tracking.vertex_runs import TENSORBOARD
-from trainer.base.settings.fields import integer_in
+from trainer.base.settings.fields import setting
 from trainer.base.settings.own_settings import functions_taking, is_dotted
-from trainer.base.settings.resolution import Overrides
+from trainer.base.settings.request import Overrides
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig, split_kind
 from trainer.base.tracker import read_addresses
 
@@ -49,45 +49,110 @@ class JobOptions(SpecChanges):
     The last fields are options of `submit` alone, which describes them; other verbs keep their defaults.
     """
 
-    project: str = option("ID", "Google Cloud project (default: gcloud's)")
-    region: str = option("NAME", "as us-central1 (default: gcloud's ai/region)")
-    bucket: str = option("gs://NAME[/PREFIX]", "where packages and job directories go")
-    package: str = option("PATH", "a Python package of yours, or one .py file, to ship with the job")
-    max_package_mb: int = option(
-        "MB", f"largest size of --package (default: {MOST_MB})", MOST_MB, integer_in(1, 100_000)
+    project: str = setting("", "Google Cloud project (default: gcloud's)", metavar="ID")
+    region: str = setting("", "as us-central1 (default: gcloud's ai/region)", metavar="NAME")
+    bucket: str = setting("", "where packages and job directories go", metavar="gs://NAME[/PREFIX]")
+    package: str = setting(
+        "",
+        "a Python package of yours, or one .py file, to ship with the job",
+        metavar="PATH",
     )
-    include: Sequence[str] = option("GLOB", "files of --package or of a script's folder that go along though git does "
-                                    "not track them, as data/*.json", (), tuple, many=True)  # fmt: skip
-    script: str = option("FILE", "a training script of yours, which runs instead of the trainer with the arguments "
-                         "after `--`; its folder goes along")  # fmt: skip
-    module: str = option("NAME", "the same for a module, as `python -m` takes it; its package goes along: --package, "
-                         "or the folder of that name here")  # fmt: skip
-    image: str = option("IMAGE", f"the image that jobs run in: the URI of your own; {INSTALL}: a public Python image "
-                        f"({PLAIN_IMAGE}, or {INSTALL}:URI) in which TensorFlow and the packages are installed at each "
-                        "start (default: the tier's, else the one that `image` built in this folder, else "
-                        f"{INSTALL})")  # fmt: skip
-    prices: str = option("FILE", "YAML of your own prices, in USD an hour")
-    max_cost: float | None = option("USD", "the most that a job may cost, each job of a comparison: it is stopped when "
-                                    "that is spent", None, usd)  # fmt: skip
-    max_wait: float | None = option("TIME", "the longest wait for machines, as 2h: then the job is cancelled, and the "
-                                    "next tier or region tried; as FLEX_START the service ends the wait", None,
-                                    seconds)  # fmt: skip
-    stop_if_idle: float = option("TIME", "the job saves and ends itself when all its GPUs are below 10 %% for so long, "
-                                 "as 30m", 0.0, seconds)  # fmt: skip
-    stop_if_over: float = option("FACTOR", "the job saves and ends itself after so many times the upper end of its "
-                                 "plan, in hours or USD, as 1.5", 0.0, factor)  # fmt: skip
-    labels: Mapping[str, str] = option("KEY=VALUE,…", "labels of the jobs, as team=vision,cost=42", {}, read_labels)
-    kms_key: str = option("NAME", "your own key, which encrypts the jobs' disks: "
-                          "projects/P/locations/REGION/keyRings/…/cryptoKeys/…")  # fmt: skip
-    backend: str = option("gcloud|sdk", "what creates jobs: gcloud (default), or Google's Python SDK", BACKENDS[0],
-                          choices=BACKENDS)  # fmt: skip
-    plan: bool = switch("first measure on this machine's CPU whether the run fits the memory, if nobody did yet")
-    force: bool = switch("send a job that does not fit the memory by its plan, or a script that imports what its image "
-                         "has not")  # fmt: skip
+    max_package_mb: int = setting(
+        MOST_MB,
+        "largest size of --package",
+        metavar="MB",
+        minimum=1,
+        maximum=100_000,
+    )
+    include: tuple[str, ...] = setting(
+        (),
+        "files of --package or of a script's folder that go along though git does not track them, as data/*.json",
+        metavar="GLOB",
+        repeated=True,
+    )
+    script: str = setting(
+        "",
+        "a training script of yours, which runs instead of the trainer with the arguments "
+        "after `--`; its folder goes along",
+        metavar="FILE",
+    )
+    module: str = setting(
+        "",
+        "the same for a module, as `python -m` takes it; its package goes along: --package, "
+        "or the folder of that name here",
+        metavar="NAME",
+    )
+    image: str = setting(
+        "",
+        f"the image that jobs run in: the URI of your own; {INSTALL}: a public Python image "
+        f"({PLAIN_IMAGE}, or {INSTALL}:URI) in which TensorFlow and the packages are installed "
+        "at each start (default: the tier's, else the one that `image` built in this folder, "
+        f"else {INSTALL})",
+        metavar="IMAGE",
+    )
+    prices: str = setting("", "YAML of your own prices, in USD an hour", metavar="FILE")
+    max_cost: float | None = setting(
+        None,
+        "the most that a job may cost, each job of a comparison: it is stopped when that is spent",
+        metavar="USD",
+        once=True,
+        unit="USD",
+        above=0,
+        maximum=999_999,
+    )
+    max_wait: float | None = setting(
+        None,
+        "the longest wait for machines, as 2h: then the job is cancelled, and the "
+        "next tier or region tried; as FLEX_START the service ends the wait",
+        metavar="TIME",
+        read=seconds,
+    )
+    stop_if_idle: float = setting(
+        0.0,
+        "the job saves and ends itself when all its GPUs are below 10 % for so long, as 30m",
+        metavar="TIME",
+        read=seconds,
+    )
+    stop_if_over: float = setting(
+        0.0,
+        "the job saves and ends itself after so many times the upper end of its plan, in hours or USD, as 1.5",
+        metavar="FACTOR",
+        minimum=1,
+        maximum=999,
+    )
+    labels: Mapping[str, str] = setting(
+        {},
+        "labels of the jobs, as team=vision,cost=42",
+        metavar="KEY=VALUE,…",
+    )
+    kms_key: str = setting(
+        "",
+        "your own key, which encrypts the jobs' disks: projects/P/locations/REGION/keyRings/…/cryptoKeys/…",
+        metavar="NAME",
+    )
+    backend: str = setting(
+        BACKENDS[0],
+        "what creates jobs: gcloud (default), or Google's Python SDK",
+        metavar="gcloud|sdk",
+        choices=BACKENDS,
+    )
+    plan: bool = setting(
+        False,
+        "first measure on this machine's CPU whether the run fits the memory, if nobody did yet",
+    )
+    force: bool = setting(
+        False,
+        "send a job that does not fit the memory by its plan, or a script that imports what its image has not",
+    )
     name: str = ""
     tensorboard_instance: str = ""
     disable_retries: bool = False
     check: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises UserError for flags that contradict each other, and for malformed values."""
+        super().__post_init__()
+        check_labels(self.labels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +235,8 @@ class Training(Workload):
         needs_starter = image.plain or SECRETS in json.dumps(spec)
         overrides = self.overrides  # a recipe's file does not exist there, so its settings go as flags
         if overrides.names_recipe_file:
-            overrides = Overrides({**overrides.recipe, **overrides.without("recipe").values}, overrides.first)
+            values = {**overrides.of_recipe, **overrides.without("recipe").values}
+            overrides = Overrides.read(values, overrides.folder)
         arguments = dataclasses.replace(self, overrides=overrides, job_dir="").arguments()
         for index, pool in enumerate(spec["workerPoolSpecs"]):
             # A pythonPackageSpec becomes a containerSpec.
@@ -306,7 +372,7 @@ _TOKENS = {"mlflow": ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD"), "wan
 _ON_THIS_MACHINE = re.compile(r"sqlite:|https?://(localhost|127\.|0\.0\.0\.0|\[::1\])")
 
 
-def check_trackers(track: str, image: Image, packages: Sequence[Package]) -> None:
+def check_trackers(track: Sequence[str], image: Image, packages: Sequence[Package]) -> None:
     """Raises UserError for a tracker that the job's machines cannot reach, or whose package its image lacks."""
     for address in read_addresses(track):
         if ":" in address.kind and image.plain:
@@ -323,7 +389,7 @@ def check_trackers(track: str, image: Image, packages: Sequence[Package]) -> Non
             )
 
 
-def variables(track: str, tier: Tier, image: str, gcp: GcpConfig, tensorboard: str) -> list[dict[str, str]]:
+def variables(track: Sequence[str], tier: Tier, image: str, gcp: GcpConfig, tensorboard: str) -> list[dict[str, str]]:
     """Returns environment variables that a job's trackers read: tags, project and region, the TensorBoard instance."""
     if not track:
         return []

@@ -15,7 +15,7 @@ from deploy.tiers.tier import STRATEGIES, Tier
 from trainer.base.errors import UserError
 from trainer.base.limit_watch import StopLimits
 from trainer.base.run_files.plan_file import StepPlan, kept_plan, read_plan
-from trainer.base.settings.resolution import Overrides
+from trainer.base.settings.request import Overrides
 from trainer.base.settings.train_config import BLOCKS, TrainConfig
 
 FIT = "if the run may not fit, add what makes it fit: the cheapest setting that keeps the numbers, else --micro_batches"

@@ -16,7 +16,7 @@ from deploy.report.measures import TierSummary, summarize
 from deploy.report.run_reader import RunRecord
 from deploy.tiers.tier import TierFacts
 from trainer.base.errors import UserError
-from trainer.base.settings.own_settings import fixed_settings
+from trainer.base.settings.own_settings import changed_settings
 from trainer.base.settings.train_config import TrainConfig
 
 # A step on N devices takes a / N + b. These numbers come from published step times.
@@ -157,12 +157,11 @@ def _read(row: TierSummary, config: TrainConfig, planned_rows: set[float]) -> _M
     micro_batches = (run.config.get("virtual_replicas") or 0) / row.devices or run.config.get("micro_batches") or 1
     rows = batch / row.devices / micro_batches
     may_differ = ("global_batch_size", "micro_batches") if rows in planned_rows else ()
-    fixed = {name: value for name, value in fixed_settings(config).items() if name not in may_differ}
-    differing = [key for key, value in fixed.items() if key in run.config and run.config[key] != value]
+    differing = {name: both for name, both in changed_settings(run.config, config).items() if name not in may_differ}
     if differing:
-        key = differing[0]
+        name, (there, here) = next(iter(differing.items()))
         raise UserError(
-            f"{run.folder} was trained with other settings ({key}: {run.config[key]!r} there, {getattr(config, key)!r} "
+            f"{run.folder} was trained with other settings ({name}: {there!r} there, {here!r} "
             "here): give the flags of the full job, only steps or epochs may differ, and the batch if a micro-batch "
             "has the same rows"
         )

@@ -3,7 +3,7 @@
 import base64
 import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import starmap
 from pathlib import Path
 from string import Template
@@ -19,7 +19,7 @@ from trainer.base.storage import local_path, make_writable, write_whole
 
 
 def write_report(
-    folders: Sequence[str], out: str, baseline: str = "", usd_by_tier: dict[str, float] | None = None
+    folders: Sequence[str], out: str, baseline: str = "", usd_by_tier: Mapping[str, float] | None = None
 ) -> None:
     """Writes table.md, table.csv, table.json and report.html into `out`, and prints the table and the verdict.
 

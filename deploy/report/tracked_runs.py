@@ -32,15 +32,15 @@ class _Comparison(RunFiles):
         return [Point(sum(tier["repeats"] for tier in tiers), (self.folder / COMPARISON).stat().st_mtime, values)]
 
 
-def trackers_in(settings: Mapping[str, Any]) -> str:
+def trackers_in(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the setting `track`, the trackers' addresses. Raises UserError for one that the trainer would refuse."""
-    trackers = str(settings.get("track", ""))
+    trackers: tuple[str, ...] = settings.get("track", ())
     for address in read_addresses(trackers):
         open_tracker(address)
     return trackers
 
 
-def track(paths: Sequence[str], addresses: str) -> None:
+def track(paths: Sequence[str], addresses: Sequence[str]) -> None:
     """Sends each run or comparison to each tracker, and prints a line for each run.
 
     Raises UserError if a tracker refuses a run, if a run goes on, or if a path has no run; PlatformFault if a tracker

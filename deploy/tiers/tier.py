@@ -8,15 +8,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deploy.base.options import option, seconds, switch
+from deploy.base.options import seconds
 from deploy.tiers.machine_table import FREE, HOURS_A_MONTH, Price, load_machines
 from deploy.tiers.spec_rules import FLEX_START, check_shape, check_spec, machine_of
 from trainer.base.errors import UserError
-from trainer.base.settings.fields import integer_in, nearest
+from trainer.base.settings.fields import as_text, nearest, setting
 from trainer.base.settings.yaml_file import read_yaml
 
 # Labels that `submit` sets; the value of the first is unique to each attempt to create a job.
@@ -25,22 +24,18 @@ STRATEGIES = {"STANDARD": "standard", "SPOT": "spot", "FLEX_START": "flex-start"
 SECRETS = "TRAINER_SECRETS"  # the variable in which a job's starter finds JSON: a secret's version for each variable
 
 
-def read_labels(text: str) -> dict[str, str]:
-    """Returns "team=vision,cost=42" as a dictionary. Raises UserError for labels that Vertex AI would not accept."""
-    labels: dict[str, str] = {}
-    for label in text.split(",") if text else ():
-        key, _, value = label.partition("=")
+def check_labels(labels: Mapping[str, str]) -> None:
+    """Raises UserError for labels that Google does not take, or that `submit` sets itself."""
+    for key, value in labels.items():
+        label = f"{key}={value}"
         # https://docs.cloud.google.com/resource-manager/docs/labels-overview#requirements
-        valid = re.fullmatch(r"(?!\d|[-_])[\w-]{1,63}=[\w-]{0,63}", label) and label == label.lower()
-        if not valid:
+        if not re.fullmatch(r"(?!\d|[-_])[\w-]{1,63}=[\w-]{0,63}", label) or label != label.lower():
             raise UserError(
-                f"labels={text}: {label!r} is no label: write --labels=KEY=VALUE,KEY=VALUE, both of up to 63 small "
-                "letters, digits, - and _, the key with a letter first"
+                f"labels={as_text(labels)}: {label!r} is no label: write --labels=KEY=VALUE,KEY=VALUE, both of up to "
+                "63 small letters, digits, - and _, the key with a letter first"
             )
         if key in (LABEL, PRICE_LABEL):
-            raise UserError(f"labels={text}: `submit` sets the label {key} itself, to find the job: use another key")
-        labels[key] = value
-    return labels
+            raise UserError(f"labels={as_text(labels)}: `submit` sets the label {key} itself: use another key")
 
 
 # Matches the names of variables whose values should not be in a job's spec.
@@ -52,20 +47,13 @@ _SECRET_VERSION = re.compile(
 )
 
 
-def _read_pairs(flag: str, texts: Sequence[str]) -> dict[str, str]:
-    """Returns ["MODE=fast"] of --env or --secret as a dictionary.
-
-    Raises UserError for malformed text, a variable whose name suggests a secret, and a malformed version of a secret.
-    """
-    pairs: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+def _check_variables(flag: str, variables: Mapping[str, str]) -> None:
+    """Raises UserError for a malformed variable of --env or --secret, and for a value that must not be in the spec."""
+    for name, value in variables.items():
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
             raise UserError(f"{flag}={name}: write --{flag}=NAME=VALUE, with a name of letters, digits and _")
         if re.fullmatch(r"TF_CONFIG|CLUSTER_SPEC|(AIP|CLOUD_ML|TRAINER)_\w*", name):
             raise UserError(f"{flag}={name}: Vertex AI or the start of the job sets this variable: use another name")
-        if name in pairs and pairs[name] != value:
-            raise UserError(f"{flag}={name}: it has two values: keep one of them")
         if flag == "env" and _CONFIDENTIAL.search(name):
             raise UserError(
                 f"env={name}: this would stand in the job's spec, which all who see the job can read: store it "
@@ -76,8 +64,6 @@ def _read_pairs(flag: str, texts: Sequence[str]) -> dict[str, str]:
             raise UserError(
                 f"secret={name}: write --secret={name}=projects/P/secrets/S/versions/V, as …/versions/latest"
             )
-        pairs[name] = value
-    return pairs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,28 +73,48 @@ class SpecChanges:
     Times are in seconds.
     """
 
-    service_account: str = option("EMAIL", "the account that the jobs run as")
-    network: str = option("NAME", "projects/NUMBER/global/networks/NAME, peered")
-    spot: bool = switch("on spot machines: cheaper, and they may be taken away")
-    flex_start: bool = switch("as FLEX_START, which waits for machines (--max_wait), and is cheaper")
-    timeout: float | None = option("TIME", "the longest time of a job, as 6h (default: the tier's)", None, seconds)
-    disk_gb: int | None = option("GB", "each machine's disk (default: the tier's)", None, integer_in(100, 64_000))
-    reservation: str = option("NAME", "machines that you reserved: projects/P/zones/Z/reservations/R")
-    web_access: bool = switch("an interactive shell in each worker, whose link is printed")
-    env: Mapping[str, str] = option("NAME=VALUE", "a variable of the job; it can be read in the job's spec", {},
-                                    partial(_read_pairs, "env"), many=True)  # fmt: skip
-    secret: Mapping[str, str] = option("NAME=VERSION", "a variable that the job reads from Secret Manager at its "
-                                       "start, as TOKEN=projects/P/secrets/S/versions/latest", {},
-                                       partial(_read_pairs, "secret"), many=True)  # fmt: skip
+    service_account: str = setting("", "the account that the jobs run as", metavar="EMAIL")
+    network: str = setting("", "projects/NUMBER/global/networks/NAME, peered", metavar="NAME")
+    spot: bool = setting(False, "on spot machines: cheaper, and they may be taken away")
+    flex_start: bool = setting(
+        False,
+        "as FLEX_START, which waits for machines (--max_wait), and is cheaper",
+    )
+    timeout: float | None = setting(
+        None, "the longest time of a job, as 6h (default: the tier's)", metavar="TIME", read=seconds
+    )
+    disk_gb: int | None = setting(
+        None, "each machine's disk (default: the tier's)", metavar="GB", minimum=100, maximum=64_000
+    )
+    reservation: str = setting(
+        "",
+        "machines that you reserved: projects/P/zones/Z/reservations/R",
+        metavar="NAME",
+    )
+    web_access: bool = setting(False, "an interactive shell in each worker, whose link is printed")
+    env: Mapping[str, str] = setting(
+        {},
+        "a variable of the job; it can be read in the job's spec",
+        metavar="NAME=VALUE",
+        repeated=True,
+    )
+    secret: Mapping[str, str] = setting(
+        {},
+        "a variable that the job reads from Secret Manager at its start, as TOKEN=projects/P/secrets/S/versions/latest",
+        metavar="NAME=VERSION",
+        repeated=True,
+    )
 
     def __post_init__(self) -> None:
-        """Raises UserError for flags that contradict each other, and for a malformed reservation."""
+        """Raises UserError for flags that contradict each other, and for malformed values."""
         kinds = [f"--{name}" for name in ("spot", "flex_start", "reservation") if getattr(self, name)]
         reserved = r"projects/[^/]+/zones/[a-z0-9-]+/reservations/[^/]+"
         if len(kinds) > 1:
             raise UserError(f"{' and '.join(kinds[:2])} contradict each other: a job has machines of one kind")
         if self.reservation and not re.fullmatch(reserved, self.reservation):
             raise UserError(f"reservation={self.reservation}: write projects/PROJECT/zones/ZONE/reservations/NAME")
+        _check_variables("env", self.env)
+        _check_variables("secret", self.secret)
 
     def applied(self, spec: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str]:
         """Returns a changed copy of `spec`, and for messages `name` with the flags that changed it.

@@ -12,7 +12,7 @@ from benchmarks.keras_fit import batches_for, model_for
 from benchmarks.processes import write_digits
 from benchmarks.tutorial import GAN, classifier_loop
 from tests.support import of_model
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.cluster.strategy import make_replicas
 from trainer.models.gan import Generated
 from trainer.run.export import plain_copy

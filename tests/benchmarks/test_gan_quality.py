@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.gan_quality import CASES, PARSER, done, flags_of, result_file
 from trainer.base.run_files.job_files import write_json
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 
 SHORT = ["--minutes=0.01", "--points=2", "--samples=64", "--fashion=data/clothes", "--photos=data/photos"]
 

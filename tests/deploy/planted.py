@@ -17,7 +17,7 @@ from trainer.base.run_files.plan_file import (
     plan_key,
     write_plan,
 )
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 
 EXAMPLES = 6_000
 

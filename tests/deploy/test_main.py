@@ -101,8 +101,9 @@ def test_help_shows_the_usual_flags_and_all_when_asked(verb: str, flag: str, sel
 def test_what_is_empty_is_refused(arguments: list[str], tmp_path: Path, capsys: Capture) -> None:
     assert main(arguments) == 2
     shown = capsys.readouterr()
-    (empty,) = (one for one in arguments if one.endswith("=") or not one.strip())
-    line = f"error: empty argument {empty!r}: give a value, or leave it out (is a variable of the shell not set?)\n"
+    (place,) = (place for place, word in enumerate(arguments) if word.endswith("=") or not word.strip())
+    name = {"": "spec", " ": "package"}.get(arguments[place], arguments[place].strip("-="))
+    line = f"error: {name} is empty: give a value, or leave it out (is a variable of the shell not set?)\n"
     assert (shown.err, shown.out, list(tmp_path.rglob("*"))) == (line, "", [tmp_path / "work"])
 
 

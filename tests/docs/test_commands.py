@@ -27,7 +27,8 @@ from tests.docs.sources import ROOT
 from tests.docs.stand_ins import make_stand_ins
 from tests.fixtures import Capture, Patch
 from trainer import check, evaluate, generate, golden, plan, predict
-from trainer.base.settings.resolution import own_settings, resolve
+from trainer.base.settings.fields import fields_of, flag_name, parse_options
+from trainer.base.settings.request import Overrides, first_values, parse_request, resolve
 from trainer.data import prepare
 
 COMMANDS = documented()
@@ -53,20 +54,18 @@ def work(tmp_path: Path, monkeypatch: Patch, cloud: Emulator) -> Path:
 
 def parse_use_of_a_run(command: Command, session: Session) -> None:
     """Only parses the flags, because the command needs a trained model, and with it those of the data function."""
-    parser = {"trainer.evaluate": evaluate, "trainer.predict": predict}[command.subject].command_parser()
-    own = vars(own_settings(command.arguments).settings())
-    _, unknown = parser.parse_known_args(command.arguments)
-    assert [flag for flag in unknown if flag.removeprefix("--").partition("=")[0] not in own] == []
+    kind = evaluate.EvaluateOptions if command.subject == "trainer.evaluate" else predict.PredictOptions
+    functions = Overrides.read(first_values(command.arguments, ("data",))).functions
+    assert {flag_name(word) for word in command.arguments} <= {"", *fields_of(kind), *functions.fields}
 
 
 def parse_golden(command: Command, session: Session) -> None:
     """Only parses the flags: a golden run trains for a while."""
     verb, *words = command.arguments
-    _, settings = golden.parser_of(verb).parse_known_args(words)
     if verb == "record":
-        resolve(settings)
+        parse_request(golden.RecordOptions, words, golden.RECORD)
     else:
-        assert settings == []
+        parse_options(golden.CheckOptions, words, golden.CHECK)
 
 
 def dry_run(command: Command, session: Session) -> None:
@@ -161,7 +160,9 @@ RULES: Mapping[str, Rule] = {
     "trainer.task": lambda command, session: resolve(command.arguments),
     "trainer.check": lambda command, session: check.parse(command.arguments),
     "trainer.plan": lambda command, session: plan.parse(command.arguments),
-    "trainer.generate": lambda command, session: generate.command_parser().parse_args(command.arguments),
+    "trainer.generate": lambda command, session: parse_options(
+        generate.GenerateOptions, command.arguments, generate.USAGE
+    ),
     "trainer.evaluate": parse_use_of_a_run, "trainer.predict": parse_use_of_a_run, "trainer.golden": parse_golden,
     # These run: on a few images, or without sending anything.
     "trainer.data.prepare": lambda command, session: ends_well(prepare.main(command.arguments)),

@@ -11,7 +11,7 @@ from google.cloud.aiplatform_v1.types import HyperparameterTuningJob
 from deploy.__main__ import main
 from tests.deploy.conftest import Capture
 from tests.docs.sources import ROOT
-from trainer.base.settings.resolution import Overrides
+from trainer.base.settings.request import Overrides
 
 
 def test_the_config_is_of_the_sdk_s_type_and_the_trainer_takes_what_the_service_adds(capsys: Capture) -> None:

@@ -12,7 +12,7 @@ import pytest
 from keras import layers
 
 from tests import workers
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.data.image_arrays import load_digits
 from trainer.measures.fid import neighbour_metrics
 

@@ -15,7 +15,7 @@ from tests.drill import last_state
 from tests.fixtures import Capture
 from tests.support import run_job, run_steps
 from trainer import generate
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.training.checkpoint import variables_of
 
 ROOT = Path(__file__).parents[2]

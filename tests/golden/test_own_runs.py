@@ -6,7 +6,7 @@ import pytest
 
 from tests.golden import FOLDER, RUNS
 from trainer.base.run_files.job_files import read_json
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.checks.golden_file import CHANGED, compare_with_golden, read_golden
 from trainer.checks.golden_run import measure
 

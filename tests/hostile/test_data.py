@@ -22,7 +22,7 @@ from PIL import Image
 
 from tests.fuzz import NUMBERS, at_most, damaged, examples, json_like, one_line
 from trainer.base.errors import UserError
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.image_files import IMAGE_SUFFIXES, BadImage, decode
 from trainer.data.sources import load_dataset

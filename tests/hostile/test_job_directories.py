@@ -22,7 +22,7 @@ from tests.support import refused
 from trainer.base.errors import DONE
 from trainer.base.run_files.job_directory import JobDir, open_job_dir
 from trainer.base.run_files.job_files import drop_stats_after
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.progress import Progress
 from trainer.reporting.result import RunResult, refuse_hopeless_restart

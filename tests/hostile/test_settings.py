@@ -16,7 +16,7 @@ from deploy.tiers.spec_rules import MESSAGES
 from deploy.tiers.tier import JOB_CONFIGS, load_tier
 from tests.fixtures import Capture
 from tests.fuzz import MANY, WORDS, at_most, examples, like, one_line, scalars, texts, values
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.task import main as task
 

@@ -12,8 +12,8 @@ import keras
 import pytest
 
 import vertex_trainer
-from deploy.api.keywords import read_call
-from deploy.api.plan import PlanOptions
+from deploy.api.plan import USAGE, PlanOptions
+from deploy.api.request import call_verb
 from deploy.cli import submit as verb
 from deploy.platform.errors import STATE_UNKNOWN
 from deploy.platform.gcloud_and_sdk import Session
@@ -123,7 +123,7 @@ def test_no_machines_here_are_looked_for_there_and_errors_are_exceptions(cloud: 
     assert (status.state, repr(job)) == ("SUCCEEDED", f"<job {job.name}>")
     assert repr(status) == f"<SUCCEEDED {status.display_name}: {job.name}>"
     assert "/us-east4/" in job.name
-    for wrong, line in (({"stepz": 1}, "unknown flag --stepz"), ({"dry_run": True}, "dry_run is not for this")):
+    for wrong, line in (({"stepz": 1}, "unknown keyword stepz"), ({"spec": True}, "unknown keyword spec")):
         assert line in error_of(submit, "l4x1", settings={**TINY, **wrong}, session=session, **WHERE)
     assert "not submitted: set a limit, such as --max_cost=20" in error_of(
         submit, "h100x8", settings=TINY, session=session, **WHERE
@@ -308,19 +308,19 @@ def test_train_runs_the_process_that_the_command_is(tmp_path: Path, capsys: Capt
     assert "done: 4 steps" in stream.getvalue()
     assert result.model().output_shape == (None, 10)
     assert len(repr(result)) < 200
-    assert "unknown flag --stepz" in error_of(train, "mlp", "digits", {"stepz": 4}, job_dir=str(tmp_path / "other"))
+    assert "unknown setting 'stepz'" in error_of(train, "mlp", "digits", {"stepz": 4}, job_dir=str(tmp_path / "other"))
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(("call", "line"), [
     (lambda: submit("l4x1", max_cost=20, settings={"max_cost": 400}), "max_cost is given twice, as 20 and 400"),
     (lambda: vertex_trainer.plan("-h"), "-h: flags of a function are keywords"),
-    (lambda: vertex_trainer.plan("l4x1", out="runs/plan"), "out is not for this function: "),
-    (lambda: vertex_trainer.compare("cpu", settings={"dry_run": True}), "dry_run is not for this function: "),
-    (lambda: jobs(limit=-1), "argument --limit: '-1' is not"), (lambda: jobs(state="over"), "argument --state: "),
-    (lambda: train("mlp", job_dir=""), "train needs a job_dir"),
+    (lambda: vertex_trainer.plan("l4x1", out="runs/plan"), "unknown keyword out"),
+    (lambda: vertex_trainer.compare("cpu", settings={"dry_run": True}), "unknown keyword dry_run"),
+    (lambda: jobs(limit=-1), "limit=-1 must be at least 1"), (lambda: jobs(state="over"), "state=OVER must be one of"),
+    (lambda: train("mlp", job_dir=""), "job_dir is empty"),
     (lambda: fit("mlp", "digits", max_cost=5), "max_cost is for a job: name its tier, as on='l4x4', or leave it out"),
-    (lambda: train("mlp", settings={"print_config": True}, job_dir="runs/x"), "takes no print_config or help"),
+    (lambda: train("mlp", settings={"print_config": True}, job_dir="runs/x"), "unknown setting 'print_config'"),
 ])  # fmt: skip
 def test_what_a_function_cannot_do_is_one_line(call: Any, line: str) -> None:
     assert line in error_of(call)
@@ -335,9 +335,11 @@ def test_values_become_what_a_command_reads() -> None:
         "price_per_hour": {"l4x1": 1},
         "budget": 5,
     }
-    asked, program, command = read_call("plan", PlanOptions, ("l4x1",), keywords, settings)
+    request = call_verb(PlanOptions, ("l4x1",), keywords, settings, USAGE)
+    asked = request.options
+    program = request.program
     assert (asked.tiers, asked.from_, asked.fit, asked.budget) == (("l4x1",), ("a", "b"), True, 5.0)
-    assert (asked.price_per_hour, program.values["epochs"], program.values["steps"]) == ({"l4x1": 1.0}, None, 5)
-    flags = "--steps=5 --fit=true --from=a --from=b --price_per_hour=l4x1=1 --budget=5 --epochs=none --recipe=mlp_mnist"
-    assert command == f"python -m deploy plan l4x1 {flags}"
+    assert (asked.price_per_hour, "epochs" in program.values, program.values["steps"]) == ({"l4x1": 1.0}, False, 5)
+    flags = "--fit=true --from=a --from=b --price_per_hour=l4x1=1.0 --budget=5.0 --recipe=mlp_mnist --steps=5"
+    assert request.command == f"python -m deploy plan l4x1 {flags}"
     assert set(vertex_trainer.__all__) == set(dir(vertex_trainer))

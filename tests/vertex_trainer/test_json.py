@@ -9,7 +9,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from deploy.__main__ import MODULES, main
-from deploy.cli.parsing import SCHEMA_VERSION
+from deploy.cli.output import SCHEMA_VERSION
 from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.conftest import JOB, ROOT, WHERE, Capture, trains
 from tests.deploy.emulator import Emulator, ends

@@ -7,7 +7,7 @@ Imports no tracker's package.
 import dataclasses
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -80,10 +80,10 @@ class Address:
     name: str
 
 
-def read_addresses(text: str) -> list[Address]:
+def read_addresses(track: Iterable[str]) -> list[Address]:
     """Returns the addresses in a value of `track`. Raises UserError, which shows no password, for any other form."""
     addresses = []
-    for part in filter(None, map(str.strip, text.split(","))):
+    for part in track:
         kind, _, rest = part.partition(":")
         if re.search(r"//[^/#]*@|[?&]", part):
             raise UserError(

@@ -21,7 +21,7 @@ import keras
 import tensorflow as tf
 
 from trainer.base.errors import UserError
-from trainer.base.settings.train_config import TrainConfig, names_in
+from trainer.base.settings.train_config import TrainConfig
 from trainer.invariance.step import StepContext
 
 Change = Callable[[Any, StepContext], Any]  # of images, or of a step's data
@@ -55,13 +55,13 @@ _BY_NAME: dict[str, Change] = {"flip": flip, "crop": crop}
 
 def augmentation(config: TrainConfig) -> Change | None:
     """Returns the augmentations of `config.augment`, applied one after another, or None."""
-    chosen = [_BY_NAME[name] for name in names_in(config.augment)]
+    chosen = [_BY_NAME[name] for name in config.augment]
     if not chosen:
         return None
 
     def augment(images: Any, step: StepContext) -> Any:
         if tf.nest.is_nested(images) or images.shape.rank != 4:
-            raise UserError(f"augment={config.augment}: it is for images (height, width, channels): drop it")
+            raise UserError(f"augment={','.join(config.augment)}: it is for images (height, width, channels): drop it")
         for change in chosen:
             images = change(images, step)
         return images

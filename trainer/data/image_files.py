@@ -199,7 +199,7 @@ def refuse_or_skip(config: TrainConfig, bad: DecodingReport) -> None:
             f"data={config.data}: {bad.left_out.total():,} files are not read: {counted(bad.left_out)} (images are "
             f"recognised by {' '.join(sorted(IMAGE_SUFFIXES))})"
         )
-    if bad.files and not config.skip_bad_images:
+    if not config.skip_bad_images and bad.files:
         first = "; ".join(f"{file}: {why}" for file, why in bad.files[:10])
         raise UserError(
             f"data={config.data}: {len(bad.files):,} image files cannot be decoded: fix or remove them, or skip them "

@@ -20,8 +20,8 @@ import numpy as np
 
 from trainer.base.errors import DONE, UserError
 from trainer.base.log import ProgressBar, log, set_verbose
-from trainer.base.settings.fields import VERBOSE, Parser, integer_in, refuse_unknown
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.fields import VERBOSE, Usage, answer_help, fields_of, read_flags, read_options, setting
+from trainer.base.settings.request import Overrides
 from trainer.base.settings.train_config import TrainConfig, split_kind
 from trainer.user_code.command import command, quiet_start
 
@@ -136,19 +136,31 @@ def prepare(config: TrainConfig, folder: Path, piece_mib: int, on_piece: Callabl
     return index
 
 
+USAGE = Usage("python -m trainer.data.prepare", "SRC DST [--image_size=64] [--setting=value …]", __doc__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions:
+    """Holds the options of `trainer.data.prepare` that are not settings of a run."""
+
+    source: str = setting(meaning="a folder, a file or a name, as for --data", metavar="SRC", positional=True)
+    destination: str = setting(meaning="the folder for the pieces", metavar="DST", positional=True)
+    shard_mib: int = setting(64, "images of a piece", unit="MiB", minimum=1, maximum=4096)
+    verbose: bool = VERBOSE
+
+
 @command("starts anew")
 def main(arguments: Sequence[str]) -> int:
     """Prepares SRC into DST with a progress bar. Returns the exit code."""
-    parser = Parser(prog="python -m trainer.data.prepare", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("source", metavar="SRC", help="a folder, a file or a name, as for --data")
-    parser.add_argument("destination", metavar="DST", help="the folder for the pieces")
-    parser.add_argument("--shard_mib", type=integer_in(1, 4096), default=64, help="images of a piece (default: 64)")
-    parser.epilog = f"These settings of the trainer apply too: {' '.join(f'--{name}' for name in _SETTINGS)}"
-    parser.add_boolean("verbose", VERBOSE)
-    options, flags = parser.parse_known_args(arguments)
-    refuse_unknown(flags, [*_SETTINGS, "shard_mib", "verbose"])
+    fields = {**fields_of(PrepareOptions), **fields_of(TrainConfig, *_SETTINGS)}
+    answer_help(arguments, USAGE, fields.values())
+    texts = read_flags(arguments, fields)
+    options = read_options(PrepareOptions, texts, USAGE)
     set_verbose(options.verbose)
-    config = resolve(["--global_batch_size=1", "--model=any:model", *flags, f"--data={options.source}"]).config
+    settings = {name: text for name, text in texts.items() if name in _SETTINGS}
+    config = Overrides.read(
+        {"global_batch_size": 1, "model": "any:model", "data": options.source, **settings}
+    ).resolve()
     if address := output_address(options.destination, "DST"):
         raise UserError(
             f"DST={options.destination}: must be a local folder: prepare into one, as pieces, and then copy it: "

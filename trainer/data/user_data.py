@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError, reason
 from trainer.base.log import log
-from trainer.base.settings.train_config import MODELS, TrainConfig
+from trainer.base.settings.model_settings import MODELS
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.examples import (
     HEAD_ROWS,

@@ -1,6 +1,6 @@
 """Builds the dense and the convolutional classifier, and what all classifiers share: last layer, loss, compilation.
 
-The keyword-only parameters of `mlp` and `cnn` are their settings. They are plain compiled Keras models, whose results
+They are plain compiled Keras models, whose results
 do not depend on the number of replicas.
 """
 
@@ -11,10 +11,10 @@ import keras
 from keras import layers
 
 from trainer.base.errors import UserError
+from trainer.base.settings.model_settings import CNNConfig, MLPConfig
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.invariance.layers import full_precision
-from trainer.models.model_settings import Dropout, Units, Width
 from trainer.models.optimizers import learning_rate
 
 
@@ -88,18 +88,18 @@ def compile_classifier(
     return model
 
 
-def mlp(config: TrainConfig, dataset: Dataset, *, width: Units = 32, dropout: Dropout = 0.0) -> keras.Model:
+def mlp(config: MLPConfig, dataset: Dataset) -> keras.Model:
     """Maps (rows, image_size, image_size, channels) pixels to (rows, classes) logits; two hidden layers, Adam."""
     images = keras.Input(dataset.image_shape, name="images")
     x = layers.Flatten()(layers.Rescaling(1 / 255)(images))
     for depth in range(2):
-        x = layers.Dense(width, activation="relu")(x)
-        x = layers.Dropout(dropout, seed=config.seed, name=f"dropout_{depth}")(x) if dropout else x
+        x = layers.Dense(config.width, activation="relu")(x)
+        x = layers.Dropout(config.dropout, seed=config.seed, name=f"dropout_{depth}")(x) if config.dropout else x
     model = keras.Model(images, head(config, dataset)(x), name="mlp")
     return compile_classifier(model, config, dataset, keras.optimizers.Adam)
 
 
-def cnn(config: TrainConfig, dataset: Dataset, *, width: Width = 32, dropout: Dropout = 0.0) -> keras.Model:
+def cnn(config: CNNConfig, dataset: Dataset) -> keras.Model:
     """Maps pixels to logits by two convolutions, pooling, three convolutions, pooling and 128 units; with RMSprop.
 
     At width 128 it is the MNIST network of an article on training with several cloud GPUs, with the same RMSprop.
@@ -108,9 +108,9 @@ def cnn(config: TrainConfig, dataset: Dataset, *, width: Width = 32, dropout: Dr
     x = layers.Rescaling(1 / 255)(images)
     for count in (2, 3):
         for _ in range(count):
-            x = layers.Conv2D(width, 3, activation="relu")(x)
+            x = layers.Conv2D(config.width, 3, activation="relu")(x)
         x = layers.MaxPooling2D()(x)
     x = layers.Dense(128, activation="relu")(layers.Flatten()(x))
-    x = layers.Dropout(dropout, seed=config.seed, name="dropout")(x) if dropout else x
+    x = layers.Dropout(config.dropout, seed=config.seed, name="dropout")(x) if config.dropout else x
     model = keras.Model(images, head(config, dataset)(x), name="cnn")
     return compile_classifier(model, config, dataset, keras.optimizers.RMSprop)

@@ -17,7 +17,8 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError, reason
 from trainer.base.log import log
-from trainer.base.settings.train_config import MODELS, TrainConfig
+from trainer.base.settings.model_settings import function_of
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.examples import described
 from trainer.data.image_arrays import checked_labels
@@ -47,7 +48,7 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """
     compare_signs_on_device()
     lora_in_float64()
-    build = load_function(MODELS.get(config.model, config.model), "model", ("config", "dataset"), config)
+    build = load_function(function_of(config.model), "model", ("config", "dataset"), config)
     model = build(config, dataset)
     if not isinstance(model, keras.Model):
         raise UserError(

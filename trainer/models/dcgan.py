@@ -10,35 +10,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.base.settings.train_config import TrainConfig
-from trainer.data.dataset import Dataset
 from trainer.invariance.batch_norm import separate_groups
 from trainer.invariance.internals import compiled_by_xla
 from trainer.invariance.step import current_step
 from trainer.models.gan import GAN, images_of, twice
 from trainer.models.image_layers import prefers_many_rows
-from trainer.models.model_settings import Conditional, DiffAugment, EmaDecay, LatentDim, Width
 
 
 class DCGAN(GAN):
     """Trains the critic to tell real images from generated ones, by cross-entropy, and the generator to mislead it."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        dataset: Dataset,
-        *,
-        width: Width = 32,
-        latent_dim: LatentDim = 128,
-        conditional: Conditional = False,
-        diff_augment: DiffAugment = "",
-        ema_decay: EmaDecay = 0.999,
-    ) -> None:
-        super().__init__(
-            config, dataset, width, latent_dim, conditional, diff_augment, ema_decay, batches_per_step=1,
-            betas=(0.5, 0.999), critic_batch_norm=True,
-            initializer=partial(keras.initializers.RandomNormal, stddev=0.02),
-        )  # fmt: skip
+    betas = (0.5, 0.999)
+    critic_batch_norm = True
+    initializer = staticmethod(partial(keras.initializers.RandomNormal, stddev=0.02))
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Returns the losses. data: images (1, rows, height, width, channels) in [0, 255], perhaps labels (1, rows)."""

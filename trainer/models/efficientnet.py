@@ -5,61 +5,46 @@ from step `fine_tune_after_steps` on also the backbone from block `fine_tune_fro
 (weights=none) the whole network learns from the first step, with batch norm and stochastic depth over all replicas.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import keras
 import tensorflow as tf
 from keras import layers
 
 from trainer.base.errors import UserError, reason
-from trainer.base.settings.fields import Setting
-from trainer.base.settings.train_config import TrainConfig
+from trainer.base.settings.model_settings import FROM_SCRATCH, EfficientNetConfig
 from trainer.base.storage.staging import stage
 from trainer.data.dataset import Dataset
 from trainer.invariance.step import current_step
 from trainer.models.classifiers import compile_classifier, head
-from trainer.models.model_settings import FROM_SCRATCH, Dropout
 
 
-def build(
-    config: TrainConfig,
-    dataset: Dataset,
-    *,
-    variant: Annotated[Literal["B0", "B1", "B2", "B3", "B4", "B5", "B6", "B7"], "variant of EfficientNet"] = "B2",
-    weights: Annotated[
-        str, Setting("initial weights of EfficientNet: imagenet, none, or a weights file", reads=True)
-    ] = "imagenet",
-    dropout: Dropout = 0.0,
-    fine_tune_from: Annotated[
-        str, "first block of EfficientNet to train, as block6a; none: only the head is trained"
-    ] = "",
-    fine_tune_after_steps: Annotated[
-        int, Setting("steps in which only EfficientNet's head is trained", unit="steps", minimum=0)
-    ] = 0,
-    fine_tune_learning_rate: Annotated[float, Setting("learning_rate from fine_tune_after_steps on", above=0)] = 1e-5,
-) -> keras.Model:
+def build(config: EfficientNetConfig, dataset: Dataset) -> keras.Model:
     """Maps (rows, image_size, image_size, 3) pixels to (rows, classes) logits; uses Adam.
 
     Raises UserError if the initial weights cannot be loaded.
     """
     named = {"imagenet": "imagenet", "none": None}
-    file = named[weights] if weights in named else stage(weights, "weights", config.cache_dir)
-    make, shape = getattr(keras.applications, f"EfficientNet{variant}"), (config.image_size, config.image_size, 3)
+    file = named[config.weights] if config.weights in named else stage(config.weights, "weights", config.cache_dir)
+    make, shape = (
+        getattr(keras.applications, f"EfficientNet{config.variant}"),
+        (config.image_size, config.image_size, 3),
+    )
     try:
         backbone = make(include_top=False, weights=file, input_shape=shape, pooling="avg")
     except Exception as error:  # Keras passes on whatever is raised: no network, a wrong checksum, other shapes
         raise UserError(
-            f"weights={weights}: cannot be loaded for EfficientNet{variant} ({reason(error)}): use the "
+            f"weights={config.weights}: cannot be loaded for EfficientNet{config.variant} ({reason(error)}): use the "
             f"path of its weights file (made with include_top=False), or train from scratch: {FROM_SCRATCH}"
         ) from error
-    if weights != "none":
-        _freeze_below(backbone, fine_tune_from)
+    if config.weights != "none":
+        _freeze_below(backbone, config.fine_tune_from)
     images = keras.Input(dataset.image_shape, name="images")
     x = backbone(images)
-    x = Gate(fine_tune_after_steps, name="gate")(x) if fine_tune_after_steps else x
-    x = layers.Dropout(dropout, seed=config.seed, name="dropout")(x) if dropout else x
-    model = keras.Model(images, head(config, dataset)(x), name=f"efficientnet_{variant.lower()}")
-    later = (fine_tune_after_steps, fine_tune_learning_rate) if fine_tune_after_steps else None
+    x = Gate(config.fine_tune_after_steps, name="gate")(x) if config.fine_tune_after_steps else x
+    x = layers.Dropout(config.dropout, seed=config.seed, name="dropout")(x) if config.dropout else x
+    model = keras.Model(images, head(config, dataset)(x), name=f"efficientnet_{config.variant.lower()}")
+    later = (config.fine_tune_after_steps, config.fine_tune_learning_rate) if config.fine_tune_after_steps else None
     return compile_classifier(model, config, dataset, keras.optimizers.Adam, later)
 
 

@@ -21,7 +21,8 @@ import tensorflow as tf
 from keras import layers
 
 from trainer.base.errors import UserError
-from trainer.base.settings.train_config import TrainConfig, names_in
+from trainer.base.settings.model_settings import GANConfig, WGANGPConfig
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.image_arrays import checked_labels
 from trainer.data.sample_grids import from_uint8, to_uint8
@@ -87,23 +88,21 @@ def filters(size: int, width: int) -> list[int]:
     return result
 
 
-def build_generator(
-    config: TrainConfig, width: int, latent_dim: int, initializer: Initializer = _GLOROT, classes: int = 0
-) -> keras.Model:
+def build_generator(config: GANConfig, initializer: Initializer = _GLOROT, classes: int = 0) -> keras.Model:
     """Builds a network from (rows, latent_dim) noise to (rows, image_size, image_size, channels) in [-1, 1].
 
     With classes, it takes [noise, labels], with labels (rows,) int32.
     """
-    widths = filters(config.image_size, width)
+    widths = filters(config.image_size, config.width)
     base = config.image_size // 2 ** len(widths)
 
-    inputs = x = keras.Input((latent_dim,), name="noise")
+    inputs = x = keras.Input((config.latent_dim,), name="noise")
     full = {"dtype": full_precision()}
     if classes:
         label = keras.Input((), dtype="int32", name="label")
         one_hot = layers.CategoryEncoding(classes, output_mode="one_hot", name="classes", **full)(label)
         # An array, because Keras rounds a plain number to float32.
-        as_long_as_noise = layers.Rescaling(np.array([latent_dim**0.5]), **full)(one_hot)
+        as_long_as_noise = layers.Rescaling(np.array([config.latent_dim**0.5]), **full)(one_hot)
         x = layers.Concatenate(**full)([inputs, as_long_as_noise])
         inputs = [inputs, label]
     x = layers.Dense(base * base * widths[-1], use_bias=False, kernel_initializer=initializer())(x)
@@ -119,8 +118,7 @@ def build_generator(
 
 
 def build_critic(
-    config: TrainConfig,
-    width: int,
+    config: GANConfig,
     initializer: Initializer = _GLOROT,
     *,
     batch_norm: bool = False,
@@ -134,7 +132,7 @@ def build_critic(
     """
     images = keras.Input((config.image_size, config.image_size, config.channels), name="images")
     x = images
-    for depth, channels in enumerate(filters(config.image_size, width)):
+    for depth, channels in enumerate(filters(config.image_size, config.width)):
         normed = batch_norm and depth > 0
         kernel = {"kernel_initializer": initializer(), "use_bias": not normed}
         if depth == 0:
@@ -185,11 +183,7 @@ class Generated(NamedTuple):
 
 
 class GAN(keras.Model):
-    """Holds a generator, its moving average and a critic; a subclass defines losses and `train_step`.
-
-    batches_per_step: the number of global batches that one step reads, each for one update of the critic; betas: of
-    both Adam optimizers.
-    """
+    """Holds a generator, its moving average and a critic; a subclass defines losses and `train_step`."""
 
     # (reals, fakes, *others, global_batch_size, labels) -> losses and gradients; see `update_critic`.
     critic_gradients: Callable[..., Any]
@@ -197,44 +191,42 @@ class GAN(keras.Model):
     # generator's loss, summed over rows.
     generator_loss: Callable[..., Any]
     compiles_gradients = False  # whether it neither draws nor sums over replicas: XLA can compile it alone
+    betas: tuple[float, float]  # of both Adam optimizers
+    critic_batch_norm = False
+    score_bias = True
+    initializer: Initializer = staticmethod(_GLOROT)
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        dataset: Dataset,
-        width: int,
-        latent_dim: int,
-        conditional: bool,
-        diff_augment: str,
-        ema_decay: float,
-        *,
-        batches_per_step: int,
-        betas: tuple[float, float],
-        critic_batch_norm: bool = False,
-        score_bias: bool = True,
-        initializer: Initializer = _GLOROT,
-    ) -> None:
+    def __init__(self, config: GANConfig, dataset: Dataset) -> None:
         super().__init__(name=config.model.replace(":", "_").replace(".", "_"))
-        classes = self.generated_classes = classes_of(config, dataset) if conditional else 0
-        self.generator, self.generator_average = (
-            build_generator(config, width, latent_dim, initializer, classes) for _ in range(2)
-        )
+        self.settings = config
+        self.latent_dim = config.latent_dim
+        # The number of global batches that one step reads, each for one update of the critic.
+        self.batches_per_step = config.critic_steps if isinstance(config, WGANGPConfig) else 1
+        classes = classes_of(config, dataset) if config.conditional else 0
+        self.generated_classes = classes
+        self.generator, self.generator_average = (build_generator(config, self.initializer, classes) for _ in range(2))
         self.critic = build_critic(
-            config, width, initializer, batch_norm=critic_batch_norm, score_bias=score_bias, classes=classes
+            config,
+            self.initializer,
+            batch_norm=self.critic_batch_norm,
+            score_bias=self.score_bias,
+            classes=classes,
         )
         self.generator_average.set_weights(self.generator.get_weights())
-        self.batches_per_step, self.latent_dim, self.ema_decay = batches_per_step, latent_dim, ema_decay
         self.generator_variables = [variable.value for variable in self.generator.trainable_variables]
         self.critic_variables = [variable.value for variable in self.critic.trainable_variables]
 
         def adam(network: keras.Model, updates_per_step: int) -> Any:
-            rate = learning_rate(config, dataset, batches_per_step, updates_per_step)
-            optimizer = keras.optimizers.Adam(rate, beta_1=betas[0], beta_2=betas[1])
+            rate = learning_rate(config, dataset, self.batches_per_step, updates_per_step)
+            optimizer = keras.optimizers.Adam(rate, beta_1=self.betas[0], beta_2=self.betas[1])
             return sum_and_build(optimizer, network.trainable_variables, config.precision)
 
-        self.critic_optimizer, self.generator_optimizer = adam(self.critic, batches_per_step), adam(self.generator, 1)
-        self.diff_augment = DiffAugment(names_in(diff_augment))
+        self.critic_optimizer = adam(self.critic, self.batches_per_step)
+        self.generator_optimizer = adam(self.generator, 1)
+        self.diff_augment = DiffAugment(config.diff_augment)
         self._compiled_gradients = tf.function(self.critic_gradients, jit_compile=True, autograph=False)
+        # Traced once for all of a step's updates.
+        self._traced_gradients = tf.function(self.critic_gradients, autograph=False)
 
     def _critic_gradients(self, *arguments: Any) -> Any:
         return self.critic_gradients(*arguments)  # a subclass may call one that is traced once
@@ -337,7 +329,7 @@ class GAN(keras.Model):
     def average_generator(self, step: StepContext) -> None:
         """Moves the average towards the generator; called once at the end of each step."""
         averaged, trained = self.generator_average.trainable_variables, self.generator.trainable_variables
-        update_average(averaged, trained, self.ema_decay, step.step)
+        update_average(averaged, trained, self.settings.ema_decay, step.step)
 
     def sample(self, noise: Any, labels: Any = None) -> Any:
         """Returns uint8 images of the averaged generator, (count, …), for (count, latent_dim) noise.

@@ -19,9 +19,9 @@ import keras
 import tensorflow as tf
 from keras import layers
 
+from trainer.base.settings.model_settings import DIFF_AUGMENTATIONS
 from trainer.invariance.internals import compiled_by_xla
 from trainer.invariance.step import current_step
-from trainer.models.model_settings import DIFF_AUGMENTATIONS
 
 # A multiple of the stride, against checkerboards: Odena et al. 2016, https://distill.pub/2016/deconv-checkerboard
 KERNEL, STRIDE = 4, 2

@@ -7,52 +7,24 @@ replicas changes nothing. The critic has no batch norm, as the penalties are on 
 critic and one generator update by the same real images, each with new noise.
 """
 
-from typing import Annotated, Any
+from typing import Any
 
 import tensorflow as tf
 
-from trainer.base.settings.fields import Setting
-from trainer.base.settings.train_config import TrainConfig
-from trainer.data.dataset import Dataset
+from trainer.base.settings.model_settings import R3GANConfig
 from trainer.data.sample_grids import from_uint8
 from trainer.invariance.step import current_step
 from trainer.models.gan import GAN, images_of, scores_and_slopes, twice
-from trainer.models.model_settings import Conditional, DiffAugment, EmaDecay, LatentDim, Width
 
 
 class R3GAN(GAN):
     """Trains by the logistic loss of pairs, and gamma / 2 times R1 and R2; gamma is `gradient_penalty_weight`."""
 
+    settings: R3GANConfig
     compiles_gradients = True
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        dataset: Dataset,
-        *,
-        width: Width = 32,
-        latent_dim: LatentDim = 128,
-        conditional: Conditional = False,
-        diff_augment: DiffAugment = "",
-        ema_decay: EmaDecay = 0.999,
-        gradient_penalty_weight: Annotated[
-            float, Setting("gamma of the paper, half of which counts", minimum=0)
-        ] = 10.0,
-    ) -> None:
-        # Differences of scores cancel a bias: its gradient would be rounding errors alone.
-        super().__init__(
-            config,
-            dataset,
-            width,
-            latent_dim,
-            conditional,
-            diff_augment,
-            ema_decay,
-            batches_per_step=1,
-            betas=(0.0, 0.99),
-            score_bias=False,
-        )
-        self.gamma = gradient_penalty_weight
+    betas = (0.0, 0.99)
+    score_bias = False  # differences of scores cancel a bias: its gradient would be rounding errors alone
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Returns the losses. data: images (1, rows, height, width, channels) in [0, 255], perhaps labels (1, rows)."""
@@ -75,7 +47,9 @@ class R3GAN(GAN):
             scores, squares = scores_and_slopes(self.critic, tf.concat([reals, fakes], axis=0), twice(labels))
             of_reals, of_fakes = tf.split(scores, 2)
             penalty = tf.reduce_sum(squares) / global_batch_size
-            loss = _pairs(of_reals, of_fakes) / global_batch_size + 0.5 * self.gamma * penalty
+            loss = (
+                _pairs(of_reals, of_fakes) / global_batch_size + 0.5 * self.settings.gradient_penalty_weight * penalty
+            )
             scaled = self.critic_optimizer.scale_loss(loss)
         return {"critic_loss": loss, "gradient_penalty": penalty}, tape.gradient(scaled, self.critic_variables)
 

@@ -4,17 +4,14 @@ The critic has no batch norm, as the penalty is on each example's own gradient. 
 replicas. Losses and penalty are divided by the GLOBAL batch, so the number of replicas changes nothing.
 """
 
-from typing import Annotated, Any
+from typing import Any
 
 import tensorflow as tf
 
-from trainer.base.settings.fields import Setting
-from trainer.base.settings.train_config import TrainConfig
-from trainer.data.dataset import Dataset
+from trainer.base.settings.model_settings import WGANGPConfig
 from trainer.invariance.internals import compiled_by_xla
 from trainer.invariance.step import current_step
 from trainer.models.gan import GAN, images_of, scores_and_slopes, twice
-from trainer.models.model_settings import Conditional, DiffAugment, EmaDecay, LatentDim, Width
 
 
 def gradient_norms(critic: Any, images: Any, labels: Any = None) -> Any:
@@ -31,34 +28,10 @@ def gradient_norms(critic: Any, images: Any, labels: Any = None) -> Any:
 class WGANGP(GAN):
     """Makes `critic_steps` critic updates and then one generator update per step."""
 
+    settings: WGANGPConfig
     compiles_gradients = True
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        dataset: Dataset,
-        *,
-        width: Width = 32,
-        latent_dim: LatentDim = 128,
-        conditional: Conditional = False,
-        diff_augment: DiffAugment = "",
-        ema_decay: EmaDecay = 0.999,
-        critic_steps: Annotated[int, Setting("critic updates before each generator update", minimum=1)] = 5,
-        gradient_penalty_weight: Annotated[float, Setting("weight of the critic's gradient penalty", minimum=0)] = 10.0,
-    ) -> None:
-        super().__init__(
-            config,
-            dataset,
-            width,
-            latent_dim,
-            conditional,
-            diff_augment,
-            ema_decay,
-            batches_per_step=critic_steps,
-            betas=(0.0, 0.9),
-        )
-        self.gradient_penalty_weight = gradient_penalty_weight
-        self._traced_gradients = tf.function(self.critic_gradients, autograph=False)  # once for all of a step's updates
+    betas = (0.0, 0.9)
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Returns the losses.
@@ -99,7 +72,7 @@ class WGANGP(GAN):
             excess = tf.reduce_sum(tf.square(gradient_norms(self.critic, mixed, labels) - 1.0))
             wasserstein = difference / global_batch_size
             penalty = excess / global_batch_size
-            loss = wasserstein + self.gradient_penalty_weight * penalty
+            loss = wasserstein + self.settings.gradient_penalty_weight * penalty
             scaled = self.critic_optimizer.scale_loss(loss)
         losses = {"critic_loss": loss, "wasserstein_distance": -wasserstein, "gradient_penalty": penalty}
         return losses, tape.gradient(scaled, self.critic_variables)

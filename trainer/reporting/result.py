@@ -17,7 +17,7 @@ from trainer.base.log import log
 from trainer.base.run_files.goodput import REPEATED, STEP, Goodput
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.job_files import RESULT, Result, Speeds, last_reported_step
-from trainer.base.settings.resolution import to_yaml
+from trainer.base.settings.request import to_yaml
 from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.progress import Progress
 from trainer.reporting.resources import peak_memory_gib

@@ -18,7 +18,7 @@ from trainer.base.run_files.goodput import EVENTS, OTHER, RESTORE, SAVE, START, 
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.job_files import RUN_INFO, SKIPPED_IMAGES, RunInfo, mapping, read_run_info, trainer_commit
 from trainer.base.settings.accelerators import peak_tflops
-from trainer.base.settings.own_settings import fixed_settings
+from trainer.base.settings.own_settings import changed_settings
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import gpu_environment
 from trainer.cluster.strategy import Replicas, simulated_devices
@@ -138,8 +138,7 @@ def prepare(job: StartedJob, replicas: Replicas) -> TrainingRun:
     state.resume()
     job.result.resume(progress)
     about, _ = read_run_info(job_dir.root)
-    stored = mapping(about, "config")
-    same_run = bool(restored) or all(stored.get(name) == value for name, value in fixed_settings(config).items())
+    same_run = bool(restored) or not changed_settings(mapping(about, "config"), config)
     earlier = about if same_run else {}
     return TrainingRun(job, setup, checkpoints, state, earlier, XlaChoice.read(mapping(earlier, "compilation")))
 

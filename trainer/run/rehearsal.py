@@ -10,7 +10,8 @@ import keras
 import tensorflow as tf
 
 from trainer.base.errors import UserError
-from trainer.base.settings.train_config import DATA_SOURCES, MODELS, TrainConfig
+from trainer.base.settings.model_settings import MODELS
+from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
 from trainer.data.sample_grids import as_uint8, noise, noise_and_labels
 from trainer.data.sources import is_named
 from trainer.invariance.sharded_slots import parts_of_others_as_zeros

@@ -21,7 +21,8 @@ import numpy as np
 
 from trainer.base.errors import FAULT, PlatformFault, UserError
 from trainer.base.log import log
-from trainer.base.settings.train_config import DATA_SOURCES, MODELS, TrainConfig
+from trainer.base.settings.model_settings import function_of
+from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.fingerprint import changed_values
 from trainer.data.sources import is_named
@@ -319,7 +320,7 @@ def _run_steps(config: TrainConfig, replicas: int, precision: str, state: Path |
     )
     # A module may draw when it is first imported: import it before the seed, so that both builds draw the same.
     set_precision_and_seed(config)
-    load_function(MODELS.get(config.model, config.model), "model")
+    load_function(function_of(config.model), "model")
     if is_named(config.data):
         load_function(DATA_SOURCES.get(config.data, config.data), "data")
     setup, first_step = build_setup(config, make_replicas(config)), 0

@@ -17,7 +17,8 @@ from trainer.base.errors import UserError
 from trainer.base.log import log
 from trainer.base.run_files.job_files import CHECKPOINTS, MODEL, items, mapping, step_name
 from trainer.base.run_files.serving_file import SERVING, read_servable
-from trainer.base.settings.train_config import MODELS, TrainConfig
+from trainer.base.settings.model_settings import MODELS
+from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import ONE_MACHINE, Replicas, local_devices, make_replicas
 from trainer.data.dataset import Dataset
 from trainer.data.examples import AnyExamples

@@ -48,7 +48,7 @@ class StartedJob:
         cluster = read_cluster()
         job_dir = job_dir or open_job_dir(config, make=cluster.is_chief)
         result = RunResult.of_job(config, job_dir if cluster.is_chief else None, began)
-        tracking = Tracking(config.track if cluster.is_chief else "", job_dir.root, job_dir.mirror.where(job_dir.root))
+        tracking = Tracking(config.track if cluster.is_chief else (), job_dir.root, job_dir.mirror.where(job_dir.root))
         job_dir.mirror.begin(job_dir.logs)
         try:
             files = files_of(config)

@@ -88,7 +88,7 @@ class TrainingSetup:
         compiled: whether XLA compiles them, `at_once` steps in one program. Give it the rows of `rows_from` with the
         same `at_once`.
         """
-        as_fit = weighted_by_class(self.dataset.as_fit, self.config.class_weights)
+        as_fit = weighted_by_class(self.dataset.as_fit, self.config.class_weight)
         augment, soften = augmentation(self.config), softening(self.config, len(self.dataset.class_names))
         return StepRunner(
             self.model, self.replicas, self.config.seed, as_fit, augment, soften,

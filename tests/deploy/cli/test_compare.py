@@ -26,7 +26,7 @@ from deploy.tiers.tier import Tier, TierFacts
 from tests.deploy.conftest import ROOT, Capture
 from tests.deploy.planted import edit, noisy, plant
 from trainer.base.errors import UserError
-from trainer.base.settings.resolution import Overrides
+from trainer.base.settings.request import Overrides
 
 FLAGS = ("--recipe=mlp_mnist", "--data=digits", "--image_size=16", "--width=8", "--global_batch_size=8", "--steps=40",
          "--report_every_steps=10", "--checkpoint_every_steps=10")  # fmt: skip

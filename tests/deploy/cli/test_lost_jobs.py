@@ -248,7 +248,7 @@ def test_a_job_is_found_from_another_folder_by_any_of_its_names(
     assert f"{before['job']} (cpu): estimated" in capsys.readouterr().out
     (after_it,) = attempts()
     assert (after_it["job"], after_it["tier"], after_it["state"]) == (before["job"], "cpu", "SUCCEEDED")
-    assert json.loads(next(Path("runs/submitted").glob("*.json")).read_text())["command"].endswith(" --detach")
+    assert json.loads(next(Path("runs/submitted").glob("*.json")).read_text())["detached"]
     assert (
         "job 'another': neither this folder nor us-east1, us-central1 has it: give its name, display name"
         in error_of(jobs.watch, ["another", *regions], session)

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from deploy.__main__ import main
-from deploy.base.options import read_prices
+from deploy.api.compare import CompareOptions
 from deploy.report.plots import pareto_front
 from tests.deploy.conftest import Capture, Command, put
 from tests.deploy.planted import noisy, plant, sample
 from trainer.base.errors import UserError
+from trainer.base.settings.fields import coerce, fields_of
 from trainer.base.storage.local_files import Address
 
 VOID = {"meta", "img", "br", "link", "hr", "input"}
@@ -69,15 +70,16 @@ def test_the_pareto_front(points: list[tuple[float, float]], front: list[int]) -
 
 @pytest.mark.parametrize("text", ["l4x1", "l4x1=", "=3", "l4x1=-1", "l4x1=0", "l4x1=nan", "l4x1=inf", "l4x1=x"])
 def test_prices_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(UserError, match="write --price_per_hour=TIER=NUMBER"):
-        read_prices([text])
-    assert read_prices(["a=b=0.5", "c=2"]) == {"a=b": 0.5, "c": 2.0}
+    field = fields_of(CompareOptions)["price_per_hour"]
+    with pytest.raises(UserError, match=r"price_per_hour=.* must be"):
+        coerce(field, [text])
+    assert coerce(field, ["a=0.5", "c=2"]) == {"a": 0.5, "c": 2.0}
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "the following arguments are required: DIR"),
+        ([], "DIR is missing: python -m deploy report DIR …"),
         (["none"], "error: none: no such folder"),
         (["{runs}", "--basline=x"], "unknown flag --basline; did you mean 'baseline'?"),
         (["{runs}", "--steps=3"], "unknown flag --steps"),

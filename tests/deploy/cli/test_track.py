@@ -72,7 +72,7 @@ def test_a_run_that_goes_on_is_refused(refused: Command, tmp_path: Path) -> None
 ])  # fmt: skip
 def test_what_an_image_lacks_is_refused(track: str, image: Image, line: str) -> None:
     with pytest.raises(UserError, match=line):
-        check_trackers(track, image, [])
+        check_trackers([track], image, [])
 
 
 def test_a_job_installs_and_knows_what_its_trackers_need(capsys: Capture) -> None:

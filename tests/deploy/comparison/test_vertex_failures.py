@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
-from deploy.api.compare import CompareOptions
-from deploy.api.keywords import read_call
+from deploy.api.compare import USAGE, CompareOptions
+from deploy.api.request import call_verb
 from deploy.api.submit import order_of
 from deploy.comparison import execution as comparison
 from deploy.comparison.runners import VertexRunner
@@ -35,9 +35,9 @@ def test_a_stop_during_the_first_upload_submits_nothing(
     """No run submits a job."""
     names, image = ["l4x1", "l4x2", "l4x4"], ["--backend=sdk", "--image=us-docker.pkg.dev/p/r/x:1"]
     words = dict(word.removeprefix("--").split("=") for word in [*target, *image, *JOB])
-    asked, overrides, _ = read_call("compare", CompareOptions, names, words)
+    request = call_verb(CompareOptions, names, words, None, USAGE)
     tiers = read_tiers(names, "", {})
-    runner = VertexRunner(order_of(asked, overrides), session)
+    runner = VertexRunner(order_of(request.options, request.program), session)
     uploads: list[Any] = []
 
     def stopped(*given: Any) -> None:
@@ -46,7 +46,7 @@ def test_a_stop_during_the_first_upload_submits_nothing(
         runner.stop()
 
     monkeypatch.setattr("deploy.comparison.runners.upload_packages", stopped)
-    plan = comparison.ComparisonRequest(tiers, overrides)
+    plan = comparison.ComparisonRequest(tiers, request.program)
     assert comparison.run_comparison(plan, plan.resolve(), tmp_path / "out", runner, parallel=3) == 75
     assert (len(uploads), cloud.jobs) == (1, {})
 

@@ -29,7 +29,7 @@ from tests.deploy.cli.wrong_inputs import TWO
 from tests.deploy.conftest import Capture, error_of
 from tests.deploy.emulator import Emulator
 from trainer.base.errors import UserError
-from trainer.base.settings.resolution import Overrides, resolve
+from trainer.base.settings.request import Overrides, resolve
 from trainer.base.settings.train_config import DATA_KINDS
 from trainer.data import sources
 

@@ -20,7 +20,7 @@ from tests.deploy.emulator import Emulator
 from tests.deploy.planted import plant, planted_plan
 from trainer.base.limit_watch import StopLimits, read_limits
 from trainer.base.run_files.plan_file import kept_plan
-from trainer.base.settings.resolution import Overrides
+from trainer.base.settings.request import Overrides
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 IMAGE = ["--backend=sdk", "--image=us-docker.pkg.dev/p/r/x:1"]

@@ -86,9 +86,15 @@ def test_what_must_not_go_along_is_refused(name: str, content: str, line: str, p
         (["--script=data"], "script=data: there is no such Python file"),
         (["--script=a.ipynb"], "script=a.ipynb: there is no such Python file"),
         (["--script=train.py", "--module=nets.task"], "--script and --module contradict each other: drop one of them"),
-        (["--script=train.py", "--steps=3"], "unknown argument --steps=3. The arguments of your script follow --"),
-        (["--script=train.py", "zzz"], "unknown argument zzz. The arguments of your script follow --"),
-        (["--script="], "empty argument '--script='"),
+        (
+            ["--script=train.py", "--steps=3"],
+            "steps is a setting of this package's training, not of a script. The arguments of your",
+        ),
+        (
+            ["--script=train.py", "zzz"],
+            "write --name=value. The arguments of your script follow --",
+        ),
+        (["--script="], "script is empty: give a value"),
         (["--recipe=mlp_mnist", "--", "x"], "what follows -- is for a script of yours: name it by --script=FILE or"),
         (["--module=a-b"], "module=a-b: there is no such program in "),
         (["--module=other.task"], "module=other.task: there is no such program in "),

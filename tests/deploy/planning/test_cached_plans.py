@@ -16,7 +16,7 @@ from tests.deploy.conftest import JOB, WHERE, Capture, Command
 from tests.deploy.planted import planted_plan
 from trainer.base.errors import PlatformFault
 from trainer.base.run_files.plan_file import kept_plan, read_plan, write_plan
-from trainer.base.settings.resolution import Overrides
+from trainer.base.settings.request import Overrides
 
 TRAINED = [*(flag for flag in JOB if "batch" not in flag), "--global_batch_size=64"]
 L4 = ["submit", "l4x1", *WHERE, *TRAINED, "--dry_run"]

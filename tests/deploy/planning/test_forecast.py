@@ -39,7 +39,7 @@ from trainer.base.run_files.plan_file import (
     write_plan,
 )
 from trainer.base.settings.accelerators import arithmetic
-from trainer.base.settings.resolution import Overrides
+from trainer.base.settings.request import Overrides
 from trainer.base.settings.train_config import TrainConfig
 
 CONFIG = TrainConfig(model="mlp", global_batch_size=64, steps=10_000, tf32=False)
@@ -314,7 +314,7 @@ def test_what_is_installed_first_takes_time_and_money_and_an_own_image_saves_it(
 
 
 @pytest.mark.parametrize(("flag", "line"), [
-    ("--budget=-1", "'-1' must be a number above 0, in USD"),
+    ("--budget=-1", "budget=-1.0 must be above 0 USD"),
     ("--within=eight", "'eight' must be a time"),
     ("--plan=nowhere.json", "nowhere.json is missing: make it again (python -m trainer.plan)"),
     ("--plan=plan.json", "plan.json: it was made for other settings or sources (mlp on "),

@@ -201,9 +201,9 @@ def _without(path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(("words", "line"), [
     (["recrod"], "error: 'recrod' is no verb of trainer.golden: use record or check"),
-    (["record", "--recipe=wgan_gp_digits"], "error: --out=FILE is missing: name the golden file, as golden/mine.json"),
+    (["record", "--recipe=wgan_gp_digits"], "error: --out is missing: python -m trainer.golden record --recipe=NAME"),
     (["record", "--recipe=nowhere", "--out=x.json"], "error: recipe=nowhere"),
-    (["check", "x.json", "--replicas=0"], "error: argument --replicas: '0' is no list of whole"),
+    (["check", "x.json", "--replicas=0"], "error: '0' is not a whole number from 1 on: write 1,2"),
     (["check", "missing.json"], "error: missing.json is missing: record it again"),
 ])  # fmt: skip
 def test_a_mistake_is_one_line(words: list[str], line: str, capsys: Capture, tmp_path: Path) -> None:

@@ -138,9 +138,14 @@ def test_with_deterministic_the_same_steps_must_give_the_same_bits(model: str, e
 
 
 def test_the_flags_of_the_check() -> None:
-    own, request = command.parse(["--on-gpus", "--seconds", "7", "--model", "mlp", "--replicas=2"])
-    assert (own.on_gpus, own.seconds, request.config.model, request.config.replicas) == (True, 7, "mlp", 2)
-    with refused("'-1' is not a whole number from 0 to 600"):
+    request = command.parse(["--on-gpus", "--seconds", "7", "--model", "mlp", "--replicas=2"])
+    assert (request.options.on_gpus, request.options.seconds, request.config.model, request.config.replicas) == (
+        True,
+        7,
+        "mlp",
+        2,
+    )
+    with refused("seconds=-1 must be at least 0"):
         command.parse(["--on_gpus", "--seconds=-1"])
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.support import refused
 from trainer.base.errors import PlatformFault, UserError
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster

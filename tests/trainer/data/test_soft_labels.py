@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support import refused, small
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.data.augmentation import own_share, softening
 from trainer.invariance.step import StepContext
 from trainer.models.classifiers import SoftAccuracy, SoftCrossentropy

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.fixtures import Log, Patch
 from tests.support import largest_difference, refused, run_job, run_steps, weights
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
@@ -229,9 +229,9 @@ def test_class_weights_are_those_of_fit() -> None:
 
 
 @pytest.mark.parametrize(("flag", "line"), [
-    ("--class_weight=cat:2", "write it as 0:1,1:6.5"),
-    ("--class_weight=0:1,0:2", "each class once"),
-    ("--class_weight=0:-1", "weights from 0 to 1e6"),
+    ("--class_weight=cat:2", "written as 0:1,1:6.5"),
+    ("--class_weight=0:1,0:2", "each name once"),
+    ("--class_weight=0:-1", "class_weight=0:-1.0 must be at least 0"),
 ])  # fmt: skip
 def test_class_weights_that_cannot_be_read_are_refused(flag: str, line: str) -> None:
     with refused(line):

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.own_data import regression, weighted
 from tests.support import largest_difference, refused, run_steps, weights
 from trainer.base.errors import UserError
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.fixtures import Log
 from tests.support import refused, run_job
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.invariance.internals import parse_profile
 
 BATCHES = 24  # of an epoch

@@ -17,7 +17,7 @@ from tests.drill import losses, numbers
 from tests.fixtures import Patch
 from tests.support import Signals, refused, run_job, run_steps, small
 from trainer.base.errors import DONE, INTERRUPTED, UserError
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas, make_replicas
 from trainer.data.sources import load_dataset

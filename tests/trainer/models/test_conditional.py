@@ -14,7 +14,8 @@ from tests.support import refused, run_job, run_steps, small
 from tests.trainer.measures.test_quality import saved_classifier
 from trainer import generate
 from trainer.base.run_files.job_files import read_result
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.model_settings import GANConfig
+from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset, NestedArrays
 from trainer.data.sample_grids import noise, noise_and_labels
@@ -27,7 +28,7 @@ SMALL = ("--image_size=16", "--width=2", "--latent_dim=8", "--global_batch_size=
 
 
 def test_the_class_lies_beside_the_noise_as_long_as_it_is_on_average() -> None:
-    network = build_generator(TrainConfig(image_size=16), 2, latent_dim=9, classes=CLASSES)
+    network = build_generator(GANConfig(image_size=16, width=2, latent_dim=9), classes=CLASSES)
     drawn, labels = noise_and_labels(0, 2, (3, 0, 9), latent_dim=9)
     first = next(layer for layer in network.layers if isinstance(layer, keras.layers.Dense))
     found = keras.Model(network.inputs, first.input)([drawn, labels])

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from trainer.base.settings.model_settings import DIFF_AUGMENTATIONS
 from trainer.invariance.step import StepContext, in_step
 from trainer.models.image_layers import DiffAugment, color, cutout, translation
-from trainer.models.model_settings import DIFF_AUGMENTATIONS
 
 ROWS, SIZE = 1000, 16
 RANDOM = np.random.default_rng(0)

@@ -19,8 +19,8 @@ from tests.support import (
     weights,
 )
 from trainer.base.errors import UserError
-from trainer.base.settings.resolution import resolve
-from trainer.base.settings.rules import STEP_METRICS
+from trainer.base.settings.model_settings import MODELS, MLPConfig
+from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.augmentation import crop, flip
@@ -59,7 +59,7 @@ def test_in_float64_replicas_agree_to_1e_10(name: str, replicas: int) -> None:
     (alone, logs), (together, others) = (run_steps(small(*flags, f"--replicas={n}"), 50) for n in (1, replicas))
     assert largest_difference(weights(alone), weights(together)) < 1e-10
     assert others.means() == pytest.approx(logs.means(), rel=1e-6, abs=1e-10)
-    assert logs.means().keys() == set(STEP_METRICS.get(small(*flags).model, ("loss", "accuracy")))
+    assert logs.means().keys() == set(MODELS.get(small(*flags).model, MODELS["mlp"]).metrics)
 
 
 @pytest.mark.slow
@@ -164,14 +164,14 @@ def two_classes(config: TrainConfig) -> Dataset:
 ], ids=["one_class", "no_labels"])  # fmt: skip
 def test_a_classifier_needs_labels_of_two_classes(dataset: Dataset, line: str) -> None:
     with refused(line):
-        build_model(TrainConfig(model="mlp", channels=3), dataset)
+        build_model(MLPConfig(model="mlp", channels=3), dataset)
 
 
 def test_images_to_evaluate_a_classifier_with_need_labels() -> None:
     parts = labelled(2).train, Arrays(np.zeros((4, 32, 32, 3), np.uint8))
     dataset = Dataset("made", *parts, class_names=("one", "other"))
     with refused("data=made: the images for training have labels, but those for evaluation have none"):
-        build_model(TrainConfig(model="mlp", channels=3), dataset)
+        build_model(MLPConfig(model="mlp", channels=3), dataset)
     gan = ["--model=dcgan", "--image_size=32", "--channels=3", "--width=4"]
     assert build_model(resolve(gan).config, dataset).generator.built
 

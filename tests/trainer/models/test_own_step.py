@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from tests.support import largest_difference, run_steps, weights
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support import run_steps, small
-from trainer.base.settings.train_config import TrainConfig
+from trainer.base.settings.model_settings import WGANGPConfig
 from trainer.models.gan import build_critic, build_generator, filters
 from trainer.models.wgan_gp import gradient_norms
 
@@ -46,8 +46,8 @@ def test_where_the_gradient_is_zero_the_norms_gradient_is_zero(policy: str) -> N
 @pytest.mark.parametrize("size", [16, 24, 40, 64, 256])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_networks_fit_every_size(size: int, channels: int) -> None:
-    config = TrainConfig(image_size=size, channels=channels)
-    generator, critic = build_generator(config, 2, latent_dim=4), build_critic(config, 2)
+    config = WGANGPConfig(image_size=size, channels=channels, width=2, latent_dim=4)
+    generator, critic = build_generator(config), build_critic(config)
     assert generator.output_shape == critic.input_shape == (None, size, size, channels)
     assert critic.output_shape == (None, 1)
     assert not any(isinstance(layer, keras.layers.BatchNormalization) for layer in critic.layers)

@@ -15,7 +15,7 @@ from tests.fixtures import Capture
 from tests.support import small
 from tests.trainer.training.test_work_of_replicas import MOST_BYTES, MOST_OPERATIONS
 from trainer.base.run_files.plan_file import read_plan
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.data.sources import load_dataset
 from trainer.invariance.internals import uses_onednn
 from trainer.planning.planner import MeasuredStep, work_of_replicas

@@ -25,9 +25,9 @@ def kept(state: dict[str, Any]) -> dict[str, Any]:
     ((), {"val_accuracy": 0.9}, ("--best_metric=val_loss",), {"val_accuracy": 0.9, "val_loss": 2.3}),
     (("--best_metric=val_loss",), {"val_loss": 2.3}, ("--best_metric=val_accuracy",), {"val_accuracy": 0.9}),
     ((), {"val_accuracy": 0.9}, ("--early_stopping=val_loss",), {"val_accuracy": 0.9, "val_loss": 2.3}),
-    ((), {"fid": 10.0}, ("--fid_features=mine.keras",), {"fid": 90.0}),
-    ((), {"fid": 10.0}, ("--fid_weights=mine.h5",), {"fid": 90.0}),
-    ((), {"fid": 10.0}, ("--fid_samples=50",), {"fid": 90.0}),
+    ((), {"fid": 10.0}, ("--fid_features=mine.keras", "--fid_every_steps=4"), {"fid": 90.0}),
+    ((), {"fid": 10.0}, ("--fid_weights=mine.h5", "--fid_every_steps=4"), {"fid": 90.0}),
+    ((), {"fid": 10.0}, ("--fid_samples=50", "--fid_every_steps=4"), {"fid": 90.0}),
 ])  # fmt: skip
 def test_the_best_of_another_measure_starts_from_scratch(
     flags: tuple[str, ...], first: dict[str, float], others: tuple[str, ...], later: dict[str, float]

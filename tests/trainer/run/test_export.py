@@ -18,7 +18,7 @@ from tests.support import refused, run_job, run_steps
 from trainer import evaluate, generate, predict
 from trainer.base.errors import UserError
 from trainer.base.run_files.serving_file import fetch_model
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset

@@ -21,8 +21,8 @@ from tests.fixtures import Log, Make, Patch
 from tests.support import Signals, largest_difference, prepared, refused, run_steps, small, weights
 from tests.support import run_job as run
 from trainer.base.errors import DONE, INTERRUPTED, UserError
-from trainer.base.settings.resolution import resolve
-from trainer.base.settings.rules import STEP_METRICS
+from trainer.base.settings.model_settings import MODELS
+from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.reporting.error_lines import half_precision, is_out_of_memory, out_of_memory
@@ -49,14 +49,14 @@ def test_a_run_leaves_what_the_contract_says(small_config: Make) -> None:
     described = {
         "batch": "global batch 8 = 2 replicas x 4", "devices": ["CPU:0", "CPU:1"], "gpus": [],
         "strategy": "MirroredStrategy", "collectives": "ring", "command": "python -m trainer.task '--x=a b'",
-        "config": dataclasses.asdict(config), "versions": versions(),
+        "config": json.loads(json.dumps(dataclasses.asdict(config))), "versions": versions(),
     }  # fmt: skip
     assert {name: value for name, value in read(folder / "run.json").items() if name in described} == described
 
     reports = lines(folder, "report")
     assert [entry["step"] for entry in reports] == [2, 4, 6]
     last = reports[-1]
-    assert (*last["losses"], *last["metrics"]) == STEP_METRICS["wgan_gp"]
+    assert (*last["losses"], *last["metrics"]) == MODELS["wgan_gp"].metrics
     assert last["images_per_second"] == pytest.approx(16 / last["step_seconds"], rel=1e-3)
     assert last["memory_gib"] > 0.05
 

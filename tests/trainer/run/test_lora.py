@@ -9,7 +9,7 @@ import pytest
 
 from tests.fixtures import Log
 from tests.support import run_steps
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.run.export import export, load_template_weights, plain_copy

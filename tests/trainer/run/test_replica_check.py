@@ -12,7 +12,7 @@ from tests.fixtures import Log, Patch
 from tests.planted_dependences import DEPENDENT, INDEPENDENT
 from tests.support import refused, run_steps
 from trainer.base.errors import PlatformFault
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.run import job, replica_check
 from trainer.run.replica_check import (

@@ -15,7 +15,7 @@ from tests.fixtures import Capture
 from tests.support import run_job
 from tests.trainer.data.test_user_data import settings
 from trainer import evaluate, predict
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import Overrides, resolve
 from trainer.cluster.strategy import make_replicas
 from trainer.measures.prediction import predict as predictions
 from trainer.run.training_setup import build_setup
@@ -54,7 +54,7 @@ def copied(runs: Runs, tmp_path: Path) -> Path:
 def by_keras(run: Path, checkpoint: str = "") -> tuple[dict[str, float], dict[str, Any]]:
     """Returns what Keras's evaluate and predict, the outputs by name, give on one device, in batches of 6."""
     stored: dict[str, Any] = json.loads((run / "run.json").read_text())["config"]
-    config = resolve([f"--{name}={value}" for name, value in stored.items() if value is not None]).config
+    config = Overrides.read({name: value for name, value in stored.items() if value not in (None, "")}).resolve()
     setup = build_setup(config, make_replicas(config))
     model = setup.model
     saved = keras.models.load_model(run / "model" / "model.keras", compile=False)
@@ -216,7 +216,7 @@ def test_outputs_of_nests_have_names(tmp_path: Path) -> None:
     ("predict", ["--data=tests.own_data:words"], "an example is string (4,), which does not fit the model of "),
     ("evaluate", [f"{MORE}", "--parts=1"], "it has no targets to evaluate: use trainer.predict for such rows"),
     ("evaluate", [MORE, "--row=3"], "unknown flag --row; did you mean 'rows'? --help=all lists them all"),
-    ("predict", [MORE, "--parts=4"], "flags: parts=4 must be one of 1, 2, 3."),
+    ("predict", [MORE, "--parts=4"], "parts=4 must be one of 1, 2, 3."),
     ("predict", ["--rows=3"], "unknown flag --rows"),
     ("evaluate", ["--steps=3"], "unknown flag --steps"),
     ("evaluate", ["--data=nowhere"], "data=nowhere: no such data"),

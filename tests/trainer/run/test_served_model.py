@@ -33,7 +33,7 @@ from trainer import predict as command
 from trainer import serve
 from trainer.base.errors import USER_MUST_CHANGE, UserError
 from trainer.base.run_files.serving_file import Servable, model_folder, read_servable
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.storage.gcs import connect
 from trainer.base.storage.local_files import Address
 from trainer.data.sources import load_dataset

@@ -6,7 +6,7 @@
 import sys
 from pathlib import Path
 
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.cluster.strategy import make_replicas
 from trainer.run.training_setup import build_setup
 

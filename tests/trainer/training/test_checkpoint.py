@@ -17,7 +17,7 @@ from tests.step_memory import counted
 from tests.support import largest_difference, of_model, prepared, refused, weights
 from tests.support import run_job as run
 from trainer.base.errors import NotFinite, UserError
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.training import checkpoint

@@ -21,7 +21,7 @@ from tests.support import run_job as run
 from tests.workers import ROOT, until
 from trainer.base.errors import INTERRUPTED, UserError
 from trainer.base.run_files.job_files import write_json
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.measures.evaluation import Evaluation

@@ -15,7 +15,7 @@ from tests import user_callbacks
 from tests.support import run_job
 from tests.user_callbacks import BATCH, EPOCHS, SEEN
 from trainer.base.log import log
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.training.callbacks import acts_on_batches, load_callbacks, most_steps_of_a_call
 
 

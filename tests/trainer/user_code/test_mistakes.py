@@ -97,7 +97,7 @@ def test_what_would_have_no_effect_is_refused_in_one_line(flags: list[str], line
 
 
 def test_a_schedule_is_found_in_a_wrapped_optimizer(small_config: Make) -> None:
-    run_job(small_config("--model=mlp", "--precision=mixed_float16", "--warmup_steps=3", "--steps=1"))
+    run_job(small_config("--model=mlp", "--precision=mixed_float16", "--warmup_steps=3", "--steps=3"))
 
 
 @pytest.mark.parametrize(("content", "line"), [

@@ -29,7 +29,7 @@ from trainer.base.run_files.job_files import (
     write_json,
 )
 from trainer.base.run_files.mirror import Mirror
-from trainer.base.settings.own_settings import fixed_settings
+from trainer.base.settings.own_settings import changed_settings
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import (
     Address,
@@ -135,10 +135,9 @@ def open_job_dir(
             raise UserError(
                 f"job_dir={address}: {job_dir.mirror.where(folder)} exists and is not from a run: use another --job_dir"
             )
-    before, now = mapping(info, "config"), fixed_settings(config)
-    differing = [key for key in now if key in before and before[key] != now[key]]
-    if differing and job_dir.mirror.holds(job_dir.checkpoints):  # before that, settings may be corrected
-        shown = "; ".join(f"{key}: {before[key]!r} before, {now[key]!r} now" for key in differing[:5])
+    changed = changed_settings(mapping(info, "config"), config)
+    if changed and job_dir.mirror.holds(job_dir.checkpoints):  # before that, settings may be corrected
+        shown = "; ".join(f"{name}: {before!r} before, {now!r} now" for name, (before, now) in [*changed.items()][:5])
         raise UserError(
             f"job_dir={address} contains another run ({shown}): use another --job_dir, or the settings of that run"
         )

@@ -1,41 +1,66 @@
-"""Describes the fields of a settings dataclass: meaning, limits, conversion from text, and their command-line flags.
+"""Declares settings as fields of dataclasses, and reads and writes their values.
 
-A command line is `--name=value`, `--name value`, `--flag` or `--no-flag`, with `_` and `-` alike. It relies on argparse
-and dataclasses alone and knows nothing of training: `trainer.base.settings.train_config` has the settings. A value that
-`coerce` returns has the type of its field and is within its limits; anything else is one UserError.
+A field has a type, a unit, limits and a meaning. Flags, --help, keyword arguments of Python calls, recipes and run.json
+are filled from it, and `coerce` reads a value from any of them, so that the same value is accepted, or refused in the
+same line, wherever it comes from. `write_flags` writes values as arguments of a command, and `read_flags` reads them.
+
+A command line is `--name=value`, `--name value`, `--flag` or `--no_flag`, with `_` and `-` alike. This module knows
+nothing of training: `trainer.base.settings.train_config` has the settings of a run.
 """
 
 import argparse
 import dataclasses
 import difflib
-import itertools
 import math
 import operator
+import os
 import re
-import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import trainer
 from trainer.base.errors import UserError
 
 BOOLEAN_WORDS = {
-    **dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False),
-}  # fmt: skip
-TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text without control characters"}
-_LIMITS = {"minimum": ("at least", operator.ge), "above": ("above", operator.gt), "maximum": ("at most", operator.le)}
-
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
+# type -> its name in messages, and what --help shows for a value
+_TYPES = {
+    int: ("a whole number", "INT"),
+    float: ("a number", "NUMBER"),
+    bool: ("true or false", "BOOL"),
+    str: ("text without control characters", "TEXT"),
+    tuple: ("one or several names, separated by commas", "NAME,…"),
+    dict: ("pairs of a name and a value, each name once", "NAME=VALUE,…"),
+}
+_LIMITS = {
+    "minimum": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "maximum": ("at most", operator.le),
+}
+_LARGEST = 2**31  # whole numbers are smaller: they end up in int32
 _CLOSE = 0.6  # similarity by difflib from which a name is suggested in place of another
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+ALL_FLAGS = "--help=all lists them all"
+
+Field = dataclasses.Field[Any]
+Options = TypeVar("Options")
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
     """Describes a setting: its meaning, unit and limits, as in `Annotated[int, Setting("hidden units", minimum=1)]`.
 
-    above: an exclusive minimum; reads: whether it may name a file, which a job must then be able to read.
+    above: an exclusive minimum; reads: whether it may name a file, which a job must then be able to read. Settings of
+    this package also have group: the place in --help; read: a function that converts its text, and raises ValueError
+    with the rule; positional: whether it is an argument without a flag; repeated: whether its flag may be given several
+    times, a value each; once: whether a second, other value is refused instead of replacing the first; may_be_empty:
+    whether an empty text is a value, which replaces that of a recipe; used_with: the setting without which it has no
+    effect; used_by: why nothing uses it in some runs, and where its value comes from then.
     """
 
     meaning: str
@@ -45,11 +70,42 @@ class Setting:
     above: float | None = None
     choices: tuple[Any, ...] = ()
     reads: bool = False
+    group: str = ""
+    metavar: str = ""
+    read: Callable[[str], Any] | None = None
+    positional: bool = False
+    repeated: bool = False
+    once: bool = False
+    may_be_empty: bool = False
+    used_with: str = ""
+    used_by: str = ""
 
 
-def setting(default: Any, meaning: str, *, group: str = "", **limits: Any) -> Any:
-    """Returns a dataclass field whose metadata are the values of `Setting(meaning, **limits)` and the --help group."""
-    return dataclasses.field(default=default, metadata={**vars(Setting(meaning, **limits)), "group": group})
+def setting(default: Any = dataclasses.MISSING, meaning: str = "", **rules: Any) -> Any:
+    """Returns a dataclass field whose metadata are the values of `Setting(meaning, **rules)`."""
+    metadata = vars(Setting(meaning, **rules))
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def fields_of(kind: type, *names: str) -> dict[str, Field]:
+    """Returns the settings of a dataclass by name, or only these `names`; fields not made by `setting` are left out."""
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.metadata}
+    return {name: fields[name] for name in names} if names else fields
+
+
+def setting_of(kind: type, name: str) -> Any:
+    """Returns a dataclass field that is the same setting as the one called `name` in another dataclass."""
+    return fields_of(kind)[name]
+
+
+def default_of(field: Field) -> Any:
+    """Returns the default of a field, dataclasses.MISSING if it has none."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+VERBOSE = setting(False, "print every report with all its values, and the whole traceback of an error")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -59,227 +115,280 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean '{closest}'?" if ratios.get(closest, 0.0) >= _CLOSE else "."
 
 
-def value_type(field: dataclasses.Field[Any]) -> tuple[type, bool]:
-    """Returns the plain type of a field, and whether it is optional (`X | None`)."""
-    if isinstance(field.type, types.UnionType):
-        plain = [t for t in typing.get_args(field.type) if t is not type(None)]
-        return plain[0], True
-    assert isinstance(field.type, type), f"{field.name}: settings take plain types, not {field.type}"
-    return field.type, False
+def value_type(field: Field) -> tuple[type, bool]:
+    """Returns the type of a field, a key of _TYPES, and whether it is optional (`X | None`)."""
+    kind = field.type
+    optional = isinstance(kind, types.UnionType)
+    if optional:
+        kind = next(part for part in typing.get_args(kind) if part is not type(None))
+    origin = typing.get_origin(kind)
+    kind = dict if origin is Mapping else origin or kind
+    assert kind in _TYPES, f"{field.name}: settings take plain types, not {field.type}"
+    return kind, optional
 
 
-def is_switch(field: dataclasses.Field[Any]) -> bool:
+def is_switch(field: Field) -> bool:
     """Returns whether the flag may stand alone and then means true: booleans, and choices that include true."""
-    return value_type(field)[0] is bool or "true" in (field.metadata.get("choices") or ())
+    return value_type(field)[0] is bool or "true" in field.metadata["choices"]
 
 
-def coerce(field: dataclasses.Field[Any], value: Any) -> Any:
-    """Returns a value from YAML, or the text of a flag, as the field's type. Raises UserError if it does not fit.
+def coerce(field: Field, value: Any) -> Any:
+    """Returns a value from YAML, from a Python call or from the text of a flag, as the field's type.
 
-    The text `none` is None where the field allows that; whole numbers may be written as 1e3.
+    The text `none` is None where the field allows that; whole numbers may be written as 1e3; names, pairs (as 0:1,1:6)
+    and lists of them may be one text with commas. Raises UserError if the value does not fit the field.
     """
+    name = field.name.removesuffix("_")
+    rules = field.metadata
     kind, optional = value_type(field)
-    if kind is str and is_switch(field) and str(value).lower() in BOOLEAN_WORDS:
-        return as_text(BOOLEAN_WORDS[str(value).lower()])
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if isinstance(value, str) and not value.strip() and not rules["may_be_empty"]:
+        raise UserError(f"{name} is empty: give a value, or leave it out (is a variable of the shell not set?)")
     if optional and (value is None or str(value).lower() == "none"):
         return None
-    try:
-        if kind is bool:
-            result: Any = BOOLEAN_WORDS[str(value).lower()]
-        elif kind is str:
-            result, valid = value, isinstance(value, str) and not _CONTROL.search(value)
-        else:
-            number = float(value)
-            valid = not isinstance(value, bool) and math.isfinite(number) and (kind is float or number.is_integer())
-            result = kind(number)
-        if kind is not bool and not valid:
-            raise ValueError
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise UserError(f"{field.name}={value!r} must be {TYPE_NAMES[kind]}") from None
-    if kind is int and abs(result) >= 2**31:
-        raise UserError(f"{field.name}={value} must be below {2**31:,}")
-    rules = field.metadata
-    if rules["choices"] and result not in rules["choices"]:
-        choices = [as_text(choice) for choice in rules["choices"]]
-        raise UserError(
-            f"{field.name}={as_text(result)} must be one of {', '.join(choices)}{nearest(str(result), choices)}"
-        )
-    unit = f" {rules['unit']}" if rules["unit"] not in ("", field.name) else ""
-    for key, (words, holds) in _LIMITS.items():
-        if rules[key] is not None and not holds(result, rules[key]):
-            raise UserError(f"{field.name}={result} must be {words} {rules[key]}{unit}")
+    if is_switch(field) and str(value).lower() in BOOLEAN_WORDS:
+        result: Any = BOOLEAN_WORDS[str(value).lower()]
+        result = result if kind is bool else as_text(result)
+    else:
+        try:
+            result = rules["read"](as_text(value)) if rules["read"] else _converted(field, kind, value)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            form = f", written as {rules['metavar']}" if rules["metavar"] and kind is dict else ""
+            rule = str(error) if rules["read"] else f"must be {_TYPES[kind][0]}{form}"
+            raise UserError(f"{name}={value!r} {rule}") from None
+    if kind is int and abs(result) >= _LARGEST:
+        raise UserError(f"{name}={value} must be below {_LARGEST:,}")
+    choices = [as_text(choice) for choice in rules["choices"]]
+    unit = f" {rules['unit']}" if rules["unit"] not in ("", name) else ""
+    parts = [*result.values()] if kind is dict else result if kind is tuple else [result]
+    for part in parts:
+        if choices and part not in rules["choices"]:
+            advice = f"{', '.join(choices)}{nearest(str(part), choices)}"
+            raise UserError(f"{name}={as_text(part)} must be one of {advice}")
+        for key, (words, holds) in _LIMITS.items():
+            if rules[key] is not None and not holds(part, rules[key]):
+                raise UserError(f"{name}={as_text(result)} must be {words} {rules[key]}{unit}")
     return result
 
 
-def coerce_all(cls: type, values: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """Returns values converted to the field types of `cls`. Raises UserError, naming `origin`, if one does not fit."""
-    fields = {field.name: field for field in dataclasses.fields(cls)}
+def _converted(field: Field, kind: type, value: Any) -> Any:
+    """Returns a value converted to the type of its field; raises an error of conversion if it is none of that type."""
+    parts = typing.get_args(field.type)
+    if kind is tuple:
+        texts = [value] if isinstance(value, str) and field.metadata["repeated"] else _split(value)
+        return tuple(_scalar(str, text) for text in texts)
+    if kind is dict:
+        sign = ":" if parts[0] is int else "="
+        items = value.items() if isinstance(value, Mapping) else [pair.split(sign, 1) for pair in _split(value)]
+        converted = {_scalar(parts[0], key): _scalar(parts[1], part) for key, part in items}
+        if len(converted) < len(items) or "" in converted:
+            raise ValueError
+        return converted
+    return _scalar(kind, value)
+
+
+def _split(value: Any) -> Sequence[Any]:
+    """Returns the parts of a text that commas separate, or the items of a list."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    if not isinstance(value, (list, tuple)):
+        raise TypeError
+    return value
+
+
+def _scalar(kind: type, value: Any) -> Any:
+    if kind is str:
+        text = as_text(value) if isinstance(value, (int, float, list, tuple)) else value
+        if not isinstance(text, str) or _CONTROL.search(text):
+            raise ValueError
+        return text
+    if isinstance(value, bool) or kind is bool:
+        raise ValueError
+    number = float(value)
+    if not math.isfinite(number) or (kind is int and not number.is_integer()):
+        raise ValueError
+    return kind(number)
+
+
+def coerce_all(fields: Mapping[str, Field], values: Mapping[str, Any], origin: str = "") -> dict[str, Any]:
+    """Returns values as the types of their fields. Raises UserError, naming `origin`, a file, if one does not fit."""
     result = {}
     for key, value in values.items():
-        if key not in fields:
-            raise UserError(f"{origin}: unknown setting '{key}'{nearest(str(key), fields)}")
         try:
+            if key not in fields:
+                raise UserError(f"unknown setting '{key}'{nearest(str(key), fields)}")
             result[key] = coerce(fields[key], value)
         except UserError as error:
-            raise UserError(f"{origin}: {error}") from None
+            raise UserError(f"{origin}: {error}" if origin else str(error)) from None
     return result
 
 
 def as_text(value: Any) -> str:
-    """Returns a value as a flag takes it: true, none, 0.0001, text."""
-    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+    """Returns a value as a flag takes it: true, none, 0.0001, text; names and pairs with commas, as flip,crop."""
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}{':' if isinstance(key, int) else '='}{part}" for key, part in value.items())
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-Field = dataclasses.Field[Any]
-VERBOSE = "print every report with all its values, and the whole traceback of an error"  # the meaning of --verbose
+def write_flags(values: Mapping[str, Any], fields: Mapping[str, Field] | None = None) -> list[str]:
+    """Returns values as arguments of a command. `fields`: those of which some are positional or repeated."""
+    arguments: list[str] = []
+    flags: list[str] = []
+    for name, value in values.items():
+        rules = fields[name].metadata if fields and name in fields else {}
+        parts = [value]
+        if rules.get("repeated") and isinstance(value, Mapping):
+            parts = [{key: part} for key, part in value.items()]
+        elif (rules.get("repeated") or rules.get("positional")) and isinstance(value, (list, tuple)):
+            parts = [*value]
+        if rules.get("positional"):
+            arguments += map(as_text, parts)
+        else:
+            flags += [f"--{name.removesuffix('_')}={as_text(part)}" for part in parts]
+    return [*arguments, *flags]
 
 
-def integer_in(minimum: int, maximum: int) -> Callable[[str], int]:
-    """Returns an argparse type: a whole number from `minimum` to `maximum`."""
-
-    def convert(text: str) -> int:
-        if not (text.isdecimal() and minimum <= int(text) <= maximum):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {minimum:,} to {maximum:,}")
-        return int(text)
-
-    return convert
+def flag_name(word: str) -> str:
+    """Returns the name of the flag in a word, with `_`, as job_dir of --job-dir=a; "" if the word is no flag."""
+    return word.partition("=")[0][2:].replace("-", "_") if word.startswith("--") else ""
 
 
-class Parser(argparse.ArgumentParser):
-    """Parses as argparse does, but reports an error as a one-line UserError and takes `-` for `_` in flags.
+def read_flags(
+    words: Sequence[str], fields: Mapping[str, Field], about_unknown: Callable[[str], str] = lambda name: ALL_FLAGS
+) -> dict[str, Any]:
+    """Returns the texts of a command line by the names of its fields, a list for a field that takes several.
 
-    usual: the flags that --help shows; --help=all shows all of them. --version prints the package's version.
+    about_unknown: returns where the flags are listed, and what else to say of an unknown one. Raises UserError for
+    anything else than these flags.
+    """
+    texts: dict[str, Any] = {}
+    bare: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if not word.startswith("-"):
+            bare.append(word)
+            continue
+        flag, equals, text = word.partition("=")
+        name = flag_name(word)
+        if not name:
+            raise UserError(f"{word!r} is not a flag: write --name=value")
+        if name.startswith("no_") and name not in fields and name[3:] in fields and is_switch(fields[name[3:]]):
+            name, equals, text = name[3:], "=", "false"
+        name = f"{name}_" if f"{name}_" in fields else name  # a name that Python reserves, such as from_
+        field = fields.get(name)
+        if field is None or field.metadata["positional"]:
+            flags = [key.removesuffix("_") for key, known in fields.items() if not known.metadata["positional"]]
+            raise UserError(f"unknown flag --{name}{nearest(name, flags)} {about_unknown(name)}")
+        if not equals:
+            following = left[0].lower() if left else "--"
+            if not is_switch(field):
+                if following.startswith("--"):
+                    raise UserError(f"{flag} has no value: write {flag}=VALUE")
+                text = left.pop(0)
+            elif following in BOOLEAN_WORDS or following in field.metadata["choices"]:
+                text = left.pop(0)
+            else:
+                text = "true"
+        if field.metadata["once"] and texts.get(name, text) != text:
+            raise UserError(f"{name} is given twice, as {texts[name]} and {text}: give it once")
+        if field.metadata["repeated"]:
+            texts.setdefault(name, []).append(text)
+        else:
+            texts[name] = text
+    for field in fields.values():
+        if field.metadata["positional"] and bare:
+            several = value_type(field)[0] is tuple
+            texts[field.name] = bare if several else bare[0]
+            bare = [] if several else bare[1:]
+    if bare:
+        raise UserError(f"{bare[0]!r} is not a flag: write --name=value. {about_unknown(bare[0])}")
+    return texts
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """Describes a command for its --help.
+
+    arguments: what follows the program's name in the usage line; usual: the settings that --help shows, while
+    --help=all shows all; all of them if it is empty; shows_settings: whether settings of a run are among them; flags:
+    where an error says that its flags are listed.
     """
 
-    def __init__(self, *, usual: Iterable[str] = (), **options: Any) -> None:
-        super().__init__(**options, allow_abbrev=False)
-        self._usual = {*usual}
-        self._booleans: dict[str, set[str]] = {}  # the words that each boolean flag takes as its value
-
-    def add_boolean(
-        self, name: str, help: str, *, group: Any = None, others: Iterable[str] = (), **options: Any
-    ) -> None:
-        """Declares a flag: --NAME means true, --no_NAME false; --NAME=WORD takes a boolean word or one of `others`."""
-        self._booleans[name] = {*BOOLEAN_WORDS, *others}
-        options = {"type": boolean, "default": False, **options}
-        (group or self).add_argument(f"--{name}", nargs="?", const="true", metavar="BOOL", help=help, **options)
-
-    @property
-    def names(self) -> list[str]:
-        """Returns the names of all arguments in the namespace."""
-        return [action.dest for action in self._actions]
-
-    @property
-    def flags(self) -> list[str]:
-        """Returns the names of all flags, without those of positional arguments."""
-        return [name.removeprefix("--") for name in self._option_string_actions]
-
-    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Returns the namespace and the unknown arguments, as argparse does; parse_args calls it too."""
-        words = list(sys.argv[1:] if args is None else args)
-        if words == ["--version"]:
-            print(f"vertex-trainer {trainer.__version__}")
-            raise SystemExit(0)
-        if "--help=all" in words:
-            self._usual, words = set(), ["--help"]
-        normalized = []
-        for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
-            flag = underscored(word)
-            if flag.startswith("--no_") and flag[5:] in self._booleans:
-                flag = f"--{flag[5:]}=false"
-            elif flag.startswith("--") and flag[2:] in self._booleans:
-                # Without "=true", argparse would take a following positional argument as the value.
-                flag += "" if following.lower() in self._booleans[flag[2:]] else "=true"
-            normalized.append(flag)
-        return super().parse_known_args(normalized, namespace)
-
-    def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
-        """Returns the namespace. Raises UserError with the nearest name for an unknown flag."""
-        options, unknown = self.parse_known_args(args, namespace)
-        refuse_unknown(unknown, self.flags)
-        return options
-
-    def format_help(self) -> str:
-        """Returns the text of --help."""
-        hidden = [action for action in self._actions if action.option_strings and action.dest not in self._usual]
-        hidden = [action for action in hidden if self._usual and action.help != argparse.SUPPRESS]
-        for action in hidden:
-            action.help = argparse.SUPPRESS
-        return super().format_help() + (f"\n--help=all shows {len(hidden)} more\n" if hidden else "")
-
-    def error(self, message: str) -> NoReturn:
-        """Raises UserError instead of printing the usage and exiting."""
-        advice = "write --name=value" if "expected one argument" in message else f"see {self.prog} --help"
-        raise UserError(f"{message} ({advice})")
+    program: str
+    arguments: str
+    description: str | None = ""
+    epilog: str = ""
+    usual: Collection[str] = ()
+    shows_settings: bool = True
+    flags: str = ALL_FLAGS
 
 
-def underscored(argument: str) -> str:
-    """Returns `--job-dir=a-b` as `--job_dir=a-b`."""
-    if not argument.startswith("--"):
-        return argument
-    name, equals, value = argument.partition("=")
-    return "--" + name[2:].replace("-", "_") + equals + value
-
-
-def refuse_unknown(
-    arguments: Sequence[str],
-    known: Sequence[str],
-    hint: Callable[[str], str] = lambda name: "",
-    listed: str = "them all",
-) -> None:
-    """Raises UserError for the first argument that is not a flag, or whose name is not in `known`.
-
-    listed: what --help=all lists, in words; hint: returns what else to say about the unknown name.
-    """
-    for argument in arguments:
-        name = argument.partition("=")[0].removeprefix("--")
-        if not argument.startswith("--"):
-            raise UserError(f"{argument!r} is not a flag: write --name=value")
-        if name not in known:
-            raise UserError(f"unknown flag --{name}{nearest(name, known)} --help=all lists {listed}{hint(name)}")
-
-
-def boolean(text: str) -> bool:
-    """Converts the text of a boolean flag; an argparse type."""
-    if text.lower() not in BOOLEAN_WORDS:
-        raise argparse.ArgumentTypeError(f"{text!r} must be true or false")
-    return BOOLEAN_WORDS[text.lower()]
-
-
-def flag_values(arguments: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """Returns the texts of these flags by name, before the command line is parsed: its other flags depend on them."""
-    values = {}
-    for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
-        flag, equals, value = underscored(argument).partition("=")
-        if flag.startswith("--") and flag[2:] in names:
-            values[flag[2:]] = value if equals else following
-    return values
-
-
-def add_setting_flags(parser: Parser, fields: Sequence[Field], *, hidden: bool = False) -> None:
-    """Declares a flag for each field, in the groups that the fields name.
-
-    The namespace then holds the text of each flag that is given; `hidden` leaves the flags out of --help.
-    """
+def answer_help(words: Sequence[str], usage: Usage, fields: Iterable[Field]) -> None:
+    """Prints the help or the version, and raises SystemExit(0), if the words ask for it."""
+    if [*words] == ["--version"]:
+        print(f"vertex-trainer {trainer.__version__}")
+        raise SystemExit(0)
+    if {"-h", "--help", "--help=all"}.isdisjoint(words):
+        return
+    described = sorted(
+        (field for field in fields if field.metadata["meaning"]),
+        key=lambda field: not field.metadata["positional"],
+    )
+    usual = () if "--help=all" in words else usage.usual
+    shown = [field for field in described if not usual or field.name in usual or field.metadata["positional"]]
+    parser = argparse.ArgumentParser(
+        prog=usage.program,
+        usage=f"%(prog)s {usage.arguments}",
+        description=usage.description,
+        epilog=usage.epilog,
+        add_help=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     groups: dict[str, Any] = {}
-    for field in fields:
-        rules, kind = field.metadata, value_type(field)[0]
-        name = "" if hidden else rules["group"]
-        if name not in groups:
-            groups[name] = parser.add_argument_group(name or None)
+    for field in shown:
+        rules = field.metadata
+        kind, _ = value_type(field)
         parts = [rules["meaning"]]
         if rules["choices"]:
             parts.append(f"one of {', '.join(map(as_text, rules['choices']))}")
         parts += [f"{words} {rules[key]:.10g}" for key, (words, _) in _LIMITS.items() if rules[key] is not None]
         if rules["unit"]:
             parts.append(f"in {rules['unit']}")
-        required = field.default is dataclasses.MISSING
-        parts[-1] += " (required)" if required else f" (default: {as_text(field.default) or 'none'})"
-        help_text = argparse.SUPPRESS if hidden else "; ".join(parts).replace("%", "%%")
-        options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "type": str}
-        if is_switch(field):
-            others = () if kind is bool else field.metadata["choices"]
-            parser.add_boolean(field.name, help_text, group=groups[name], others=others, **options)
-        else:
-            metavar = {int: "INT", float: "NUMBER", str: "TEXT"}[kind]
-            groups[name].add_argument(f"--{field.name}", help=help_text, metavar=metavar, **options)
+        default = default_of(field)
+        if default is dataclasses.MISSING:
+            parts[-1] += " (required)"
+        elif default and "(default" not in rules["meaning"]:
+            parts[-1] += f" (default: {as_text(default)})"
+        name = field.name.removesuffix("_")
+        group = rules["group"]
+        if group not in groups:
+            groups[group] = parser.add_argument_group(group or None)
+        groups[group].add_argument(
+            rules["metavar"] or name if rules["positional"] else f"--{name}",
+            help="; ".join(parts).replace("%", "%%"),
+            metavar=rules["metavar"] or _TYPES[kind][1],
+        )
+    hidden = len(described) - len(shown)
+    print(parser.format_help() + (f"\n--help=all shows {hidden} more" if hidden else ""))
+    raise SystemExit(0)
+
+
+def read_options(kind: type[Options], texts: Mapping[str, Any], usage: Usage) -> Options:
+    """Returns the options of a command from their texts or values. Raises UserError for a wrong or a missing one."""
+    fields = fields_of(kind)
+    values = coerce_all(fields, {name: text for name, text in texts.items() if name in fields})
+    for name, field in fields.items():
+        if default_of(field) is dataclasses.MISSING and name not in values:
+            argument = field.metadata["metavar"] if field.metadata["positional"] else f"--{name}"
+            raise UserError(f"{argument} is missing: {usage.program} {usage.arguments}")
+    return kind(**values)
+
+
+def parse_options(kind: type[Options], words: Sequence[str], usage: Usage, *names: str) -> Options:
+    """Returns the options of a command line, all those of `kind` or only these `names`, or prints its --help."""
+    fields = fields_of(kind, *names)
+    answer_help(words, usage, fields.values())
+    return read_options(kind, read_flags(words, fields), usage)

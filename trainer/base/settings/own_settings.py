@@ -1,12 +1,12 @@
-"""Turns keyword-only parameters of the functions that a run names into settings: fields of a subclass of TrainConfig.
+"""Turns keyword-only parameters of a user's functions into settings: fields of a subclass of the run's config.
 
 `def build(config, dataset, *, depth: int = 2)` gives the flag --depth, the key `depth` of a recipe and of run.json, and
-`config.depth`, whether the function is the user's or that of a built-in model. Whatever handles the fields of a
-settings class handles these too.
+`config.depth`. Whatever handles the fields of a settings class handles these too.
 
-The parameters are read from the syntax tree of the source, without importing it. An import would run the user's
-package, which may need TensorFlow: too slow at the desk, and too early in a job, where nothing may run before the
-strategy is made. A function whose source cannot be read has no settings, and `OwnSettings.hint` says why.
+The parameters are read from the syntax tree of the source, at the desk and in the job alike, so that both know the same
+settings. An import would run the user's package, which may need TensorFlow: too slow at the desk, and too early in a
+job, where nothing may run before the strategy is made. A function that its module does not define by `def` has no
+settings, and `OwnSettings.hint` says why.
 """
 
 import ast
@@ -17,59 +17,31 @@ import os
 import pkgutil
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Optional, Union, cast, get_args, get_origin
 
 from trainer.base.errors import UserError, reason
-from trainer.base.settings.fields import TYPE_NAMES, Setting, coerce, nearest
-from trainer.base.settings.train_config import DATA_KINDS, MAY_CHANGE, MODELS, TrainConfig
+from trainer.base.settings.fields import Field, Setting, coerce, fields_of, nearest, setting
+from trainer.base.settings.model_settings import MODELS
+from trainer.base.settings.train_config import DATA_KINDS, MAY_CHANGE, TrainConfig
 
 REQUIRED = dataclasses.MISSING  # the default of a parameter without one
 _PLAIN = (bool, int, float, str)
 _NAMES: dict[str, Any] = {  # names that the type of a parameter may use
     **{kind.__name__: kind for kind in _PLAIN},
-    "Annotated": Annotated, "Literal": Literal, "Optional": Optional, "Union": Union,
-}  # fmt: skip
+    "Annotated": Annotated,
+    "Literal": Literal,
+    "Optional": Optional,
+    "Union": Union,
+}
 _ALLOWED = "use bool, int, float, str, a Literal of values of one of them, or any of these with `| None`"
-_FUNCTIONS_KEY = "functions"  # in a field's metadata: `Parameter.functions`
-_MOST_STEPS = 20  # imports to follow for a name: they may form a circle
-
-
-@dataclasses.dataclass(frozen=True)
-class Parameter:
-    """Describes a keyword-only parameter.
-
-    about: the Setting in its annotation, as `Annotated[int, Setting(…)]`; functions: the settings that name a function
-    with this parameter, as model=mine.nets:build.
-    """
-
-    name: str
-    kind: type  # bool, int, float or str
-    optional: bool
-    default: Any
-    about: Setting
-    functions: tuple[str, ...] = ()
-
-    @property
-    def field(self) -> "dataclasses.Field[Any]":
-        """Returns the parameter as a field of a settings dataclass."""
-        meaning = self.about.meaning or {**TYPE_NAMES, str: "text"}[self.kind]
-        group = f"settings of {' and '.join(self.functions)}"
-        metadata = {**vars(self.about), "meaning": meaning, "group": group, _FUNCTIONS_KEY: self.functions}
-        field: dataclasses.Field[Any] = dataclasses.field(default=self.default, metadata=metadata)
-        field.name, field.type = self.name, self.kind | None if self.optional else self.kind
-        return field
-
-    def __str__(self) -> str:
-        """Describes type and default for people: `int | None = 3`."""
-        kind = f"Literal{[*self.about.choices]}" if self.about.choices else self.kind.__name__
-        default = "" if self.default is REQUIRED else f" = {self.default!r}"
-        return f"{kind}{' | None' if self.optional else ''}{default}"
+_MOST_IMPORTS = 20  # to follow for a name: they may form a circle
+_FUNCTIONS_KEY = "functions"  # in a field's metadata: the settings that name a function which takes it
 
 
 class Unreadable(Exception):
@@ -79,30 +51,32 @@ class Unreadable(Exception):
 _NO_VALUE = (Unreadable, ValueError, TypeError, MemoryError, RecursionError)
 
 
-def read_parameters(path: str, origin: str, first: str = "") -> list[Parameter]:
-    """Returns the keyword-only parameters of `package.module:function`, or of a class, from its source.
+def read_parameters(path: str, origin: str, first: str = "") -> dict[str, Field]:
+    """Returns the keyword-only parameters of `package.module:function`, or of a class, from its source, as fields.
 
-    first: a folder that is searched before Python's own path; origin: the setting that errors name. Parameters whose
-    names begin with `_` are left out. Raises UserError if a parameter cannot be a setting or if the source cannot be
-    imported, Unreadable if the source is not found or does not define the function by `def`.
+    first: a folder that is searched before Python's own path; origin: the setting that names the function, and its
+    value. Parameters whose names begin with `_` are left out. Raises UserError if a parameter cannot be a setting or if
+    the source cannot be imported, Unreadable if the module does not define the function by `def`.
     """
     module_name, _, name = path.partition(":")
-    try:
-        module, node = _Module(module_name, first, origin).find(name)
-    except RecursionError:
-        raise Unreadable(f"{module_name} is nested too deeply") from None
+    module = _Module.parse(module_name, first, origin)
+    for _ in range(_MOST_IMPORTS):
+        if name not in module.imports:
+            break
+        module_name, name = module.imports[name]
+        module = _Module.parse(module_name, first, origin)
+    node = module.definition_of(name)
     if isinstance(node, ast.ClassDef):
         methods = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
         if not methods:
             raise Unreadable(f"{name} is a class without an __init__ of its own")
         node = methods[-1]
-    if not isinstance(node, ast.FunctionDef):
-        raise Unreadable(f"{module.place(node)}: {name} is assigned, not defined by `def`")
-    return [
-        _parameter(module, word, default, origin)
-        for word, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-        if word.arg[0] != "_"
-    ]
+    assert isinstance(node, ast.FunctionDef)
+    return {
+        parameter.arg: _field(module, parameter, default)
+        for parameter, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+        if parameter.arg[0] != "_"
+    }
 
 
 def refuse_missing_module(name: str, origin: str) -> None:
@@ -136,147 +110,166 @@ def _spec(name: str, first: str) -> ModuleSpec | None:
     return spec
 
 
+@dataclasses.dataclass(frozen=True)
 class _Module:
-    """Holds the syntax tree of a module, found as Python's import would, and parsed without running any code.
+    """Holds the syntax tree of a module, which is parsed without running any code.
 
-    first, origin: see `read_parameters`. Raises UserError if it cannot be imported, Unreadable if it is not found.
+    origin: see `read_parameters`; constants: the nodes that names of the module are bound to by an assignment; imports:
+    the module and the name there of what is imported by `from`.
     """
 
-    def __init__(self, name: str, first: str, origin: str) -> None:
-        self.name = name
-        self.first = first
-        self.origin = origin
-        self.file = name
+    name: str
+    origin: str
+    file: str
+    source: str
+    tree: ast.Module
+    constants: Mapping[str, ast.expr]
+    imports: Mapping[str, tuple[str, str]]
+
+    @classmethod
+    def parse(cls, name: str, first: str, origin: str) -> "_Module":
+        """Finds a module as Python's import would, and parses it.
+
+        Raises UserError if it cannot be imported, Unreadable if it is not found or nested too deeply.
+        """
+        file = name
         try:
             spec = _spec(name, first)
             if spec is None:
                 raise Unreadable(f"{name} is not found here")
-            self.source: Any = getattr(spec.loader, "get_source", lambda _: None)(spec.name)
-            if self.source is None:
+            source = getattr(spec.loader, "get_source", lambda _: None)(spec.name)
+            if source is None:
                 raise Unreadable(f"{name} has no source")
-            self.file = (spec.origin or name).removeprefix(os.getcwd() + os.sep)
+            file = (spec.origin or name).removeprefix(os.getcwd() + os.sep)
             # Python 3.11 fails if another thread parses at the same time, which a garbage collection can let happen:
             # https://github.com/python/cpython/issues/106905
             collects = gc.isenabled()
             gc.disable()
             try:
-                self.tree = ast.parse(self.source)
+                tree = ast.parse(source)
             finally:
                 if collects:
                     gc.enable()
         except (SyntaxError, MemoryError) as error:
             place = reason(error)
             if isinstance(error, SyntaxError) and error.lineno:  # it has none for an unknown encoding
-                place = f"{self.file}:{error.lineno}: {error.msg}"
+                place = f"{file}:{error.lineno}: {error.msg}"
             raise UserError(f"{origin}: cannot import {name} ({place})") from None
+        except RecursionError:
+            raise Unreadable(f"{name} is nested too deeply") from None
         except (ImportError, ValueError, AttributeError, TypeError, OSError) as error:
             raise Unreadable(f"{name} is not found: {reason(error)}") from None
-        self.package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
-
-    def place(self, node: ast.AST) -> str:
-        """Returns file and line of a node."""
-        return f"{self.file}:{getattr(node, 'lineno', 1)}"
-
-    @cached_property
-    def bindings(self) -> dict[str, tuple[ast.AST, str]]:
-        """Returns the last binding of each name in the module: its node and, for an import, its name in the other one.
-
-        Statements within `if` and `try` are not read.
-        """
-        bound: dict[str, tuple[ast.AST, str]] = {}
-        for node in self.tree.body:
+        package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
+        constants: dict[str, ast.expr] = {}
+        imports: dict[str, tuple[str, str]] = {}
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom):
+                with suppress(
+                    ImportError
+                ):  # a relative import out of the package, which the import itself will explain
+                    module = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                    imports |= {(alias.asname or alias.name): (module, alias.name) for alias in node.names}
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                bound[node.name] = (node, "")
-            elif isinstance(node, ast.ImportFrom):
-                bound |= {(alias.asname or alias.name): (node, alias.name) for alias in node.names}
-            elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value:
+                imports.pop(node.name, None)
+            if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                bound |= {target.id: (node.value, "") for target in targets if isinstance(target, ast.Name)}
-        return bound
+                constants |= {target.id: node.value for target in targets if isinstance(target, ast.Name)}
+        return cls(name, origin, file, source, tree, constants, imports)
 
-    def find(self, name: str, steps: int = 0) -> tuple["_Module", ast.AST]:
-        """Follows imports by `from` to the definition of a name. Returns the module that has it, and its node.
+    def definition_of(self, name: str) -> ast.FunctionDef | ast.ClassDef:
+        """Returns the last definition of a function or class. Raises Unreadable if there is none.
 
-        Raises Unreadable if there is none, UserError if the module cannot have such a name.
+        Raises UserError if the module cannot have such a name.
         """
-        node, original = self.bindings.get(name, (None, ""))
-        # Ways to define a name that `bindings` does not show.
-        elsewhere = rf"\b({re.escape(name)}|__getattr__|globals|exec|setattr)\b|import \*"
-        if node is None and not re.search(elsewhere, self.source):
-            raise UserError(f"{self.origin}: {self.name} has no function {name}{nearest(name, [*self.bindings])}")
-        if node is None or steps > _MOST_STEPS:
-            raise Unreadable(f"{self.name} does not define {name} by `def`")
-        if isinstance(node, ast.ImportFrom):
-            try:
-                module = importlib.util.resolve_name("." * node.level + (node.module or ""), self.package)
-            except ImportError as error:
-                raise Unreadable(f"{self.place(node)}: {reason(error)}") from None
-            return _Module(module, self.first, self.origin).find(original, steps + 1)
-        return self.find(node.id, steps + 1) if isinstance(node, ast.Name) else (self, node)
+        definitions = [node for node in self.tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+        for node in reversed(definitions):
+            if node.name == name:
+                return node
+        # Ways to bind a name other than a definition.
+        if re.search(rf"\b({re.escape(name)}|__getattr__|globals|exec|setattr)\b|import \*", self.source):
+            raise Unreadable(f"{self.name} does not define {name} by `def`: name the module that does")
+        names = [node.name for node in definitions]
+        raise UserError(f"{self.origin}: {self.name} has no function {name}{nearest(name, names)}")
+
+    def value_of(self, node: ast.AST | None) -> Any:
+        """Evaluates a literal, a type, or a constant of this module that is one; runs no code.
+
+        Raises ValueError or TypeError for anything else.
+        """
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -self.value_of(operand)
+            case ast.Name(id=name) | ast.Attribute(attr=name) if name in _NAMES:
+                return _NAMES[name]
+            case ast.Name(id=name) if name in self.constants:
+                constant = self.constants[name]
+                return self.value_of(None if isinstance(constant, ast.Name) else constant)
+            case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+                return self.value_of(left) | self.value_of(right)
+            case ast.Subscript(value=value, slice=part):
+                return self.value_of(value)[self.value_of(part)]
+            case ast.Tuple(elts=parts):
+                return tuple(map(self.value_of, parts))
+            case ast.Call(func=ast.Name(id="Setting") | ast.Attribute(attr="Setting"), args=parts, keywords=words):
+                named = {word.arg or "": self.value_of(word.value) for word in words}
+                return Setting(*map(self.value_of, parts), **named)
+        raise ValueError
 
 
-def _parameter(module: _Module, argument: ast.arg, default: ast.expr | None, origin: str) -> Parameter:
-    """Returns a parameter. Raises UserError if its type or its default cannot be those of a setting."""
-    where = f"{origin}: {module.place(argument)}: its setting {argument.arg}"
+def _field(module: _Module, parameter: ast.arg, default: ast.expr | None) -> Field:
+    """Returns a parameter as a field. Raises UserError if its type or its default cannot be those of a setting."""
+    where = f"{module.origin}: {module.file}:{parameter.lineno}: its setting {parameter.arg}"
     try:
-        value = REQUIRED if default is None else _evaluated(module, default)
-    except _NO_VALUE:
+        value = REQUIRED if default is None else module.value_of(default)
+    except (ValueError, TypeError, RecursionError):
         raise UserError(
-            f"{where} has a default that is not a literal: write the value itself, or the name of a module's constant "
-            "that is one"
+            f"{where} has a default that is not a literal: write the value itself, or the name of a constant of this "
+            "module that is one"
         ) from None
-    if argument.annotation is None and type(value) not in _PLAIN:
+    if parameter.annotation is None and type(value) not in _PLAIN:
         raise UserError(f"{where} has no type: {_ALLOWED}")
     try:
-        annotation = type(value) if argument.annotation is None else _evaluated(module, argument.annotation)
+        annotation = type(value) if parameter.annotation is None else module.value_of(parameter.annotation)
         kinds, about = _types_and_setting(annotation)
         (kind,) = kinds - {type(None)}
         limits = [limit for limit in (about.minimum, about.maximum, about.above) if limit is not None]
         if kind not in ((int, float) if limits else _PLAIN) or not {*map(type, limits)} <= {int, float}:
             raise ValueError
-    except _NO_VALUE:
-        text = ast.unparse(argument.annotation or argument)[:100]
+    except (ValueError, TypeError, RecursionError):
+        text = ast.unparse(parameter.annotation or parameter)[:100]
         raise UserError(f"{where} is of type {text}: {_ALLOWED}") from None
-    parameter = Parameter(argument.arg, kind, type(None) in kinds, value, about)
-    fits = value is REQUIRED or (value is None and parameter.optional) or type(value) is kind
+    optional = type(None) in kinds
+    field: Field = setting(
+        value, **{**vars(about), "meaning": about.meaning or kind.__name__, "may_be_empty": value == ""}
+    )
+    field.name = parameter.arg
+    field.type = kind | None if optional else kind
+    fits = value is REQUIRED or (value is None and optional) or type(value) is kind
     if not fits and not (kind is float and type(value) is int):
-        raise UserError(f"{where} is {parameter}: the default must be of its type")
+        raise UserError(f"{where} is {described(field)}: the default must be of its type")
     try:
-        usual = value if value is REQUIRED else coerce(parameter.field, value)
+        field.default = value if value is REQUIRED else coerce(field, value)
     except UserError as error:
         raise UserError(f"{where}: its default does not fit: {error}") from None
-    return dataclasses.replace(parameter, default=usual)
+    return field
 
 
-def _evaluated(module: _Module, node: ast.AST | None, steps: int = 0) -> Any:
-    """Evaluates a literal, a type, or a name of the module that is bound to a literal or a type; runs no code.
-
-    Raises one of _NO_VALUE for anything else.
-    """
-    match node:
-        case ast.Constant(value=value):
-            return value
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_evaluated(module, operand)
-        case ast.Name(id=name) | ast.Attribute(attr=name) if name in _NAMES:
-            return _NAMES[name]
-        case ast.Name(id=name) if steps < _MOST_STEPS:
-            return _evaluated(*module.find(name), steps + 1)
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return _evaluated(module, left, steps) | _evaluated(module, right, steps)
-        case ast.Subscript(value=value, slice=part):
-            return _evaluated(module, value, steps)[_evaluated(module, part, steps)]
-        case ast.Tuple(elts=parts):
-            return tuple(_evaluated(module, part, steps) for part in parts)
-        case ast.Call(func=ast.Name(id="Setting") | ast.Attribute(attr="Setting"), args=arguments, keywords=words):
-            named: Any = {word.arg or "": _evaluated(module, word.value, steps) for word in words}
-            return Setting(*(_evaluated(module, argument, steps) for argument in arguments), **named)
-    raise ValueError
+def described(field: Field) -> str:
+    """Returns type and default of a field for people: `int | None = 3`."""
+    choices = field.metadata["choices"]
+    optional = isinstance(field.type, UnionType)
+    kind = field.type if isinstance(field.type, type) else get_args(field.type)[0]
+    name = f"Literal{[*choices]}" if choices else kind.__name__
+    default = "" if field.default is REQUIRED else f" = {field.default!r}"
+    return f"{name}{' | None' if optional else ''}{default}"
 
 
 def _types_and_setting(annotation: Any) -> tuple[set[type], Setting]:
     """Returns the plain types that an annotation allows, and the Setting that Literal and Annotated add to them."""
-    origin, parts = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    parts = get_args(annotation)
     if origin is Literal:
         return {*map(type, parts)}, Setting("", choices=tuple(part for part in parts if part is not None))
     if origin is Annotated:
@@ -303,83 +296,87 @@ def is_dotted(value: str) -> bool:
 
 
 class OwnSettings:
-    """Holds the settings of the functions that a run names: `settings` is TrainConfig with a field for each.
+    """Holds the settings that a run has: `settings` is the config of its model, with a field for each of its functions.
 
     named: the values of the settings in FUNCTIONS; values that name no function are ignored; first: a folder that is
     searched before Python's own path. Raises UserError if a parameter cannot be a setting.
     """
 
-    def __init__(self, named: Mapping[str, str], first: str = "") -> None:
-        self._model = named.get("model", "")
-        self._own: list[str] = []  # functions of the user's, as model=mine.nets:build
+    def __init__(self, named: Mapping[str, Any], first: str = "") -> None:
+        model = str(named.get("model", ""))
+        self._model = model
+        self._functions: list[str] = []  # the user's functions, as model=mine.nets:build
         self._unreadable: list[str] = []  # functions whose settings are not known, and why
-        parameters: dict[str, Parameter] = {}
+        if model not in MODELS and ":" not in model:
+            raise UserError(
+                f"model={model}: no such model{nearest(model, MODELS)} Known: {', '.join(MODELS)}, or your own "
+                "package.module:function"
+            )
+        config = MODELS[model].settings if model in MODELS else TrainConfig
+        known = fields_of(config)
+        added: dict[str, Field] = {}
         for function in FUNCTIONS:
-            name = named.get(function)
-            path = MODELS.get(str(name), name) if function == "model" else name
-            if function == "model" and isinstance(path, str) and ":" not in path:
-                raise UserError(
-                    f"model={name}: no such model{nearest(path, MODELS)} Known: {', '.join(MODELS)}, or your own "
-                    "package.module:function"
-                )
+            path = named.get(function)
             if not isinstance(path, str) or not is_dotted(path):
                 continue
-            flag = f"{function}={name}"
+            flag = f"{function}={path}"
             try:
-                of_function = read_parameters(path, flag, first)
+                parameters = read_parameters(path, flag, first)
             except Unreadable as error:
                 self._unreadable.append(f"{flag}: {error}")
                 continue
-            if name not in MODELS:
-                self._own.append(flag)
-            for parameter in of_function:
-                ours = parameter.name.removeprefix("no_")
-                if hasattr(TrainConfig, ours) or parameter.name in ("help", "print_config", "verbose"):
+            self._functions.append(flag)
+            for name, field in parameters.items():
+                ours = name.removeprefix("no_")
+                if ours in known or hasattr(TrainConfig, ours) or name in ("help", "print_config", "verbose"):
                     raise UserError(
-                        f"{flag}: its setting {parameter.name} has the name of a flag of the trainer: read "
-                        f"config.{ours}, or rename the parameter"
+                        f"{flag}: its setting {name} has the name of a flag of the trainer: read config.{ours}, or "
+                        "rename the parameter"
                     )
-                earlier = parameters.get(parameter.name, parameter)
-                if str(earlier) != str(parameter):
+                earlier = added.get(name, field)
+                functions = (*earlier.metadata.get(_FUNCTIONS_KEY, ()), flag)
+                if described(earlier) != described(field):
                     raise UserError(
-                        f"{earlier.functions[0]} and {flag} both have a setting {earlier.name}, as {earlier} and as "
-                        f"{parameter}: give it one type and default, or two names"
+                        f"{functions[0]} and {flag} both have a setting {name}, as {described(earlier)} and as "
+                        f"{described(field)}: give it one type and default, or two names"
                     )
-                parameters[parameter.name] = dataclasses.replace(earlier, functions=(*earlier.functions, flag))
-        self.settings = _subclass(tuple(parameters.values()))
+                group = f"settings of {' and '.join(functions)}"
+                metadata = {**field.metadata, "group": group, _FUNCTIONS_KEY: functions}
+                added[name] = dataclasses.field(default=field.default, metadata=metadata)
+                added[name].name = name
+                added[name].type = field.type
+        parts = [(field.name, field.type, field.default, (*field.metadata.items(),)) for field in added.values()]
+        self.settings: type[TrainConfig] = _with_fields(cast(Hashable, config), tuple(parts)) if added else config
+        self.fields = fields_of(self.settings)
 
     def hint(self, name: str) -> str:
         """Returns a hint why `name` is not known as a setting, for the end of an error line; "" if there is none."""
         if self._unreadable:
             return f" (settings of your own functions are not known: {'; '.join(self._unreadable)})"
-        if models := [model for model, names in settings_of_models().items() if name in names]:
+        if models := [model for model, about in MODELS.items() if name in fields_of(about.settings)]:
             return f" ({name} is a setting of {', '.join(models)}, not of model={self._model})"
-        return f" (settings of {' and '.join(self._own)} are the parameters after a `*`)" if self._own else ""
+        if self._functions:
+            return f" (settings of {' and '.join(self._functions)} are the parameters after a `*`)"
+        return ""
 
     def without_others(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the values without settings of other built-in models: the recipe may be for another model."""
-        names = {field.name for field in dataclasses.fields(self.settings)}
-        others = {*values} - names and {name for names in settings_of_models().values() for name in names} - names
+        others = {name for model in MODELS.values() for name in fields_of(model.settings)} - self.fields.keys()
         return {name: value for name, value in values.items() if name not in others}
 
 
-@lru_cache(maxsize=1)
-def settings_of_models() -> dict[str, dict[str, Parameter]]:
-    """Returns the settings of each built-in model by name."""
-    return {
-        model: {parameter.name: parameter for parameter in read_parameters(path, f"model={model}")}
-        for model, path in MODELS.items()
-    }
-
-
 @lru_cache(maxsize=64)
-def _subclass(parameters: tuple[Parameter, ...]) -> type[TrainConfig]:
-    """Returns TrainConfig with these fields added; cached, so that configs with equal fields can be compared."""
-    if not parameters:
-        return TrainConfig
-    fields = [(field.name, field.type, field) for field in (parameter.field for parameter in parameters)]
+def _with_fields(base: Any, parts: tuple[Any, ...]) -> type[TrainConfig]:
+    """Returns a config class with fields added: (name, type, default, metadata) each.
+
+    It is cached, so that configs with equal fields are of one class and can be compared.
+    """
+    fields = [
+        (name, kind, dataclasses.field(default=default, metadata=dict(metadata)))
+        for name, kind, default, metadata in parts
+    ]
     settings = dataclasses.make_dataclass(
-        "TrainConfig", fields, bases=(TrainConfig,), frozen=True, kw_only=True, namespace={"__module__": __name__}
+        base.__name__, fields, bases=(base,), frozen=True, kw_only=True, namespace={"__module__": __name__}
     )
     return cast(type[TrainConfig], settings)
 
@@ -397,17 +394,20 @@ def functions_taking(field: "dataclasses.Field[Any]") -> tuple[str, ...]:
     return tuple(flag.partition("=")[0] for flag in field.metadata.get(_FUNCTIONS_KEY, ()))
 
 
-def fixed_settings(config: TrainConfig) -> dict[str, Any]:
-    """Returns the settings that a resumed run must not change, by name.
+def changed_settings(stored: Mapping[str, Any], config: TrainConfig) -> dict[str, tuple[Any, Any]]:
+    """Returns the settings that a resumed run must not change and that differ from those of run.json: before and now.
 
     A setting of a function that may change, such as callbacks, may change too, unless a fixed function also takes it.
     """
-    may_change = {
-        field.name
-        for field in dataclasses.fields(config)
-        if {*(functions_taking(field) or (field.name,))} <= MAY_CHANGE
-    }
-    return {name: value for name, value in dataclasses.asdict(config).items() if name not in may_change}
+    changed = {}
+    for name, field in fields_of(type(config)).items():
+        if name in stored and not {*(functions_taking(field) or (name,))} <= MAY_CHANGE:
+            before = stored[name]
+            with suppress(UserError):  # JSON has lists for tuples, and an older run.json text for names
+                before = coerce(field, before)
+            if before != getattr(config, name):
+                changed[name] = (before, getattr(config, name))
+    return changed
 
 
 def own_sources(dotted: str) -> Iterator[tuple[str, Path]]:

@@ -1,40 +1,21 @@
 """Names the metrics of a run, and checks the settings of a run against each other. Imports no TensorFlow.
 
 A config that `check` accepts has no two settings that contradict each other; what a built-in model needs of its
-settings is checked by `trainer.models.model_settings`, which `check` calls.
+settings is checked by its config class in `model_settings`.
 """
 
 import os
 from collections.abc import Iterable
-from importlib import import_module
 
 from trainer.base.errors import UserError
-from trainer.base.settings.fields import nearest
-from trainer.base.settings.train_config import (
-    AUGMENTATIONS,
-    BLOCKS,
-    DATA_SOURCES,
-    LAYERS,
-    MODELS,
-    TrainConfig,
-    names_in,
-)
+from trainer.base.settings.fields import as_text, fields_of, nearest
+from trainer.base.settings.model_settings import CLASSIFIERS, MODELS
+from trainer.base.settings.train_config import BLOCKS, DATA_SOURCES, LAYERS, TrainConfig, contradiction, names_in
 from trainer.base.storage import local_path
 from trainer.base.tracker import read_addresses
 
 _EVALUATION_METRICS = ("val_loss", "val_accuracy")  # of a built-in classifier that has examples for evaluation
 
-# What the steps of a built-in model report. The metrics of a user's own model are known only when it runs.
-_CLASSIFIER = ("accuracy", "loss")
-STEP_METRICS = {
-    "mlp": _CLASSIFIER,
-    "cnn": _CLASSIFIER,
-    "efficientnet": _CLASSIFIER,
-    "dcgan": ("discriminator_loss", "generator_loss"),
-    "r3gan": ("critic_loss", "generator_loss", "gradient_penalty"),
-    "wgan_gp": ("critic_loss", "generator_loss", "gradient_penalty", "wasserstein_distance"),
-}
-CLASSIFIERS = tuple(name for name, metrics in STEP_METRICS.items() if metrics is _CLASSIFIER)
 # Measures of generated images, and which values are better. deploy and docs/quality.md have the same names.
 _BETTER = {
     "fid": "lower", "kid": "lower", "precision": "higher", "recall": "higher", "density": "higher",
@@ -52,12 +33,11 @@ def check_known(setting: str, value: str, subject: str, known: Iterable[str]) ->
         raise UserError(f"{setting}={value}: {subject} {', '.join(names) or 'nothing'}{nearest(value, names)}")
 
 
-_RULES_OF_MODELS = "trainer.models.model_settings"  # imported by name: base/ must not depend on models/
-
-
 def check(config: TrainConfig) -> None:
     """Raises UserError if the settings contradict each other, or do not fit the built-in model."""
-    data, model, fid = config.data, config.model, config.fid_every_steps
+    data = config.data
+    model = config.model
+    fid = config.fid_every_steps
     is_path = any(sign in data for sign in "/.\\:") or os.path.exists(data)
     if config.channels == 2:
         raise UserError("channels=2: images have 1 channel (grey) or 3 (colour)")
@@ -71,26 +51,24 @@ def check(config: TrainConfig) -> None:
             f"data={data}: no such data{nearest(data, DATA_SOURCES)} Known: {', '.join(DATA_SOURCES)}, an existing "
             "path, or your own package.module:function"
         )
-    for name in names_in(config.augment):
-        check_known("augment", name, "the augmentations are", AUGMENTATIONS)
     layers = names_in(config.remat.removeprefix(LAYERS)) if config.remat.startswith(LAYERS) else ()
     local_path(config.cache_dir, "cache_dir")  # these raise UserError for a value of another form
     config.rows_per_replica(config.replicas or 1)
     read_addresses(config.track)
-    _ = config.class_weights
-    last_profiled, one_device = max(config.profiled, default=0), config.strategy == "one_device"
-    own = "drop it; a model of your own may have them in its loss or its data"
+    if any(number < 0 for number in config.class_weight):
+        raise UserError(f"class_weight={as_text(config.class_weight)}: classes are numbered from 0: write 0:1,1:6.5")
+    if config.warmup_steps and config.steps and config.warmup_steps > config.steps:
+        raise contradiction(config, "warmup_steps", "steps", "the learning rate would never be reached")
+    one_device = config.strategy == "one_device"
     if one_device and config.replicas > 1:
-        raise UserError(contradiction(config, "strategy", "replicas", "drop one of them"))
+        raise contradiction(config, "strategy", "replicas", "drop one of them")
     if one_device and config.expect_devices > 1:
-        raise UserError(contradiction(config, "strategy", "expect_devices", "drop one of them"))
+        raise contradiction(config, "strategy", "expect_devices", "drop one of them")
     if 0 < config.replicas < config.expect_devices:
-        raise UserError(
-            contradiction(config, "replicas", "expect_devices", "devices that are paid for would not be used")
-        )
+        raise contradiction(config, "replicas", "expect_devices", "devices that are paid for would not be used")
     if config.initial_checkpoint and config.initial_model:
-        raise UserError(contradiction(config, "initial_checkpoint", "initial_model", "drop one of them"))
-    if config.steps and last_profiled > config.steps:
+        raise contradiction(config, "initial_checkpoint", "initial_model", "drop one of them")
+    if config.steps and max(config.profiled, default=0) > config.steps:
         raise UserError(
             f"profile_steps={config.profile_steps}, but the run ends at step {config.steps}: take earlier ones"
         )
@@ -98,21 +76,30 @@ def check(config: TrainConfig) -> None:
         raise UserError(f"remat={config.remat} must be {BLOCKS}, or {LAYERS}NAME,… with names of layers")
     for name in ("label_smoothing", "mixup"):
         if getattr(config, name) and model not in CLASSIFIERS:
-            raise UserError(f"{name}={getattr(config, name)}: only {', '.join(CLASSIFIERS)} have soft labels: {own}")
+            raise UserError(
+                f"{name}={getattr(config, name)}: only {', '.join(CLASSIFIERS)} have soft labels: drop it; a model of "
+                "your own may have them in its loss or its data"
+            )
     if fid and model in CLASSIFIERS:
         raise UserError(f"fid_every_steps={fid}: {model} generates no images: drop the flag")
-    if model in MODELS:
-        import_module(_RULES_OF_MODELS).check(config)
-    if model in STEP_METRICS:  # the metrics of a user's own model are checked when it runs
+    config.check_model()
+    if model in MODELS:  # the metrics of a user's own model are checked when it runs
         evaluated = _EVALUATION_METRICS if model in CLASSIFIERS else ()
-        of_a_step, measured = STEP_METRICS[model], [*evaluated, *(IMAGE_MEASURES if fid else ())]
+        of_a_step = MODELS[model].metrics
         of_an_epoch = {*of_a_step, *evaluated} - {*_NO_DIRECTION}
+        measured = [*evaluated, *(IMAGE_MEASURES if fid else ())]
         check_known("early_stopping", config.early_stopping, f"{model} can stop by", of_an_epoch)
         check_known("best_metric", config.best_metric, "this run measures", measured)
         check_known("tuning_metric", config.tuning_metric, "this run reports", [*of_a_step, *measured])
 
 
-def contradiction(config: TrainConfig, setting: str, other: str, advice: str) -> str:
-    """Returns the error line for two settings whose values exclude each other."""
-    both = f"{setting}={getattr(config, setting)} and {other}={getattr(config, other)}"
-    return f"{both} contradict each other: {advice}"
+def check_used(names: Iterable[str], config: TrainConfig) -> None:
+    """Raises UserError if one of the settings that a command or a call names has no effect without another one."""
+    for name, field in fields_of(type(config)).items():
+        other = field.metadata["used_with"]
+        if name in names and other and not getattr(config, other):
+            raise UserError(
+                f"{name}={as_text(getattr(config, name))} has no effect without {other}: give --{other} too, or drop it"
+            )
+        if name == "sample_every_steps" and name in names and config.model in CLASSIFIERS:
+            raise UserError(f"{name}={config.sample_every_steps}: {config.model} generates no images: drop it")

@@ -7,20 +7,13 @@ The settings of one model alone are keyword-only parameters of its `build`. Limi
 import dataclasses
 import math
 import re
-from functools import partial
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import setting
 
 # Names of built-in functions; a user's own `package.module:function` is used as it is.
-MODELS = {
-    "mlp": "trainer.models.classifiers:mlp",
-    "cnn": "trainer.models.classifiers:cnn",
-    "efficientnet": "trainer.models.efficientnet:build",
-    "dcgan": "trainer.models.dcgan:DCGAN",
-    "wgan_gp": "trainer.models.wgan_gp:WGANGP",
-    "r3gan": "trainer.models.r3gan:R3GAN",
-}
 DATA_SOURCES = {
     "digits": "trainer.data.image_arrays:load_digits",
     "mnist": "trainer.data.image_arrays:load_keras",
@@ -37,10 +30,28 @@ BLOCKS, LAYERS = "blocks", "layers:"  # values of `remat`, the second with names
 AUGMENTATIONS = ("flip", "crop")
 
 
-# One function for each group of --help; the first group has what a model of your own needs.
-_run, _training, _data, _devices, _output, _images = (
-    partial(setting, group=group) for group in ("run", "training", "data", "devices", "output", "images and GANs")
+def _in_group(group: str) -> Callable[..., Any]:
+    """Returns a function that declares settings of a group of --help. An empty text may replace that of a recipe."""
+
+    def declare(default: Any, meaning: str, **rules: Any) -> Any:
+        may_be_empty = default in ("", (), {})
+        return setting(default, meaning, **{"group": group, "may_be_empty": may_be_empty, **rules})
+
+    return declare
+
+
+# The first group has what a model of your own needs.
+_run = _in_group("run")
+_training = _in_group("training")
+_data = _in_group("data")
+_devices = _in_group("devices")
+_output = _in_group("output")
+_images = _in_group("images and GANs")
+
+_OPTIMIZER = (
+    "the model has an optimizer of its own: give it learning_rate(config, dataset) of trainer.models.optimizers"
 )
+_PIXELS = "the data have examples of their own shape: let their function read it from its config"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +61,12 @@ class TrainConfig:
     A resolved config is of a subclass that `OwnSettings` makes, with the settings of its model, data and callbacks.
     """
 
-    recipe: str = _run("", "name or path of the recipe")
-    job_dir: str = _run("", "folder or gs:// address that the run writes to, and resumes from")
+    recipe: str = _run("", "name or path of the recipe", may_be_empty=False)
+    job_dir: str = _run("", "folder or gs:// address that the run writes to, and resumes from", may_be_empty=False)
     model: str = _run("wgan_gp", "a model's name, or your own package.module:function")
-    data: str = _run("digits", "a source's name, a path, kind:path, or your own package.module:function")
+    data: str = _run(
+        "digits", "a source's name, a path, kind:path, or your own package.module:function", may_be_empty=True
+    )
     callbacks: str = _run("", "package.module:function that returns a list of Keras callbacks, of () or (config)")
     global_batch_size: int = _run(64, "examples of one batch, over all replicas", unit="examples", minimum=1)
     epochs: int | None = _run(None, "length of the run; 1 without steps", unit="epochs", minimum=1)
@@ -70,17 +83,30 @@ class TrainConfig:
     virtual_replicas: int = _training(
         0, "fixed shards per batch, for bit-identical results on any number of replicas; 0: off", minimum=0
     )
-    class_weight: str = _training("", "weights of classes in the loss, as 0:1,1:6.5; other classes have 1")
+    class_weight: Mapping[int, float] = _training(
+        {},
+        "weights of classes in the loss, each class from 0 on once; other classes have 1",
+        metavar="0:1,1:6.5",
+        minimum=0,
+        maximum=1e6,
+    )
     evaluation_batch_size: int = _training(
         0, "examples that one replica evaluates at a time; 0: global_batch_size", unit="examples", minimum=0
     )
-    learning_rate: float = _training(1e-4, "step size of the optimizers", above=0)
+    learning_rate: float = _training(1e-4, "step size of the optimizers", above=0, used_by=_OPTIMIZER)
     learning_rate_schedule: str = _training(
-        "constant", "shape of the learning rate after the warm-up", choices=("constant", "cosine")
+        "constant",
+        "shape of the learning rate after the warm-up",
+        choices=("constant", "cosine"),
+        used_by=_OPTIMIZER,
     )
-    warmup_steps: int = _training(0, "steps of a linear increase to learning_rate", unit="steps", minimum=0)
+    warmup_steps: int = _training(
+        0, "steps of a linear increase to learning_rate", unit="steps", minimum=0, used_by=_OPTIMIZER
+    )
     early_stopping: str = _training("", "stop when this epoch metric, as val_loss, no longer improves")
-    patience: int = _training(3, "epochs without improvement before early_stopping", unit="epochs", minimum=1)
+    patience: int = _training(
+        3, "epochs without improvement before early_stopping", unit="epochs", minimum=1, used_with="early_stopping"
+    )
     max_minutes: float = _training(
         0.0, "save, export and end after this training time, restarts included; 0: never", unit="minutes", minimum=0
     )
@@ -148,18 +174,23 @@ class TrainConfig:
     report_every_steps: int = _output(50, "report losses and speed this often, and at the end", unit="steps", minimum=1)
     tensorboard: bool = _output(True, "write TensorBoard event files")
     profile_steps: str = _output("", "steps to profile for TensorBoard, as 100..110, at most 100")
-    track: str = _output(
-        "",
+    track: tuple[str, ...] = _output(
+        (),
         "trackers that show the run, with commas: mlflow:http://HOST:PORT#EXPERIMENT, wandb:PROJECT, vertex:EXPERIMENT",
+        metavar="TRACKER,…",
     )
     tuning_metric: str = _output("", "metric reported to Vertex hyperparameter tuning")
 
-    image_size: int = _images(32, "height and width of the images", unit="pixels", minimum=1, maximum=4096)
-    channels: int = _images(1, "1 (grey) or 3 (colour)", minimum=1, maximum=3)
-    augment: str = _images(
-        "", f"random changes of the training images: {' or '.join(AUGMENTATIONS)}, or both, with a comma"
+    image_size: int = _images(
+        32, "height and width of the images", unit="pixels", minimum=1, maximum=4096, used_by=_PIXELS
     )
-    skip_bad_images: bool = _images(False, "leave out image files that cannot be decoded")
+    channels: int = _images(1, "1 (grey) or 3 (colour)", minimum=1, maximum=3, used_by=_PIXELS)
+    augment: tuple[str, ...] = _images(
+        (), "random changes of the training images, several with a comma", choices=AUGMENTATIONS
+    )
+    skip_bad_images: bool = _images(
+        False, "leave out image files that cannot be decoded", used_by="the data are not read from image files"
+    )
     label_smoothing: float = _images(
         0.0, "share of each label that a classifier's loss spreads evenly over all classes", minimum=0, maximum=0.9
     )
@@ -167,16 +198,31 @@ class TrainConfig:
         0.0, "alpha of mixup's Beta distribution, for pairs of a classifier's images; 0: off", minimum=0, maximum=100
     )
     sample_every_steps: int = _images(
-        250, "write a sample grid this often, and at the end; 0: only at the end", unit="steps", minimum=0
+        250,
+        "write a sample grid this often, and at the end; 0: only at the end",
+        unit="steps",
+        minimum=0,
+        used_by="the model generates no images",
     )
     fid_every_steps: int = _images(
         0, "compute a GAN's FID and KID this often, and at the end; 0: never", unit="steps", minimum=0
     )
-    fid_samples: int = _images(10_000, "images to compare, real and generated", minimum=2)
+    fid_samples: int = _images(10_000, "images to compare, real and generated", minimum=2, used_with="fid_every_steps")
     fid_features: str = _images(
-        "inception", "network of FID's features: inception, or the model.keras of a saved classifier", reads=True
+        "inception",
+        "network of FID's features: inception, or the model.keras of a saved classifier",
+        reads=True,
+        used_with="fid_every_steps",
     )
-    fid_weights: str = _images("imagenet", "weights of inception: imagenet, or a weights file", reads=True)
+    fid_weights: str = _images(
+        "imagenet",
+        "weights of inception: imagenet, or a weights file",
+        reads=True,
+        used_with="fid_every_steps",
+    )
+
+    def check_model(self) -> None:
+        """Raises UserError if the settings do not fit a built-in model, whose config class overrides this."""
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -188,21 +234,6 @@ class TrainConfig:
     def evaluation_batch(self) -> int:
         """Returns the number of examples that one replica evaluates at a time."""
         return self.evaluation_batch_size or self.global_batch_size
-
-    @property
-    def class_weights(self) -> dict[int, float]:
-        """Returns the weight of each class in `class_weight`. Raises UserError if it is not of the form 0:1,1:6.5."""
-        pairs = [pair.split(":") for pair in self.class_weight.split(",") if pair.strip()]
-        try:
-            weights = {int(number): float(weight) for number, weight in pairs}
-        except ValueError:
-            weights = {}
-        if len(weights) < len(pairs) or any(number < 0 or not 0 <= weight < 1e6 for number, weight in weights.items()):
-            raise UserError(
-                f"class_weight={self.class_weight}: write it as 0:1,1:6.5 (class:weight), each class once, from 0, and "
-                "weights from 0 to 1e6"
-            )
-        return weights
 
     @property
     def profiled(self) -> range:
@@ -284,3 +315,9 @@ def split_kind(data: str) -> tuple[str, str]:
     """Returns the two parts of `kind:path`; the kind is empty if none is given."""
     kind, colon, rest = data.partition(":")
     return (kind, rest) if colon and kind in DATA_KINDS else ("", data)
+
+
+def contradiction(config: TrainConfig, setting: str, other: str, advice: str) -> UserError:
+    """Returns the error for two settings whose values exclude each other."""
+    both = f"{setting}={getattr(config, setting)} and {other}={getattr(config, other)}"
+    return UserError(f"{both} contradict each other: {advice}")

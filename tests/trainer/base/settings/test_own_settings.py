@@ -14,18 +14,17 @@ import pytest
 import yaml
 
 from deploy.__main__ import main as deploy
-from deploy.cli.parsing import parse, parser
 from tests.fixtures import Capture, Patch
 from tests.support import refused, run_job
 from trainer.base.run_files.job_directory import open_job_dir
-from trainer.base.settings.own_settings import read_parameters, refuse_missing_modules
-from trainer.base.settings.resolution import own_settings, resolve, to_yaml
+from trainer.base.settings.own_settings import described, read_parameters, refuse_missing_modules
+from trainer.base.settings.request import Overrides, resolve, to_yaml
 from trainer.base.settings.train_config import TrainConfig
 
 NETS = """
 import keras
 from typing import Annotated, Literal, Optional
-from .widths import WIDE
+WIDE = 32
 import tests.own_data
 
 Depth = Literal[2, 4]
@@ -65,7 +64,7 @@ def mine(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
     """The package `mine` in the current folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield write(tmp_path, nets=NETS, data=DATA, widths="WIDE = 32")
+    yield write(tmp_path, nets=NETS, data=DATA)
     for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
         del sys.modules[name]
     importlib.invalidate_caches()
@@ -101,8 +100,8 @@ def test_those_of_another_built_in_model_are_left_out_of_a_recipe_and_refused_as
 
 @pytest.mark.parametrize(("flags", "line"), [
     (["--rows=9", "--my_lamda=1"], "unknown flag --my_lamda; did you mean 'my_lambda'? --help=all lists them all"),
-    (["--rows=9", "--depth=3"], "flags: depth=3 must be one of 2, 4."),
-    (["--rows=9", "--depth=x"], "flags: depth='x' must be a whole number"),
+    (["--rows=9", "--depth=3"], "depth=3 must be one of 2, 4."),
+    (["--rows=9", "--depth=x"], "depth='x' must be a whole number"),
     (["--rows=9", "--bias=perhaps"], "bias='perhaps' must be true or false"),
     (["--rows=none"], "rows='none' must be a whole number"),
     ([], "rows is missing, one of the settings of data=mine.data:load: use --rows=VALUE"),
@@ -123,6 +122,7 @@ def test_a_wrong_value_is_one_line(mine: Path, flags: list[str], line: str) -> N
     ("def build(c, d, *, verbose=1): pass", "its setting verbose has the name of a flag of the trainer: read config"),
     ("def build(c, d, *, a: float = 1 / 3): pass", "mine/nets.py:1: its setting a has a default that is not a literal"),
     ("import os\ndef build(c, d, *, a: str = os.getcwd()): pass", "nets.py:2: its setting a has a default that is not"),
+    ("from .other import A\ndef build(c, d, *, a: int = A): pass", "its setting a has a default that is not a literal"),
     ("A = len('x')\ndef build(c, d, *, a: int = A): pass", "its setting a has a default that is not a literal"),
     ("def build(c, d, *, a: list[int] = 1): pass", "its setting a is of type list[int]: use bool, int, float, str, a"),
     ("def build(c, d, *, a: int | str = 1): pass", "its setting a is of type int | str: use bool"),
@@ -155,23 +155,22 @@ def test_what_cannot_be_a_setting_is_one_line_that_names_the_place(mine: Path, s
     ("def build(c, d, *, a=1): pass\ndef build(c, d, *, a=2): pass", "int = 2"),
     ("from .other import make as build", "float = 0.5"),
     ("from .deeper import build", "int = -4"),
-    ("from .other import make\nbuild = make", "float = 0.5"),
     ("import functools\ndef plain(f): return f\n@plain\ndef build(c, d, *, a=4): pass", "int = 4"),
     ("class build:\n  def __init__(self, c, d, *, a=6): pass", "int = 6"),
-    ("from .other import HALF\ndef build(c, d, *, a: float = HALF): pass", "float = 0.5"),
-    ("from .other import HALF, Kind\nH = HALF\ndef build(c, d, *, a: Kind = 'y'): pass", "Literal['x', 'y'] = 'y'"),
+    ("HALF: float = 0.5\ndef build(c, d, *, a: float = HALF): pass", "float = 0.5"),
+    ("from typing import Literal\nKind = Literal['x', 'y']\ndef build(c, d, *, a: Kind = 'y'): pass",
+     "Literal['x', 'y'] = 'y'"),
     ("import typing as t\ndef build(c, d, *, a: t.Optional[t.Literal[1, 2]] = 1): pass", "Literal[1, 2] | None = 1"),
     ("from typing import *\ndef build(c, d, *, a: Union[float, None] = 1): pass", "float | None = 1.0"),
     (f"{ANNOTATED}int, Setting(meaning='x', maximum=2), 'y'] = 1): pass", "int = 1"),
     ("# -*- coding: latin-1 -*-\ndef build(c, d, *, a='é'): pass", "str = 'Ã©'"),
 ])  # fmt: skip
 def test_definitions_of_all_kinds_are_read(mine: Path, source: str, expected: str) -> None:
-    other = "from typing import Literal\nHALF = 0.5\nKind = Literal['x', 'y']\ndef build(c, d, *, a='x'): pass\n"
-    other += "def make(c, d, *, a: float = HALF): pass"
+    other = "HALF = 0.5\ndef build(c, d, *, a='x'): pass\ndef make(c, d, *, a: float = HALF): pass"
     deeper = {"deeper": "from .deepest import build", "deepest": "def build(c, d, *, a: int = -4): pass"}
     write(mine.parent, nets=source, other=other, **deeper)
-    (parameter,) = read_parameters("mine.nets:build", "model")
-    assert (parameter.name, str(parameter)) == ("a", expected)
+    parameters = read_parameters("mine.nets:build", "model")
+    assert {name: described(field) for name, field in parameters.items()} == {"a": expected}
 
 
 @pytest.mark.parametrize("source", [
@@ -183,7 +182,7 @@ def test_definitions_of_all_kinds_are_read(mine: Path, source: str, expected: st
 ])  # fmt: skip
 def test_what_does_not_stand_in_a_source_has_no_settings(mine: Path, source: str) -> None:
     write(mine.parent, nets=source)
-    assert own_settings([OWN[0]]).settings is TrainConfig
+    assert Overrides.read({"model": "mine.nets:build"}).functions.settings is TrainConfig
     with refused("unknown flag --a"):
         resolve([OWN[0], "--a=3"])
 
@@ -201,7 +200,7 @@ def test_a_module_that_is_not_there_is_refused_with_the_nearest(mine: Path, mode
 @pytest.mark.usefixtures("dist")
 def test_the_desk_reads_the_package_that_is_shipped(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     """The package lies elsewhere; a module of its name in the current folder has other settings."""
-    package = write(tmp_path / "code", nets=NETS, data=DATA, widths="WIDE = 8")
+    package = write(tmp_path / "code", nets=NETS, data=DATA)
     write(tmp_path / "here", nets="def build(c, d, *, other: int = 1): pass")
     monkeypatch.chdir(tmp_path / "here")
     where = ["--region=us-central1", "--bucket=gs://my-bucket", "--project=p"]
@@ -211,7 +210,7 @@ def test_the_desk_reads_the_package_that_is_shipped(tmp_path: Path, monkeypatch:
     assert {"--rows=9", "--depth=4", "--l2=none"} <= {*arguments}
     for wrong, line in {
         ("--rows=9", "--depht=4"): "unknown flag --depht; did you mean 'depth'? --help=all lists those of this verb",
-        ("--rows=9", "--depth=5"): "flags: depth=5 must be one of 2, 4.",
+        ("--rows=9", "--depth=5"): "depth=5 must be one of 2, 4.",
         ("--rows=9", "--other=1"): "unknown flag --other",
         (): "rows is missing, one of the settings of data=mine.data:load",
     }.items():
@@ -237,8 +236,7 @@ def test_a_recipe_file_and_a_tier_pass_them_on(mine: Path, tmp_path: Path, capsy
     pool["pythonPackageSpec"] = {"pythonModule": "trainer.task", "args": [*OWN, "--rows=5"]}
     (tmp_path / "tier.yaml").write_text(yaml.safe_dump(spec))
     assert deploy(["submit", "--spec", str(tmp_path / "tier.yaml"), *where]) == 0
-    overrides = parse(parser("compare", "", ""), ["--rows=7", *OWN])[1]
-    assert overrides.resolve().rows == 7  # type: ignore[attr-defined]
+    assert vars(Overrides.parse(["--rows=7", *OWN]).resolve())["rows"] == 7
 
 
 def test_a_run_uses_records_and_guards_them_and_those_of_callbacks_alone_may_change(mine: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.fuzz import WORDS, examples, one_line
 from tests.trainer.base.storage.conftest import Bucket
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.serving_file import fetch_checkpoint, fetch_model
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.storage.staging import stage
 from trainer.data.sources import load_dataset
 

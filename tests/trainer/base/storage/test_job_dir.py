@@ -20,7 +20,7 @@ from trainer import generate
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.run_files import mirror as mirror_module
 from trainer.base.run_files.job_directory import open_job_dir, outputs
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage.staging import preflight
 from trainer.run import job

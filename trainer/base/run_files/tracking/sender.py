@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
@@ -227,7 +227,7 @@ class Sender(threading.Thread):
 class Tracking:
     """Sends a training to its trackers from `begin` to the end of the block; then result.json says how it ended."""
 
-    def __init__(self, addresses: str, folder: Path, where: str) -> None:
+    def __init__(self, addresses: Sequence[str], folder: Path, where: str) -> None:
         self._addresses, self._folder, self._where = read_addresses(addresses), folder, where
         self._senders: list[Sender] = []
 

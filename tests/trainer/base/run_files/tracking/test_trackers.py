@@ -148,7 +148,7 @@ class Planted:
 
 
 def send(address: str, run: Path) -> None:
-    [known] = read_addresses(address)
+    [known] = read_addresses([address])
     Sender(known, RunFiles(run, str(run))).send(ended=True)
 
 
@@ -159,7 +159,7 @@ OWN = f"{__name__}:own_tracker#x"
 def following(tracker: Planted, run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Sends a running training to a tracker of one's own; the block begins with its first points, if it answers."""
     monkeypatch.setattr(f"{__name__}.own_tracker", lambda address: tracker, raising=False)
-    with Tracking(OWN, run, "gs://b/run") as tracking:
+    with Tracking([OWN], run, "gs://b/run") as tracking:
         tracking.begin()
         until(lambda: tracker.points or tracker.seconds)
         yield
@@ -239,7 +239,7 @@ def test_points_have_the_times_of_their_lines_or_the_start_of_the_run(started: s
 
 
 def test_several_addresses_are_read() -> None:
-    first, second = read_addresses("wandb:project, mlflow:https://host:5000#an experiment")
+    first, second = read_addresses(["wandb:project", "mlflow:https://host:5000#an experiment"])
     assert first == Address("wandb:project", "wandb", "", "project")
     assert (second.server, second.name) == ("https://host:5000", "an experiment")
 

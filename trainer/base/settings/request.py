@@ -1,0 +1,282 @@
+"""Makes a request from a command line or from a Python call: options of a command, and settings of a run.
+
+A request is made once, typed and immutable. A flag overrides the recipe, the recipe overrides the default. `deploy`
+resolves the same Overrides before it submits a job, so that it submits nothing that the trainer would refuse. The
+resolved config has every setting, also those of the user's functions, and has passed `rules.check`. Imports no
+TensorFlow.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic
+
+import yaml
+
+from trainer.base.errors import UserError
+from trainer.base.settings.fields import (
+    VERBOSE,
+    Options,
+    Usage,
+    answer_help,
+    coerce_all,
+    default_of,
+    fields_of,
+    flag_name,
+    nearest,
+    read_flags,
+    read_options,
+    setting,
+    write_flags,
+)
+from trainer.base.settings.model_settings import MODELS
+from trainer.base.settings.own_settings import FUNCTIONS, REQUIRED, OwnSettings
+from trainer.base.settings.rules import check, check_used
+from trainer.base.settings.train_config import DATA_KINDS, DATA_SOURCES, USUAL, TrainConfig
+from trainer.base.settings.yaml_file import read_yaml
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+NAMING = ("recipe", *FUNCTIONS)  # settings that decide which others there are
+LENGTHS = ("steps", "epochs")  # a flag of either replaces both of a recipe
+
+
+@dataclasses.dataclass(frozen=True)
+class Overrides:
+    """Holds the settings that a command or a call gives: typed values, each within its own limits, in their order.
+
+    recipe: those of the recipe that they name; functions: the settings of the functions that either names; folder: one
+    that is searched first for the user's own functions.
+    """
+
+    values: Mapping[str, Any]
+    recipe: Mapping[str, Any]
+    functions: OwnSettings
+    folder: str = ""
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any], folder: str = "") -> "Overrides":
+        """Reads the recipe that the values name, and converts all values, texts of flags too, to their types.
+
+        Raises UserError for an unknown setting, and for a value that does not fit its field.
+        """
+        recipe = _read_recipe(values.get("recipe", ""))
+        named = {"model": TrainConfig.model, **recipe, **values}
+        functions = OwnSettings({name: named[name] for name in FUNCTIONS if name in named}, folder)
+        origin = f"recipe={values.get('recipe', '')}"
+        of_recipe = coerce_all(functions.fields, functions.without_others(recipe), origin)
+        _check_length(of_recipe, f"{origin}: ")
+        typed = coerce_all(functions.fields, values)
+        return cls(typed, of_recipe, functions, folder)
+
+    @classmethod
+    def parse(cls, words: Sequence[str], folder: str = "") -> "Overrides":
+        """Returns the settings in arguments of `trainer.task`. Raises UserError for a mistake in them."""
+        return parse_request(TaskOptions, words, Usage("python -m trainer.task", ""), folder).overrides
+
+    def replace(self, **values: Any) -> "Overrides":
+        """Returns the overrides with other values of these settings."""
+        if any(values.get(name, self.values.get(name)) != self.values.get(name) for name in NAMING):
+            return Overrides.read({**self.values, **values}, self.folder)
+        return dataclasses.replace(self, values={**self.values, **coerce_all(self.functions.fields, values)})
+
+    def without(self, *names: str) -> "Overrides":
+        """Returns the overrides without these settings, none of which names a function or a recipe."""
+        return dataclasses.replace(
+            self, values={name: value for name, value in self.values.items() if name not in names}
+        )
+
+    @property
+    def names_recipe_file(self) -> bool:
+        """Returns whether the recipe is a file of the user's, not one of the package."""
+        return _is_file(self.values.get("recipe", ""))
+
+    @property
+    def of_recipe(self) -> dict[str, Any]:
+        """Returns the settings of the recipe that no flag replaces; {} without a recipe."""
+        lengths = LENGTHS if any(self.values.get(name) is not None for name in LENGTHS) else ()
+        replaced = {*self.values, *lengths}
+        return {name: value for name, value in self.recipe.items() if name not in replaced}
+
+    def resolve(self) -> TrainConfig:
+        """Returns the config: these values override the recipe's, and those override defaults.
+
+        Raises UserError if a setting is missing, or if settings contradict each other.
+        """
+        _check_length(self.values)
+        values = {**self.of_recipe, **self.values}
+        for name, field in self.functions.fields.items():
+            if field.default is REQUIRED and field.default_factory is REQUIRED and name not in values:
+                raise UserError(f"{name} is missing, one of the {field.metadata['group']}: use --{name}=VALUE")
+        config = self.functions.settings(**values)
+        if config.steps is None and config.epochs is None:
+            config = dataclasses.replace(config, epochs=1)
+        check(config)
+        if config.model not in MODELS and "data" not in values:
+            raise UserError(
+                f"data is missing: model={config.model} is a function of your own: use --data=package.module:function, "
+                "a folder or a file, or --data=digits to try the model without any"
+            )
+        return config
+
+    def arguments(self) -> list[str]:
+        """Returns the overrides as arguments of a command."""
+        return write_flags(self.values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Request(Generic[Options]):
+    """Holds what a command line or a Python call asks for: options of the command, and settings of a run."""
+
+    options: Options
+    overrides: Overrides
+    named: Sequence[str] = ()  # the options that the command or the call names
+
+    def arguments(self, *without: str) -> list[str]:
+        """Returns the arguments of a command that makes the same request, but for the options `without`."""
+        options = {name: getattr(self.options, name) for name in self.named if name not in without}
+        return write_flags({**options, **self.overrides.values}, fields_of(type(self.options)))
+
+    @cached_property
+    def config(self) -> TrainConfig:
+        """Returns the resolved settings. Raises UserError if they contradict each other, or one has no effect."""
+        config = self.overrides.resolve()
+        check_used(self.overrides.values, config)
+        return config
+
+
+def make_request(
+    kind: type[Options], values: Mapping[str, Any], usage: Usage, overrides: Overrides
+) -> Request[Options]:
+    """Returns the request with these values, or texts: options of `kind`, and settings that `overrides` gets too.
+
+    Raises UserError for a wrong or an unknown value.
+    """
+    options = fields_of(kind)
+    settings = {name: value for name, value in values.items() if name not in options}
+    named = [name for name in values if name in options]
+    return Request(read_options(kind, values, usage), overrides.replace(**settings), named)
+
+
+def parse_request(kind: type[Options], words: Sequence[str], usage: Usage, folder: str = "") -> Request[Options]:
+    """Returns the request of a command line. Raises UserError for a mistake in it, SystemExit(0) for --help.
+
+    folder: one that is searched first for the user's own functions.
+    """
+    # The functions that the command names decide which other flags there are.
+    overrides = Overrides.read(first_values(words, NAMING), folder)
+    options = fields_of(kind)
+    settings = overrides.functions.fields
+    if both := sorted(options.keys() & settings.keys()):
+        raise UserError(f"--{both[0]} is a flag of `{usage.program}` and a setting of your own: rename the setting")
+    fields = {**options, **settings}
+    of_functions = settings.keys() - fields_of(TrainConfig).keys() if overrides.values else ()
+    usual = {*usage.usual, *of_functions} if usage.usual else ()
+    shown = fields if usage.shows_settings else options
+    answer_help(words, dataclasses.replace(usage, usual=usual), shown.values())
+    texts = read_flags(words, fields, lambda name: usage.flags + overrides.functions.hint(name))
+    return make_request(kind, texts, usage, overrides)
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskOptions:
+    """Holds the flags of `trainer.task` that are not settings of a run."""
+
+    print_config: bool = setting(False, "print the resolved settings and stop", group="run")
+    verbose: bool = VERBOSE
+
+
+def resolve(words: Sequence[str]) -> Request[TaskOptions]:
+    """Returns the resolved request of a command line of `trainer.task`, or prints its --help.
+
+    Raises UserError for a mistake, SystemExit(0) after the help.
+    """
+    names = recipe_names()
+    description = _DESCRIPTION.format(
+        recipes=",\n  ".join([", ".join(names[:5]), ", ".join(names[5:])]),
+        sources=", ".join(DATA_SOURCES),
+        kinds=", ".join(DATA_KINDS),
+    )
+    arguments = "--recipe=NAME --job_dir=FOLDER [--setting=value …]"
+    usage = Usage("python -m trainer.task", arguments, description, _EPILOG, USUAL)
+    request = parse_request(TaskOptions, words, usage)
+    _ = request.config  # raises UserError
+    return request
+
+
+def first_values(words: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """Returns the texts of these flags by name, before the command line is parsed: its other flags depend on them."""
+    values = {}
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+        _, equals, value = word.partition("=")
+        value = value if equals else following
+        if flag_name(word) in names and value and not value.startswith("--"):
+            values[flag_name(word)] = value
+    return values
+
+
+def to_yaml(config: TrainConfig) -> str:
+    """Returns the settings as a recipe for the same run."""
+    fields = fields_of(type(config))
+    values = {name: getattr(config, name) for name in fields if name != "recipe"}
+    written = {
+        name: [*value] if isinstance(value, tuple) else value
+        for name, value in values.items()
+        if value not in (None, "") or default_of(fields[name]) not in (None, "")
+    }
+    return yaml.safe_dump(written, sort_keys=False)
+
+
+def recipe_names() -> list[str]:
+    """Returns the names of the recipes in the package."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def _is_file(recipe: Any) -> bool:
+    return str(recipe).endswith((".yaml", ".yml")) or "/" in str(recipe)
+
+
+def _read_recipe(name: Any) -> dict[str, Any]:
+    """Returns the content of the recipe with this name or path; {} for none."""
+    if not name:
+        return {}
+    try:
+        content = read_yaml(Path(name) if _is_file(name) else RECIPES / f"{name}.yaml", f"recipe={name}")
+    except FileNotFoundError:
+        known = recipe_names()
+        raise UserError(
+            f"recipe={name}: no such recipe{nearest(str(name), known)} Known: {', '.join(known)}, or a .yaml file"
+        ) from None
+    if "recipe" in content:
+        raise UserError(f"recipe={name}: a recipe cannot name another (recipe: {content['recipe']})")
+    return content
+
+
+def _check_length(values: Mapping[str, Any], origin: str = "") -> None:
+    """Raises UserError if values of one origin set both the steps and the epochs of a run."""
+    if values.get("steps") is not None and values.get("epochs") is not None:
+        lengths = f"steps={values['steps']} and epochs={values['epochs']}"
+        raise UserError(f"{origin}{lengths} both set the length: drop one of them")
+
+
+_DESCRIPTION = """\
+Trains a Keras model on one device, on several GPUs or on several machines, with the same numbers everywhere.
+
+A recipe is a file of settings; a flag overrides it. Recipes: a path, or
+  {recipes}
+Data: {sources}, or a path: {kinds}."""
+
+_EPILOG = """\
+Start with:
+  python -m trainer.task --recipe=wgan_gp_digits --job_dir=runs/demo      data in the package; run it again to resume
+  python -m trainer.task --recipe=cnn_mnist --data=FOLDER --job_dir=runs/cnn
+  python -m trainer.task --recipe=cnn_mnist --print_config                print the settings that would be used
+  python -m trainer.task --help --model=cnn                               the settings of a model, too
+  python -m deploy --help                                                 Vertex AI, and which tier is worth its money
+
+The job directory holds model/ (.keras, .h5, SavedModel), samples/, stats.jsonl, run.json, result.json, checkpoints/
+and logs/.
+
+Exit codes: 0 done; 2 you must change something; 75 interrupted, state saved, run the same command again; 1 a fault of
+this package or of the platform."""
