@@ -17,8 +17,8 @@ from benchmarks.runner import alternate, make_parser, print_table, program, save
 from benchmarks.trainer_loop import TrainingLoop, peer_batches, setup_of
 from trainer.base.settings.train_config import TrainConfig
 from trainer.run.export import plain_copy
+from trainer.run.step_program import MOST_STEPS
 from trainer.run.training_setup import TrainingSetup
-from trainer.training.xla_choice import MOST_AT_ONCE
 
 CASES = {
     "mlp": ["--model=mlp", "--data=digits", "--global_batch_size=32", "--learning_rate_schedule=constant"],
@@ -44,7 +44,7 @@ def regression(config: TrainConfig, dataset: Any) -> keras.Model:
 def fitted(setup: TrainingSetup) -> Run:
     """Returns Keras `fit` on a copy of the model, as a function of a multiple of 50 steps."""
     model, clock = plain_copy(setup.model), Clock()
-    how = {"steps_per_execution": MOST_AT_ONCE, "jit_compile": True}
+    how = {"steps_per_execution": MOST_STEPS, "jit_compile": True}
     model.compile_from_config({**setup.model.get_compile_config(), **how})
     batches = peer_batches(setup, 1).map(lambda *parts: setup.dataset.as_fit(tuple(part[0] for part in parts)))
 
@@ -57,8 +57,8 @@ def fitted(setup: TrainingSetup) -> Run:
 
 def rate_of(run: Run, seconds: float) -> Callable[[], float]:
     """Warms up; returns the function that measures steps a second, for about so long."""
-    run(MOST_AT_ONCE)
-    steps = MOST_AT_ONCE * max(2, round(seconds / run(2 * MOST_AT_ONCE) * 2))
+    run(MOST_STEPS)
+    steps = MOST_STEPS * max(2, round(seconds / run(2 * MOST_STEPS) * 2))
     return lambda: steps / run(steps)
 
 
@@ -68,9 +68,9 @@ def main() -> None:
     options, raw = PARSER.parse_args(), {}
     for case, flags in CASES.items():
         ways: dict[str, Run] = {}
-        for name, at_once in (("50 steps a program", MOST_AT_ONCE), ("a step a program", 1)):
+        for name, steps in (("50 steps a program", MOST_STEPS), ("a step a program", 1)):
             setup = setup_of(*flags)
-            ways[name] = TrainingLoop(setup, setup.step_runner(compiled=True, at_once=at_once))
+            ways[name] = TrainingLoop(setup, setup.step_runner(compiled=True, steps_per_program=steps))
         ways["Keras fit, 50 steps per execution, XLA"] = fitted(setup_of(*flags))
         raw[case] = alternate({name: rate_of(run, options.seconds) for name, run in ways.items()}, options.repeats)
         print_table(f"{case}, batch 32", table(raw[case], "steps/s"))

@@ -16,9 +16,10 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import read_cluster
 from trainer.cluster.strategy import make_replicas
 from trainer.data.batches import batches
+from trainer.run.step_program import MOST_STEPS, steps_per_program
 from trainer.run.training_setup import TrainingSetup, build_setup
 from trainer.training.steps import StepRunner
-from trainer.training.xla_choice import MOST_AT_ONCE, choose, steps_of_a_program
+from trainer.training.xla_choice import choose
 
 STEPS_OF_A_RUN = 100_000  # for which "auto" chooses
 
@@ -31,8 +32,8 @@ class TrainingLoop:
 
     def __init__(self, setup: TrainingSetup, run_steps: StepRunner | None = None) -> None:
         self._run = run_steps or setup.step_runner()
-        self.at_once = self._run.at_once
-        self.step, self._rows = 0, setup.rows_from(0, self.at_once)
+        self.steps_per_program = self._run.steps_per_program
+        self.step, self._rows = 0, setup.rows_from(0, self.steps_per_program)
 
     def __call__(self, steps: int) -> float:
         """Runs `steps` steps; returns the seconds that they took."""
@@ -59,7 +60,8 @@ def _runner(setup: TrainingSetup, option: str) -> StepRunner:
         size = partial(compiled.size, rows)
         option = "compiled" * choose(setup.config, setup.model, setup.replicas, STEPS_OF_A_RUN, size).compiled
     if option == "compiled":
-        return setup.step_runner(compiled=True, at_once=steps_of_a_program(compiled, rows, MOST_AT_ONCE))
+        steps = steps_per_program(compiled, rows, MOST_STEPS)
+        return setup.step_runner(compiled=True, steps_per_program=steps)
     return setup.step_runner()
 
 

@@ -23,7 +23,7 @@ from trainer.run import job
 from trainer.run.start import StartedJob
 from trainer.run.training_run import TrainingRun
 from trainer.run.training_setup import build_setup
-from trainer.training.loop import StopRequest
+from trainer.training.signals import StopRequest
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from trainer.cluster.strategy import make_replicas
 from trainer.invariance.internals import parse_profile
 from trainer.reporting.error_lines import one_line
 from trainer.reporting.resources import peak_device_memory_gib
-from trainer.training.xla_choice import MOST_AT_ONCE
+from trainer.run.step_program import MOST_STEPS
 
 _FEW = 10  # steps of a call, where it need not be more: long networks take a second for them
 _OWN = "benchmarks.networks"
@@ -67,7 +67,7 @@ TORCH = {
     "PyTorch, channels_last": "pytorch:channels_last",
     "PyTorch, compiled": "pytorch:compile",
 }
-JAX = {"Keras on JAX": f"keras_jax:{MOST_AT_ONCE}"}
+JAX = {"Keras on JAX": f"keras_jax:{MOST_STEPS}"}
 PARSER = make_parser(__doc__, seconds=1.0)
 PARSER.add_argument("--case", choices=CASES, required=True)
 PARSER.add_argument("--plan", action="store_true", help="make and keep the plan of the size of a GPU, and end")
@@ -87,9 +87,7 @@ def main() -> None:
             ways = _begun(config)
             rows = images_per_step(config)
             kinds = JAX if config.model.startswith(_OWN) else TORCH
-            makers = {
-                name: partial(Candidate, kind, flags, rows, multiple=MOST_AT_ONCE) for name, kind in kinds.items()
-            }
+            makers = {name: partial(Candidate, kind, flags, rows, multiple=MOST_STEPS) for name, kind in kinds.items()}
             peers = stack.enter_context(started(possible(makers), options.seconds))
         with turn(alone=True):
             rates = {name: way.steps * steps_per_second(way.times, options.seconds) for name, way in ways.items()}
@@ -134,7 +132,7 @@ def _begun(config: TrainConfig) -> dict[str, Way]:
         with suppress(ValueError):  # a CPU's allocator keeps no statistics
             tf.config.experimental.reset_memory_stats(device)
         loop = trainer_loop.make_candidate(config, option)[0]
-        way = Way(max(_FEW, getattr(loop, "at_once", 1)), loop)
+        way = Way(max(_FEW, getattr(loop, "steps_per_program", 1)), loop)
         way.times(1)
         keep(**{peak: max(peak_device_memory_gib([device]), default=None)})
         return way
@@ -143,7 +141,7 @@ def _begun(config: TrainConfig) -> dict[str, Way]:
         lambda: ours("auto", "peak_gib"),
         lambda: ours("plain", "plain_gib"),
         lambda: Way(_FEW, keras_fit.make_candidate(config, "1")[0]),
-        lambda: Way(MOST_AT_ONCE, keras_fit.make_candidate(config, f"{MOST_AT_ONCE}x")[0]),
+        lambda: Way(MOST_STEPS, keras_fit.make_candidate(config, f"{MOST_STEPS}x")[0]),
     )
     ways, failed = dict[str, Way](), dict[str, str]()
     for name, make in zip(WAYS, makers, strict=True):

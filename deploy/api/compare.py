@@ -3,17 +3,19 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 from deploy.api.request import USUAL, Value, VerbRequest, call_verb, verb_usage
-from deploy.api.submit import NOTHING_SENT, order_of
+from deploy.api.submit import NOTHING_SENT, new_submission, packages_of
 from deploy.base.console import printed_on, say
 from deploy.comparison.directory import any_begun
-from deploy.comparison.execution import ComparisonRequest, announce, run_comparison
+from deploy.comparison.execution import ComparisonRequest, Runner, announce, run_comparison
 from deploy.comparison.runners import LocalRunner, VertexRunner
+from deploy.job.options import JobOptions
 from deploy.job.script import Script
-from deploy.job.workload import JobOptions
+from deploy.job.spec import machine_spec
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.report.formatting import figures, html_table
 from deploy.report.html_page import write_report
@@ -132,7 +134,7 @@ def compare_by_options(request: VerbRequest[CompareOptions], session: Session, *
     trackers = trackers_in(program.values)
     if not isinstance(program, Script):
         program = program.without("track")  # all runs are sent from here at the end, under one parent run
-    specs = read_tiers(asked.tiers, asked.prices, asked.price_per_hour, asked)
+    specs = read_tiers(asked.tiers, asked.prices, asked.price_per_hour, partial(machine_spec, asked))
     if asked.baseline and asked.baseline not in (tier.name for tier in specs):
         raise UserError(f"baseline={asked.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
     comparison = ComparisonRequest(
@@ -147,7 +149,9 @@ def compare_by_options(request: VerbRequest[CompareOptions], session: Session, *
     if job_flags and not vertex:
         raise UserError(f"--{job_flags[0]} is for jobs of Vertex AI: add --on=vertex, or leave it out")
     runs = comparison.resolve()
-    runner = VertexRunner(order_of(asked, program), session, dry_run=dry_run) if vertex else LocalRunner()
+    runner: Runner = LocalRunner()
+    if vertex:
+        runner = VertexRunner(asked, packages_of(asked, program), new_submission(), session, dry_run=dry_run)
     if dry_run:
         missing = announce(comparison, runs, out, runner)
         say(NOTHING_SENT if missing else f"nothing to submit: all runs in {out} are done")

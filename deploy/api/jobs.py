@@ -8,21 +8,22 @@ from typing import TextIO
 from deploy.api.request import verb_usage
 from deploy.base.console import printed_on
 from deploy.job.ledger import find_attempt, find_elsewhere, sent_regions
+from deploy.job.options import check_labels
 from deploy.job.sending import cancel_duplicates, look_for
 from deploy.job.vertex_job import VertexJob
 from deploy.job.watching import with_stop_reason
 from deploy.platform.errors import api_errors
 from deploy.platform.gcloud_and_sdk import BACKENDS, SESSION, Session
-from deploy.platform.vertex_api import STATES, JobStatus, retried
+from deploy.platform.retries import retried
+from deploy.platform.vertex_api import STATES, JobStatus
 from deploy.tiers.gcp_config import (
-    GcpConfig,
     needed_project,
     needed_region,
     read_project,
     read_region,
     regions_in,
 )
-from deploy.tiers.tier import LABEL, check_labels
+from deploy.tiers.tier import LABEL
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import read_options, setting
 
@@ -40,9 +41,9 @@ def attach(
     if attempt:
         record, last = attempt
         if not last.job and last.state != "NOT SUBMITTED" and last.sent_at:  # interrupted: find it by label
-            with api_errors(GcpConfig(last.project, last.region, "")):
-                opened = session.open(backend or BACKENDS[0], last.project, last.region)
-                last.job = look_for(record.label, opened, session.clock, last.sent_at)
+            opened = session.open(backend, last.project, last.region)
+            with api_errors(opened.gcp):
+                last.job = look_for(record.label, opened, last.sent_at)
             record.write()
         if not last.job:
             raise UserError(
@@ -56,7 +57,7 @@ def attach(
         known = attempt[1].project if attempt else "" if named.isdecimal() else named
         project = known or read_project("") or named
     if full_name:
-        return VertexJob(name, GcpConfig(project, full_name[2], ""), backend, session, attempt)
+        return VertexJob(name, session.open(backend, project, full_name[2]), attempt)
     regions = _regions(region)
     forms = (
         "its name, display name, number or submission with --project and --region; `python -m deploy jobs` lists all"
@@ -67,14 +68,13 @@ def attach(
         raise UserError(f"job {job!r} is not recorded in this folder: give {forms}")
     if name.isdecimal() and len(regions) == 1:
         name = f"projects/{project}/locations/{regions[0]}/customJobs/{name}"
-        return VertexJob(name, GcpConfig(project, regions[0], ""), backend, session, None)
+        return VertexJob(name, session.open(backend, project, regions[0]))
     for place in regions:
-        gcp = GcpConfig(project, place, "")
-        with api_errors(gcp):
-            opened = session.open(backend or BACKENDS[0], project, place)
-            attempt = find_elsewhere(name, gcp, opened, session.clock)
+        opened = session.open(backend, project, place)
+        with api_errors(opened.gcp):
+            attempt = find_elsewhere(name, opened)
         if attempt:
-            return VertexJob(attempt[1].job, gcp, backend, session, attempt)
+            return VertexJob(attempt[1].job, opened, attempt)
     raise UserError(f"job {job!r}: neither this folder nor {', '.join(regions)} has it: give {forms}")
 
 
@@ -148,14 +148,14 @@ def jobs_by_region(asked: JobsOptions, session: Session) -> Iterator[tuple[str, 
     newest_sent = find_attempt("")
     project = needed_project(read_project(asked.project) or (newest_sent[1].project if newest_sent else ""))
     for region in _regions(asked.region) or [needed_region("")]:
-        with api_errors(GcpConfig(project, region, "")):
-            backend = session.open(asked.backend, project, region)
+        backend = session.open(asked.backend, project, region)
+        with api_errors(backend.gcp):
             statuses = retried(backend.jobs, session.clock)
             groups: dict[str, list[JobStatus]] = {}  # by label: the jobs of one attempt of a submission
             for status in statuses:
                 groups.setdefault(status.labels.get(LABEL, status.name), []).append(status)
             for group in groups.values():
-                cancel_duplicates(group, backend, session.clock)
+                cancel_duplicates(group, backend)
         newest = sorted(statuses, key=lambda status: status.created or 0.0, reverse=True)
         newest = [status for status in newest if asked.state in ("", status.state)
                   and asked.labels.items() <= status.labels.items()][: asked.limit]  # fmt: skip

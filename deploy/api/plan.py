@@ -16,7 +16,7 @@ from deploy.api.request import Value, VerbRequest, call_verb, verb_usage
 from deploy.api.submit import SubmitOptions, prepare
 from deploy.base.console import printed_on, say
 from deploy.base.options import seconds
-from deploy.job.workload import JobOptions
+from deploy.job.options import JobOptions
 from deploy.packaging.images import remembered
 from deploy.planning.cached_plans import FIT, best_memory_option, plan_of
 from deploy.planning.extrapolation import Extrapolation, estimate

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Generic, TypeVar
 
-from deploy.job.job import Program
 from deploy.job.script import read_script
+from deploy.job.workload import Program
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import (
     Usage,

@@ -1,7 +1,6 @@
 """Submits jobs: checks the options, describes the job and what it costs, and prepares what sends and follows it."""
 
 import dataclasses
-import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -12,11 +11,13 @@ from deploy.api.request import USUAL, Value, VerbRequest, call_verb, verb_usage
 from deploy.base.console import printed_on, say
 from deploy.job.cost import cost_confirmation, format_duration, price_and_limit
 from deploy.job.fallback import SubmittedJob
-from deploy.job.job import Job, Program, job_of, workload_on
+from deploy.job.job import Job
 from deploy.job.ledger import Submission
+from deploy.job.options import JobOptions
 from deploy.job.script import Script
-from deploy.job.workload import CHECK_S, JobOptions, Order, Training
-from deploy.packaging.images import check_asked_image, installs, remembered
+from deploy.job.spec import machine_spec
+from deploy.job.workload import Program, Training, workload_on
+from deploy.packaging.images import check_image, installs
 from deploy.packaging.packages import Package, packages_with
 from deploy.planning.cached_plans import (
     FIT,
@@ -25,12 +26,12 @@ from deploy.planning.cached_plans import (
     memory_lines,
     plan_of,
     planned_usd,
-    with_limits,
+    stop_limits,
 )
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.model_registry import checked_name, serving_image
 from deploy.tiers.gcp_config import NoMachines, needed_project, read_gcp_config, regions_in
-from deploy.tiers.tier import Tier, load_tier, machine_tier, one_machine
+from deploy.tiers.tier import Tier, load_tier, machine_tier
 from trainer.base.errors import UserError
 from trainer.base.limit_watch import LIMITS, read_limits
 from trainer.base.run_files.job_files import GPU_CHECK
@@ -128,38 +129,27 @@ def prepare(request: VerbRequest[Any], session: Session, unfollowed: str = "") -
         register = checked_name(asked.register), serving_image("" if installs(asked.image) else asked.image)
     if asked.check and not program.values.keys() & {"recipe", "model"}:
         program = program.replace(recipe="wgan_gp_digits")  # a small recipe, whose data come with the package
-    order = order_of(asked, program)
-    if asked.check:
-        order = dataclasses.replace(order, subject=f"check-{order.subject}")
-    jobs = _candidates(asked, program, order, unfollowed)
+    jobs = _candidates(asked, program, unfollowed)
     # This makes the plans that are missing.
     memory = memory_lines([] if asked.check else [job.workload for job in jobs], plan=asked.plan, force=asked.force)
-    confirmation = partial(
-        cost_confirmation, [(job.tier, 1) for job in jobs], planned_usd(jobs), asked, alternatives=True
-    )
+    confirmation = partial(cost_confirmation, [job.tier for job in jobs], planned_usd(jobs), asked, alternatives=True)
     sources = list(dict.fromkeys(package.uri(job.gcp.bucket) for job in jobs for package in job.packages))
-    record = Submission(order.submission, command=request.command, sources=sources)
+    record = Submission(jobs[0].submission, command=request.command, sources=sources, detached=asked.detach)
     return SubmittedJob(jobs, record, session, [*describe(jobs), *memory], confirmation, register)
 
 
-def order_of(asked: JobOptions, program: Program) -> Order:
-    """Reads the packages and returns the order of a new submission. Raises UserError for a bad name or package."""
-    check_asked_image(asked.image)
-    if asked.name and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", asked.name):
-        raise UserError(f"name={asked.name}: use letters, digits, - _ and . only, at most 100: it names a folder too")
-    own_image = asked.image != "" and not installs(asked.image)
+def packages_of(asked: JobOptions, program: Program) -> Sequence[Package]:
+    """Returns the packages of the code that a job runs; those of the trainer are in an image of the user's own.
+
+    Raises UserError for a bad image or package.
+    """
+    check_image(asked.image)
     if isinstance(program, Script):
-        subject = program.subject
-        packages: Sequence[Package] = [program.package(asked.max_package_mb, asked.include)]
-    elif own_image and asked.package:
+        return [program.package(asked.max_package_mb, asked.include)]
+    own_image = asked.image != "" and not installs(asked.image)
+    if own_image and asked.package:
         raise UserError("--image and --package contradict each other: build the package into the image")
-    else:
-        packages = [] if own_image else packages_with(asked.package, asked.max_package_mb, asked.include)
-        subject = str(program.values.get("recipe") or program.values.get("model") or "job")
-        subject = subject.rsplit("/", 1)[-1].removesuffix(".yaml").replace("_", "-").replace(":", "-")
-    # The image that was built in this folder holds the trainer, so that no script runs in it.
-    built_image = None if asked.image or isinstance(program, Script) else remembered()
-    return Order(asked, subject, new_submission(), tuple(packages), built_image)
+    return [] if own_image else packages_with(asked.package, asked.max_package_mb, asked.include)
 
 
 def new_submission() -> str:
@@ -167,8 +157,10 @@ def new_submission() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def _candidates(asked: SubmitOptions, program: Program, order: Order, unfollowed: str) -> list[Job]:
+def _candidates(asked: SubmitOptions, program: Program, unfollowed: str) -> list[Job]:
     """Returns a checked job for every tier in every region, in the order in which they are tried."""
+    code = packages_of(asked, program)
+    submission = new_submission()
     if asked.tiers and (asked.machine_type or asked.accelerator):
         raise UserError(
             f"tier {' '.join(asked.tiers)} and --{'machine_type' if asked.machine_type else 'accelerator'} contradict "
@@ -179,8 +171,9 @@ def _candidates(asked: SubmitOptions, program: Program, order: Order, unfollowed
             "TIER is missing: name one of job_configs/, as l4x4, or a machine, as --machine_type=g2-standard-12 "
             "--accelerator=NVIDIA_L4:1"
         )
-    tiers = [load_tier(name, asked.prices, asked) for name in dict.fromkeys(asked.tiers)]
-    tiers = tiers or [machine_tier(asked.machine_type, asked.accelerator, asked.prices, asked)]
+    changes = partial(machine_spec, asked)
+    tiers = [load_tier(name, asked.prices, changes) for name in dict.fromkeys(asked.tiers)]
+    tiers = tiers or [machine_tier(asked.machine_type, asked.accelerator, asked.prices, changes)]
     regions = regions_in(asked.region)
     if unfollowed and len(tiers) * len(regions) > 1:
         raise UserError(f"--{unfollowed} is for one tier in one region: {_WHY_ONE_PLACE.get(unfollowed)}")
@@ -192,7 +185,7 @@ def _candidates(asked: SubmitOptions, program: Program, order: Order, unfollowed
             config = program.resolve()
             if chosen := best_memory_option(tier, plan_of(config, program), config):
                 fitted = program.replace(**{chosen.name: chosen.value})
-        work = workload_on(one_machine(tier, CHECK_S) if asked.check else tier, fitted)
+        work = workload_on(tier, fitted)
         # The trainer's default, a GAN on digits, is for trying things out: a flag or the tier's file names paid work.
         task = work.tier.spec["workerPoolSpecs"][0]
         arguments = (task.get("pythonPackageSpec") or task.get("containerSpec") or {}).get("args", [])
@@ -203,7 +196,7 @@ def _candidates(asked: SubmitOptions, program: Program, order: Order, unfollowed
         for region in regions:
             gcp = read_gcp_config(asked.project, region, asked.bucket)
             try:
-                jobs.append(job_of(work, gcp, with_limits(work, order)))
+                jobs.append(Job(work, gcp, asked, submission, code, stop_limits(work, asked)))
             except NoMachines as error:
                 left_out.append((f"{tier.name} in {gcp.region}", error))
     for place, reason in left_out if jobs else left_out[:-1]:
@@ -230,7 +223,7 @@ def describe(jobs: Sequence[Job]) -> list[str]:
     A line that is the same for several jobs appears once.
     """
     check = f"trains nothing: checks the accelerators of one machine ({GPU_CHECK}, docs/gpus.md)"
-    lines = [check if job.order.asked.check else job.workload.about for job in jobs]
+    lines = [check if job.options.check else job.workload.about for job in jobs]
     for job in jobs:
         place = f"{job.name}: {job.tier.machine} in {job.gcp.region}, {job.tier.strategy}"
         wait = job.tier.spec.get("scheduling", {}).get("maxWaitDuration")
@@ -247,7 +240,7 @@ def describe(jobs: Sequence[Job]) -> list[str]:
         if job.tier.strategy == "SPOT":
             then = "ends" if job.spec.get("scheduling", {}).get("disableRetries") else "starts again on others"
             lines.append(f"Google may take SPOT machines away: the job then {then}")
-        stop = read_limits({LIMITS: job.order.limits or "{}"})
+        stop = read_limits({LIMITS: job.limits or "{}"})
         if stop.idle_s:
             lines.append(f"{job.tier.name}: ends itself if all GPUs are idle for {format_duration(stop.idle_s)}")
         if stop.over_s:

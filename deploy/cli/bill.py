@@ -17,7 +17,7 @@ from deploy.job.ledger import Attempt, attempt_label, find_attempt, find_elsewhe
 from deploy.platform.errors import api_errors, billing_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.rest import address, call, pages
-from deploy.platform.vertex_api import ApiError, Clock, retried, unreadable_as_lost
+from deploy.platform.retries import ApiError, Clock, retried, unreadable_as_lost
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import DONE, UserError
 from trainer.base.settings.fields import parse_options, setting, setting_of
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         if not known:  # it was submitted from elsewhere
             job = attach(run, args.project, args.region, args.backend, session)
             with api_errors(job.gcp):
-                known = job.attempt or find_elsewhere(job.name, job.gcp, job.backend, session.clock)
+                known = job.attempt or find_elsewhere(job.name, job.backend)
         if not known:
             raise UserError(f"{run}: this package did not submit it, so no label finds it on the bill")
         record, attempt = known

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from deploy.api.request import verb_usage
 from deploy.base.console import say
 from deploy.cli.output import JSON, write_document
-from deploy.job.workload import JobOptions
+from deploy.job.options import JobOptions
 from deploy.platform import buckets
 from deploy.platform.errors import api_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
-from deploy.platform.vertex_api import FINAL_STATES, retried
+from deploy.platform.retries import retried
+from deploy.platform.vertex_api import FINAL_STATES
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, read_project
 from deploy.tiers.machine_table import load_machines
 from trainer.base.errors import DONE

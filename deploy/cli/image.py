@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.api.request import verb_usage
-from deploy.job.workload import JobOptions
+from deploy.job.options import JobOptions
 from deploy.packaging.images import BuiltImage, remember
 from deploy.packaging.packages import DIST, packages_with, write_copy
 from deploy.platform.errors import JobUnknown

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.api.request import parse_verb, verb_usage
-from deploy.job.job import workload_on
-from deploy.job.workload import JobOptions, Training
+from deploy.job.options import JobOptions
+from deploy.job.workload import Training, workload_on
 from deploy.platform.local import LocalJob, local_workers, on_signals
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import DONE, UserError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from deploy.api.request import verb_usage
 from deploy.base.console import say
 from deploy.cli.output import JSON, write_document
-from deploy.job.workload import JobOptions
+from deploy.job.options import JobOptions
 from deploy.report.formatting import terminal_table
 from deploy.tiers.machine_table import Price, load_machines
 from deploy.tiers.tier import Tier, load_tier, tier_names

@@ -4,7 +4,6 @@ import dataclasses
 import shlex
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from deploy.api.request import verb_usage
 from deploy.api.submit import check_wait, describe, new_submission
@@ -12,37 +11,20 @@ from deploy.cli.output import JSON
 from deploy.cli.submit import run
 from deploy.job.cost import cost_confirmation
 from deploy.job.fallback import SubmittedJob
-from deploy.job.job import job_of
+from deploy.job.job import Job
 from deploy.job.ledger import Submission
-from deploy.job.workload import JobOptions, Order, Workload, Written
-from deploy.packaging.images import Image
+from deploy.job.options import JobOptions
+from deploy.job.spec import machine_spec
+from deploy.job.workload import Prediction
 from deploy.platform.errors import api_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.model_registry import find_version
-from deploy.platform.vertex_api import retried
+from deploy.platform.retries import retried
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, needed_region, read_project
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.serving_file import SAME_BYTES
 from trainer.base.settings.fields import fields_of, parse_options, setting
-
-
-@dataclasses.dataclass(frozen=True)
-class Prediction(Workload):
-    """Holds a prediction for a file of rows, which runs in the image of a registered model."""
-
-    same_bytes: bool
-
-    def arguments(self) -> list[str]:
-        flags = [f"--rows_file={self.inputs['rows']}", f"--out={self.job_dir}"]
-        return [self.inputs["model"], *flags, *(["--same_bytes"] if self.same_bytes else [])]
-
-    def write(self, spec: dict[str, Any], gcp: GcpConfig, order: Order, image: Image) -> Written:
-        spec["workerPoolSpecs"][0].pop("pythonPackageSpec", None)
-        spec["workerPoolSpecs"][0]["containerSpec"] = {
-            "imageUri": order.asked.image, "command": ["python", "-m", "trainer.predict"], "args": self.arguments(),
-        }  # fmt: skip
-        return (), (f"runs in {order.asked.image}, the image of the version",), ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,7 +62,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     args = parse_options(PredictFlags, arguments, USAGE, *names)
     rows, out = checked_address("rows", args.rows), checked_address("out", args.out)
     gcp = GcpConfig(needed_project(read_project(args.project)), needed_region(args.region), out)
-    tier = load_tier(args.tier, args.prices, args)
+    tier = load_tier(args.tier, args.prices, partial(machine_spec, args))
     if tier.workers > 1 or tier.accelerators > 1:
         raise UserError(f"tier={tier.name}: one device answers rows, and it has {tier.devices}: use cpu or l4x1")
     check_wait(args.max_wait, tier, "detach" if args.detach else "")
@@ -88,12 +70,10 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         backend = session.open(args.backend, gcp.project, gcp.region)
         version = retried(lambda: find_version(args.model, backend), session.clock)
     about, inputs = f"answers the rows of {rows} with {version}", {"rows": rows, "model": version.artifact}
-    work = Prediction(tier, args.same_bytes, job_dir=out, about=about, inputs=inputs)
-    order = Order(
-        dataclasses.replace(args, image=version.image), f"predict-{version.name.rsplit('/', 1)[-1]}", new_submission()
-    )
-    job = job_of(work, gcp, order)
+    subject = f"predict-{version.name.rsplit('/', 1)[-1]}"
+    work = Prediction(tier, args.same_bytes, job_dir=out, subject=subject, about=about, inputs=inputs)
+    job = Job(work, gcp, dataclasses.replace(args, image=version.image), new_submission())
     command = shlex.join([*USAGE.program.split(), *arguments])
-    record = Submission(order.submission, command=command, sources=[str(version)])
-    confirmation = partial(cost_confirmation, [(job.tier, 1)], [None], args, alternatives=True)
+    record = Submission(job.submission, command=command, sources=[str(version)], detached=args.detach)
+    confirmation = partial(cost_confirmation, [job.tier], [None], args, alternatives=True)
     return run(SubmittedJob([job], record, session, describe([job]), confirmation), args, "predict")

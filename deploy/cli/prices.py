@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 from deploy.api.request import verb_usage
 from deploy.base.console import say
 from deploy.cli.output import JSON, write_document
-from deploy.job.workload import JobOptions
+from deploy.job.options import JobOptions
 from deploy.platform.errors import billing_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.rest import address, call, pages
-from deploy.platform.vertex_api import Clock, retried, unreadable_as_lost
+from deploy.platform.retries import Clock, retried, unreadable_as_lost
 from deploy.tiers.gcp_config import needed_region
 from deploy.tiers.machine_table import HOURS_A_MONTH, KINDS, Machine, Machines, Price, load_machines
 from trainer.base.errors import DONE

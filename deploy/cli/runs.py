@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from deploy.api.compare import CompareOptions, read_comparison
 from deploy.api.request import verb_usage
 from deploy.cli.output import JSON, write_document
-from deploy.job.workload import JobOptions
+from deploy.job.options import JobOptions
 from deploy.platform.errors import api_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.model_registry import checked_name, read_registration, register_run
@@ -110,5 +110,5 @@ def register(arguments: Sequence[str], session: Session = SESSION) -> int:
         print(json.dumps({"model": registration.model}, indent=1))
         return DONE
     with api_errors(gcp):
-        register_run(registration, args.alias, session.open("sdk", gcp.project, gcp.region), session.clock)
+        register_run(registration, args.alias, session.open("sdk", gcp.project, gcp.region))
     return DONE

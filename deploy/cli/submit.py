@@ -11,7 +11,6 @@ from deploy.api.submit import NOTHING_SENT, USAGE, SubmitOptions, prepare
 from deploy.base.console import forget_stdout, say
 from deploy.cli.output import JSON, write_document
 from deploy.job.fallback import SubmittedJob
-from deploy.job.ledger import attempt_label
 from deploy.job.sending import check_resources, upload_packages
 from deploy.platform.errors import exit_code
 from deploy.platform.gcloud_and_sdk import SESSION, Gcloud, Session, to_yaml
@@ -91,7 +90,7 @@ def stage(submission: SubmittedJob, flags: Any) -> int:
     say(*submission.about)
     check_resources([job])
     upload_packages([job])
-    request = job.request(attempt_label(submission.record.submission))
+    request = job.request()
     write_whole(file, to_yaml(request.spec))
     command = Gcloud(job.gcp.project, job.gcp.region).create_command(request, flags.out)
     say(f"nothing was sent: {flags.out} has the spec, and this command sends it:", shlex.join(command))
@@ -102,7 +101,7 @@ def stage(submission: SubmittedJob, flags: Any) -> int:
 def _write_requests(submission: SubmittedJob, flags: Any, verb: str, about: Sequence[str]) -> None:
     requests = []
     for job in submission.jobs:
-        request = job.request(attempt_label(submission.record.submission))
+        request = job.request()
         requests.append({
             "tier": job.tier.name, "project": job.gcp.project, "region": job.gcp.region, "output": job.output,
             "display_name": request.display_name, "labels": request.labels, "spec": request.spec,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy.job.ledger import is_sent
+from deploy.job.ledger import RECORD
 from deploy.report.collection import COMPARISON
 from trainer.base.errors import USER_MUST_CHANGE, UserError
 from trainer.base.run_files.job_files import CHECKPOINTS, RUN_INFO, STATS, read_json, read_result
@@ -69,7 +69,7 @@ def any_begun(out: Path) -> bool:
 def is_begun(job_dir: Path) -> bool:
     """Returns whether the run has produced anything, or its job may still do so."""
     state = read_result(job_dir)[0].get("state")
-    sent = is_sent(job_dir) and state != "failed"
+    sent = (job_dir / RECORD).exists() and state != "failed"
     reported = (job_dir / STATS).is_file() or any((job_dir / CHECKPOINTS).glob("*"))
     return sent or reported or state == "done"
 

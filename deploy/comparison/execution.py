@@ -14,13 +14,12 @@ from typing import Any
 from deploy.base.console import say
 from deploy.comparison.directory import any_begun, check_folder, error_of, is_done, refusal, write_comparison
 from deploy.comparison.runners import LocalRunner, VertexRunner
-from deploy.job.job import Program, workload_on
-from deploy.job.workload import Training, Workload
+from deploy.job.workload import Program, Training, Workload, workload_on
 from deploy.platform.local import on_signals
 from deploy.report.collection import repeat_folder
 from deploy.tiers.tier import Tier
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
-from trainer.base.storage import keep_others_out, make_writable
+from trainer.base.storage import lock_folder, make_writable
 
 _ADVICE = {
     USER_MUST_CHANGE: "; fix that, then run the command again",
@@ -79,7 +78,7 @@ def run_comparison(
     missing = announce(request, runs, out, runner)
     make_writable(out, "out")
     runner.preflight(missing)
-    keep_others_out(out, "out", str(out))
+    lock_folder(out, "out", str(out))
     refused: list[str] = []
     write_comparison(out, request.summary(runner.name, parallel))
     calls = [partial(_run, runs[name], repeat, out, runner, refused) for name, repeat in request.runs()]

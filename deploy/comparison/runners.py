@@ -10,7 +10,6 @@ import os
 import shutil
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,16 +17,18 @@ from deploy.base.console import printed_on, say
 from deploy.comparison.directory import is_begun
 from deploy.job.cost import CostConfirmation, cost_confirmation, price_and_limit
 from deploy.job.fallback import SubmittedJob
-from deploy.job.job import Job, job_of
+from deploy.job.job import Job
 from deploy.job.ledger import Submission, find_in
+from deploy.job.options import JobOptions
 from deploy.job.sending import check_resources, upload_packages
 from deploy.job.watching import with_bill
-from deploy.job.workload import Order, Training, Workload
-from deploy.planning.cached_plans import cost_lines, memory_lines, planned_usd, with_limits
+from deploy.job.workload import Training, Workload
+from deploy.packaging.packages import Package
+from deploy.planning.cached_plans import cost_lines, memory_lines, planned_usd, stop_limits
 from deploy.platform.errors import JobUnknown, api_errors, describe_failure, exit_code
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.local import LocalJob, local_workers
-from deploy.platform.vertex_api import Clock, retried
+from deploy.platform.retries import Clock, retried
 from deploy.report.collection import fetched
 from deploy.tiers.gcp_config import needed_project, read_gcp_config
 from trainer.base.errors import INTERRUPTED, PlatformFault, UserError
@@ -43,9 +44,7 @@ class LocalRunner:
     name = "local"
 
     def __init__(self) -> None:
-        self._started: list[LocalJob] = []
-        self._lock = threading.Lock()
-        self._stopped = False
+        self._stopped = threading.Event()
 
     def costs(self, runs: Sequence[tuple[Workload, int]]) -> Iterator[str]:
         """Yields nothing: this machine costs nothing."""
@@ -68,34 +67,34 @@ class LocalRunner:
         arguments = dataclasses.replace(run, job_dir=str(folder)).arguments()
         workers = local_workers(run.tier, arguments, folder, job_id, program=run.local_program(folder))
         with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
-            job = LocalJob(workers, lambda worker, line: print(f"[{worker}] {line}", file=log))
-            with self._lock:
-                if self._stopped:
-                    return INTERRUPTED
-                self._started.append(job)
+            if self._stopped.is_set():
+                return INTERRUPTED
+            job = LocalJob(workers, lambda worker, line: print(f"[{worker}] {line}", file=log), stopped=self._stopped)
             outcome = job.run()
             print(outcome.error or outcome.state, file=log)
         return outcome.code
 
     def stop(self) -> None:
         """Makes every job save its state and end; starts no other."""
-        with self._lock:
-            self._stopped = True
-            for job in self._started:
-                job.stop()
+        self._stopped.set()
 
 
 class VertexRunner:
-    """Runs jobs of Vertex AI, with the options and packages of one order."""
+    """Runs jobs of Vertex AI, all with the same options and `code`, their packages."""
 
     name = "vertex"
 
-    def __init__(self, order: Order, session: Session, *, dry_run: bool = False) -> None:
-        self._order, self._dry_run, self._clock = order, dry_run, session.clock
+    def __init__(
+        self, options: JobOptions, code: Sequence[Package], submission: str, session: Session, *, dry_run: bool = False
+    ) -> None:
+        self._options = options
+        self._code = code
+        self._dry_run = dry_run
+        self._clock = session.clock
         self._session = dataclasses.replace(session, clock=Clock(session.clock.now, self._sleep))
         self._stopped, self._jobs = threading.Event(), dict[Path, SubmittedJob]()
-        self._submissions = (f"{order.submission}-{number}" for number in itertools.count(1))
-        self._gcp = read_gcp_config(order.asked.project, order.asked.region, order.asked.bucket)
+        self._submissions = (f"{submission}-{number}" for number in itertools.count(1))
+        self._gcp = read_gcp_config(options.project, options.region, options.bucket)
         needed_project(self._gcp.project)
 
     def costs(self, runs: Sequence[tuple[Workload, int]]) -> Iterator[str]:
@@ -105,26 +104,26 @@ class VertexRunner:
         """
         if not runs:
             return
-        jobs = [(self._job(run), count) for run, count in runs]
-        yield from (package.about for package in self._order.packages if package.about)
+        yield from (package.about for package in self._code if package.about)
         tiers_by_warning: dict[str, list[str]] = {}
-        for job, count in jobs:
-            many, tier = "1 job" if count == 1 else f"{count} jobs, each", job.tier
-            yield f"{tier.name}: {many} on {tier.machine} in {job.gcp.region}: {price_and_limit(tier)}"
+        jobs: list[Job] = []
+        for run, count in runs:
+            job, tier = self._job(run), run.tier
+            jobs += [job] * count
+            many = "1 job" if count == 1 else f"{count} jobs, each"
+            yield f"{tier.name}: {many} on {tier.machine} in {job.gcp.region}: {price_and_limit(job.tier)}"
             yield from (f"{tier.name}: {line}" for line in job.about)
             for line in job.warnings:
                 tiers_by_warning.setdefault(line, []).append(tier.name)
         yield from (f"warning: {', '.join(tiers)}: {line}" for line, tiers in tiers_by_warning.items())
-        asked = self._order.asked
-        yield from memory_lines([run for run, _ in runs], plan=asked.plan, force=asked.force)
-        yield from cost_lines(job for job, _ in jobs)
+        yield from memory_lines([run for run, _ in runs], plan=self._options.plan, force=self._options.force)
+        yield from cost_lines(jobs)
         if self._dry_run:
             confirmation = self._confirmation(jobs)
             yield from confirmation.lines() or [confirmation.text]
 
-    def _confirmation(self, jobs: Sequence[tuple[Job, int]]) -> CostConfirmation:
-        counts = [(job.tier, count) for job, count in jobs]
-        return cost_confirmation(counts, planned_usd(job for job, _ in jobs), self._order.asked, alternatives=False)
+    def _confirmation(self, jobs: Sequence[Job]) -> CostConfirmation:
+        return cost_confirmation([job.tier for job in jobs], planned_usd(jobs), self._options, alternatives=False)
 
     def preflight(self, runs: Sequence[tuple[Workload, Path]]) -> None:
         """Finds jobs sent before, confirms the cost of the rest, checks login, project, buckets and data once."""
@@ -135,20 +134,18 @@ class VertexRunner:
                 # A job that was sent before is kept if it runs or succeeded; else another is sent, with its output.
                 earlier = find_in(job_dir)
                 job = self._unsent(run, job_dir, earlier.attempts[-1].output if earlier else "")
-                if earlier and job.take_up(earlier):
+                if earlier and job.resume(earlier):
                     status = with_bill(job.status, self._clock.now())
                     if status.over and status.state != "SUCCEEDED":
                         job = self._unsent(run, job_dir, job.output)
                 self._jobs[job_dir] = job
             jobs = [job.jobs[0] for job in self._jobs.values()]
             if new := [job.jobs[0] for job in self._jobs.values() if not job.name]:
-                counts = Counter(job.tier.name for job in new)
-                tiers = {job.tier.name: job for job in new}
-                self._confirmation([(job, counts[name]) for name, job in tiers.items()]).confirm()
+                self._confirmation(new).confirm()
             for bucket in {job.output.split("/")[2] for job in jobs}:
                 connect().list(Address(bucket, ""), most=1)  # refuse now if the results could not be read later
-            backend = self._session.open(self._order.asked.backend, self._gcp.project, self._gcp.region)
-            retried(lambda: backend.jobs("none"), self._session.clock)
+            backend = self._session.open(self._options.backend, self._gcp.project, self._gcp.region)
+            retried(lambda: backend.jobs("none"), backend.clock)
             check_resources(new or jobs)
             upload_packages(new or jobs)
 
@@ -212,8 +209,9 @@ class VertexRunner:
                 f"{run.tier.name}: its baseOutputDirectory would be the job directory of every run: remove it: "
                 "each run has a separate folder in --bucket"
             )
-        order = with_limits(run, dataclasses.replace(self._order, submission=submission))
-        return job_of(dataclasses.replace(run, job_dir=output) if output else run, self._gcp, order)
+        limits = stop_limits(run, self._options)
+        work = dataclasses.replace(run, job_dir=output) if output else run
+        return Job(work, self._gcp, self._options, submission, self._code, limits)
 
     def _sleep(self, seconds: float) -> None:
         """Sleeps, unless or until `stop` was called: then it raises KeyboardInterrupt, as Ctrl-C would."""

@@ -87,7 +87,7 @@ def _followed(process: subprocess.Popen[bytes], reports: BinaryIO, record: Recor
 
         watch = LimitWatch(read_limits(), lambda line: say(line, "WARNING"), process.terminate, process.kill)
         watch.idle_s = -math.inf  # a script may prepare for long: idle time counts from its first use or report
-    with watch.looking() if watch else contextlib.nullcontext():
+    with watch.watching() if watch else contextlib.nullcontext():
         unfinished = b""  # the end of the reports, after the last line break
         ended = False
         while not ended:

@@ -1,16 +1,16 @@
-"""Computes what a job costs per hour, at most and so far, and whether that needs confirmation."""
+"""Computes what a job costs per hour, at most and so far, whether that needs confirmation, and what --max_cost pays."""
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
 from deploy.base.console import agrees, say
-from deploy.job.workload import JobOptions
+from deploy.job.options import JobOptions
 from deploy.platform.vertex_api import JobStatus
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.tier import PRICE_LABEL, Tier
+from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.log import duration
 
@@ -27,6 +27,35 @@ def price_and_limit(tier: Tier) -> str:
     table = load_machines()
     estimate = f" (estimate of {table.date} for {table.region})" if tier.price.inferred else ""
     return f"{tier.price_per_hour:.2f} USD an hour{estimate}, {tier.most_usd:.2f} USD at most, {limit}"
+
+
+START_S = 600  # starting the machines and pulling the image take some minutes
+
+
+def paid_seconds(max_cost: float, tier: Tier, region: str) -> int:
+    """Returns the seconds of `tier` that --max_cost pays for, in USD: the job's timeout.
+
+    Raises UserError if no job can start for that, or if the price in the region is not known.
+    """
+    table = load_machines()
+    if tier.price.inferred and region != table.region:
+        raise UserError(
+            f"max_cost={max_cost:g}: the prices of {region} are not known, those of {table.region} "
+            f"may be lower: `python -m deploy prices --region={region}` asks Google and writes a file for "
+            "--prices=; or leave out --max_cost and give --timeout"
+        )
+    hourly = tier.bound_per_hour  # by the list price where the spot price is not known
+    if hourly is None:
+        raise UserError(
+            f"max_cost={max_cost:g}: the {tier.price_name} of {tier.name} is not known: give it with --prices=FILE"
+        )
+    seconds = math.floor(max_cost / hourly * 3600)
+    if seconds < START_S:
+        raise UserError(
+            f"max_cost={max_cost:g} pays for {seconds} s of {tier.name} ({hourly:.2f} USD an hour), "
+            f"and a job takes minutes to start: give {hourly * START_S / 3600:.2f} or more, or use a cheaper tier"
+        )
+    return seconds
 
 
 # In USD. Jobs need confirmation if the upper end of their plan exceeds the first or, without a plan, their cost until
@@ -53,35 +82,36 @@ class CostConfirmation(NamedTuple):
 
 
 def cost_confirmation(
-    jobs: Sequence[tuple[Tier, int]], plans: Sequence[tuple[float, float] | None], asked: JobOptions,
-    *, alternatives: bool, transfer_usd: float = 0.0,
+    tiers: Sequence[Tier], plans: Sequence[tuple[float, float] | None], options: JobOptions, *, alternatives: bool,
+    transfer_usd: float = 0.0,
 ) -> CostConfirmation:  # fmt: skip
-    """Returns the cost confirmation for `jobs`, pairs of a tier and the number of its jobs.
+    """Returns the cost confirmation for jobs on these tiers.
 
-    `plans`: for each tier the least and the most USD of one job by its plan, None without one. With `alternatives` only
-    one of the jobs is created, and any max_cost makes confirmation unnecessary; otherwise all are created, and max_cost
-    does so only if it limits them to UNCONFIRMED_TIMEOUT_USD together. `transfer_usd`: what each job pays, beside its
-    plan, for data in another region.
+    `plans`: for each job the least and the most USD by its plan, None without one. With `alternatives` only one of the
+    jobs is created, and any max_cost makes confirmation unnecessary; otherwise all are created, and max_cost does so
+    only if it limits them to UNCONFIRMED_TIMEOUT_USD together. `transfer_usd`: what each job pays, beside its plan, for
+    data in another region.
     """
     # Only one of several alternatives is paid for; other jobs all are.
     most: Callable[[Iterable[float]], float] = max if alternatives else sum
     least: Callable[[Iterable[float]], float] = min if alternatives else sum
-    counts, max_cost = [count for _, count in jobs], asked.max_cost
-    unpriced = [tier for tier, _ in jobs if tier.bound_usd is None]
-    limit = most(count * (tier.bound_usd or 0.0) for tier, count in jobs)
-    planned = [(count * (plan[0] + transfer_usd), count * (plan[1] + transfer_usd))
-               for count, plan in zip(counts, plans, strict=True) if plan]  # fmt: skip
+    count = 1 if alternatives else len(tiers)
+    unpriced = [tier for tier in tiers if tier.bound_usd is None]
+    limit = most(tier.bound_usd or 0.0 for tier in tiers)
+    planned = [plan for plan in plans if plan]
     high, basis = None, "there is no plan"
-    if len(planned) == len(jobs):
-        low, high = least(low for low, _ in planned), most(high for _, high in planned)
+    if len(planned) == len(tiers):
+        low = least(low + transfer_usd for low, _ in planned)
+        high = most(high + transfer_usd for _, high in planned)
         basis = f"by plan {low:.2f} to {high:.2f} USD (an estimate)"
-    subject = "this job" if alternatives or sum(counts) == 1 else f"these {sum(counts)} jobs together"
+    subject = "this job" if count == 1 else f"these {count} jobs together"
     text = f"{subject} may cost {limit:.2f} USD until the timeout; {basis}"
     refusal = f"{text}: not submitted: set a limit, such as --max_cost=20"
     if not alternatives:
         refusal = f"{text}: not submitted: set a limit for each, such as --max_cost=20, or send fewer at once: " \
                   f"together {UNCONFIRMED_TIMEOUT_USD:.0f} USD at most"  # fmt: skip
-    allowed = max_cost is not None and (alternatives or sum(counts) * max_cost <= UNCONFIRMED_TIMEOUT_USD)
+    # Whether the user has said what it may cost, or has to.
+    allowed = options.max_cost is not None and (alternatives or count * options.max_cost <= UNCONFIRMED_TIMEOUT_USD)
     needs_consent = not allowed and (limit > UNCONFIRMED_TIMEOUT_USD if high is None else high > UNCONFIRMED_PLAN_USD)
     if unpriced:
         unknown = f"the {unpriced[0].price_name} of {unpriced[0].name} is not known"
@@ -89,23 +119,10 @@ def cost_confirmation(
         text = f"{unknown}; without it {text}" if limit else unknown
         refusal = f"{advice}; without it {refusal}" if needs_consent else advice
         needs_consent = needs_consent or any(tier.accelerators for tier in unpriced)
-    return CostConfirmation(text, refusal if needs_consent and not asked.check else "")
-
-
-def time_and_cost(status: JobStatus, usd_per_hour: float | None, now: float) -> tuple[float, float | None]:
-    """Returns the seconds for which the job's machines have run, and their cost in USD; None without a price."""
-    ran = max((status.ended or now) - status.started, 0.0) if status.started else 0.0
-    return ran, None if usd_per_hour is None else ran / 3600 * usd_per_hour
-
-
-def usd_per_hour(status: JobStatus) -> float | None:
-    """Returns the price in the label of a job; None without one."""
-    with suppress(ValueError):
-        return float(status.labels.get(PRICE_LABEL, "").replace("-", "."))
-    return None
+    return CostConfirmation(text, refusal if needs_consent and not options.check else "")
 
 
 def describe_run(status: JobStatus, now: float) -> tuple[str, str]:
     """Returns run time and cost of the job's machines as texts; the cost is empty if the job has no price label."""
-    ran, usd = time_and_cost(status, usd_per_hour(status), now)
-    return format_duration(ran), "" if usd is None else f"{usd:.2f} USD"
+    usd = status.usd(now)
+    return format_duration(status.seconds(now)), "" if usd is None else f"{usd:.2f} USD"

@@ -4,27 +4,20 @@ A Script takes the place of the trainer's Overrides, but nothing in it is resolv
 """
 
 import dataclasses
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.job.workload import Order, Workload, Written
-from deploy.packaging.images import IN_JOB, STARTER, Image, requirements, write_start
+from deploy.packaging.images import IN_JOB, requirements
 from deploy.packaging.packages import DIST, CodeArchive, Package
 from deploy.packaging.sources import DISTRIBUTIONS, MOST_MB, missing_imports, user_sources
-from deploy.tiers.gcp_config import GcpConfig
-from deploy.tiers.spec_rules import machine_of
 from trainer.base.errors import UserError
-from trainer.base.limit_watch import LIMITS
-from trainer.base.run_files.job_files import mapping, read_run_info
 from trainer.base.settings.fields import nearest
-from trainer.base.storage import expanded, make_writable
+from trainer.base.storage import expanded
 
-WORKER = "deploy.in_job.script_worker"  # the module that runs a script here; a job has it in its archive
-# What that module imports from outside its own folder.
+# What `deploy.in_job.script_worker`, which runs a script, imports from outside its own folder.
 _OF_TRAINER = ("trainer/__init__.py", "trainer/base/__init__.py", "trainer/base/limit_watch.py")
 _MAIN = b"import sys\n\nfrom in_job.script_worker import main\n\nsys.exit(main())\n"
 
@@ -88,84 +81,24 @@ class Script:
             about += "; requirements.txt is installed at each start"
         return CodeArchive(self.subject, "0", files, about)
 
-
-@dataclasses.dataclass(frozen=True)
-class ScriptRun(Workload):
-    """Holds a script that is to run on a tier."""
-
-    script: Script
-
-    def arguments(self) -> list[str]:
-        return list(self.script.words)
-
-    def local_program(self, job_dir: Path) -> tuple[str, Mapping[str, str]]:
-        folder = self.script.folder.parent if self.script.command[0] == "-m" else self.script.folder
-        return WORKER, {"TRAINER_SCRIPT": json.dumps({**self._instructions(str(job_dir)), "folder": str(folder)})}
-
-    def check_folder(self, job_dir: Path) -> None:
-        """Raises UserError if a job directory of this machine cannot be written or holds another run."""
-        make_writable(job_dir, "job_dir")
-        info, _ = read_run_info(job_dir)
-        held = mapping(info, "config").get("script", "a recipe" if info else self.script.name)
-        if held != self.script.name:
-            raise UserError(f"job_dir={job_dir}: it holds a run of {held}: use another --job_dir")
-
-    def write(self, spec: dict[str, Any], gcp: GcpConfig, order: Order, image: Image) -> Written:
-        package = order.packages[0]
-        listed = "code/requirements.txt" in package.files  # what the job installs
-        if image.plain and not (listed or order.asked.force):
-            self._check_imports(package, image.uri)
-        start = {
-            "packages": [], "code": [package.uri(gcp.bucket), package.sha256],
-            "script": self._instructions(spec["baseOutputDirectory"]["outputUriPrefix"]),
-        }  # fmt: skip
-        for place, pool in enumerate(spec["workerPoolSpecs"]):
-            if place > 1 and "containerSpec" in pool:  # a program of its own, such as a reduction server
-                continue
-            before = pool.pop("pythonPackageSpec", None) or pool.get("containerSpec", {})
-            limits = [{"name": LIMITS, "value": order.limits}] if order.limits else []
-            pool["containerSpec"] = {
-                "imageUri": image.uri or before["imageUri"], "args": [*before.get("args", []), *self.script.words],
-                "env": [*before.get("env", []), *limits],
-            }  # fmt: skip
-            # Only a plain image needs help to find the GPU driver; how another one finds it is not known.
-            gpus = machine_of(pool)[2] if image.plain else 0
-            write_start(pool["containerSpec"], start, gpus, gcp.bucket)
-        contents = "what requirements.txt names" if listed else "no requirements.txt, so the standard library alone"
-        about = (f"runs in {image.uri}, with {contents}: --image=URI names another",) if image.plain else ()
-        on_spot = (
-            "SPOT: the script is ended by SIGTERM and started again: only what it saved itself, as in "
-            "AIP_CHECKPOINT_DIR, is left",
-        )
-        return (package, STARTER), about, on_spot if self.tier.strategy == "SPOT" else ()
-
-    def _check_imports(self, package: Package, image: str) -> None:
+    def check_imports(self, package: Package, image: str, gpus: int) -> None:
         """Raises UserError for imports that a plain image lacks, where no requirements.txt installs them."""
         files = {name.partition("/")[2]: path for name, path in package.files.items()
                  if name.startswith("code/") and isinstance(path, Path)}  # fmt: skip
-        path = self.script.command[-1].replace(".", "/") if self.script.command[0] == "-m" else ""
-        start = next((name for name in (f"{path}.py", f"{path}/__main__.py") if name in files), self.script.command[-1])
+        path = self.command[-1].replace(".", "/") if self.command[0] == "-m" else ""
+        start = next((name for name in (f"{path}.py", f"{path}/__main__.py") if name in files), self.command[-1])
         missing = missing_imports(files, start)
         about = ", ".join(f"{name.top} ({name.file}, line {name.line})" for name in missing[:5])
-        tensorflow = requirements(self.tier.accelerators)[0]  # brings keras
+        tensorflow = requirements(gpus)[0]  # brings keras
         lines = {
             tensorflow if name.top in ("keras", "tensorflow") else DISTRIBUTIONS.get(name.top, name.top)
             for name in missing
         }
         if missing:
             raise UserError(
-                f"script={self.script.name}: {image} has no {about}, and there is no requirements.txt: write one "
+                f"script={self.name}: {image} has no {about}, and there is no requirements.txt: write one "
                 f"beside the script with the lines {', '.join(sorted(lines))}, or use --force"
             )
-
-    def _instructions(self, job_dir: str) -> dict[str, Any]:
-        """Returns what `script_worker` needs to know, except the folder of the code."""
-        about = {
-            "config": {"script": self.script.name, "arguments": list(self.script.words)},
-            "cluster": {"workers": self.tier.workers, "replicas": self.tier.devices},
-            "accelerators": self.tier.accelerators,
-        }
-        return {"command": list(self.script.command), "job_dir": job_dir, "about": about}
 
 
 def read_script(script: str, module: str, package: str, words: Sequence[str], job_dir: str = "") -> Script:

@@ -1,27 +1,46 @@
-"""Creates a job exactly once, however often the service fails, or the user interrupts it."""
+"""Creates a job exactly once, however often the service fails, or the user interrupts it, and cancels duplicates.
 
+The record in a job directory, OUTPUT/submission.json, names the submission that may write there. Any machine may
+replace it, but only if its generation is still the one that was read, and only once no job of that submission runs or
+can still appear.
+"""
+
+import json
 import math
+import os
+import platform
+import uuid
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from deploy.base.console import say, tell
+from deploy.job.cost import format_duration
 from deploy.job.job import Job
-from deploy.job.ledger import LISTED_S, Attempt, OpenBackend, Reservation, Submission, watch_hint
+from deploy.job.ledger import RECORD, Attempt, Submission, watch_hint
 from deploy.platform import buckets
-from deploy.platform.errors import StateUnknownError
+from deploy.platform.errors import JobUnknown
 from deploy.platform.rest import Platform
-from deploy.platform.vertex_api import TELL_S, ApiError, Clock, CustomJob, JobStatus, backoff, console_page, retried
+from deploy.platform.retries import TELL_S, ApiError, backoff, retried
+from deploy.platform.vertex_api import JobStatus, console_page
 from deploy.tiers.gcp_config import transfer_usd_per_gib
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import PlatformFault, UserError
+from trainer.base.storage.gcs import Conflict, NoPermission
+from trainer.base.storage.local_files import is_running
+
+OpenBackend = Callable[[str, str], Platform]  # (project, region)
 
 SHUTDOWN_WAIT_S = 900.0  # for the machines to shut down
 CANCEL_POLL_S = 5.0
 
 
-def cancel_and_wait(backend: Platform, name: str, clock: Clock) -> JobStatus:
+def cancel_and_wait(backend: Platform, name: str) -> JobStatus:
     """Cancels the job and returns its status when it is over, or after SHUTDOWN_WAIT_S."""
+    clock = backend.clock
     retried(partial(backend.cancel, name), clock)
     began = clock.now()
     while True:
@@ -46,94 +65,235 @@ def originals(jobs: Sequence[JobStatus]) -> dict[str, JobStatus]:
     return by_name
 
 
-def cancel_duplicates(jobs: Sequence[JobStatus], backend: Platform, clock: Clock) -> dict[str, JobStatus]:
+def cancel_duplicates(jobs: Sequence[JobStatus], backend: Platform) -> dict[str, JobStatus]:
     """Cancels the duplicates among the jobs of one submission, and returns `originals`."""
     by_name = originals(jobs)
     for job in jobs:
         if by_name[job.name].name != job.name and not job.over:
-            cancel_duplicate(job, by_name[job.name].name, backend, clock)
+            cancel_duplicate(job, by_name[job.name].name, backend)
     return by_name
 
 
-def cancel_duplicate(job: JobStatus, original: str, backend: Platform, clock: Clock) -> None:
+def cancel_duplicate(job: JobStatus, original: str, backend: Platform) -> None:
     """Cancels a job that duplicates the one named `original`, and prints that."""
-    retried(partial(backend.cancel, job.name), clock)
+    retried(partial(backend.cancel, job.name), backend.clock)
     tell(f"cancelled {job.name}: a duplicate of {original}")
 
 
 FIRST_WAIT_S = 5.0  # before a refused request is repeated
 CREATE_S = 300.0  # how long requests are repeated
 LISTINGS, LOOK_S = 10, 3.0  # so many listings without the job come before another request; seconds between them
+# The longest time until a new job is listed. An assumption: Vertex AI does not document how far its lists may lag.
+LISTED_S = 60.0
+SILENT_S = 300.0  # a submission on another machine whose record was not renewed for so long is taken to have ended
 
 
 class Creation:
-    """Creates the job of one request. `before_request` is called immediately before each request is sent."""
+    """Creates a job, as the next attempt of a submission, in a job directory that it reserves for this submission."""
 
-    def __init__(
-        self, backend: Platform, request: CustomJob, clock: Clock, before_request: Callable[[], None] = lambda: None
-    ) -> None:
-        self.backend, self._request, self._clock, self._before_request = backend, request, clock, before_request
-        self.unclear = False  # whether a request whose response is not known may have created the job
-        self.name = ""  # of the job, as soon as it is known
+    def __init__(self, job: Job, record: Submission, open_backend: OpenBackend) -> None:
+        project, region = job.gcp.project, job.gcp.region
+        self._attempt = Attempt(job.tier.name, project, region, job.tier.price_per_hour, job.output, name=job.name)
+        record.attempts.append(self._attempt)
+        record.write()
+        self._record = record
+        self._request = job.request(len(record.attempts))
+        self._open = open_backend
+        self._uri = f"{self._attempt.output}/{RECORD}"
+        self._about = {
+            "submission": record.label, "project": project, "region": region,
+            "host": platform.node(), "machine": _machine(), "process": os.getpid(),
+        }  # fmt: skip
+        self._generation: int | None = None  # of the record in the job directory; None: not reserved
+        self._backend = open_backend(project, region)
+        self._clock = self._backend.clock
+        self._unclear = False  # whether a request whose response is not known may have created the job
 
-    def run(self) -> str:
-        """Creates the job and returns its name; after a lost response it looks for the job before it sends another.
+    def create(self) -> None:
+        """Reserves the job directory and creates the job; records each step before and after it.
 
-        Raises StateUnknownError if a job may have been created and none is listed.
+        After Ctrl-C, raises KeyboardInterrupt if the job runs or was never requested, JobUnknown if it may still
+        appear.
+        """
+        record = self._record
+        attempt = self._attempt
+        advice = f"`python -m deploy watch {record.submission}` looks for it again, and so does the same command"
+        try:
+            self._reserve()
+            self._request_job()
+            say(f"submitted {attempt.job}\n{console_page(attempt.job, attempt.project)}")
+        except KeyboardInterrupt:
+            attempt.state = "INTERRUPTED"
+            record.write()  # before anything else: a second Ctrl-C may come
+            if not (attempt.job or self._unclear or self._backend.sent):
+                self._release("stopped before the job was requested")
+                raise
+            if not attempt.job:
+                attempt.error = "stopped while the job was created, and it is not listed yet"
+                try:
+                    tell(
+                        f"stopped while the job is created: looks for it for up to {LISTED_S:.0f} s; Ctrl-C skips that"
+                    )
+                    self._look()
+                except (KeyboardInterrupt, JobUnknown):
+                    tell("stopped looking for the job")
+            if not attempt.job:
+                record.write()
+                raise JobUnknown(f"{attempt.error}: {advice}") from None
+            attempt.error = ""
+            record.write()
+            tell(f"{attempt.job} was created and goes on: {watch_hint(attempt.job)}; the same command follows it")
+            raise KeyboardInterrupt(attempt.job) from None  # its argument says that a message was printed
+        except JobUnknown as error:
+            attempt.error = str(error)
+            record.write()
+            raise JobUnknown(f"{error}: {advice}") from None
+        except (ApiError, UserError, PlatformFault) as error:
+            self._release(str(error))
+            raise
+
+    def _reserve(self) -> None:
+        """Reserves the job directory. Raises UserError if another submission may write to it.
+
+        An account that may not write there gets a warning and reserves nothing: the job's own may be allowed to.
+        """
+        try:
+            text, generation = buckets.read(self._uri)
+            if text:
+                self._wait_until_free(text)
+            self._write(generation, sending=False)
+        except NoPermission as error:
+            tell(f"warning: {error}: make sure that no other job writes to {self._attempt.output}")
+
+    def _request_job(self) -> None:
+        """Creates the job and records its name; after a lost response it looks for the job before it sends another.
+
+        Raises JobUnknown if a job may have been created and none is listed, and UserError if another submission
+        took the directory meanwhile, for example while this machine slept.
         """
         began = self._clock.now()
         for wait in backoff(FIRST_WAIT_S):
-            self._before_request()
+            # Both records say that the submission goes on and sends a request now.
+            if self._generation is not None:
+                self._write(self._generation, sending=True)
+            self._attempt.sent_at = self._clock.now()
+            self._record.write()
             try:
-                self.name = self.backend.create(self._request)
+                self._attempt.job = self._backend.create(self._request)
             except ApiError as error:
-                failure, self.unclear = error, self.unclear or error.may_have_succeeded
-                self.backend.sent = False
+                failure = error
+                self._unclear = self._unclear or error.may_have_succeeded
+                self._backend.sent = False
             else:
-                if self.unclear:
+                if self._unclear:
                     tell("warning: a response was lost: a second job is cancelled as soon as `watch` or `jobs` sees it")
-                return self.name
+                break
             last = not failure.transient or self._clock.now() + wait - began > CREATE_S
-            if last and not self.unclear:
+            if last and not self._unclear:
                 raise failure
-            then = "looks for the job" if self.unclear else f"tries again after {wait:.0f} s"
+            then = "looks for the job" if self._unclear else f"tries again after {wait:.0f} s"
             tell(f"the submission failed ({failure}): {then}")
-            if not self.unclear:
+            if not self._unclear:
                 self._clock.sleep(wait)
-            elif self.look(0.0 if last else LISTED_S, 1 if last else LISTINGS):
-                return self.name
+            elif self._look(0.0 if last else LISTED_S, 1 if last else LISTINGS):
+                break
             if last:
-                raise StateUnknownError(0, f"the submission failed ({failure}), and its job is not listed yet")
-        raise AssertionError("backoff never ends")
+                raise JobUnknown(f"the submission failed ({failure}), and its job is not listed yet")
+        self._complete()
 
-    def look(self, seconds: float = LISTED_S, listings: int = LISTINGS) -> str:
+    def _look(self, seconds: float = LISTED_S, listings: int = LISTINGS) -> str:
         """Looks for the job of the request for `seconds`, and returns its name, as `look_for` does."""
-        label, since = self._request.labels[LABEL], self._clock.now() + seconds - LISTED_S
-        self.name = look_for(label, self.backend, self._clock, since, listings)
-        return self.name
+        since = self._clock.now() + seconds - LISTED_S
+        self._attempt.job = look_for(self._request.labels[LABEL], self._backend, since, listings)
+        return self._attempt.job
+
+    def _release(self, error: str) -> None:
+        """Records why no job was created, and frees the directory, if it was reserved; ignores failures of that."""
+        self._attempt.state = "NOT SUBMITTED"
+        self._attempt.error = error
+        self._record.write()
+        with suppress(UserError, PlatformFault, ValueError, AttributeError):
+            text, generation = buckets.read(self._uri)
+            if json.loads(text or "{}").get("submission") == self._about["submission"]:
+                buckets.delete(self._uri, generation)
+
+    def _complete(self) -> None:
+        """Records the job that was created. If the bucket fails, a lost index cannot be restored in full."""
+        self._attempt.state = "SUBMITTED"
+        self._record.write()
+        if self._generation is not None:
+            about = {"job": self._attempt.job, "tier": self._attempt.tier, "command": self._record.command,
+                     "sources": self._record.sources, "detached": self._record.detached}  # fmt: skip
+            with suppress(UserError, PlatformFault):
+                self._write(self._generation, sending=True, **about)
+
+    def _write(self, generation: int, *, sending: bool, **more: Any) -> None:
+        text = json.dumps({**self._about, "time": self._clock.now(), "sending": sending, **more}, indent=2) + "\n"
+        try:
+            self._generation = buckets.write(self._uri, text, generation, quick=bool(more))
+        except Conflict:
+            raise UserError(
+                f"{self._attempt.output}: another submission into it began meanwhile: use another --name or --job_dir"
+            ) from None
+
+    def _wait_until_free(self, text: str) -> None:
+        """Returns once the submission of the record `text` can have no running job. Raises UserError while it may."""
+        try:
+            record: Mapping[str, Any] = json.loads(text)
+            began, submission = float(record["time"]), str(record["submission"])
+            place = str(record["project"]), str(record["region"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UserError(f"{self._uri} is damaged: remove it if no job writes to that folder") from None
+        ended_here = record.get("machine") == _machine() and not is_running(str(record.get("process")))
+        until = began + (SILENT_S if not ended_here else LISTED_S if record.get("sending") else 0.0)
+        while True:
+            jobs = retried(partial(self._open(*place).jobs, submission), self._clock)
+            now = self._clock.now()
+            if running := next((job for job in jobs if not job.over), None):
+                raise UserError(
+                    f"{self._attempt.output}: a job writes to it already: {running.name} ({running.state}): "
+                    f"{watch_hint(running.name)}; or use another --name or --job_dir"
+                )
+            if jobs or now >= until:
+                return
+            if not ended_here:
+                raise UserError(
+                    f"{self._attempt.output}: a submission into it began on {record.get('host')}, its last sign of "
+                    f"life is {format_duration(max(now - began, 0.0))} old, and its job is not listed yet: "
+                    f"wait {format_duration(until - now)}, or remove {self._uri} if it was stopped"
+                )
+            tell(f"looks for {until - now:.0f} s for a job of a submission that ended here")
+            self._clock.sleep(until - now)
 
 
-def look_for(label: str, backend: Platform, clock: Clock, since: float, listings: int = 1) -> str:
+def _machine() -> str:
+    """Returns an identifier of this machine since its last start, and of this container on it."""
+    with suppress(OSError):
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    return f"{platform.node()} {uuid.getnode():x}"
+
+
+def look_for(label: str, backend: Platform, since: float, listings: int = 1) -> str:
     """Returns the name of the job with this label, and cancels its duplicates; "" if none is listed.
 
     Looks until LISTED_S after `since`, the time of the last request, and at least `listings` times. Raises
-    StateUnknownError if jobs cannot be listed.
+    JobUnknown if jobs cannot be listed.
     """
-    until, tell_at = since + LISTED_S, clock.now() + TELL_S
+    clock = backend.clock
+    until = since + LISTED_S
     give_up = max(until, clock.now() + LISTED_S)  # if jobs cannot be listed
+    tell_at = clock.now() + TELL_S
     while True:
-        failure: ApiError | None = None
         try:
-            if by_name := cancel_duplicates(backend.jobs(label), backend, clock):
+            if by_name := cancel_duplicates(backend.jobs(label), backend):
                 return [*by_name.values()][-1].name
             listings -= 1
+            if listings <= 0 and clock.now() >= until:
+                return ""
         except ApiError as error:
-            failure = error
+            if not error.transient or clock.now() >= give_up:
+                raise JobUnknown(f"cannot check whether a lost response created a job ({error})") from None
         now = clock.now()
-        if failure and (not failure.transient or now >= give_up):
-            raise StateUnknownError(failure.code, f"cannot check whether a lost response created a job ({failure})")
-        if not failure and now >= until and listings <= 0:
-            return ""
         if now >= tell_at:
             tell_at = now + TELL_S
             tell(f"looks for the job by its label {label}: for {max(until - now, 0.0):.0f} s more")
@@ -174,56 +334,3 @@ def upload_packages(jobs: Sequence[Job]) -> None:
     for uri, package in {package.uri(job.gcp.bucket): package for job in jobs for package in job.packages}.items():
         buckets.upload(package.build(), uri)
         say(f"package {uri}")
-
-
-def submit_job(job: Job, record: Submission, open_backend: OpenBackend, clock: Clock) -> str:
-    """Reserves the job directory, creates the job and returns its name; records each step before and after it.
-
-    After Ctrl-C, raises KeyboardInterrupt if the job runs or was never requested, StateUnknownError if it may still
-    appear.
-    """
-    project, region = job.gcp.project, job.gcp.region
-    attempt = Attempt(job.tier.name, project, region, job.tier.price_per_hour, job.output, name=job.name)
-    record.attempts.append(attempt)
-    record.write()
-    reservation = Reservation(record, open_backend, clock)
-    request = job.request(record.label)
-    creation = Creation(open_backend(project, region), request, clock, reservation.renew)
-    advice = f"`python -m deploy watch {record.submission}` looks for it again, and so does the same command"
-    try:
-        reservation.take()
-        reservation.complete(creation.run())
-        say(f"submitted {attempt.job}\n{console_page(attempt.job, project)}")
-    except KeyboardInterrupt:
-        attempt.state = "INTERRUPTED"
-        record.write()  # before anything else: a second Ctrl-C may come
-        attempt.job = attempt.job or creation.name
-        if not (attempt.job or creation.unclear or creation.backend.sent):
-            attempt.state, attempt.error = "NOT SUBMITTED", "stopped before the job was requested"
-            record.write()
-            reservation.release()
-            raise
-        if not attempt.job:
-            attempt.error = "stopped while the job was created, and it is not listed yet"
-            try:
-                tell(f"stopped while the job is created: looks for it for up to {LISTED_S:.0f} s; Ctrl-C skips that")
-                attempt.job = creation.look()
-            except (KeyboardInterrupt, StateUnknownError):
-                tell("stopped looking for the job")
-        if not attempt.job:
-            record.write()
-            raise StateUnknownError(0, f"{attempt.error}: {advice}") from None
-        attempt.error = ""
-        record.write()
-        tell(f"{attempt.job} was created and goes on: {watch_hint(attempt.job)}; the same command follows it")
-        raise KeyboardInterrupt(attempt.job) from None  # its argument says that a message was printed
-    except StateUnknownError as error:
-        attempt.error = str(error)
-        record.write()
-        raise StateUnknownError(error.code, f"{error}: {advice}") from None
-    except (ApiError, UserError, PlatformFault) as error:
-        attempt.state, attempt.error = "NOT SUBMITTED", str(error)
-        record.write()
-        reservation.release()
-        raise
-    return attempt.job

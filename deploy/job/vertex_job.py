@@ -16,10 +16,10 @@ from deploy.job.ledger import Attempt, Submission
 from deploy.job.sending import cancel_and_wait, cancel_duplicate, originals
 from deploy.job.watching import PrintLine, show, watch_job, with_stop_reason
 from deploy.platform import buckets
-from deploy.platform.errors import StateUnknownError, api_errors, exit_code
-from deploy.platform.gcloud_and_sdk import BACKENDS, Session
+from deploy.platform.errors import JobUnknown, api_errors, exit_code
 from deploy.platform.rest import Platform
-from deploy.platform.vertex_api import JobStatus, WatchLine, retried
+from deploy.platform.retries import retried
+from deploy.platform.vertex_api import JobStatus, WatchLine
 from deploy.report.plots import axes
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.tier import LABEL
@@ -89,29 +89,38 @@ class RunResult:
 
 
 class VertexJob:
-    """Represents a job of Vertex AI. Its methods raise UserError or PlatformFault, each in one line."""
+    """Represents a job of Vertex AI. Its methods raise UserError or PlatformFault, each in one line.
+
+    `name`: its resource name; "" for a job that was not sent, of which they raise UserError.
+    """
 
     about: Sequence[str] = ()  # lines that describe the job
 
-    def __init__(
-        self, name: str, gcp: GcpConfig, backend: str, session: Session, attempt: tuple[Submission, Attempt] | None
-    ) -> None:
-        self.name, self.gcp, self.session, self.attempt = name, gcp, session, attempt
-        self.kind = backend or BACKENDS[0]
+    def __init__(self, name: str, backend: Platform | None, attempt: tuple[Submission, Attempt] | None = None) -> None:
+        self.name = name
+        self.attempt = attempt
+        self._backend = backend
 
     def __repr__(self) -> str:
         return f"<job {self.name}>" if self.name else "\n".join(["<job that is not sent>", *self.about])
 
     @property
     def backend(self) -> Platform:
-        """Returns the client for the job's project and region."""
-        return self.session.open(self.kind, self.gcp.project, self.gcp.region)
+        """Returns the client for the job's project and region. Raises UserError for a job that was not sent."""
+        if not self._backend:
+            raise UserError("this job was not sent: call its send(), or submit it without dry_run=True")
+        return self._backend
+
+    @property
+    def gcp(self) -> GcpConfig:
+        """Returns the job's project and region. Raises UserError for a job that was not sent."""
+        return self.backend.gcp
 
     @property
     def status(self) -> JobStatus:
         """Returns the job's state, times, error and labels as they are now."""
         with api_errors(self.gcp):
-            return with_stop_reason(retried(partial(self.backend.get, self.name), self.session.clock))
+            return with_stop_reason(retried(partial(self.backend.get, self.name), self.backend.clock))
 
     @property
     def exit_code(self) -> int:
@@ -130,7 +139,7 @@ class VertexJob:
     def follow(self, print_line: PrintLine = show) -> JobStatus | None:
         """Follows the job as `wait` does, and prints its log by `print_line`; returns None after Ctrl-C."""
         with api_errors(self.gcp):
-            status = watch_job(self.backend, self.name, self.gcp, self.session.clock, print_line)
+            status = watch_job(self.backend, self.name, print_line)
         if status:
             self._record(status)
         return status
@@ -144,9 +153,9 @@ class VertexJob:
         if not re.fullmatch(r"\d{0,5}|workerpool\d-\d+", worker):
             raise UserError(f"worker={worker}: 0 is the chief, 1 the next; or as Vertex AI calls it, as workerpool1-0")
         place = f"workerpool{min(int(worker), 1)}-{max(int(worker) - 1, 0)}" if worker.isdecimal() else worker
-        since = self.session.clock.now() - since_s if since_s else 0.0
+        since = self.backend.clock.now() - since_s if since_s else 0.0
         with api_errors(self.gcp):
-            lines = retried(partial(self.backend.logs, self.name, since, place, tail), self.session.clock)
+            lines = retried(partial(self.backend.logs, self.name, since, place, tail), self.backend.clock)
         return [line for _, line in sorted(lines, key=lambda entry: (entry[1].time, entry[0]))]
 
     def cancel(self, stream: TextIO | None = None) -> JobStatus:
@@ -156,21 +165,21 @@ class VertexJob:
 
     def stop(self, confirm: Callable[[JobStatus], object] = lambda status: None) -> JobStatus:
         """Cancels as `cancel` does; `confirm` gets the status first, and raises UserError if the job is to go on."""
-        backend, clock = self.backend, self.session.clock
+        backend = self.backend
         with api_errors(self.gcp):
-            status = retried(partial(backend.get, self.name), clock)
+            status = retried(partial(backend.get, self.name), backend.clock)
             if not status.over:
                 confirm(status)
-                status = cancel_and_wait(backend, self.name, clock)
+                status = cancel_and_wait(backend, self.name)
             label = status.labels.get(LABEL)
-            jobs = retried(partial(backend.jobs, label), clock) if label else []
+            jobs = retried(partial(backend.jobs, label), backend.clock) if label else []
             by_name = originals(jobs)
             for job in jobs:  # those that are older than this job, too
                 if job.name != status.name and by_name[job.name] is by_name.get(status.name) and not job.over:
-                    cancel_duplicate(job, status.name, backend, clock)
+                    cancel_duplicate(job, status.name, backend)
             self._record(status)
             if not status.over:
-                raise StateUnknownError(0, f"{self.name}: still {status.state}: `python -m deploy watch` shows its end")
+                raise JobUnknown(f"{self.name}: still {status.state}: `python -m deploy watch` shows its end")
         return status
 
     @property
@@ -194,7 +203,7 @@ class VertexJob:
         """Stores the final status in this folder's record of the job, if there is one."""
         if self.attempt:
             record, attempt = self.attempt
-            record.record_status(attempt, status, self.session.clock.now())
+            record.record_status(attempt, status, self.backend.clock.now())
 
 
 def load_model(job_dir: str) -> Any:

@@ -9,14 +9,14 @@ from contextlib import suppress
 from functools import partial
 
 from deploy.base.console import say, tell
-from deploy.job.cost import describe_run, format_duration, time_and_cost, usd_per_hour
+from deploy.job.cost import describe_run, format_duration
 from deploy.job.ledger import watch_hint
 from deploy.job.sending import cancel_and_wait, cancel_duplicates
 from deploy.platform import buckets
-from deploy.platform.errors import StateUnknownError, describe_error, describe_failure, exit_code
+from deploy.platform.errors import JobUnknown, describe_error, describe_failure, exit_code
 from deploy.platform.rest import Platform
-from deploy.platform.vertex_api import STOPPED, ApiError, Clock, JobStatus, WatchLine, retried
-from deploy.tiers.gcp_config import GcpConfig
+from deploy.platform.retries import ApiError, Clock, retried
+from deploy.platform.vertex_api import STOPPED, JobStatus, WatchLine
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import FAULT, INTERRUPTED, PlatformFault, UserError, reason
 from trainer.base.run_files.job_files import (
@@ -50,8 +50,10 @@ def show(line: WatchLine) -> None:
 class LogTail:
     """Prints the log of all workers in chronological order, each entry once."""
 
-    def __init__(self, backend: Platform, name: str, gcp: GcpConfig, clock: Clock, print_line: PrintLine) -> None:
-        self._backend, self._name, self._gcp, self._clock, self._print = backend, name, gcp, clock, print_line
+    def __init__(self, backend: Platform, name: str, print_line: PrintLine) -> None:
+        self._backend = backend
+        self._name = name
+        self._print = print_line
         self._newest = 0.0
         self._seen: dict[str, float] = {}
         self._last_error = ""  # the last one printed, so that it is printed once
@@ -60,9 +62,9 @@ class LogTail:
         """Prints new entries; errors do not end the watch, because the next read returns the same entries."""
         try:
             logs = partial(self._backend.logs, self._name, max(self._newest - LATE_S, 0.0))
-            entries = retried(logs, self._clock, retry_s)
+            entries = retried(logs, self._backend.clock, retry_s)
         except ApiError as error:
-            text = describe_error(error, self._gcp)
+            text = describe_error(error, self._backend.gcp)
             if (retry_s or not error.transient) and text != self._last_error:
                 self._last_error = text
                 tell(f"no logs: {text}")
@@ -89,30 +91,35 @@ _ADVICE = "; `submit TIER TIER --region=A,B --max_wait=1h` tries others by itsel
 
 
 def follow_job(
-    backend: Platform, name: str, gcp: GcpConfig, clock: Clock, print_line: PrintLine = show,
-    *, created: bool = False, max_wait_s: float = math.inf,
-) -> JobStatus:  # fmt: skip
+    backend: Platform, name: str, print_line: PrintLine = show, *, created: bool = False, max_wait_s: float = math.inf
+) -> JobStatus:
     """Prints states and logs until the job is over, and cancels its duplicates; returns the status of the original.
 
     `created`: the job is known to exist, so that a 404 only means that it cannot be seen yet; `max_wait_s`: a job that
-    waits longer for machines is cancelled, and returned as EXPIRED. Raises StateUnknownError if the state cannot be
+    waits longer for machines is cancelled, and returned as EXPIRED. Raises JobUnknown if the state cannot be
     read for half an hour.
     """
-    tail, live, shown_state = LogTail(backend, name, gcp, clock, print_line), LiveLines(clock), ""
-    unseen, look_at = created, 0.0
-    began, report_at = clock.now(), clock.now() + REPORT_S
+    clock = backend.clock
+    tail = LogTail(backend, name, print_line)
+    live = LiveLines(clock)
+    shown_state = ""
+    unseen = created
+    look_at = 0.0
+    began = clock.now()
+    report_at = began + REPORT_S
     while True:
-        status = _read_state(backend, name, gcp, clock, unseen=unseen)
+        status = _read_state(backend, name, unseen=unseen)
         unseen = False
         if status.over or clock.now() >= look_at:  # also at the end: somebody else may have cancelled it as a duplicate
             look_at = clock.now() + LOOK_S
             label, by_name = status.labels.get(LABEL), dict[str, JobStatus]()
             with suppress(ApiError):
-                by_name = cancel_duplicates(backend.jobs(label) if label else [], backend, clock)
+                by_name = cancel_duplicates(backend.jobs(label) if label else [], backend)
             original = by_name.get(status.name, status).name  # the job itself, if that is not known
             if original != status.name:
                 print_line(WatchLine(clock.now(), f"follows {original}"))
-                tail, name = LogTail(backend, original, gcp, clock, print_line), original
+                name = original
+                tail = LogTail(backend, name, print_line)
                 continue
         now = clock.now()
         ended_before = not shown_state and now - (status.ended or 0.0) > LATE_S  # so its log is complete
@@ -124,7 +131,7 @@ def follow_job(
             waited = format_duration(max(0.0, now - min(began, status.created or began)))
             why = _QUOTA if status.state == "QUEUED" else _REASONS.get(status.strategy, _STOCK)
             advice = "" if max_wait_s < math.inf else _ADVICE
-            news.append(f"{status.state} for {waited}: {why.format(region=gcp.region)}{advice}")
+            news.append(f"{status.state} for {waited}: {why.format(region=backend.gcp.region)}{advice}")
         for line in (*news, *live.lines(status)):
             print_line(WatchLine(now, line))
         if status.over:
@@ -133,9 +140,9 @@ def follow_job(
                 tail.print_new(LAST_RETRY_S)
             return with_bill(status, clock.now())
         if waits and now - began >= max_wait_s:  # EXPIRED, unless it ended otherwise meanwhile
-            status = cancel_and_wait(backend, name, clock)
+            status = cancel_and_wait(backend, name)
             if not status.over:
-                raise StateUnknownError(0, f"{name} is still being cancelled; {watch_hint(name)}")
+                raise JobUnknown(f"{name} is still being cancelled; {watch_hint(name)}")
             if status.state == "CANCELLED":
                 error = f"no machines within --max_wait={format_duration(max_wait_s)}: cancelled"
                 return dataclasses.replace(status, state="EXPIRED", error=error)
@@ -144,7 +151,7 @@ def follow_job(
         clock.sleep(LOG_POLL_S)
 
 
-def _read_state(backend: Platform, name: str, gcp: GcpConfig, clock: Clock, *, unseen: bool) -> JobStatus:
+def _read_state(backend: Platform, name: str, *, unseen: bool) -> JobStatus:
     """Returns the job's status. `unseen`: it was just created, so a 404 may only mean that it is not visible yet."""
 
     def read() -> JobStatus:
@@ -154,26 +161,25 @@ def _read_state(backend: Platform, name: str, gcp: GcpConfig, clock: Clock, *, u
             raise ApiError(0, str(error)) if unseen and error.code == 404 else error from None
 
     try:
-        return retried(read, clock)
+        return retried(read, backend.clock)
     except ApiError as error:
         if error.code == 404:  # the job does not exist
             raise
-        raise StateUnknownError(
-            error.code, f"{describe_error(error, gcp)}; the job may still be running; {watch_hint(name)}"
+        raise JobUnknown(
+            f"{describe_error(error, backend.gcp)}; the job may still be running; {watch_hint(name)}"
         ) from None
 
 
 def watch_job(
-    backend: Platform, name: str, gcp: GcpConfig, clock: Clock, print_line: PrintLine = show,
-    *, created: bool = False, max_wait_s: float = math.inf,
-) -> JobStatus | None:  # fmt: skip
+    backend: Platform, name: str, print_line: PrintLine = show, *, created: bool = False, max_wait_s: float = math.inf
+) -> JobStatus | None:
     """Follows the job and prints how it ended; returns None if Ctrl-C ended the watch but not the job."""
     try:
-        status = follow_job(backend, name, gcp, clock, print_line, created=created, max_wait_s=max_wait_s)
+        status = follow_job(backend, name, print_line, created=created, max_wait_s=max_wait_s)
     except KeyboardInterrupt:
         say(f"no longer watched, and not cancelled; {watch_hint(name)}")
         return None
-    ran, cost = describe_run(status, clock.now())
+    ran, cost = describe_run(status, backend.clock.now())
     say(f"{status.state} after {ran} on its machines{cost and f', about {cost}'}")
     if status.error:
         tell(f"error: {describe_failure(status)}")
@@ -195,8 +201,9 @@ def with_bill(status: JobStatus, now: float) -> JobStatus:
         if status.output and status.over and status.started:
             text, generation = buckets.read(f"{status.output}/{BILLED}", quick=True)
             before = json.loads(text or "{}").get("jobs", {})
-            seconds, usd = time_and_cost(status, usd_per_hour(status), now)
-            jobs = {**before, status.name: {"seconds": round(seconds, 3), "usd": usd and round(usd, 4)}}
+            usd = status.usd(now)
+            bill = {"seconds": round(status.seconds(now), 3), "usd": usd and round(usd, 4)}
+            jobs = {**before, status.name: bill}
             if jobs != before:
                 text = json.dumps({"jobs": jobs}, indent=2) + "\n"
                 buckets.write(f"{status.output}/{BILLED}", text, generation, quick=True)
@@ -233,11 +240,10 @@ class LiveLines:
                 entries = parse_stats(buckets.read(f"{status.output}/{STATS}", quick=True)[0])
                 about = json.loads(buckets.read(f"{status.output}/{RUN_INFO}", quick=True)[0] or "{}")
                 progress = summary(entries, whole(about.get("total_steps")) or 0)
-                price = usd_per_hour(status)
-                usd = time_and_cost(status, price, self._clock.now())[1]
-                money = (
-                    "" if price is None else f"; {usd:.2f} USD so far, {price * status.timeout_s / 3600:.2f} at most"
-                )
+                money = ""
+                if status.usd_per_hour is not None:
+                    most = status.usd_per_hour * status.timeout_s / 3600
+                    money = f"; {status.usd(self._clock.now()):.2f} USD so far, {most:.2f} at most"
                 if progress:  # printed again for another step, not for another cost alone
                     news[progress] = f"{progress}{money}"
             except (UserError, PlatformFault, ValueError, AttributeError) as error:  # the last two: a damaged file

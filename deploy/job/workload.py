@@ -1,213 +1,82 @@
-"""Defines the options of every job, what every kind of workload has to offer, and the workload of a training."""
+"""Describes what runs on a tier, a training or a script, and refuses what would fail there."""
 
 import dataclasses
 import json
 import re
 import shlex
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from deploy.base.options import seconds
-from deploy.packaging.images import (
-    INSTALL,
-    PLAIN_IMAGE,
-    STARTER,
-    BuiltImage,
-    Image,
-    about_installing,
-    requirements,
-    write_start,
-)
+from deploy.job.options import JobOptions
+from deploy.job.script import Script
+from deploy.packaging.images import STARTER, Image, about_installing, requirements
 from deploy.packaging.packages import TRAINER, Package
-from deploy.packaging.sources import MOST_MB
-from deploy.platform.gcloud_and_sdk import BACKENDS
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.spec_rules import machine_of
-from deploy.tiers.tier import SECRETS, SpecChanges, Tier, check_labels
+from deploy.tiers.spec_rules import Spec, machine_of
+from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
-from trainer.base.limit_watch import LIMITS
 from trainer.base.run_files.job_directory import open_job_dir
+from trainer.base.run_files.job_files import mapping, read_run_info
 from trainer.base.run_files.tracking.sender import TAGS
 from trainer.base.run_files.tracking.vertex_runs import TENSORBOARD
-from trainer.base.settings.fields import setting
 from trainer.base.settings.own_settings import functions_taking, is_dotted
 from trainer.base.settings.request import Overrides
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig, split_kind
+from trainer.base.storage import make_writable
 from trainer.base.tracker import read_addresses
 
 TASK = "trainer.task"
-CHECK, CHECK_S = "trainer.check", 3600  # the module that checks a tier's GPUs, and the longest time that it may take
+CHECK = "trainer.check"  # the module that checks a tier's GPUs
+WORKER = "deploy.in_job.script_worker"  # the module that runs a script here; a job has it in its archive
+SECRETS = "TRAINER_SECRETS"  # the variable in which a job's starter finds JSON: a secret's version for each variable
+
+# What the user wants to run, before its settings are resolved for a tier.
+Program = Overrides | Script
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class JobOptions(SpecChanges):
-    """Holds the options of a job of Vertex AI beside its tier and program, money in USD and times in seconds.
+class WorkerProgram(NamedTuple):
+    """Holds what each worker of a job runs.
 
-    The last fields are options of `submit` alone, which describes them; other verbs keep their defaults.
+    `module`: that of the job, "" for that of the tier's file; `preparation`: what in_job/starter.py does first, if
+    anything; `packages`: what is shipped; `about`: a line on the image; `warnings`: what may be a mistake.
     """
 
-    project: str = setting("", "Google Cloud project (default: gcloud's)", metavar="ID")
-    region: str = setting("", "as us-central1 (default: gcloud's ai/region)", metavar="NAME")
-    bucket: str = setting("", "where packages and job directories go", metavar="gs://NAME[/PREFIX]")
-    package: str = setting(
-        "",
-        "a Python package of yours, or one .py file, to ship with the job",
-        metavar="PATH",
-    )
-    max_package_mb: int = setting(
-        MOST_MB,
-        "largest size of --package",
-        metavar="MB",
-        minimum=1,
-        maximum=100_000,
-    )
-    include: tuple[str, ...] = setting(
-        (),
-        "files of --package or of a script's folder that go along though git does not track them, as data/*.json",
-        metavar="GLOB",
-        repeated=True,
-    )
-    script: str = setting(
-        "",
-        "a training script of yours, which runs instead of the trainer with the arguments "
-        "after `--`; its folder goes along",
-        metavar="FILE",
-    )
-    module: str = setting(
-        "",
-        "the same for a module, as `python -m` takes it; its package goes along: --package, "
-        "or the folder of that name here",
-        metavar="NAME",
-    )
-    image: str = setting(
-        "",
-        f"the image that jobs run in: the URI of your own; {INSTALL}: a public Python image "
-        f"({PLAIN_IMAGE}, or {INSTALL}:URI) in which TensorFlow and the packages are installed "
-        "at each start (default: the tier's, else the one that `image` built in this folder, "
-        f"else {INSTALL})",
-        metavar="IMAGE",
-    )
-    prices: str = setting("", "YAML of your own prices, in USD an hour", metavar="FILE")
-    max_cost: float | None = setting(
-        None,
-        "the most that a job may cost, each job of a comparison: it is stopped when that is spent",
-        metavar="USD",
-        once=True,
-        unit="USD",
-        above=0,
-        maximum=999_999,
-    )
-    max_wait: float | None = setting(
-        None,
-        "the longest wait for machines, as 2h: then the job is cancelled, and the "
-        "next tier or region tried; as FLEX_START the service ends the wait",
-        metavar="TIME",
-        read=seconds,
-    )
-    stop_if_idle: float = setting(
-        0.0,
-        "the job saves and ends itself when all its GPUs are below 10 % for so long, as 30m",
-        metavar="TIME",
-        read=seconds,
-    )
-    stop_if_over: float = setting(
-        0.0,
-        "the job saves and ends itself after so many times the upper end of its plan, in hours or USD, as 1.5",
-        metavar="FACTOR",
-        minimum=1,
-        maximum=999,
-    )
-    labels: Mapping[str, str] = setting(
-        {},
-        "labels of the jobs, as team=vision,cost=42",
-        metavar="KEY=VALUE,…",
-    )
-    kms_key: str = setting(
-        "",
-        "your own key, which encrypts the jobs' disks: projects/P/locations/REGION/keyRings/…/cryptoKeys/…",
-        metavar="NAME",
-    )
-    backend: str = setting(
-        BACKENDS[0],
-        "what creates jobs: gcloud (default), or Google's Python SDK",
-        metavar="gcloud|sdk",
-        choices=BACKENDS,
-    )
-    plan: bool = setting(
-        False,
-        "first measure on this machine's CPU whether the run fits the memory, if nobody did yet",
-    )
-    force: bool = setting(
-        False,
-        "send a job that does not fit the memory by its plan, or a script that imports what its image has not",
-    )
-    name: str = ""
-    tensorboard_instance: str = ""
-    disable_retries: bool = False
-    check: bool = False
-
-    def __post_init__(self) -> None:
-        """Raises UserError for flags that contradict each other, and for malformed values."""
-        super().__post_init__()
-        check_labels(self.labels)
-
-
-@dataclasses.dataclass(frozen=True)
-class Order:
-    """Holds what all jobs of a submission share: the options `asked`, the packages, and the parts of their names.
-
-    `subject` and `submission` name the jobs that were given no name; `built_image`: the one that `image` built in this
-    folder; `limits`: those at which a job ends itself, in the text of `trainer.base.limit_watch`.
-    """
-
-    asked: JobOptions
-    subject: str
-    submission: str
+    arguments: Sequence[str]
+    module: str = ""
+    variables: Mapping[str, str] = {}
+    preparation: Mapping[str, Any] = {}
     packages: tuple[Package, ...] = ()
-    built_image: BuiltImage | None = None
-    limits: str = ""
-
-
-# What `Workload.write` returns: the packages that are shipped, lines about the image, and warnings.
-Written = tuple[tuple[Package, ...], tuple[str, ...], tuple[str, ...]]
+    about: str = ""
+    warnings: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
-class Workload(ABC):
-    """Represents what is to run on a tier."""
+class _OnTier:
+    """Holds what every workload has."""
 
     tier: Tier
-    job_dir: str = dataclasses.field(default="", kw_only=True)  # as the user gave it
-    about: str = dataclasses.field(default="", kw_only=True)  # one line that states what runs
-    inputs: Mapping[str, str] = dataclasses.field(default_factory=dict, kw_only=True)  # what it reads, by flag
-
-    @abstractmethod
-    def arguments(self) -> list[str]:
-        """Returns the arguments of the program, without those in the tier's file."""
+    _: dataclasses.KW_ONLY
+    job_dir: str = ""  # as the user gave it
+    subject: str = ""  # begins the names of its jobs
+    about: str = ""  # one line that states what runs
+    inputs: Mapping[str, str] = dataclasses.field(default_factory=dict)  # what it reads, by flag
 
     def local_program(self, job_dir: Path) -> tuple[str, Mapping[str, str]]:
         """Returns the module to run on this machine, "" for that of the tier's file, and its environment variables."""
         return "", {}
 
-    @abstractmethod
-    def write(self, spec: dict[str, Any], gcp: GcpConfig, order: Order, image: Image) -> Written:
-        """Changes `spec`, a copy of the tier's, so that its workers run this. Returns packages, lines and warnings.
-
-        Raises UserError for what would fail in the image.
-        """
-
 
 @dataclasses.dataclass(frozen=True)
-class Training(Workload):
+class Training(_OnTier):
     """Holds what is to be trained on a tier: the flags that were given, and the settings they resolve to there."""
 
     overrides: Overrides
     config: TrainConfig
 
     def arguments(self) -> list[str]:
+        """Returns the arguments of the trainer, without those in the tier's file."""
         place = [f"--job_dir={self.job_dir}"] if self.job_dir else []
         flags = self.overrides.without("expect_devices", "job_dir").arguments()
         return [*flags, *place, f"--expect_devices={self.tier.accelerators}"]
@@ -216,8 +85,46 @@ class Training(Workload):
         """Raises UserError if a job directory of this machine cannot be written or holds another run."""
         open_job_dir(dataclasses.replace(self.config, job_dir=str(job_dir)), lock=False)
 
-    def write(self, spec: dict[str, Any], gcp: GcpConfig, order: Order, image: Image) -> Written:
-        tier, track = self.tier, self.config.track
+    def in_job(
+        self, spec: Spec, options: JobOptions, gcp: GcpConfig, image: Image, packages: Sequence[Package]
+    ) -> WorkerProgram:
+        """Returns what the workers of a job with this spec run. Raises UserError for what would fail in the image."""
+        tier = self.tier
+        self._check_image(image, packages)
+        # Its flags: a recipe's file does not exist there, so its settings go as flags.
+        overrides = self.overrides
+        if overrides.names_recipe_file:
+            overrides = Overrides.read({**overrides.of_recipe, **overrides.without("recipe").values}, overrides.folder)
+        arguments = dataclasses.replace(self, overrides=overrides, job_dir="").arguments()
+        module = ""
+        if options.check:
+            module = CHECK
+            arguments.append("--on_gpus")
+        # What is installed first: nothing in an image of one's own, which then only may read secrets.
+        shipped = tuple(packages) if image.plain else ()
+        preparation: dict[str, Any] = {}
+        if image.plain or SECRETS in json.dumps(spec):
+            kinds = [address.kind for address in read_addresses(self.config.track)]
+            of_trackers = [REQUIREMENTS[kind] for kind in kinds if kind in REQUIREMENTS]
+            installed = [*requirements(tier.accelerators), *of_trackers] if image.plain else []
+            sources = [[package.uri(gcp.bucket), package.sha256] for package in shipped]
+            preparation = {"requirements": installed, "packages": sources}
+            shipped = (*shipped, STARTER)
+        # What its trackers read: tags, the project and the region, and the TensorBoard instance.
+        variables: dict[str, str] = {}
+        if self.config.track:
+            uri = image.uri or spec["workerPoolSpecs"][0]["containerSpec"]["imageUri"]
+            tags = {"tier": tier.name, "image": uri, "strategy": tier.strategy, "usd_per_hour": tier.price_per_hour,
+                    "project": gcp.project, "region": gcp.region}  # fmt: skip
+            variables = {TAGS: json.dumps(tags), "CLOUDSDK_CORE_PROJECT": gcp.project}
+            variables |= {"CLOUDSDK_AI_REGION": gcp.region, TENSORBOARD: spec.get("tensorboard", "")}
+        about = about_installing(tier, image.uri, "network" in spec) if image.plain else ""
+        warned = [*warnings(tier, self.config, json.dumps(spec))]
+        return WorkerProgram(arguments, module, variables, preparation, shipped, about, warned)
+
+    def _check_image(self, image: Image, packages: Sequence[Package]) -> None:
+        """Raises UserError for what the image, or what is installed in it, cannot run."""
+        tier = self.tier
         accelerator = load_machines().accelerators.get(tier.accelerator_type)
         # https://github.com/tensorflow/tensorflow/issues/97387 and 112272: sm_100 and sm_120, also with 2.21.
         if image.plain and accelerator and not accelerator.tensorflow:
@@ -227,46 +134,120 @@ class Training(Workload):
                 "H200"
             )
         if image.plain or image.built:
-            check_inputs(self.config, order.packages)
-        check_trackers(track, image, order.packages)
-        packages = order.packages if image.plain else ()
-        of_trackers = [REQUIREMENTS[address.kind] for address in read_addresses(track) if address.kind in REQUIREMENTS]
-        installed = [*requirements(tier.accelerators), *of_trackers] if image.plain else []
-        needs_starter = image.plain or SECRETS in json.dumps(spec)
-        overrides = self.overrides  # a recipe's file does not exist there, so its settings go as flags
-        if overrides.names_recipe_file:
-            values = {**overrides.of_recipe, **overrides.without("recipe").values}
-            overrides = Overrides.read(values, overrides.folder)
-        arguments = dataclasses.replace(self, overrides=overrides, job_dir="").arguments()
-        for index, pool in enumerate(spec["workerPoolSpecs"]):
-            # A pythonPackageSpec becomes a containerSpec.
-            before = pool.pop("pythonPackageSpec", None) or pool.get("containerSpec", {})
-            if image.uri:
-                pool["containerSpec"] = {
-                    "imageUri": image.uri,
-                    **{key: before[key] for key in ("args", "env") if key in before},
-                }
-            task, module = pool["containerSpec"], before.get("pythonModule", TASK)
-            if image.plain:
-                where = f"{tier.name}: workerPoolSpecs[{index}].pythonModule"
-                check_module(where, module, module, order.packages, runs=True)
-            task["args"] = [*task.get("args", []), *arguments]
-            if order.asked.check:
-                module = CHECK
-                task["args"].append("--on_gpus")
-                task["command"] = ["python", "-m", CHECK]
-            added = variables(track, tier, task["imageUri"], gcp, spec.get("tensorboard", ""))
-            if order.limits:
-                added.append({"name": LIMITS, "value": order.limits})
-            if added:
-                task["env"] = [*task.get("env", []), *added]
-            if needs_starter:
-                sources = [[package.uri(gcp.bucket), package.sha256] for package in packages]
-                instructions = {"requirements": installed, "packages": sources, "module": module}
-                write_start(task, instructions, tier.accelerators if image.plain else 0, gcp.bucket)
-        about = (about_installing(tier, image.uri, "network" in spec),) if image.plain else ()
-        warned = tuple(warnings(tier, self.config, json.dumps(spec)))
-        return (*packages, STARTER) if needs_starter else packages, about, warned
+            check_inputs(self.config, packages)
+        check_trackers(self.config.track, image, packages)
+        for index, pool in enumerate(tier.spec["workerPoolSpecs"] if image.plain else ()):
+            module = pool.get("pythonPackageSpec", {}).get("pythonModule", TASK)
+            check_module(f"{tier.name}: workerPoolSpecs[{index}].pythonModule", module, module, packages, runs=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScriptRun(_OnTier):
+    """Holds a script that is to run on a tier."""
+
+    script: Script
+
+    def arguments(self) -> list[str]:
+        """Returns the arguments of the script."""
+        return list(self.script.words)
+
+    def local_program(self, job_dir: Path) -> tuple[str, Mapping[str, str]]:
+        """Returns the module that runs the script on this machine, and its environment variables."""
+        folder = self.script.folder.parent if self.script.command[0] == "-m" else self.script.folder
+        return WORKER, {"TRAINER_SCRIPT": json.dumps({**self._instructions(str(job_dir)), "folder": str(folder)})}
+
+    def check_folder(self, job_dir: Path) -> None:
+        """Raises UserError if a job directory of this machine cannot be written or holds another run."""
+        make_writable(job_dir, "job_dir")
+        info, _ = read_run_info(job_dir)
+        held = mapping(info, "config").get("script", "a recipe" if info else self.script.name)
+        if held != self.script.name:
+            raise UserError(f"job_dir={job_dir}: it holds a run of {held}: use another --job_dir")
+
+    def in_job(
+        self, spec: Spec, options: JobOptions, gcp: GcpConfig, image: Image, packages: Sequence[Package]
+    ) -> WorkerProgram:
+        """Returns what the workers of a job run. Raises UserError for imports that would fail in the image."""
+        package = packages[0]
+        listed = "code/requirements.txt" in package.files  # what the job installs
+        if image.plain and not (listed or options.force):
+            self.script.check_imports(package, image.uri, self.tier.accelerators)
+        code = [package.uri(gcp.bucket), package.sha256]
+        script = self._instructions(spec["baseOutputDirectory"]["outputUriPrefix"])
+        contents = "what requirements.txt names" if listed else "no requirements.txt, so the standard library alone"
+        about = f"runs in {image.uri}, with {contents}: --image=URI names another" if image.plain else ""
+        on_spot = (
+            "SPOT: the script is ended by SIGTERM and started again: only what it saved itself, as in "
+            "AIP_CHECKPOINT_DIR, is left"
+        )
+        return WorkerProgram(
+            self.script.words,
+            preparation={"code": code, "script": script},
+            packages=(package, STARTER),
+            about=about,
+            warnings=[on_spot] if self.tier.strategy == "SPOT" else [],
+        )
+
+    def _instructions(self, job_dir: str) -> dict[str, Any]:
+        """Returns what `script_worker` needs to know, except the folder of the code."""
+        about = {
+            "config": {"script": self.script.name, "arguments": list(self.script.words)},
+            "cluster": {"workers": self.tier.workers, "replicas": self.tier.devices},
+            "accelerators": self.tier.accelerators,
+        }
+        return {"command": list(self.script.command), "job_dir": job_dir, "about": about}
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction(_OnTier):
+    """Holds a prediction for a file of rows, which runs in the image of a registered model."""
+
+    same_bytes: bool
+
+    def arguments(self) -> list[str]:
+        """Returns the arguments of trainer.predict."""
+        flags = [f"--rows_file={self.inputs['rows']}", f"--out={self.job_dir}"]
+        return [self.inputs["model"], *flags, *(["--same_bytes"] if self.same_bytes else [])]
+
+    def in_job(
+        self, spec: Spec, options: JobOptions, gcp: GcpConfig, image: Image, packages: Sequence[Package]
+    ) -> WorkerProgram:
+        """Returns what the worker of a job runs."""
+        pool = spec["workerPoolSpecs"][0]
+        (pool.get("pythonPackageSpec") or pool["containerSpec"]).pop("args", None)  # those of the tier's file train
+        about = f"runs in {image.uri}, the image of the version"
+        return WorkerProgram(self.arguments(), "trainer.predict", about=about)
+
+
+Workload = Training | ScriptRun | Prediction
+
+
+def workload_on(tier: Tier, program: Program) -> Training | ScriptRun:
+    """Returns what runs on `tier`, its settings resolved. Raises UserError for what the trainer would refuse there."""
+    if isinstance(program, Script):
+        about = f"runs {shlex.join(['python', *program.command, *program.words])}"
+        return ScriptRun(tier, program, job_dir=program.job_dir, subject=program.subject, about=about)
+    expected = tier.accelerators
+    count = program.values.get("expect_devices", expected)
+    if count != expected:
+        raise UserError(
+            f"--expect_devices={count}: the workers of {tier.name} have {expected} accelerators: drop the flag"
+        )
+    # The settings: those of the tier's file, over which the user's win.
+    pool = tier.spec["workerPoolSpecs"][0]
+    arguments = (pool.get("pythonPackageSpec") or pool.get("containerSpec") or {}).get("args", [])
+    of_file = Overrides.parse(arguments, program.folder)
+    config = of_file.replace(**{**program.values, "expect_devices": expected}).resolve()
+    check_devices(tier, config)
+    # What runs, in words.
+    subject = str(program.values.get("recipe") or program.values.get("model") or "job")
+    subject = subject.rsplit("/", 1)[-1].removesuffix(".yaml").replace("_", "-").replace(":", "-")
+    by_default = not config.recipe and config.model == TrainConfig.model
+    trains = f"no recipe: trains {config.model} (the default)" if by_default else f"trains {config.model}"
+    length = f"{config.steps:,} step" if config.steps else f"{config.epochs or 1:,} epoch"
+    plural = "" if (config.steps or config.epochs or 1) == 1 else "s"
+    about = f"{trains} on {config.data}, global batch {config.global_batch_size}, {length}{plural}"
+    return Training(tier, program, config, job_dir=config.job_dir, subject=subject, about=about, inputs=config.inputs)
 
 
 SPOT_INTERVAL_S = 15 * 60  # the most work that a preemption should cost
@@ -387,26 +368,3 @@ def check_trackers(track: Sequence[str], image: Image, packages: Sequence[Packag
                 f"track={address.text}: the job's image has no {REQUIREMENTS.get(address.kind)}: use "
                 "--image=install, or an image of yours that has it"
             )
-
-
-def variables(track: Sequence[str], tier: Tier, image: str, gcp: GcpConfig, tensorboard: str) -> list[dict[str, str]]:
-    """Returns environment variables that a job's trackers read: tags, project and region, the TensorBoard instance."""
-    if not track:
-        return []
-    tags = {"tier": tier.name, "image": image, "strategy": tier.strategy, "usd_per_hour": tier.price_per_hour,
-            "project": gcp.project, "region": gcp.region}  # fmt: skip
-    variables = {TAGS: json.dumps(tags), "CLOUDSDK_CORE_PROJECT": gcp.project, "CLOUDSDK_AI_REGION": gcp.region}
-    return [{"name": name, "value": value} for name, value in {**variables, TENSORBOARD: tensorboard}.items() if value]
-
-
-def tensorboard_name(instance: str, spec: Mapping[str, Any], gcp: GcpConfig) -> str:
-    """Returns the full name of --tensorboard_instance, which may be an id. Raises UserError without a service account.
-
-    https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/experiments/tensorboard-training
-    """
-    if "serviceAccount" not in spec:
-        raise UserError(
-            f"tensorboard_instance={instance}: Vertex AI needs an account that writes to it: add "
-            "--service_account=EMAIL, with roles/aiplatform.user and roles/storage.admin (docs/permissions.md)"
-        )
-    return instance if "/" in instance else f"projects/{gcp.project}/locations/{gcp.region}/tensorboards/{instance}"

@@ -24,7 +24,7 @@ IMAGE_RECORD = Path("runs/image.json")  # describes the image that was built in 
 class BuiltImage:
     """Holds what `python -m deploy image` built in this folder.
 
-    `tag`: the address that was asked for, if `uri` has a digest instead; `tensorflow`: the TensorFlow package that pip
+    `tag`: the address that the user gave, if `uri` has a digest instead; `tensorflow`: the TensorFlow package that pip
     installed, empty for the default; `sources`: the hash of each package in it, by the package's name; `time`: when it
     was built, in UTC, for people.
     """
@@ -65,13 +65,14 @@ def choose_image(tier: Tier, image: str, built: BuiltImage | None, packages: Seq
         return Image(image)
     if "containerSpec" in tier.spec["workerPoolSpecs"][0]:
         return Image("")
-    misfit = built.misfit(tier, packages) if built else ""
-    if built and not misfit:
-        tag = f" as {built.tag}" if built.tag else ""
-        about = f"runs in {built.uri}, built in this folder{tag} on {built.time} from these sources"
-        return Image(built.uri, built=True, about=about)
-    about = f"{built.uri}, built in this folder, {misfit}: not used; build it again, or use --image=" if built else ""
-    return Image(PLAIN_IMAGE, plain=True, about=about)
+    if not built:
+        return Image(PLAIN_IMAGE, plain=True)
+    if misfit := built.misfit(tier, packages):
+        about = f"{built.uri}, built in this folder, {misfit}: not used; build it again, or use --image="
+        return Image(PLAIN_IMAGE, plain=True, about=about)
+    tag = f" as {built.tag}" if built.tag else ""
+    about = f"runs in {built.uri}, built in this folder{tag} on {built.time} from these sources"
+    return Image(built.uri, built=True, about=about)
 
 
 def installs(image: str) -> bool:
@@ -79,7 +80,7 @@ def installs(image: str) -> bool:
     return image == INSTALL or image.startswith(f"{INSTALL}:")
 
 
-def check_asked_image(image: str) -> None:
+def check_image(image: str) -> None:
     """Raises UserError unless the value of --image= is empty, `install`, or the address of an image in a repository."""
     if image in ("", INSTALL):
         return
@@ -151,10 +152,15 @@ def write_start(task: dict[str, Any], plan: Mapping[str, Any], gpus: int, bucket
     variables = {"TRAINER_START": json.dumps({"gpus": gpus, **plan}), "PYTHONUNBUFFERED": "1"}
     if gpus:
         variables |= _DRIVER
-    tier_variables = {variable["name"]: variable for variable in task.get("env", [])}
     task["command"] = ["python3", "-c", START, STARTER.uri(bucket)]
-    added = [{"name": name, "value": value} for name, value in variables.items() if name not in tier_variables]
-    task["env"] = [*added, *tier_variables.values()]
+    set_variables(task, variables, replace=False)
+
+
+def set_variables(task: dict[str, Any], variables: Mapping[str, str], *, replace: bool) -> None:
+    """Adds environment variables to a task of a spec. `replace`: they win over the task's own of the same names."""
+    own = {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}
+    values = {**own, **variables} if replace else {**variables, **own}
+    task["env"] = [{"name": name, "value": value} for name, value in values.items()]
 
 
 def requirements(gpus: int) -> list[str]:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from deploy.base.console import run_program, say
 from deploy.job.job import Job
-from deploy.job.workload import Order, Training, Workload
+from deploy.job.options import JobOptions
+from deploy.job.workload import Training, Workload
 from deploy.planning.forecast import PricedEstimate, forecast
 from deploy.planning.recommendations import time_of
 from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE, MemoryOption, fit_on
@@ -79,7 +80,7 @@ def cost_lines(jobs: Iterable[Job]) -> list[str]:
     for job in jobs:
         tier, priced = job.tier, estimate(job)
         if priced and tier.most_usd is not None:
-            max_cost, usd = job.order.asked.max_cost, priced.usd.text("{:.2f}".format, " USD")
+            max_cost, usd = job.options.max_cost, priced.usd.text("{:.2f}".format, " USD")
             line = f"its plan estimates {usd} as {STRATEGIES[tier.strategy]}, {time_of(priced)}"
             if priced.usd.middle > tier.most_usd:
                 # --max_cost sets a timeout of whole seconds, whose cost is lower by less than the price of a second.
@@ -94,7 +95,7 @@ def cost_lines(jobs: Iterable[Job]) -> list[str]:
 def estimate(job: Job) -> PricedEstimate | None:
     """Returns the hours and the cost that the job's cached plan estimates; None without a plan or a price."""
     work, tier = job.workload, job.tier
-    if job.order.asked.check or not isinstance(work, Training) or tier.most_usd is None:
+    if job.options.check or not isinstance(work, Training) or tier.most_usd is None:
         return None
     return _cached_estimate(tier, work.config, own_image=not job.image.plain)
 
@@ -104,29 +105,29 @@ def planned_usd(jobs: Iterable[Job]) -> list[tuple[float, float] | None]:
     return [(priced.usd.low, priced.usd.high) if (priced := estimate(job)) else None for job in jobs]
 
 
-def with_limits(work: Workload, order: Order) -> Order:
-    """Returns the order with the limits at which the job stops itself; the order of a check is returned unchanged.
+def stop_limits(work: Workload, options: JobOptions) -> str:
+    """Returns the limits at which a job stops itself, in the text of `trainer.base.limit_watch`; a check has none.
 
     Raises UserError for --stop_if_idle without GPUs, or for a script on several machines, of which none sees the GPUs
     of all, and for --stop_if_over without a plan.
     """
-    if order.asked.check:
-        return order
-    tier, factor, hours = work.tier, order.asked.stop_if_over, 0.0
+    if options.check:
+        return ""
+    tier, factor, hours = work.tier, options.stop_if_over, 0.0
     training = work if isinstance(work, Training) else None
-    if order.asked.stop_if_idle and not tier.accelerators:
+    if options.stop_if_idle and not tier.accelerators:
         raise UserError(f"--stop_if_idle is for GPUs, and {tier.name} has none: leave it out")
-    if order.asked.stop_if_idle and training is None and tier.workers > 1:
+    if options.stop_if_idle and training is None and tier.workers > 1:
         raise UserError("--stop_if_idle is for a script on one machine: the workers of a script do not see each other")
     if factor:
-        if training and order.asked.plan:
+        if training and options.plan:
             plan_of(training.config, training.overrides)
         priced = training and _cached_estimate(tier, training.config)
         if not priced:
             instead = "--plan makes one" if training else "a script has none: use --max_cost"
             raise UserError(f"stop_if_over={factor:g}: there is no plan of the time on {tier.name}: {instead}")
         hours = min(priced.hours.high, priced.usd.high / priced.usd_per_hour)
-    return replace(order, limits=StopLimits(order.asked.stop_if_idle, factor * hours * 3600, factor).text)
+    return StopLimits(options.stop_if_idle, factor * hours * 3600, factor).text
 
 
 def memory_lines(works: Iterable[Workload], *, plan: bool, force: bool) -> list[str]:

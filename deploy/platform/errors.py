@@ -1,12 +1,12 @@
 """Translates failed calls and failed jobs into messages and exit codes."""
 
-import contextlib
 import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from deploy.platform.vertex_api import STOCKED_OUT, STOPPED, ApiError, BrokenClientError, JobStatus, unreadable_as_lost
+from deploy.platform.retries import ApiError, BrokenClientError, unreadable_as_lost
+from deploy.platform.vertex_api import STOPPED, JobStatus
 from deploy.tiers.gcp_config import GcpConfig
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.storage.login import login_command
@@ -26,12 +26,6 @@ _REPLICA_EXITS = {
 }
 
 
-class StateUnknownError(ApiError):
-    """Reports that a job runs, or may run, and that its state cannot be read; `code` is that of the failed call."""
-
-    final = True
-
-
 class VertexFault(PlatformFault):
     """Reports that one of Google's services fails; the message says what to do."""
 
@@ -39,7 +33,7 @@ class VertexFault(PlatformFault):
 
 
 class JobUnknown(VertexFault):
-    """Reports that a job runs, or may run, and that nothing watches it any longer."""
+    """Reports that a job runs, or may run, and that nothing watches it any longer, or its state cannot be read."""
 
     exit_code = STATE_UNKNOWN
 
@@ -48,12 +42,10 @@ class JobUnknown(VertexFault):
 def api_errors(gcp: GcpConfig) -> Iterator[None]:
     """Converts an ApiError in the block to an error of one line: UserError if the user can fix it.
 
-    Otherwise it is VertexFault, or JobUnknown if a job may run.
+    Otherwise it is VertexFault.
     """
     try:
         yield
-    except StateUnknownError as error:
-        raise JobUnknown(str(error)) from None
     except ApiError as error:
         raise (VertexFault if error.transient else UserError)(describe_error(error, gcp)) from None
 
@@ -119,10 +111,16 @@ def not_logged_in(error: ApiError) -> str:
     return f"not logged in, or the login has expired (401): run `{error.login}`"
 
 
+# Matches the service's error for a job for which there are no machines, or no quota.
+_STOCKED_OUT = re.compile(
+    r"stock-?out|resources are insufficient|insufficient .*(capacity|resources)|quota|resource_exhausted", re.IGNORECASE
+)
+
+
 def stocked_out(status: JobStatus) -> bool:
     """Returns whether the job failed because no machines, or no quota, were available."""
     # EXPIRED is the state of a job that waited too long for machines.
-    return status.state == "EXPIRED" or (status.state == "FAILED" and bool(STOCKED_OUT.search(status.error)))
+    return status.state == "EXPIRED" or (status.state == "FAILED" and bool(_STOCKED_OUT.search(status.error)))
 
 
 def exit_code(status: JobStatus) -> int:
@@ -145,7 +143,7 @@ def _replica_exit(status: JobStatus) -> int:
     return int(match[1]) if match else 0
 
 
-@contextlib.contextmanager
+@contextmanager
 def converted_errors() -> Iterator[None]:
     """Converts exceptions of Google's clients in the block, and of their HTTP client, to ApiError."""
     from google.api_core.exceptions import GoogleAPICallError, RetryError

@@ -6,21 +6,21 @@ import importlib
 import json
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import IO, Any
 
 import yaml
 
-from deploy.platform import vertex_api
 from deploy.platform.errors import converted_errors, gcloud_error, lost_response
 from deploy.platform.local import kill_group
 from deploy.platform.rest import REQUEST_TIMEOUT_S, Platform
-from deploy.platform.vertex_api import Clock, CustomJob
+from deploy.platform.retries import CLOCK, Clock
+from deploy.platform.vertex_api import CustomJob, created_name
 from trainer.base.errors import UserError
 from trainer.base.storage.login import credentials, gcloud_environment
 
-# The time that one gcloud command may take. SILENT_S in ledger.py must be longer: after that time without a sign a
-# submission is taken for dead.
+# The time that one gcloud command may take. SILENT_S in deploy/job/sending.py must be longer: after that time without
+# a sign a submission is taken for dead.
 COMMAND_TIMEOUT_S = 120.0
 # Text in gcloud's log when it connects to a server, and when it is about to repeat a request.
 _CONNECTS, _RETRIES = "Starting new HTTP", "Retrying request to url"
@@ -49,7 +49,7 @@ class Gcloud(Platform):
         labels = ",".join(f"{key}={value}" for key, value in request.labels.items())
         flags = [f"--display-name={request.display_name}", f"--labels={labels}", f"--config={config}"]
         flags += [f"--kms-key={request.kms_key}"] if request.kms_key else []
-        place = [f"--project={self._project}", f"--region={self._region}"]
+        place = [f"--project={self.gcp.project}", f"--region={self.gcp.region}"]
         return ["gcloud", "ai", "custom-jobs", "create", *place, *flags]
 
     def create(self, request: CustomJob) -> str:
@@ -108,7 +108,7 @@ class Gcloud(Platform):
             raise lost_response("".join(log[retry:]))
         if process.returncode:
             raise gcloud_error(process.returncode, "".join(log))
-        return vertex_api.created_name(name)
+        return created_name(name)
 
 
 def not_installed(alternative: str = "") -> UserError:
@@ -142,15 +142,19 @@ class Sdk(Platform):
             created = client.create_custom_job(
                 parent=self.parent, custom_job=job, retry=None, timeout=REQUEST_TIMEOUT_S
             )
-            return vertex_api.created_name(created.name)
+            return created_name(created.name)
 
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """Holds the clock, and the function that opens a backend by kind, project and region; tests replace both."""
+    """Holds the clock, and the credentials of calls, by default this machine's; tests replace both."""
 
-    clock: Clock
-    open: Callable[[str, str, str], Platform]
+    clock: Clock = CLOCK
+    login: Any = None
+
+    def open(self, kind: str, project: str, region: str) -> Platform:
+        """Returns the backend of a kind, one of BACKENDS, for a project and a region; "" is the first kind."""
+        return (Sdk if kind == "sdk" else Gcloud)(project, region, self.clock, self.login)
 
 
-SESSION = Session(Clock(), lambda kind, *place: (Sdk if kind == "sdk" else Gcloud)(*place))
+SESSION = Session()

@@ -158,7 +158,7 @@ class LocalJob:
     workers: Sequence[LocalWorker]
     print_line: Callable[[str, str], None]  # called with a worker's name and a line
     restarts: int = 0  # how often each worker may be restarted after a non-zero exit status
-    _stopping: threading.Event = field(default_factory=threading.Event)
+    stopped: threading.Event = field(default_factory=threading.Event)  # set to end it, alone or with other jobs
 
     def run(self) -> JobEnd:
         """Runs the job to its end and returns how it ended. No worker is left running, even after an exception."""
@@ -167,26 +167,28 @@ class LocalJob:
             for worker in self.workers:
                 running.append(self._start(worker))
             # Restarts failing workers until the chief is done, one may not be restarted again, or `stop` is called.
-            while not self._stopping.wait(_POLL_S):
+            while not self.stopped.wait(_POLL_S):
                 codes = [worker.process.poll() for worker in running]
                 restarts = sum(worker.restarts for worker in running)
                 if codes[0] == DONE:  # the job ends with its chief
                     return JobEnd(DONE, "SUCCEEDED", restarts=restarts)
-                for place, code in enumerate(codes):
-                    failed = running[place]
-                    if code and failed.restarts >= self.restarts:  # the others get time to log and exit
+                for place, failed in enumerate(running):
+                    code = codes[place]
+                    if not code:
+                        continue
+                    status = code if code > 0 else 128 - code  # as a container reports it: 128 + n after signal n
+                    if failed.restarts >= self.restarts:  # the others get time to log and exit
                         deadline = time.monotonic() + EXIT_TIMEOUT_S
                         while time.monotonic() < deadline and any(worker.process.poll() is None for worker in running):
                             time.sleep(_POLL_S)
                         failed.reader.join(LAST_OUTPUT_S)
-                        error = f"The replica {failed.worker.name} exited with a non-zero status of {_status(code)}."
+                        error = f"The replica {failed.worker.name} exited with a non-zero status of {status}."
                         job_code = code if code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT
-                        return JobEnd(job_code, "FAILED", error, restarts, _status(code))
-                    if code:  # it failed, and may be restarted
-                        failed.reader.join(LAST_OUTPUT_S)
-                        restart = f"restart {failed.restarts + 1} of {self.restarts}"
-                        self._print(failed.worker.name, f"exited with status {_status(code)}: {restart}")
-                        running[place] = self._start(failed.worker, failed.restarts + 1)
+                        return JobEnd(job_code, "FAILED", error, restarts, status)
+                    failed.reader.join(LAST_OUTPUT_S)
+                    restart = f"restart {failed.restarts + 1} of {self.restarts}"
+                    self._print(failed.worker.name, f"exited with status {status}: {restart}")
+                    running[place] = self._start(failed.worker, failed.restarts + 1)
             self._print("all", f"stopping: the workers save their state and exit within {EXIT_TIMEOUT_S:.0f} s")
             self._terminate(running)
             statuses = {worker.process.returncode for worker in running}
@@ -197,7 +199,7 @@ class LocalJob:
 
     def stop(self) -> None:
         """Makes every worker save its state and exit."""
-        self._stopping.set()
+        self.stopped.set()
 
     def _start(self, worker: LocalWorker, restarts: int = 0) -> _RunningWorker:
         """Starts a worker's process, and a thread that prints its output. `restarts`: how often it was restarted."""
@@ -285,8 +287,3 @@ def readable(line: str) -> str:
             prefix = "" if severity == "INFO" else f"{severity.lower()}: "
             return f"{prefix}{entry['message']}"
     return line.rstrip("\n")
-
-
-def _status(code: int) -> int:
-    """Converts Popen's return code to the status that a container reports: 128 + n if signal n killed the process."""
-    return code if code >= 0 else 128 - code

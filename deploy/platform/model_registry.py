@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from deploy.base.console import say
-from deploy.packaging.images import check_asked_image, installs, remembered
-from deploy.platform import buckets, vertex_api
+from deploy.packaging.images import check_image, installs, remembered
+from deploy.platform import buckets
 from deploy.platform.rest import Platform
-from deploy.platform.vertex_api import ApiError, Clock, backoff, console_page, retried
+from deploy.platform.retries import ApiError, backoff, retried, unreadable_as_lost
+from deploy.platform.vertex_api import console_page
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import MODEL, RESULT, RUN_INFO, mapping, read_result, read_run_info
@@ -58,12 +59,14 @@ def digest(image: str, about: Servable) -> str:
     return hashlib.sha256(json.dumps([image, dict(about.files)]).encode()).hexdigest()[:40]
 
 
-def register(model: Mapping[str, Any], backend: Platform, clock: Clock) -> ModelVersion:
+def register(model: Mapping[str, Any], backend: Platform) -> ModelVersion:
     """Registers `model` unless the registry has this version, and returns the version.
 
     A lost response is not an error: the next look at the registry finds the version. Raises ApiError if it fails.
     """
-    name, deadline = str(model["displayName"]), clock.now() + _OPERATION_S
+    clock = backend.clock
+    name = str(model["displayName"])
+    deadline = clock.now() + _OPERATION_S
     address = f"{backend.parent}/models/{name}"
     for wait in backoff(_WAIT_S):
         try:
@@ -99,7 +102,7 @@ def find_version(reference: str, backend: Platform) -> ModelVersion:
 
 
 def _version(model: Mapping[str, Any]) -> ModelVersion:
-    with vertex_api.unreadable_as_lost():
+    with unreadable_as_lost():
         return ModelVersion(
             str(model["name"]).partition("@")[0], str(model["versionId"]), tuple(model.get("versionAliases", [])),
             model.get("containerSpec", {}).get("imageUri", ""), model.get("artifactUri", ""), model.get("labels", {}),
@@ -120,7 +123,7 @@ def serving_image(image: str) -> str:
 
     Raises UserError if there is neither, or if `image` asks for a plain Python image.
     """
-    check_asked_image(image)
+    check_image(image)
     built = remembered()
     uri = image or (built.uri if built else "")
     if installs(image):
@@ -162,7 +165,7 @@ def read_registration(run: str, name: str, image: str, gcp: GcpConfig, job: str 
     return Registration(model, about, None if address else folder / MODEL)
 
 
-def register_run(registration: Registration, alias: str, backend: Platform, clock: Clock) -> ModelVersion:
+def register_run(registration: Registration, alias: str, backend: Platform) -> ModelVersion:
     """Uploads missing files, registers the version unless the registry has it, and moves `alias` to it unless empty.
 
     Prints and returns the version. Raises UserError if a file is missing in the bucket of a run, ApiError if a call
@@ -174,10 +177,10 @@ def register_run(registration: Registration, alias: str, backend: Platform, cloc
             buckets.upload(registration.files / name, f"{artifact}/{name}")
         elif not buckets.exists(f"{artifact}/{name}"):
             raise UserError(f"{artifact}/{name}: there is no such object: upload the whole folder again")
-    version = register(registration.model, backend, clock)
+    version = register(registration.model, backend)
     if alias and alias not in version.aliases:
         path, content = f"{version.name}@{version.version}:mergeVersionAliases", {"versionAliases": [alias]}
         # The registry takes the alias away from the version that has it.
-        version = _version(retried(lambda: backend.call("POST", path, json=content), clock))
+        version = _version(retried(lambda: backend.call("POST", path, json=content), backend.clock))
     say(f"registered {version}")
     return version

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from deploy.platform import vertex_api
 from deploy.platform.errors import converted_errors
-from deploy.platform.vertex_api import ApiError, CustomJob, JobStatus, WatchLine
+from deploy.platform.retries import CLOCK, ApiError, Clock, unreadable_as_lost
+from deploy.platform.vertex_api import CustomJob, JobStatus, WatchLine, parse_job, parse_time
+from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.tier import LABEL
 from trainer.base.storage.login import credentials, login_command
 
@@ -19,15 +20,18 @@ class Platform:
     """Represents Vertex AI and Cloud Logging for one project and region.
 
     Every method raises ApiError if a request fails, and UserError if the client that it uses is not installed. No
-    method retries: callers retry with `deploy.platform.vertex_api.retried`, except for `create`, which
+    method retries: callers retry with `deploy.platform.retries.retried`, except for `create`, which
     `deploy.job.sending` repeats only after it has looked for the job. The name of a job is
-    projects/P/locations/R/customJobs/ID. `login`: the credentials to use, by default this machine's.
+    projects/P/locations/R/customJobs/ID. `clock`: that by which callers wait; `login`: the credentials to use, by
+    default this machine's.
     """
 
-    def __init__(self, project: str, region: str, login: Any = None) -> None:
-        self._project, self._region, self._login = project, region, login
-        self.sent = False  # whether the request of the last `create` may have reached the service
+    def __init__(self, project: str, region: str, clock: Clock = CLOCK, login: Any = None) -> None:
+        self.gcp = GcpConfig(project, region, "")
+        self.clock = clock
         self.parent = f"projects/{project}/locations/{region}"
+        self.sent = False  # whether the request of the last `create` may have reached the service
+        self._login = login
 
     def create(self, request: CustomJob) -> str:
         """Creates the job and returns its name. Sends at most one request, and sets `sent` before it does."""
@@ -35,14 +39,12 @@ class Platform:
 
     def get(self, name: str) -> JobStatus:
         """Returns the current status of a job. Raises ApiError 404 if it does not exist."""
-        return vertex_api.parse_job(self.call("GET", name))
+        return parse_job(self.call("GET", name))
 
     def jobs(self, label: str = "") -> Sequence[JobStatus]:
         """Returns the status of each job that this package submitted, or only of those whose LABEL has this value."""
         only = f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"
-        return [
-            vertex_api.parse_job(job) for job in self.listed(f"{self.parent}/customJobs", "customJobs", filter=only)
-        ]
+        return [parse_job(job) for job in self.listed(f"{self.parent}/customJobs", "customJobs", filter=only)]
 
     def logs(self, name: str, since: float, worker: str = "", last: int = 0) -> Sequence[tuple[str, WatchLine]]:
         """Returns pairs of an identifier and a log line of a job, in any order.
@@ -56,18 +58,18 @@ class Platform:
         query += f' AND resource.labels.task_name="{worker}"' if worker else ""
         url = f"{address('LOGGING', 'https://logging.googleapis.com')}/v2/entries:list"
         body = {
-            "resourceNames": [f"projects/{self._project}"], "filter": query, "pageSize": min(last or 1000, 1000),
+            "resourceNames": [f"projects/{self.gcp.project}"], "filter": query, "pageSize": min(last or 1000, 1000),
             "orderBy": "timestamp desc" if last else "timestamp asc",
         }  # fmt: skip
         entries = pages("entries", lambda token: call("POST", url, self._login, json={**body, **token}))
         lines = []
-        with vertex_api.unreadable_as_lost():
+        with unreadable_as_lost():
             # https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry
             for entry in itertools.islice(entries, last or None):
                 payload, place = entry.get("jsonPayload", {}), entry.get("resource", {}).get("labels", {})
                 text = entry.get("textPayload") or payload.get("message") or str(payload or "")
                 about = place.get("task_name", ""), entry.get("severity", "DEFAULT")
-                line = WatchLine(vertex_api.parse_time(str(entry["timestamp"])) or 0.0, text.rstrip(), *about)
+                line = WatchLine(parse_time(str(entry["timestamp"])) or 0.0, text.rstrip(), *about)
                 lines.append((entry.get("insertId", ""), line))
         return lines
 
@@ -78,7 +80,7 @@ class Platform:
     @property
     def service(self) -> str:
         """Returns the address of Vertex AI in the region."""
-        return f"{address('AIPLATFORM', f'https://{self._region}-aiplatform.googleapis.com')}/v1"
+        return f"{address('AIPLATFORM', f'https://{self.gcp.region}-aiplatform.googleapis.com')}/v1"
 
     def call(self, method: str, path: str, **request: Any) -> Any:
         """Sends one request to Vertex AI and returns the JSON of the response.
@@ -115,7 +117,7 @@ def pages(key: str, call: Callable[[dict[str, str]], Any]) -> Iterator[Any]:
     request: dict[str, str] | None = {}
     while request is not None:
         page = call(request)
-        with vertex_api.unreadable_as_lost():
+        with unreadable_as_lost():
             yield from page.get(key, [])
             token = page.get("nextPageToken") or page.get("pageToken")
             request = {"pageToken": str(token)} if token else None

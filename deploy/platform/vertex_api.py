@@ -1,73 +1,20 @@
-"""Defines what this package and Vertex AI exchange: job requests, states, log lines, and the error of a failed call."""
+"""Defines what this package and Vertex AI exchange: requests that create jobs, their states, and log lines."""
 
-import contextlib
 import dataclasses
 import re
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
-from deploy.base.console import tell
+from deploy.platform.retries import ApiError, unreadable_as_lost
 from deploy.tiers.spec_rules import machine_of
-from deploy.tiers.tier import DEFAULT_TIMEOUT_S
-from trainer.base.errors import reason
+from deploy.tiers.tier import DEFAULT_TIMEOUT_S, PRICE_LABEL
 from trainer.base.limit_watch import LIMITS
 
-# Matches the service's error for a job for which there are no machines, or no quota.
-STOCKED_OUT = re.compile(
-    r"stock-?out|resources are insufficient|insufficient .*(capacity|resources)|quota|resource_exhausted", re.IGNORECASE
-)
 FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
 STOPPED = "STOPPED"  # our state of a job that ended itself at one of its limits, which Vertex AI calls SUCCEEDED
 STATES = ("QUEUED", "PENDING", "RUNNING", "CANCELLING", "PAUSED", "UPDATING", *sorted(FINAL_STATES))
-
-
-class ApiError(Exception):
-    """Reports a failed call. `code`: its HTTP status, 0 without a response; `login`: the command that fixes a 401.
-
-    `sent`: False if the request certainly did not reach the service.
-    """
-
-    final = False  # True if another tier or region does not help; the message then says what to do
-
-    def __init__(self, code: int, message: str, login: str = "gcloud auth login", *, sent: bool = True) -> None:
-        super().__init__(" ".join(message.split()))
-        self.code, self.login, self.sent = code, login, sent
-        self._service_fault = code >= 500 and code != 501  # 501: the service lacks this method
-
-    @property
-    def quota(self) -> bool:
-        """Returns whether a machine quota is exhausted, which a retry does not fix; rate limits do not count."""
-        text = str(self).lower()
-        rate_limit = re.search(r"per (\d+ )?(minute|second)|rate_?limit_?exceeded", text)
-        return not self.final and self.code == 429 and "quota" in text and not rate_limit
-
-    @property
-    def unavailable(self) -> bool:
-        """Returns whether this region lacks quota or machines for the job, which another region or tier may have."""
-        missing = re.search(
-            r"(machine|accelerator|gpu).* (not|un)\W?(supported|available|offered|exist|found)\b"
-            r"|not (supported|available|offered) in (the )?(region|location|zone)",
-            str(self), re.IGNORECASE,
-        )  # fmt: skip
-        return self.quota or (self.code in (400, 404) and missing is not None and not self.final)
-
-    @property
-    def transient(self) -> bool:
-        """Returns whether a retry may help."""
-        return self._service_fault or (self.code in (0, 408, 429) and not self.quota)
-
-    @property
-    def may_have_succeeded(self) -> bool:
-        """Returns whether the service may have carried out the request although the call failed."""
-        return self.sent and (self.code == 0 or self._service_fault)
-
-
-class BrokenClientError(ApiError):
-    """Reports a fault of this machine's client program or network that every call would meet; states the fix."""
-
-    final, transient = True, False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +44,22 @@ class JobStatus:
     def over(self) -> bool:
         """Returns whether the state is final."""
         return self.state in FINAL_STATES or self.state == STOPPED
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Returns the price in the job's label; None without one."""
+        with suppress(ValueError):
+            return float(self.labels.get(PRICE_LABEL, "").replace("-", "."))
+        return None
+
+    def seconds(self, now: float) -> float:
+        """Returns the seconds for which the job's machines have run."""
+        return max((self.ended or now) - self.started, 0.0) if self.started else 0.0
+
+    def usd(self, now: float) -> float | None:
+        """Returns what the job's machines have cost so far; None without a price."""
+        price = self.usd_per_hour
+        return None if price is None else self.seconds(now) / 3600 * price
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,18 +119,6 @@ def parse_job(job: Mapping[str, Any]) -> JobStatus:
         )  # fmt: skip
 
 
-@contextlib.contextmanager
-def unreadable_as_lost(of_parser: type[Exception] = ValueError) -> Iterator[None]:
-    """Raises ApiError, as if the response were lost, if the block cannot parse it.
-
-    `of_parser`: an exception of the parser in use, which is converted like ValueError, KeyError and the like.
-    """
-    try:
-        yield
-    except (of_parser, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ApiError(0, f"the response is not one of this service: {reason(error)}") from None
-
-
 def console_page(name: str, project: str) -> str:
     """Returns the URL of a job in Google's console. `name`: its resource name."""
     _, _, _, region, _, number = name.split("/")
@@ -187,50 +138,3 @@ def parse_time(time: str) -> float | None:
         return None
     whole, _, fraction = time.removesuffix("Z").partition(".")
     return datetime.fromisoformat(f"{whole}+00:00").timestamp() + float(f"0.{fraction or 0}")
-
-
-T = TypeVar("T")
-
-RETRY_S = 1800.0  # how long a failing call is retried
-LONGEST_WAIT_S = 60.0  # between two attempts
-ANNOUNCED_WAIT_S = 30.0  # the first wait of at least this length is announced
-TELL_S = 10.0  # between two lines on what a submission waits for
-
-
-@dataclasses.dataclass(frozen=True)
-class Clock:
-    """Provides the time in seconds since 1970, and a sleep in seconds; tests replace both."""
-
-    now: Callable[[], float] = time.time
-    sleep: Callable[[float], None] = time.sleep
-
-
-def backoff(first: float = 1.0) -> Iterator[float]:
-    """Yields the seconds to wait between attempts, without end, as exponential backoff.
-
-    https://cloud.google.com/storage/docs/retry-strategy
-    """
-    wait = first
-    while True:
-        yield wait
-        wait = min(2 * wait, LONGEST_WAIT_S)
-
-
-def retried(call: Callable[[], T], clock: Clock, retry_s: float = RETRY_S) -> T:
-    """Returns the result of `call`, which is repeated after transient errors for `retry_s` seconds.
-
-    The first long wait is announced in a line on stderr. Raises an ApiError that is not transient at once, and the last
-    transient one when the time is over.
-    """
-    deadline = clock.now() + retry_s
-    for wait in backoff():
-        try:
-            return call()
-        except ApiError as error:
-            if not error.transient or clock.now() + wait > deadline:
-                raise
-            if ANNOUNCED_WAIT_S <= wait < LONGEST_WAIT_S:  # 32 s is the only wait between the two
-                end = time.strftime("%H:%M UTC", time.gmtime(deadline))
-                tell(f"{error} ({error.code or 'no response'}): retrying until {end}; Ctrl-C stops")
-        clock.sleep(wait)
-    raise AssertionError("backoff never ends")

@@ -66,9 +66,9 @@ def check_spec(spec: Spec, name: str) -> None:
                 "prices"
             )
         has = " or ".join(f"{name} x {'/'.join(map(str, counts))}" for name, counts in host.counts.items())
-        asked = f"{accelerator} x {gpus}" if accelerator else "none"
+        requested = f"{accelerator} x {gpus}" if accelerator else "none"
         others = [name for name, machine in table.machines.items() if gpus in machine.counts.get(accelerator, ())]
-        advice = f"; {asked} comes with {' or '.join(others[:3])}" if others else ""
+        advice = f"; {requested} comes with {' or '.join(others[:3])}" if others else ""
         if accelerator and accelerator not in table.accelerators:
             raise UserError(
                 f"{where}.acceleratorType={accelerator}: not supported by this trainer: use one of "
@@ -79,7 +79,7 @@ def check_spec(spec: Spec, name: str) -> None:
                 f"{where}: acceleratorType={accelerator or None} and acceleratorCount={gpus}: give both, or neither"
             )
         if (accelerator or not host.attached) and gpus not in host.counts.get(accelerator, ()):
-            raise UserError(f"{where}: {kind} takes {has or 'no accelerators'}, not {asked}{advice}")
+            raise UserError(f"{where}: {kind} takes {has or 'no accelerators'}, not {requested}{advice}")
     # When it may run, for how long, and as whom.
     scheduling = spec.get("scheduling", {})
     strategy, timeout = scheduling.get("strategy", "STANDARD"), scheduling.get("timeout", "86400s")

@@ -1,162 +1,22 @@
 """Reads tiers (machine specs) from job_configs/ or the user's files, and checks that such machines exist."""
 
-import copy
 import dataclasses
-import json
-import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.base.options import seconds
 from deploy.tiers.machine_table import FREE, HOURS_A_MONTH, Price, load_machines
-from deploy.tiers.spec_rules import FLEX_START, check_shape, check_spec, machine_of
+from deploy.tiers.spec_rules import FLEX_START, Spec, check_spec, machine_of
 from trainer.base.errors import UserError
-from trainer.base.settings.fields import as_text, nearest, setting
+from trainer.base.settings.fields import nearest
 from trainer.base.settings.yaml_file import read_yaml
 
 # Labels that `submit` sets; the value of the first is unique to each attempt to create a job.
 LABEL, PRICE_LABEL, USER_LABEL = "submission", "usd-per-hour", "user"
 STRATEGIES = {"STANDARD": "standard", "SPOT": "spot", "FLEX_START": "flex-start"}  # scheduling strategies, in words
-SECRETS = "TRAINER_SECRETS"  # the variable in which a job's starter finds JSON: a secret's version for each variable
-
-
-def check_labels(labels: Mapping[str, str]) -> None:
-    """Raises UserError for labels that Google does not take, or that `submit` sets itself."""
-    for key, value in labels.items():
-        label = f"{key}={value}"
-        # https://docs.cloud.google.com/resource-manager/docs/labels-overview#requirements
-        if not re.fullmatch(r"(?!\d|[-_])[\w-]{1,63}=[\w-]{0,63}", label) or label != label.lower():
-            raise UserError(
-                f"labels={as_text(labels)}: {label!r} is no label: write --labels=KEY=VALUE,KEY=VALUE, both of up to "
-                "63 small letters, digits, - and _, the key with a letter first"
-            )
-        if key in (LABEL, PRICE_LABEL):
-            raise UserError(f"labels={as_text(labels)}: `submit` sets the label {key} itself: use another key")
-
-
-# Matches the names of variables whose values should not be in a job's spec.
-_CONFIDENTIAL = re.compile(
-    r"(^|_)(SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN|CREDENTIALS?|(API|PRIVATE|ACCESS|SECRET)_?KEY)(_|$)", re.IGNORECASE
-)
-_SECRET_VERSION = re.compile(
-    r"projects/[a-z0-9][a-z0-9.:-]*/secrets/[\w-]{1,255}/versions/(latest|[1-9]\d*|[A-Za-z][\w-]*)", re.ASCII
-)
-
-
-def _check_variables(flag: str, variables: Mapping[str, str]) -> None:
-    """Raises UserError for a malformed variable of --env or --secret, and for a value that must not be in the spec."""
-    for name, value in variables.items():
-        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-            raise UserError(f"{flag}={name}: write --{flag}=NAME=VALUE, with a name of letters, digits and _")
-        if re.fullmatch(r"TF_CONFIG|CLUSTER_SPEC|(AIP|CLOUD_ML|TRAINER)_\w*", name):
-            raise UserError(f"{flag}={name}: Vertex AI or the start of the job sets this variable: use another name")
-        if flag == "env" and _CONFIDENTIAL.search(name):
-            raise UserError(
-                f"env={name}: this would stand in the job's spec, which all who see the job can read: store it "
-                f"in Secret Manager, and use --secret={name}=projects/P/secrets/S/versions/latest"
-            )
-        if flag == "secret" and not _SECRET_VERSION.fullmatch(value):
-            # The value is not repeated: it may be the secret itself.
-            raise UserError(
-                f"secret={name}: write --secret={name}=projects/P/secrets/S/versions/V, as …/versions/latest"
-            )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SpecChanges:
-    """Holds the flags that change a tier's CustomJobSpec, so that nobody copies its file to change a word.
-
-    Times are in seconds.
-    """
-
-    service_account: str = setting("", "the account that the jobs run as", metavar="EMAIL")
-    network: str = setting("", "projects/NUMBER/global/networks/NAME, peered", metavar="NAME")
-    spot: bool = setting(False, "on spot machines: cheaper, and they may be taken away")
-    flex_start: bool = setting(
-        False,
-        "as FLEX_START, which waits for machines (--max_wait), and is cheaper",
-    )
-    timeout: float | None = setting(
-        None, "the longest time of a job, as 6h (default: the tier's)", metavar="TIME", read=seconds
-    )
-    disk_gb: int | None = setting(
-        None, "each machine's disk (default: the tier's)", metavar="GB", minimum=100, maximum=64_000
-    )
-    reservation: str = setting(
-        "",
-        "machines that you reserved: projects/P/zones/Z/reservations/R",
-        metavar="NAME",
-    )
-    web_access: bool = setting(False, "an interactive shell in each worker, whose link is printed")
-    env: Mapping[str, str] = setting(
-        {},
-        "a variable of the job; it can be read in the job's spec",
-        metavar="NAME=VALUE",
-        repeated=True,
-    )
-    secret: Mapping[str, str] = setting(
-        {},
-        "a variable that the job reads from Secret Manager at its start, as TOKEN=projects/P/secrets/S/versions/latest",
-        metavar="NAME=VERSION",
-        repeated=True,
-    )
-
-    def __post_init__(self) -> None:
-        """Raises UserError for flags that contradict each other, and for malformed values."""
-        kinds = [f"--{name}" for name in ("spot", "flex_start", "reservation") if getattr(self, name)]
-        reserved = r"projects/[^/]+/zones/[a-z0-9-]+/reservations/[^/]+"
-        if len(kinds) > 1:
-            raise UserError(f"{' and '.join(kinds[:2])} contradict each other: a job has machines of one kind")
-        if self.reservation and not re.fullmatch(reserved, self.reservation):
-            raise UserError(f"reservation={self.reservation}: write projects/PROJECT/zones/ZONE/reservations/NAME")
-        _check_variables("env", self.env)
-        _check_variables("secret", self.secret)
-
-    def applied(self, spec: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str]:
-        """Returns a changed copy of `spec`, and for messages `name` with the flags that changed it.
-
-        Raises UserError if `spec` is malformed.
-        """
-        flags = [f"--{field.name}" for field in dataclasses.fields(SpecChanges) if getattr(self, field.name)]
-        if not flags:
-            return dict(spec), name
-        check_shape(spec, name)
-        changed = copy.deepcopy(dict(spec))
-        values = {"serviceAccount": self.service_account, "network": self.network, "enableWebAccess": self.web_access}
-        changed |= {key: value for key, value in values.items() if value}
-        scheduling = dict(changed.get("scheduling", {}))
-        if self.spot:
-            scheduling.pop("maxWaitDuration", None)
-            scheduling["strategy"] = "SPOT"
-        if self.flex_start:
-            # How long it waits, if neither --max_wait nor the tier says so, is 4 hours.
-            scheduling = {"maxWaitDuration": "14400s", **scheduling, "strategy": "FLEX_START"}
-        if self.timeout:
-            scheduling["timeout"] = f"{math.ceil(self.timeout)}s"
-        if scheduling:
-            changed["scheduling"] = scheduling
-        variables = {**self.env, **({SECRETS: json.dumps(self.secret)} if self.secret else {})}
-        for pool in changed.get("workerPoolSpecs", []):
-            if self.disk_gb:
-                pool["diskSpec"] = {**pool.get("diskSpec", {}), "bootDiskSizeGb": self.disk_gb}
-            if self.reservation:
-                pool["machineSpec"]["reservationAffinity"] = {
-                    "reservationAffinityType": "SPECIFIC_RESERVATION",
-                    "key": "compute.googleapis.com/reservation-name", "values": [self.reservation],
-                }  # fmt: skip
-            for task in (pool.get("pythonPackageSpec"), pool.get("containerSpec")):
-                if task is not None and variables:
-                    unchanged = [variable for variable in task.get("env", []) if variable["name"] not in variables]
-                    task["env"] = [*unchanged, *({"name": key, "value": value} for key, value in variables.items())]
-        return changed, f"{name} with {' '.join(flags)}"
-
-
-NO_CHANGES = SpecChanges()
-
 
 ROOT = Path(__file__).parents[2]
 COPIES = Path(__file__).parents[1] / "checkout"  # an installed copy of the package has the checkout's files here
@@ -204,9 +64,9 @@ class TierFacts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tier(TierFacts):
-    """Holds a machine spec: `spec` is the CustomJobSpec of its file, without arguments, packages or bucket."""
+    """Holds machines with their price. `spec`: the CustomJobSpec of the tier's file, after the flags that change it."""
 
-    spec: Mapping[str, Any]
+    spec: Spec
     price: Price  # of all machines, with their boot disks, under each scheduling strategy
 
     @property
@@ -262,23 +122,23 @@ class Tier(TierFacts):
         return None if self.bound_per_hour is None else self.bound_per_hour * self.timeout_s / 3600
 
 
-def one_machine(tier: Tier, timeout_s: int) -> Tier:
-    """Returns the tier with the chief's machine only, a timeout of at most `timeout_s`, and no retries on failure."""
-    spec, price = dict(tier.spec), FREE.plus(tier.price, 1 / tier.workers)
-    timeout = f"{int(min(timeout_s, tier.timeout_s))}s"
-    spec["scheduling"] = {**spec.get("scheduling", {}), "timeout": timeout, "disableRetries": True}
-    spec["workerPoolSpecs"] = list(spec["workerPoolSpecs"])[:1]
-    return dataclasses.replace(tier, spec=spec, workers=1, price=price, price_per_hour=price.known_under(tier.strategy))
+# What flags make of a spec: from a spec, and its name for messages, to those after them (`deploy.job.spec`).
+Changes = Callable[[Spec, str], tuple[Spec, str]]
 
 
-def load_tier(name: str, price_file: str = "", changes: SpecChanges = NO_CHANGES) -> Tier:
+def _unchanged(spec: Spec, name: str) -> tuple[Spec, str]:
+    """Returns the spec of a tier that no flag changes."""
+    return spec, name
+
+
+def load_tier(name: str, price_file: str = "", changes: Changes = _unchanged) -> Tier:
     """Reads a tier from a YAML file, or by its name in job_configs/. Raises UserError if Vertex AI could not run it."""
     path = find_tier(name)
     return _tier(path.stem, read_yaml(path, path.name), path.name, price_file, changes)
 
 
 def read_tiers(
-    names: Sequence[str], price_file: str, usd_by_tier: Mapping[str, float], changes: SpecChanges = NO_CHANGES
+    names: Sequence[str], price_file: str, usd_by_tier: Mapping[str, float], changes: Changes = _unchanged
 ) -> list[Tier]:
     """Reads the tiers of these files or names in job_configs/, with the prices of `price_file`.
 
@@ -296,7 +156,7 @@ def read_tiers(
     return list(tiers.values())
 
 
-def machine_tier(machine_type: str, accelerator: str, price_file: str = "", changes: SpecChanges = NO_CHANGES) -> Tier:
+def machine_tier(machine_type: str, accelerator: str, price_file: str = "", changes: Changes = _unchanged) -> Tier:
     """Returns a tier of one machine that needs no file. `accelerator`: NAME:COUNT, empty for none.
 
     Raises UserError if Vertex AI could not run it.
@@ -313,9 +173,9 @@ def machine_tier(machine_type: str, accelerator: str, price_file: str = "", chan
     return _tier(title, spec, f"--machine_type={machine_type}", price_file, changes)
 
 
-def _tier(name: str, spec: Mapping[str, Any], origin: str, price_file: str, changes: SpecChanges) -> Tier:
+def _tier(name: str, spec: Mapping[str, Any], origin: str, price_file: str, changes: Changes) -> Tier:
     """Returns the tier of a spec after `changes`, with its price. Raises UserError, naming `origin`, for a bad spec."""
-    spec, origin = changes.applied(spec, origin)
+    spec, origin = changes(spec, origin)
     check_spec(spec, origin)
     table, pools, price = load_machines(price_file), spec["workerPoolSpecs"], FREE
     counts = [int(pool.get("replicaCount", 1)) for pool in pools]

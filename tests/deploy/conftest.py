@@ -16,9 +16,9 @@ import tests.deploy.registry_emulator  # noqa: F401 (its addresses become those 
 from deploy.__main__ import main
 from deploy.base.console import printed_on
 from deploy.cli import compare
-from deploy.platform.gcloud_and_sdk import Gcloud, Sdk, Session
+from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.rest import Platform
-from deploy.platform.vertex_api import Clock
+from deploy.platform.retries import Clock
 from deploy.report.collection import collect
 from deploy.report.measures import TierSummary, summarize
 from tests.deploy.emulator import Emulator
@@ -109,11 +109,7 @@ def flying() -> FlyingClock:
 @pytest.fixture
 def session(cloud: Emulator, flying: FlyingClock) -> Session:
     """Returns a session with the real backends, the emulator and the fast clock."""
-
-    def opened(kind: str, project: str, region: str) -> Platform:
-        return (Sdk if kind == "sdk" else Gcloud)(project, region, AnonymousCredentials())
-
-    return Session(Clock(lambda: flying.time, flying.sleep), opened)
+    return Session(Clock(lambda: flying.time, flying.sleep), AnonymousCredentials())
 
 
 @pytest.fixture(params=[pytest.param("gcloud", marks=needs_gcloud), "sdk"])

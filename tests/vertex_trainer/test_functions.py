@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,15 @@ def test_submit_waits_reads_the_result_and_loads_the_model(
     assert jobs("us-central1", state="RUNNING", session=session) == []
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "")
+
+
+def test_a_job_of_a_dry_run_has_no_state_and_no_result(cloud: Emulator, session: Session) -> None:
+    job = submit("cpu", settings=TINY, dry_run=True, session=session, **WHERE)
+    calls: list[Callable[[], object]] = [job.wait, job.logs, job.cancel, job.model]
+    calls += [lambda: job.status, lambda: job.exit_code, lambda: job.result, lambda: job.output]
+    line = "this job was not sent: call its send(), or submit it without dry_run=True"
+    assert [error_of(call) for call in calls] == [line] * len(calls)
+    assert cloud.jobs == {}
 
 
 def test_no_machines_here_are_looked_for_there_and_errors_are_exceptions(cloud: Emulator, session: Session) -> None:

@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
 LIMITS = "TRAINER_LIMITS"  # environment variable of a job that holds the limits as JSON
-LOOK_S = 5.0  # between two checks
-GRACE_S = 30.0  # within which a job has to end after it was told to
+CHECK_S = 5.0  # between two checks
+GRACE_S = 30.0  # within which a job has to end after the request to do so
 IDLE_PERCENT = 10.0  # utilization below which a GPU is idle
 _LONGEST_QUERY_S = 30.0  # a driver that has to start first needs seconds
 
@@ -75,44 +75,50 @@ def ask_gpus(*names: str) -> list[list[float | None]]:
     ]  # fmt: skip
 
 
+@dataclass
 class LimitWatch:
-    """Counts how long this machine's GPUs have been idle and how long the job has run, and ends it at a limit.
+    """Measures how long this machine's GPUs have been idle and how long the job has run, and ends it at a limit.
 
-    warn prints a line in the job's log; end tells the job to save its state and to end; leave ends it by force if it
+    warn prints a line in the job's log; end asks the job to save its state and to end; leave ends it by force if it
     does not. ran_s: the seconds for which the job has run already.
     """
 
-    def __init__(
-        self, limits: StopLimits, warn: Callable[[str], object], end: Callable[[], object],
-        leave: Callable[[], object], ran_s: float = 0.0,
-    ) -> None:  # fmt: skip
-        self.limits, self._warn, self._end, self._leave = limits, warn, end, leave
-        self.reason = ""  # why the job ends
-        self.idle_s, self.active = 0.0, False  # active: the GPUs were used in a way that nvidia-smi does not show
-        self._at, self._warnings, self._grace_ends = time.monotonic(), set[str](), 0.0
-        self._began = self._at - ran_s
+    limits: StopLimits
+    warn: Callable[[str], object]
+    end: Callable[[], object]
+    leave: Callable[[], object]
+    ran_s: float = 0.0
+    reason: str = ""  # why the job ends
+    idle_s: float = 0.0
+    active: bool = False  # the GPUs were used in a way that nvidia-smi does not show
+
+    def __post_init__(self) -> None:
+        self._at = time.monotonic()
+        self._began = self._at - self.ran_s
+        self._warnings: set[str] = set()
+        self._grace_ends = 0.0
 
     def works(self) -> bool:
-        """Returns whether the job now does work for GPUs; idle time is not counted while it does not."""
+        """Returns whether the job now does work for GPUs; no time is idle while it does not."""
         return True
 
     def saves(self) -> bool:
-        """Returns whether the job is saving, which may take longer than GRACE_S after it was told to end."""
+        """Returns whether the job is saving, which may take longer than GRACE_S after the request to end."""
         return False
 
     def due(self) -> str:
         """Returns why the job is to end; "" if it may go on."""
         return self.reached(self.idle_s)
 
-    def look(self) -> None:
-        """Counts the time since the last look, warns at half of a limit, and ends the job at a limit."""
+    def check(self) -> None:
+        """Adds the time since the last check, warns at half of a limit, and ends the job at a limit."""
         now = time.monotonic()
         elapsed, self._at = now - self._at, now
         if self.reason:
             if self.saves():
                 self._grace_ends = now + GRACE_S
             elif now >= self._grace_ends:
-                self._leave()
+                self.leave()
             return
         if self.active:
             self.active, self.idle_s = False, 0.0
@@ -126,8 +132,8 @@ class LimitWatch:
         self.reason = self.due()
         if self.reason:
             self._grace_ends = now + GRACE_S
-            self._warn(f"stops: {self.reason}")
-            self._end()
+            self.warn(f"stops: {self.reason}")
+            self.end()
 
     def reached(self, idle_s: float) -> str:
         """Returns why the job is to end if the GPUs have been idle for `idle_s`, else ""; warns at half of a limit."""
@@ -146,16 +152,16 @@ class LimitWatch:
     def _warn_once(self, line: str) -> None:
         if line not in self._warnings:
             self._warnings.add(line)
-            self._warn(line)
+            self.warn(line)
 
     @contextmanager
-    def looking(self) -> Iterator[None]:
-        """Runs a thread that calls `look` every LOOK_S seconds within the block, if there is a limit."""
+    def watching(self) -> Iterator[None]:
+        """Runs a thread that calls `check` every CHECK_S seconds within the block, if there is a limit."""
         over = threading.Event()
 
         def watch() -> None:
-            while not over.wait(LOOK_S):
-                self.look()
+            while not over.wait(CHECK_S):
+                self.check()
 
         if self.limits.text:
             threading.Thread(target=watch, name="limits", daemon=True).start()

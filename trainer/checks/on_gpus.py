@@ -35,7 +35,7 @@ from trainer.reporting.resources import peak_device_memory_gib
 from trainer.reporting.result import gpu_names, versions
 from trainer.run.replica_check import COMPARED_STEPS
 from trainer.run.training_setup import set_precision_and_seed, setup_with
-from trainer.training.checkpoint import WEIGHTS, assign_values, snapshot, variables_of
+from trainer.training.checkpoint import assign_values, of_networks, snapshot, variables_of
 from trainer.training.steps import nodes_of
 
 # A control, the difference that the same steps show with the rows of each batch in another order, is chance below this:
@@ -175,8 +175,7 @@ def first_steps(
     set_precision_and_seed(config)
     setup = setup_with(config, replicas, dataset)
     # Every variant gets the weights of the first one, because another precision would draw different ones.
-    variables = variables_of(setup.model)
-    weights = {name: variables[name] for name in variables if name.startswith(WEIGHTS)}
+    weights = of_networks(variables_of(setup.model))
     if start:
         assign_values(weights, start, replicas)
         refresh_normalization(setup.model)

@@ -53,6 +53,11 @@ class Replicas:
         return self.cluster.workers * self.local
 
     @property
+    def on_gpus(self) -> bool:
+        """Returns whether the replicas are GPUs."""
+        return self.devices[0].startswith("GPU")
+
+    @property
     def first(self) -> int:
         """Returns the index of this worker's first replica among all."""
         return self.cluster.index * self.local

@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.invariance.internals import disable_gradient_sum, slots_of, trained_by, wrap
-from trainer.invariance.step import NotCompilable, dense, holding, running_step
+from trainer.invariance.step import NotCompilable, holding, running_step
+from trainer.invariance.virtual_replicas import dense, sum_over_replicas
 
 
 class Update(NamedTuple):
@@ -164,7 +165,7 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
                 f"{step.split}: the step sums over replicas within a micro-batch, which has the rows of one virtual "
                 "replica alone: drop --virtual_replicas, or use a loss that is a mean over rows"
             )
-        return step.add_over_replicas(tensors)
+        return sum_over_replicas(tensors)
     replica = tf.distribute.get_replica_context()
     summed = list(tensors)
     if replica.num_replicas_in_sync == 1:

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.invariance.internals import compiled_by_xla, outside_conditions
+from trainer.invariance.virtual_replicas import add_micro_batch, sum_over_replicas
 
 _ALGORITHM, BLOCK = 1, 4  # PHILOX of tf.random.Algorithm; how many numbers one value of the counter gives
 
@@ -147,7 +148,7 @@ class StepContext:
         rows: nests of tensors (rows, …) and None, of which a micro-batch gets its part. function: takes these and
         returns a nest of losses, gradients or other tensors that are sums over rows; None stays None. While it runs,
         `current_step()` is the step of its rows, with their random numbers. With --virtual_replicas it adds in the
-        fixed order of a binary tree, of which each replica has whole branches; `add_over_replicas` adds these.
+        fixed order of a binary tree, of which each replica has whole branches; `sum_over_replicas` adds these.
         """
         self.uses[ACCUMULATED] += 1
         if not self.accumulates:
@@ -160,39 +161,14 @@ class StepContext:
                 step = self.micro_batch(number)
                 with in_step(step):
                     result = function(*tf.nest.map_structure(step.part, rows))
-                total, count = (result, [values for _, values in step.averaged]), 1
-                if self.virtual_replicas:
-                    total = tf.nest.map_structure(dense, total)
-                # The tree adds only sums of equally many micro-batches.
-                while sums and (sums[-1][0] == count or not self.virtual_replicas):
-                    earlier_count, earlier = sums.pop()
-                    total = tf.nest.map_structure(_added, earlier, total)
-                    count += earlier_count
-                sums.append((count, total))
+                total = result, [values for _, values in step.averaged]
+                add_micro_batch(sums, total, in_tree=self.virtual_replicas > 0)
         self.uses.update(step.uses - self.uses)
         result, averages = sums[0][1]
         for (update, _), values in zip(step.averaged, averages, strict=True):
-            update([value / step.micro_batch_count for value in self.add_over_replicas(values)])
+            totals = sum_over_replicas(values) if self.virtual_replicas else values
+            update([total / step.micro_batch_count for total in totals])
         return result
-
-    def add_over_replicas(self, tensors: Sequence[Any]) -> list[Any]:
-        """Returns each tensor's sum over replicas, added in the tree of --virtual_replicas; without these, the tensor.
-
-        None stays None.
-        """
-        replica = tf.distribute.get_replica_context()
-        present = [tf.expand_dims(tensor, 0) for tensor in tensors if tensor is not None]
-        if not self.virtual_replicas or replica.num_replicas_in_sync == 1 or not present:
-            return list(tensors)
-        sums = []
-        for tensor, gathered in zip(present, replica.all_gather(present, axis=0), strict=True):
-            gathered.set_shape((replica.num_replicas_in_sync, *tensor.shape[1:]))
-            branches = tf.unstack(gathered)
-            while len(branches) > 1:  # a power of 2 of them: added in pairs, and these sums in pairs again
-                branches = [left + right for left, right in zip(branches[::2], branches[1::2], strict=True)]
-            sums += branches
-        summed = iter(sums)
-        return [None if tensor is None else next(summed) for tensor in tensors]
 
     def micro_batch(self, number: int) -> "StepContext":
         """Returns the context of one micro-batch: that of a replica which has only these rows."""
@@ -270,23 +246,6 @@ class StepContext:
                 f"{self.prefix}{stream}: random numbers are drawn in a function that XLA compiles, which gives "
                 "other numbers: draw them outside and pass them in, or leave out jit_compile"
             )
-
-
-def dense(gradient: Any) -> Any:
-    """Returns IndexedSlices as a tensor as large as their table; any other gradient unchanged."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, gradient.dense_shape[0])
-
-
-def _added(left: Any, right: Any) -> Any:
-    """Returns the sum of two gradients or other tensors; None counts as nothing."""
-    if left is None or right is None:
-        return right if left is None else left
-    if isinstance(left, tf.IndexedSlices) and isinstance(right, tf.IndexedSlices):
-        values, indices = tf.concat([left.values, right.values], 0), tf.concat([left.indices, right.indices], 0)
-        return tf.IndexedSlices(values, indices, left.dense_shape)
-    return tf.convert_to_tensor(left) + tf.convert_to_tensor(right)
 
 
 _current: ContextVar[StepContext | None] = ContextVar("current_step", default=None)

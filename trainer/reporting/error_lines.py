@@ -43,7 +43,7 @@ def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:
         "" if config.remat else f"recompute activations by --remat={BLOCKS}",
         "shard the optimizer by --shard_optimizer" if replicas.count > 1 and not config.shard_optimizer else "",
         "lower global_batch_size or image_size",
-        "use more replicas" if replicas.devices[0].startswith("GPU") else "",
+        "use more replicas" if replicas.on_gpus else "",
         "" if config.precision.startswith("mixed") else f"or try --precision={half_precision()}",
     ]
     return UserError(

@@ -17,6 +17,7 @@ _SLOW_SHARE = 0.1  # a slow worker makes the others wait for this share of the t
 # Values of the variables of Keras metrics over a range of steps, summed over replicas. Ranges can be added, while the
 # metrics' results cannot: the mean of two AUCs is not an AUC.
 MetricCounts = tuple[npt.NDArray[np.float64], ...]
+State = dict[str, Any]  # what a part of a run stores in a checkpoint, valid in JSON
 
 
 @dataclass(frozen=True)
@@ -64,25 +65,25 @@ class StepLogs:
         return index, [self.names[number] for number in np.flatnonzero(wrong[index])]
 
 
+@dataclass
 class WorkerWaits:
     """Adds up how long each worker waited for its batches, to name one that holds up all others."""
 
-    def __init__(self) -> None:
-        self._waits: list[float] = []
-        self._seconds = 0.0
+    waits: Sequence[float] = ()
+    seconds: float = 0.0
 
     def count(self, waits: Sequence[float], seconds: float) -> tuple[int, float] | None:
         """Counts a call to the devices; returns the slow worker's index and the share of time that it costs, or None.
 
         A worker is slow if its share of time spent waiting is well above the median of the others.
         """
-        self._waits = [total + wait for total, wait in zip(self._waits or [0.0] * len(waits), waits, strict=True)]
-        self._seconds += seconds
-        most = max(self._waits)
-        rest = sorted(self._waits)[:-1]
-        share = (most - statistics.median(rest)) / self._seconds if rest and self._seconds else 0.0
-        slow = self._seconds >= _LEAST_SECONDS and share >= _SLOW_SHARE
-        return (self._waits.index(most), share) if slow else None
+        self.waits = [total + wait for total, wait in zip(self.waits or [0.0] * len(waits), waits, strict=True)]
+        self.seconds += seconds
+        most = max(self.waits)
+        rest = sorted(self.waits)[:-1]
+        share = (most - statistics.median(rest)) / self.seconds if rest and self.seconds else 0.0
+        slow = self.seconds >= _LEAST_SECONDS and share >= _SLOW_SHARE
+        return (self.waits.index(most), share) if slow else None
 
 
 @dataclass
@@ -99,17 +100,17 @@ class RunningMeans:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> "RunningMeans":
+    def restored(cls, state: State) -> "RunningMeans":
         """Restores the result of asdict(). Raises KeyError, TypeError or ValueError for anything else."""
         return cls(
             examples_per_step=int(state["examples_per_step"]),
             steps=int(state["steps"]),
             timed_steps=int(state["timed_steps"]),
             timed_seconds=float(state["timed_seconds"]),
-            waited_seconds=float(state.get("waited_seconds", 0.0)),
+            waited_seconds=float(state["waited_seconds"]),
             sums=numbers(state["sums"]),
-            counts=tuple(np.asarray(count, np.float64) for count in state.get("counts", ())),
-            metrics=numbers(state.get("metrics", {})),
+            counts=tuple(np.asarray(count, np.float64) for count in state["counts"]),
+            metrics=numbers(state["metrics"]),
         )
 
     def add(self, logs: StepLogs, seconds: float, timed: bool) -> None:
@@ -149,6 +150,17 @@ class RunningMeans:
 
 
 @dataclass
+class SavedProgress:
+    """Holds what a checkpoint keeps of the progress, besides the step."""
+
+    seconds: float
+    training_seconds: float
+    whole: State  # RunningMeans as asdict() gives them
+    asked_steps: int
+    total_steps: int
+
+
+@dataclass
 class Progress:
     """Holds how far a run is, over all its restarts. A repeated step counts once."""
 
@@ -172,22 +184,18 @@ class Progress:
     def __post_init__(self) -> None:
         self.whole, self.asked_steps = RunningMeans(self.examples_per_step), self.total_steps
 
-    def state(self) -> dict[str, Any]:
-        """Returns what a checkpoint stores of this, without the step."""
-        return {
-            "seconds": self.seconds,
-            "training_seconds": self.training_seconds,
-            "whole": asdict(self.whole),
-            "asked_steps": self.asked_steps,
-            "total_steps": self.total_steps,
-        }
+    def state(self) -> SavedProgress:
+        """Returns what a checkpoint stores of this."""
+        whole = asdict(self.whole)
+        return SavedProgress(self.seconds, self.training_seconds, whole, self.asked_steps, self.total_steps)
 
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state` returned."""
-        self.seconds_before, self.training_seconds = float(state["seconds"]), float(state["training_seconds"])
-        self.whole = RunningMeans.restored(state["whole"])
-        if state["asked_steps"] == self.asked_steps:  # a run that early stopping ended stays ended
-            self.total_steps = int(state["total_steps"])
+    def resume(self, saved: SavedProgress) -> None:
+        """Restores what `state` returned. Raises KeyError, TypeError or ValueError for values of other types."""
+        self.seconds_before = float(saved.seconds)
+        self.training_seconds = float(saved.training_seconds)
+        self.whole = RunningMeans.restored(saved.whole)
+        if saved.asked_steps == self.asked_steps:  # a run that early stopping ended stays ended
+            self.total_steps = int(saved.total_steps)
 
     def advance(self, logs: StepLogs, seconds: float) -> None:
         """Counts one call to the device. The first call of a process traces the graph and is not timed."""

@@ -7,7 +7,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,7 +32,7 @@ from trainer.base.storage import make_writable, write_whole, writing
 from trainer.data.sample_grids import UInt8Array, encode_png, sample_grid
 from trainer.reporting.classification import Classification, write_classes
 from trainer.reporting.error_lines import tensorflow_writing
-from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind, is_loss, numbers
+from trainer.reporting.progress import Progress, RunningMeans, State, StepLogs, by_kind, is_loss, numbers
 from trainer.reporting.resources import Gpus, memory_gib, peak_device_memory_gib
 
 _STATE = ("epoch_seconds", "final", "measured", "evaluated", "quality", "classes")  # attributes in a checkpoint
@@ -42,6 +42,7 @@ _NEWEST_METRICS = 100  # lines that Vertex AI's tuning reads
 _METRIC_FILE = "/tmp/hypertune/output.metrics"  # noqa: S108 (the path that Vertex AI reads)
 
 
+@dataclass
 class Reporter:
     """Counts every call to the device, and reports at report steps and at epoch ends.
 
@@ -49,26 +50,24 @@ class Reporter:
     of this worker, such as `GPU:0`.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        job_dir: JobDir | None,
-        progress: Progress,
-        latest_checkpoint: Callable[[], str | None],
-        devices: Sequence[str] = (),
-    ) -> None:
-        self._config, self._job_dir, self._progress = config, job_dir, progress
-        self._since_report, self._since_epoch = (RunningMeans(progress.examples_per_step) for _ in range(2))
-        self._latest_checkpoint, self._devices = latest_checkpoint, devices
+    config: TrainConfig
+    job_dir: JobDir | None
+    progress: Progress
+    latest_checkpoint: Callable[[], str | None]
+    devices: Sequence[str] = ()
+    rollbacks: int = 0  # rollbacks of the run so far, noted in each line of stats.jsonl
+    metric_names: Sequence[str] = ()  # what evaluation and image quality report; set before the first call
+
+    def __post_init__(self) -> None:
+        self._since_report = RunningMeans(self.progress.examples_per_step)
+        self._since_epoch = RunningMeans(self.progress.examples_per_step)
         self._epoch_seconds: list[float] = []
         self._final: dict[str, Scalars] = {}
         self._measured: Scalars = {}  # newest values of evaluations and of image quality
         self._evaluated: Scalars = {}
         self._quality: QualityOf | None = None  # what the newest image quality was measured with
         self._classes: Mapping[str, Any] = {}  # for result.json, from `classified`
-        self.rollbacks = 0  # rollbacks of the run so far, noted in each line of stats.jsonl
-        self.metric_names: Sequence[str] = ()  # what evaluation and image quality report; set before the first call
-        self._shown = progress.step, time.monotonic()  # step and time of the newest log line
+        self._shown = self.progress.step, time.monotonic()  # step and time of the newest log line
         self._bar: ProgressBar | None = None
         self._gpus: Gpus | None = None
         self._tensorboard: EventFiles | None = None
@@ -79,22 +78,22 @@ class Reporter:
 
         repeats_step: whether the hooks of the restored step will run again, too.
         """
-        if not (job_dir := self._job_dir):
+        if not (job_dir := self.job_dir):
             return
-        step = self._progress.step
-        drop_stats_after(job_dir.root, step - repeats_step)
-        self._tensorboard = EventFiles(job_dir.logs, step + 1 - repeats_step) if self._config.tensorboard else None
-        self._tuning = TuningMetric(self._config.tuning_metric) if self._config.tuning_metric else None
-        self._gpus = Gpus(sum(name.startswith("GPU") for name in self._devices))
-        total = self._progress.total_steps
-        self._bar = ProgressBar("bar", "count", "text", total=total, completed=step, text="first step …")
+        step = self.progress.step - repeats_step
+        drop_stats_after(job_dir.root, step)
+        self._tensorboard = EventFiles(job_dir.logs, step + 1) if self.config.tensorboard else None
+        self._tuning = TuningMetric(self.config.tuning_metric) if self.config.tuning_metric else None
+        self._gpus = Gpus(sum(name.startswith("GPU") for name in self.devices))
+        total = self.progress.total_steps
+        self._bar = ProgressBar("bar", "count", "text", total=total, completed=self.progress.step, text="first step …")
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         """Returns what a checkpoint stores, so that a resumed run reports the same means and summary."""
         means = {"since_report": asdict(self._since_report), "since_epoch": asdict(self._since_epoch)}
         return {**means, **{name: getattr(self, f"_{name}") for name in _STATE}}
 
-    def resume(self, state: Mapping[str, Any]) -> None:
+    def resume(self, state: State) -> None:
         """Restores what `state` returned."""
         self._since_report = RunningMeans.restored(state["since_report"])
         self._since_epoch = RunningMeans.restored(state["since_epoch"])
@@ -131,7 +130,8 @@ class Reporter:
         means = self._since_report.means()
         entry = self._entry(progress, self._since_report)
         self._since_report = RunningMeans(progress.examples_per_step)
-        self._append("report", progress, entry)
+        speed = {"images_per_second": entry["images_per_second"]} if entry["images_per_second"] else {}
+        self._publish("report", progress, entry, {**means, **speed, "memory_gib": entry["memory_gib"]})
         if not (self.by_epoch and self._final):  # else `epoch_end` sets them
             self._final = {"losses": entry["losses"], "metrics": entry["metrics"]}
         if self._bar:
@@ -141,10 +141,6 @@ class Reporter:
             if step < now and not on_vertex() and (due or time.monotonic() - shown_at >= _QUIET_S):
                 total = f"{progress.total_steps:,}"
                 self._show(progress, f"step {now:{len(total)},}/{total}", means, entry)
-        if self._tensorboard:
-            speed = {"images_per_second": entry["images_per_second"]} if entry["images_per_second"] else {}
-            self._tensorboard.scalars(progress.step, {**means, **speed, "memory_gib": entry["memory_gib"]})
-        self._report_to_tuning(progress, means)
 
     def epoch_end(self, progress: Progress) -> Scalars:
         """Writes the epoch's line of stats.jsonl and the log, with its evaluation; returns its scalars."""
@@ -163,25 +159,27 @@ class Reporter:
     def evaluated(self, progress: Progress, values: Scalars) -> None:
         """Reports the values of an evaluation."""
         self._evaluated = values
-        self._report_measured("evaluation", progress, values)
+        self._measured.update(values)
+        self._publish("evaluation", progress, by_kind(values), values)
         if progress.step % progress.steps_per_epoch:  # at the end of an epoch its own line shows them
             self._show(progress, f"step {progress.step:,}/{progress.total_steps:,}", values)
 
     def quality(self, progress: Progress, values: Scalars, about: QualityOf) -> None:
         """Reports image quality by name, {} on a worker that is not the chief; `about`: what it was measured with."""
         self._quality = about
-        self._report_measured("quality", progress, values, {"quality": about})
+        self._measured.update(values)
+        self._publish("quality", progress, {**by_kind(values), "quality": about}, values)
         shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         if self._bar:
             log.info(f"step {progress.step:,}  {shown}  ({about['samples']:,} images, features of {about['features']})")
 
     def classified(self, progress: Progress, classes: Classification | None) -> None:
         """Writes the newest evaluation's results for each class to their file, and logs the least accurate classes."""
-        if classes is None or not self._job_dir:
+        if classes is None or not self.job_dir:
             return
-        file = self._job_dir.root / CLASSES
+        file = self.job_dir.root / CLASSES
         self._classes = {"step": progress.step, **write_classes(file, classes)}
-        self._job_dir.mirror.put(file)
+        self.job_dir.mirror.put(file)
         least = ", ".join(f"{name} {share:.3f}" for name, share in classes.least_accurate(3))
         log.info(f"least accurate classes: {least}; see {CLASSES}")
 
@@ -189,46 +187,45 @@ class Reporter:
         """Appends a line to stats.jsonl, on the chief, with the step, the time and the rollbacks so far."""
         head: StatsEntry = {"kind": kind, "step": progress.step, "epoch": round(progress.epoch, 4)}
         after: StatsEntry = {"rollbacks": self.rollbacks} if self.rollbacks else {}
-        if self._job_dir:
-            self._job_dir.append_stats({**head, **entry, "time": round(time.time(), 3), **after})
+        if self.job_dir:
+            self.job_dir.append_stats({**head, **entry, "time": round(time.time(), 3), **after})
 
     @property
     def by_epoch(self) -> bool:
         """Returns whether each epoch gets a log line: if the run's length is in epochs, or if it evaluates."""
-        return self._config.steps is None or any(name.startswith("val_") for name in self.metric_names)
+        return self.config.steps is None or any(name.startswith("val_") for name in self.metric_names)
 
     def _show(self, progress: Progress, head: str, values: Scalars, entry: StatsEntry | None = None) -> None:
         """Logs a line of these values on the chief, with speed, waiting and time left as far as there is room."""
-        speed = f"{entry['images_per_second']:,.0f} {progress.unit}/s" if entry and entry["images_per_second"] else ""
+        rate = entry and entry["images_per_second"]
+        speed = f"{rate:,.0f} {progress.unit}/s" if rate else ""
         left = f"{duration(progress.seconds_left)} left" if progress.seconds_left else ""
         waits = input_wait(entry) if entry else ""  # shown before the speed if room is short
         if self._bar:
             log.info(fitting_line(head, values, speed, "  ".join(filter(None, [waits, left]))))
             self._shown = progress.step, time.monotonic()
 
-    def _report_measured(
-        self, kind: str, progress: Progress, values: Scalars, details: StatsEntry | None = None
-    ) -> None:
-        """Reports values of an evaluation or of image quality to stats.jsonl, tuning and TensorBoard."""
-        self._append(kind, progress, {**by_kind(values), **(details or {})})
-        self._measured.update(values)
-        self._report_to_tuning(progress, values)
+    def _publish(self, kind: str, progress: Progress, entry: StatsEntry, values: Scalars) -> None:
+        """Appends a line to stats.jsonl, and reports the values to TensorBoard and tuning."""
+        self._append(kind, progress, entry)
         if self._tensorboard:
             self._tensorboard.scalars(progress.step, values)
+        if self._tuning and self._tuning.name in values:
+            self._tuning.report(progress.step, values[self._tuning.name], self.latest_checkpoint())
 
     def sample(self, generate: Callable[..., Any], latent_dim: int, classes: int, progress: Progress) -> None:
         """Writes a grid of images that `generate` makes from noise, which is the same at every step.
 
         If there are classes, `generate` also takes labels, and each row of the grid shows one class.
         """
-        if not self._job_dir:
+        if not self.job_dir:
             return
-        picture = sample_grid(generate, self._config.seed, latent_dim, classes, keras.config.floatx())
-        file = self._job_dir.samples / f"{step_name(progress.step)}.png"
+        picture = sample_grid(generate, self.config.seed, latent_dim, classes, keras.config.floatx())
+        file = self.job_dir.samples / f"{step_name(progress.step)}.png"
         with writing(file):
             file.parent.mkdir(exist_ok=True)
         write_whole(file, encode_png(picture))
-        self._job_dir.mirror.put(file)
+        self.job_dir.mirror.put(file)
         if self._tensorboard:
             self._tensorboard.image(progress.step, "samples", picture)
 
@@ -237,7 +234,7 @@ class Reporter:
         measured = cast(dict[str, Scalars], by_kind(self._measured))
         final = {kind: {**self._final.get(kind, {}), **values} for kind, values in measured.items()}
         return {
-            "peak_device_memory_gib": peak_device_memory_gib(self._devices),
+            "peak_device_memory_gib": peak_device_memory_gib(self.devices),
             "epoch_seconds": [round(seconds, 4) for seconds in self._epoch_seconds],
             "final": {**final, **({"quality": self._quality} if self._quality else {})},
             **({"classes": dict(self._classes)} if self._classes else {}),
@@ -258,13 +255,8 @@ class Reporter:
             **by_kind(running.means()),
             "memory_gib": round(memory_gib(), 3),
             "gpus": self._gpus.readings if self._gpus else [],
-            "peak_device_memory_gib": peak_device_memory_gib(self._devices),
+            "peak_device_memory_gib": peak_device_memory_gib(self.devices),
         }
-
-    def _report_to_tuning(self, progress: Progress, values: Scalars) -> None:
-        """Reports the tuning metric to Vertex AI if it is among the values."""
-        if self._tuning and self._tuning.name in values:
-            self._tuning.report(progress.step, values[self._tuning.name], self._latest_checkpoint())
 
 
 def fitting_line(head: str, values: Scalars, speed: str, left: str) -> str:
@@ -272,10 +264,9 @@ def fitting_line(head: str, values: Scalars, speed: str, left: str) -> str:
 
     What has no room is left out: first the speed, then the last values.
     """
-    names = [name for name in values if not name.startswith("val_")]
-    pairs = [both for name in [*names, *(name[4:] for name in values if name[4:] not in names)]
-             for both in (name, f"val_{name}") if both in values]  # fmt: skip
-    names = sorted(pairs, key=lambda name: not is_loss(name))  # losses first: they stay where there is little room
+    # Losses first, as they stay where there is little room; then the order of `values`, each before its val_….
+    order = [name.removeprefix("val_") for name in sorted(values, key=lambda name: name.startswith("val_"))]
+    names = sorted(values, key=lambda name: (not is_loss(name), order.index(name.removeprefix("val_")), len(name)))
     numbers = {name: f"{values[name]:.4g}" for name in names}
     shown = [f"{name} {text if len(text) <= 8 else f'{values[name]:.3g}':8}" for name, text in numbers.items()]
     room = _WIDTH - len(head)
@@ -295,8 +286,8 @@ def input_wait(entry: StatsEntry) -> str:
 
 def status_line(entry: StatsEntry, progress: Progress) -> str:
     """Returns the line of a report: step, losses, metrics, speed, memory and time left."""
-    speed = f"{entry['images_per_second']:,.0f} {progress.unit}/s" if entry["images_per_second"] else ""
-    rate = entry.get("tflop_per_second") or 0.0
+    images, rate = entry["images_per_second"], entry.get("tflop_per_second") or 0.0
+    speed = f"{images:,.0f} {progress.unit}/s" if images else ""
     mfu = entry.get("mfu")
     compute = f"{rate:.3g} TFLOP/s" + (f" (MFU {100 * mfu:.2g} %)" if mfu else "")
     readings = []

@@ -6,6 +6,7 @@ import platform
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -22,6 +23,10 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.progress import Progress
 from trainer.reporting.resources import peak_memory_gib
 
+# Values that a process takes over from the one before, and values that result.json has if there is something to say.
+_KEPT = ("steps_repeated", "rollbacks", "depends_on_replicas", "not_compared", "replica_checks", "slow_worker")
+_IF_ANY = ("depends_on_replicas", "not_compared", "replica_checks", "saved_model", "slow_worker")
+
 
 @dataclass
 class RunResult:
@@ -33,7 +38,7 @@ class RunResult:
     began: float  # time.monotonic() when this process began
     goodput: Goodput
     restarts: int = 0
-    steps_repeated: int = 0  # counted up to the last reported step of each earlier process
+    steps_repeated: int = 0  # up to the last reported step of each earlier process
     saving_seconds: float = 0.0  # how long this process waited for checkpoints
     rollbacks: int = 0
     depends_on_replicas: list[str] = field(default_factory=list)  # differences that the user has allowed
@@ -52,17 +57,18 @@ class RunResult:
         goodput = Goodput(began, before)
         if job_dir:
             goodput.recover(before, paid=same_job(before))
+        kept: dict[str, Any] = {name: value for name, value in before.items() if name in _KEPT}
+        job_began_at = before.get("job_began_at") if same_job(before) else None
         return cls(
-            job_dir, before, settings_digest(config), began, goodput,
+            job_dir,
+            before,
+            settings_digest(config),
+            began,
+            goodput,
             restarts=before.get("restarts", 0) + restarted,
-            steps_repeated=before.get("steps_repeated", 0),
-            rollbacks=before.get("rollbacks", 0),
-            depends_on_replicas=before.get("depends_on_replicas", []),
-            not_compared=before.get("not_compared", ""),
-            replica_checks=before.get("replica_checks", {}),
-            job_began_at=before.get("job_began_at", time.time()) if same_job(before) else time.time(),
-            slow_worker=before.get("slow_worker", {}),
-        )  # fmt: skip
+            job_began_at=job_began_at or time.time(),
+            **kept,
+        )
 
     @property
     def wall_seconds(self) -> float:
@@ -74,12 +80,15 @@ class RunResult:
 
         They go up to the last step in stats.jsonl or result.json or, after a rollback, up to that of this process.
         """
-        reported = last_reported_step(self.job_dir.root) if self.job_dir else 0
-        reached = self.progress.step if self.progress else max(self.before.get("steps", 0), reported)
+        if self.progress:
+            reached = trained = self.progress.step
+            pace = self.progress.whole.step_seconds
+        else:
+            trained = self.before.get("steps", 0)  # goodput has the time of these as that of steps
+            pace = self.before.get("step_seconds")
+            reached = max(trained, last_reported_step(self.job_dir.root) if self.job_dir else 0)
         self.steps_repeated += max(0, reached - progress.step)
-        counted = self.progress.step if self.progress else self.before.get("steps", 0)  # goodput has these as training
-        pace = self.progress.whole.step_seconds if self.progress else self.before.get("step_seconds")
-        self.goodput.move(max(0, counted - progress.step) * (pace or 0.0), STEP, REPEATED)
+        self.goodput.move(max(0, trained - progress.step) * (pace or 0.0), STEP, REPEATED)
         self.progress = progress
 
     def name_slow(self, name: str, why: str) -> None:
@@ -133,11 +142,7 @@ class RunResult:
             "restarts": self.restarts,
             "steps_repeated": self.steps_repeated,
             "rollbacks": self.rollbacks,
-            **({"depends_on_replicas": self.depends_on_replicas} if self.depends_on_replicas else {}),
-            **({"not_compared": self.not_compared} if self.not_compared else {}),
-            **({"replica_checks": self.replica_checks} if self.replica_checks else {}),
-            **({"saved_model": self.saved_model} if self.saved_model else {}),
-            **({"slow_worker": self.slow_worker} if self.slow_worker else {}),
+            **cast(Result, {name: value for name in _IF_ANY if (value := getattr(self, name))}),
             "saving_seconds": round(self.before.get("saving_seconds", 0.0) + self.saving_seconds, 3),
         }
 

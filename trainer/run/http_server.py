@@ -4,7 +4,6 @@ https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/
 """
 
 import asyncio
-import dataclasses
 import json
 import os
 import socket
@@ -12,6 +11,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,16 +28,18 @@ from trainer.base.log import log
 from trainer.run.served_model import BadRow, Columns, ServedModel
 
 MOST_BYTES = 1_500_000  # in the body of a request
-_TOO_LARGE = f"the request has more than {MOST_BYTES:,} bytes"
 _ABOUT = "/v2/models/model"
+_LOADING = "the model is being loaded"
 _WAITING_BYTES = 128 * MOST_BYTES  # limit on all unanswered requests together
 _LEAST_BYTES = 10_000  # a smaller request counts as this many, which limits the number of requests
 # Smaller requests are parsed, and shorter model calls are made, on the event loop: handing them to a thread costs more.
-_PARSED_AT_ONCE_BYTES, _SHORT_CALL_S = 200_000, 0.02
-_BODY_S, _GRACE_S = 20, 30  # time for a client to send its body; time for open requests after SIGTERM
+_INLINE_BYTES = 200_000
+_SHORT_CALL_S = 0.02
+_BODY_S = 20  # for a client to send its body
+_GRACE_S = 30  # for open requests, after SIGTERM
 
 
-@dataclasses.dataclass(eq=False)
+@dataclass(eq=False)
 class _Part:
     """Holds rows of one shape from one request, at most as many as a call takes, and the future of their answers."""
 
@@ -113,55 +116,77 @@ class Batcher:
             await asyncio.sleep(0)  # lets the event loop send answers and read requests
 
 
-def application(load: Callable[[], ServedModel], stop: Callable[[Exception], None]) -> Starlette:
-    """Returns the application. It answers 503 until `load` returns, and passes an error of `load` to `stop`."""
-    batchers: list[Batcher] = []  # empty until the model is loaded, then one
-    parser = ThreadPoolExecutor(1, "parser")  # one thread: Python's JSON holds the interpreter lock anyway
-    waiting_bytes = 0  # of requests that are not answered yet
+@dataclass(eq=False)
+class Server:
+    """Answers requests with the model that `load` returns, by 503 until then; passes an error of `load` to `stop`."""
+
+    load: Callable[[], ServedModel]
+    stop: Callable[[Exception], None]
+    batcher: Batcher | None = None  # once the model is loaded
+    waiting_bytes: int = 0  # of requests that are not answered yet
+    # One thread: Python's JSON holds the interpreter lock anyway.
+    parser: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "parser"))
+
+    def application(self) -> Starlette:
+        """Returns the application. Vertex AI may name its paths: AIP_HEALTH_ROUTE, AIP_PREDICT_ROUTE."""
+        health = os.environ.get("AIP_HEALTH_ROUTE", "/health")
+        predict = os.environ.get("AIP_PREDICT_ROUTE", "/predict")
+
+        async def answer_http_error(request: Request, error: Exception) -> Response:
+            assert isinstance(error, HTTPException)
+            here = f"this server has POST {predict}, GET {health} and GET {_ABOUT}"
+            return _refused(error.status_code, f"{error.detail}: {here}")
+
+        routes = [
+            Route(predict, self.predict, methods=["POST"]),
+            Route(health, self.health),
+            Route(_ABOUT, self.metadata),
+        ]
+        handlers = {HTTPException: answer_http_error}
+        app = Starlette(routes=routes, lifespan=self.lifespan, exception_handlers=handlers)
+        app.router.redirect_slashes = False
+        return app
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Loads the model while the server answers already."""
+
         async def prepare() -> None:
             try:
-                batchers.append(Batcher(await asyncio.to_thread(load)))
+                self.batcher = Batcher(await asyncio.to_thread(self.load))
             except Exception as error:
-                stop(error)
+                self.stop(error)
 
         loading = asyncio.create_task(prepare())
         yield
         loading.cancel()
 
-    async def health(request: Request) -> Response:
-        return Response(status_code=200 if batchers else 503)
+    async def health(self, request: Request) -> Response:
+        """Returns whether the model is loaded."""
+        return Response(status_code=200 if self.batcher else 503)
 
-    async def metadata(request: Request) -> Response:
-        return JSONResponse(batchers[0].model.metadata()) if batchers else _refused(503, "the model is being loaded")
+    async def metadata(self, request: Request) -> Response:
+        """Returns what the model takes and returns."""
+        return JSONResponse(self.batcher.model.metadata()) if self.batcher else _refused(503, _LOADING)
 
-    async def predict(request: Request) -> Response:
-        nonlocal waiting_bytes
-        if not batchers:
-            return _refused(503, "the model is being loaded")
-        size = int(request.headers.get("content-length", MOST_BYTES))  # a stream has no length: assume the most
-        too_large = size > MOST_BYTES
-        size = min(max(size, _LEAST_BYTES), MOST_BYTES)
-        if waiting_bytes + size > _WAITING_BYTES:
+    async def predict(self, request: Request) -> Response:
+        """Returns the answers to all rows of a request, or why there are none."""
+        if not self.batcher:
+            return _refused(503, _LOADING)
+        declared = int(request.headers.get("content-length", MOST_BYTES))  # a stream has no length: assume the most
+        size = min(max(declared, _LEAST_BYTES), MOST_BYTES)
+        if self.waiting_bytes + size > _WAITING_BYTES:
             return _refused(503, "too many requests are waiting: send it again in some seconds", {"Retry-After": "2"})
-        waiting_bytes += size
+        self.waiting_bytes += size
         try:
-            content = bytearray()
-            async with asyncio.timeout(_BODY_S):
-                async for part in request.stream():
-                    too_large = too_large or len(content) + len(part) > MOST_BYTES
-                    if not too_large:  # else the rest is read and dropped: who still sends reads no answer
-                        content += part
-            if too_large:
-                return _refused(413, _TOO_LARGE)
-            return await answered(batchers[0], bytes(content))
+            content = await _body(request, too_large=declared > MOST_BYTES)
+            if content is None:
+                return _refused(413, f"the request has more than {MOST_BYTES:,} bytes")
+            return await self._answer(self.batcher, content)
         except BadRow as error:
             return _refused(400, str(error))
         except TimeoutError:
-            late = f"the request did not arrive within {_BODY_S} s"
-            return _refused(413, _TOO_LARGE) if too_large else _refused(408, late)
+            return _refused(408, f"the request did not arrive within {_BODY_S} s")
         except asyncio.CancelledError:  # by uvicorn, after _GRACE_S
             return _refused(503, f"the server stops, and did not come to this request within {_GRACE_S} s")
         except ClientDisconnect:
@@ -170,15 +195,15 @@ def application(load: Callable[[], ServedModel], stop: Callable[[Exception], Non
             log.error(f"a request failed: {reason(error)}")
             return _refused(500, "the model failed on these rows: the server's log says why")
         finally:
-            waiting_bytes -= size
+            self.waiting_bytes -= size
 
-    async def answered(batcher: Batcher, content: bytes) -> Response:
+    async def _answer(self, batcher: Batcher, content: bytes) -> Response:
         """Returns the response with all answers. Raises BadRow for a malformed body or a row that has no answer."""
 
         async def run(function: Callable[..., Any], *arguments: Any) -> Any:
-            if len(content) <= _PARSED_AT_ONCE_BYTES:
+            if len(content) <= _INLINE_BYTES:
                 return function(*arguments)
-            return await asyncio.get_running_loop().run_in_executor(parser, function, *arguments)
+            return await asyncio.get_running_loop().run_in_executor(self.parser, function, *arguments)
 
         blocks = await run(_blocks, batcher.model, content)
         parts = await asyncio.gather(*(batcher.answer(columns) for _, columns in blocks))
@@ -192,20 +217,6 @@ def application(load: Callable[[], ServedModel], stop: Callable[[Exception], Non
         response: Response = await run(JSONResponse, {"predictions": answers})
         return response
 
-    async def answer_http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        return _refused(
-            error.status_code, f"{error.detail}: this server has POST {route}, GET {health_route} and GET {_ABOUT}"
-        )
-
-    health_route, route = os.environ.get("AIP_HEALTH_ROUTE", "/health"), os.environ.get("AIP_PREDICT_ROUTE", "/predict")
-    routes = [
-        Route(route, predict, methods=["POST"]), Route(health_route, health), Route(_ABOUT, metadata)
-    ]  # fmt: skip
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: answer_http_error})
-    app.router.redirect_slashes = False
-    return app
-
 
 def serve(load: Callable[[], ServedModel], host: str, port: int) -> None:
     """Serves until SIGTERM or Ctrl-C, and then answers open requests before it returns.
@@ -218,7 +229,7 @@ def serve(load: Callable[[], ServedModel], host: str, port: int) -> None:
         errors.append(error)
         server.should_exit = True
 
-    app = application(load, stop)
+    app = Server(load, stop).application()
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_GRACE_S, access_log=False)
     )
@@ -234,6 +245,21 @@ def serve(load: Callable[[], ServedModel], host: str, port: int) -> None:
         server.run(sockets=[listener])
     if errors:
         raise errors[0]
+
+
+async def _body(request: Request, *, too_large: bool) -> bytes | None:
+    """Returns the body of a request, or None if it is too large; raises TimeoutError if it does not arrive in time."""
+    content = bytearray()
+    try:
+        async with asyncio.timeout(_BODY_S):
+            async for part in request.stream():
+                too_large = too_large or len(content) + len(part) > MOST_BYTES
+                if not too_large:  # else the rest is read and dropped: who still sends reads no answer
+                    content += part
+    except TimeoutError:
+        if not too_large:
+            raise
+    return None if too_large else bytes(content)
 
 
 def _blocks(model: ServedModel, content: bytes) -> list[tuple[Sequence[int], Columns]]:

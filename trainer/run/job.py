@@ -1,22 +1,18 @@
 """Runs one job from top to bottom: start, data and model, first state, training, export, result."""
 
-import dataclasses
 import os
 import secrets
 import shlex
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
-
-import tensorflow as tf
+from collections.abc import Sequence
+from contextlib import closing, nullcontext, suppress
+from dataclasses import asdict
 
 from trainer.base.errors import DONE, INTERRUPTED, NotFinite
-from trainer.base.limit_watch import LimitWatch, read_limits
 from trainer.base.log import duration, log, on_vertex
-from trainer.base.run_files.goodput import EVENTS, OTHER, RESTORE, SAVE, START, STEP
+from trainer.base.run_files.goodput import RESTORE, START
 from trainer.base.run_files.job_directory import JobDir
-from trainer.base.run_files.job_files import RUN_INFO, SKIPPED_IMAGES, RunInfo, mapping, read_run_info, trainer_commit
+from trainer.base.run_files.job_files import RUN_INFO, SKIPPED_IMAGES, RunInfo, mapping, trainer_commit
 from trainer.base.settings.accelerators import peak_tflops
 from trainer.base.settings.own_settings import changed_settings
 from trainer.base.settings.train_config import TrainConfig
@@ -30,14 +26,17 @@ from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
 from trainer.reporting.result import gpu_names, refuse_hopeless_restart, versions
 from trainer.run.export import export
-from trainer.run.replica_check import COMPARED_STEPS, ReplicaCheck, act_on_verdict, needs_check
+from trainer.run.replica_check import COMPARED_STEPS, ReplicaCheck, ReplicaVerdict, act_on_verdict, needs_check
+from trainer.run.run_state import Best, RunState
 from trainer.run.saved_model_check import DIFFERS, compare_saved
 from trainer.run.start import StartedJob
-from trainer.run.training_run import Best, RunState, TrainingRun
+from trainer.run.stop_if_idle import JobWatch
+from trainer.run.training_run import TrainingRun
 from trainer.run.training_setup import TrainingSetup, build_setup, set_precision_and_seed, starting_weights
 from trainer.training.callbacks import load_callbacks
 from trainer.training.checkpoint import Checkpoints, LearningRates, make_whole, variables_of
-from trainer.training.loop import Control, StopRequest, leave_on_signals, stop_on_signals
+from trainer.training.loop import Control
+from trainer.training.signals import leave_on_signals, stop_on_signals
 from trainer.training.xla_choice import XlaChoice
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import message_of
@@ -56,48 +55,49 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
     signals = leave_on_signals() if job.cluster.several else nullcontext()
 
     with closing(job.job_dir.mirror), signals, job.tracking, job.workers():
-        refuse_hopeless_restart(config, job.result.before)  # once all workers have met, so that all of them are told
+        refuse_hopeless_restart(config, job.result.before)  # once all workers have met, so that all of them end
         if job.cluster.is_chief:
             job.refuse_changed_data("files", job.files)
         replicas = job.connect()
         job.result.rollbacks = replicas.from_chief(job.result.rollbacks)
-        checked = "replica_check" in read_run_info(job.job_dir.root)[0]
-        compares = job.cluster.is_chief and not checked and needs_check(config, replicas.count)
+        unchecked = job.cluster.is_chief and "replica_check" not in job.earlier
+        compares = unchecked and needs_check(config, replicas.count)
         with closing(ReplicaCheck(command[3:])) if compares else nullcontext() as check:
+            run = prepare(job, replicas)
+            if ended := replicas.from_chief(_ended_before(run)):
+                job.tracking.begin()  # sends to the tracker what an earlier start could not
+                log.info(ended)
+                return DONE
+            if job.cluster.is_chief:
+                _describe(run)
+            job.tracking.begin()
+            if check and not run.state.saved:
+                _act_on_check(run, check.verdict())
             while True:
                 try:
-                    return _attempt(prepare(job, replicas), check)
+                    with closing(run.state.reporter):
+                        run.state.reporter.begin(repeats_step=run.state.pending)
+                        control = _train_and_export(run)
+                    return _finish(run, control)
                 except NotFinite as error:
                     if config.on_nan != "rollback" or job.result.rollbacks >= _MOST_ROLLBACKS:
                         raise
                     job.result.rollbacks += 1
                     log.warning(f"{error}; resumes from the last checkpoint with half the learning rate")
+                del run  # frees its model before another one is built
+                run = prepare(job, replicas)
 
 
-def _attempt(run: TrainingRun, check: ReplicaCheck | None) -> int:
-    """Trains from the newest checkpoint on and returns the exit code; raises NotFinite to ask for a rollback."""
-    job = run.job
-    if ended := run.setup.replicas.from_chief(_ended_before(run)):
-        job.tracking.begin()  # sends to the tracker what an earlier start could not
-        log.info(ended)
-        return DONE
-    if job.cluster.is_chief:
-        _describe(run)
-    job.tracking.begin()
-    if check and not run.state.restored:
-        verdict = check.verdict()
-        on_gpus = run.setup.replicas.devices[0].startswith("GPU")
-        act_on_verdict(
-            verdict, allowed=job.config.allow_replica_dependence, paid=on_gpus and run.setup.replicas.count > 1
-        )
-        job.result.depends_on_replicas, job.result.not_compared = verdict.problems, verdict.not_compared
-        job.result.replica_checks = {f"1 to {COMPARED_STEPS}": verdict.outcome}
-        about = {"replica_check": dataclasses.asdict(verdict), "replica_checks": job.result.replica_checks}
-        job.job_dir.add_to_run_info(**about, **({"equal_bits": 0} if verdict.problems else {}))
-    with closing(run.state.reporter):
-        run.state.reporter.begin(repeats_step=run.state.pending)
-        control = _train_and_export(run)
-    return _finish(run, control)
+def _act_on_check(run: TrainingRun, verdict: ReplicaVerdict) -> None:
+    """Records whether one replica and two give the same numbers; raises UserError if they must and do not."""
+    job, replicas = run.job, run.setup.replicas
+    paid = replicas.on_gpus and replicas.count > 1
+    act_on_verdict(verdict, allowed=job.config.allow_replica_dependence, paid=paid)
+    job.result.depends_on_replicas, job.result.not_compared = verdict.problems, verdict.not_compared
+    job.result.replica_checks = {f"1 to {COMPARED_STEPS}": verdict.outcome}
+    bits = {"equal_bits": 0} if verdict.problems else {}
+    checks = job.result.replica_checks
+    job.job_dir.add_to_run_info(replica_check=asdict(verdict), replica_checks=checks, **bits)
 
 
 def prepare(job: StartedJob, replicas: Replicas) -> TrainingRun:
@@ -109,38 +109,40 @@ def prepare(job: StartedJob, replicas: Replicas) -> TrainingRun:
     goodput.enter(START)
     set_precision_and_seed(config)  # first, as importing a user's file may draw random numbers
     callbacks = load_callbacks(config)
-    scale, names = 0.5**job.result.rollbacks, ("learning_rate", "fine_tune_learning_rate")
-    rates = {name: getattr(config, name) * scale for name in names if hasattr(config, name)}
-    setup = build_setup(dataclasses.replace(config, **rates), replicas)
+    setup = build_setup(config, replicas, job.result.rollbacks)
     for reason in _dependences(setup):
         log.warning(f"the result depends on the number of replicas: {reason}")
     checkpoints = Checkpoints(setup.model, replicas, job_dir.checkpoints, config.keep_checkpoints, job_dir.mirror)
     log.info(f"trains {config.model} on {setup.dataset.train.count:,} examples of {config.data}, {setup.dataset.shape}")
     with goodput.within(RESTORE):
-        if restored := checkpoints.restore():
-            log.info(f"resumes at step {restored['step']:,} from {checkpoints.restored or 'the chief'}")
+        step, saved = checkpoints.restore() or (0, None)
+        if saved is not None:
+            log.info(f"resumes at step {step:,} from {checkpoints.restored or 'the chief'}")
             refresh_normalization(setup.model)
         else:
             starting_weights(config, setup)
     schedule, total = setup.schedule, setup.schedule.total_steps(config.steps, config.epochs)
     if schedule.left_out:
-        rows = f"{schedule.left_out:,} rows"
-        log.info(f"each epoch trains on whole batches and leaves out {rows} (fit has a last, smaller batch)")
+        log.info(
+            f"each epoch trains on whole batches and leaves out {schedule.left_out:,} rows (fit has a last, smaller "
+            "batch)"
+        )
     progress = Progress(
-        restored.get("step", 0), total, schedule.steps_per_epoch, schedule.examples_per_step,
+        step, total, schedule.steps_per_epoch, schedule.examples_per_step,
         unit=setup.dataset.unit, peak_tflops=replicas.count * peak_tflops((*gpu_names(), "")[0], config),
     )  # fmt: skip
-    written = job_dir if job.cluster.is_chief else None
-    reporter = Reporter(config, written, progress, lambda: checkpoints.latest, replicas.devices)
-    reporter.rollbacks = job.result.rollbacks
-    best, rates_now = Best(config, setup.model), LearningRates(setup.model)
-    state = RunState(progress, reporter, best, callbacks, rates_now, restored, str(checkpoints.restored))
-    state.resume()
+    reporter = Reporter(
+        config, job.result.job_dir, progress, lambda: checkpoints.latest, replicas.devices, job.result.rollbacks
+    )
+    best, rates = Best(config, setup.model), LearningRates(setup.model)
+    state = RunState(progress, reporter, best, callbacks, rates, str(checkpoints.restored))
+    if saved is not None:
+        state.resume(saved)
     job.result.resume(progress)
-    about, _ = read_run_info(job_dir.root)
-    same_run = bool(restored) or not changed_settings(mapping(about, "config"), config)
-    earlier = about if same_run else {}
-    return TrainingRun(job, setup, checkpoints, state, earlier, XlaChoice.read(mapping(earlier, "compilation")))
+    same_run = saved is not None or not changed_settings(mapping(job.earlier, "config"), config)
+    earlier = job.earlier if same_run else {}
+    job.xla_choice = job.xla_choice or XlaChoice.read(mapping(earlier, "compilation"))
+    return TrainingRun(job, setup, checkpoints, state, earlier)
 
 
 def _dependences(setup: TrainingSetup) -> list[str]:
@@ -164,7 +166,7 @@ def _ended_before(run: TrainingRun) -> str | None:
             return f"finished already: stopped early after {steps}: use {more} to continue"
         return f"finished already: {steps} are done: use {more} to continue"
     minutes = config.max_minutes
-    if state == "budget" and minutes and run.job.result.before.get("wall_seconds", 0.0) >= 60 * minutes:
+    if state == "budget" and minutes and before.get("wall_seconds", 0.0) >= 60 * minutes:
         steps = f"after {progress.step:,} steps"
         return f"its budget of {minutes:g} minutes is spent {steps}: raise --max_minutes to continue"
     return None
@@ -175,14 +177,15 @@ def _describe(run: TrainingRun) -> None:
 
     Raises UserError if the data have changed, or the versions of a run whose bits must be equal.
     """
-    config, setup, job_dir, data = run.job.config, run.setup, run.job.job_dir, run.setup.dataset
-    run.job.refuse_changed_data("content", setup.content)
+    job, setup, data = run.job, run.setup, run.setup.dataset
+    config, job_dir = job.config, job.job_dir
+    job.refuse_changed_data("content", setup.content)
     notes = dict(data.notes)
     if skipped := notes.pop("skipped", []):
         job_dir.write(SKIPPED_IMAGES, skipped)
     replicas, schedule = setup.replicas, setup.schedule
     about: RunInfo = {
-        "config": dataclasses.asdict(config),
+        "config": asdict(config),
         "batch": replicas.sentence(),
         "cluster": {
             "workers": replicas.cluster.workers,
@@ -206,23 +209,23 @@ def _describe(run: TrainingRun) -> None:
             **notes,
             "example": data.shape,
             "unit": data.unit,
-            "files": {} if "listing of data" in run.job.files else dict(run.job.files),
+            "files": {} if "listing of data" in job.files else dict(job.files),
             "content": setup.content,
         },
         "total_steps": run.state.progress.total_steps,
         "versions": versions(),
         "git_commit": trainer_commit(),
-        "command": os.environ.get("TRAINER_COMMAND") or shlex.join(run.job.command),  # `deploy local` sets it
+        "command": os.environ.get("TRAINER_COMMAND") or shlex.join(job.command),  # `deploy local` sets it
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "depends_on_replicas": _dependences(setup),
-        "compilation": dataclasses.asdict(run.choice) if run.choice else {},  # replaced once this start has chosen
-        "versions_by_step": run.job.versions_by_step(run.earlier, run.state.progress.step),
+        "compilation": dict(mapping(run.earlier, "compilation")),  # replaced once this start has chosen
+        "versions_by_step": job.versions_by_step(run.earlier, run.state.progress.step),
         "id": run.earlier.get("id") or secrets.token_hex(8),
     }
-    verdict = read_run_info(job_dir.root)[0].get("replica_check")
+    verdict = job.earlier.get("replica_check")
     if verdict:
         about["replica_check"] = verdict
-        about["replica_checks"] = run.job.result.replica_checks
+        about["replica_checks"] = job.result.replica_checks
     if config.virtual_replicas and not (verdict or {}).get("problems"):
         about["equal_bits"] = config.virtual_replicas
     job_dir.write(RUN_INFO, about)
@@ -235,34 +238,35 @@ def _train_and_export(run: TrainingRun) -> Control:
 
     Raises UserError with what to change if memory runs out.
     """
-    setup, job_dir, data = run.setup, run.job.job_dir, run.setup.dataset
+    job, setup, data = run.job, run.setup, run.setup.dataset
     try:
         run.write_result("running")
-        with data.reading(), stop_on_signals() as stop, JobWatch(run.job, stop).looking():
+        with data.reading(), stop_on_signals() as stop, JobWatch(job, stop).watching():
             control = run.train(stop)
         if not control.signal:
             make_whole(variables_of(setup.model), setup.replicas)
-        if run.job.cluster.is_chief and not control.signal:
+        if job.cluster.is_chief and not control.signal:
             optimizer = ModelInterface.of(setup.model).optimizer
             if keeps_averages(optimizer):
                 log.info("exports the moving averages of the weights (use_ema), as after fit")
                 use_averages(optimizer)
             export(
-                setup.model, job_dir.model, data.input_spec, save_optimizer=run.job.config.save_optimizer,
+                setup.model, job.job_dir.model, data.input_spec, save_optimizer=job.config.save_optimizer,
                 image=data.image_shape if data.holds_images else (), class_names=data.class_names,
             )  # fmt: skip
             try:
-                run.job.result.saved_model = compare_saved(setup, job_dir.model)
+                outcome = compare_saved(setup, job.job_dir.model)
             except Exception as error:  # a failed comparison must not fail a run that is trained and saved
-                run.job.result.saved_model = f"not compared: {message_of(error)}"
-            if run.job.result.saved_model.startswith(DIFFERS):
-                log.warning(run.job.result.saved_model)
-            job_dir.mirror.put(job_dir.model)
+                outcome = f"not compared: {message_of(error)}"
+            if outcome.startswith(DIFFERS):
+                log.warning(outcome)
+            job.result.saved_model = outcome
+            job.job_dir.mirror.put(job.job_dir.model)
     except Exception as error:
         with suppress(Exception):
             run.checkpoints.wait()  # an earlier checkpoint may still be on its way to the disk
         if is_out_of_memory(error):
-            raise out_of_memory(run.job.config, setup.replicas) from error
+            raise out_of_memory(job.config, setup.replicas) from error
         if isinstance(error, NotFinite) and (row := first_not_finite(data.train.arrays[:1])) is not None:
             cause = f"x holds NaN or infinity, first in row {row:,}: fill or remove such rows first"
             raise NotFinite(f"{cause}; {error}") from error
@@ -270,70 +274,9 @@ def _train_and_export(run: TrainingRun) -> Control:
     return control
 
 
-class JobWatch(LimitWatch):
-    """Stops this job when it reaches --stop_if_idle or its time limit; the chief decides for all workers.
-
-    Only time in the training loop counts as idle.
-    """
-
-    def __init__(self, job: StartedJob, request: StopRequest) -> None:
-        self._job, self._request = job, request
-        super().__init__(
-            read_limits(), log.warning, self._stop, self._leave_step, time.time() - job.result.job_began_at
-        )
-
-    def works(self) -> bool:
-        """Returns whether training runs now, so that GPUs should be busy."""
-        return self._job.result.goodput.phase in (STEP, OTHER)
-
-    def saves(self) -> bool:
-        """Returns whether the job saves, evaluates or samples now."""
-        return self._job.result.goodput.phase in (SAVE, EVENTS)
-
-    def due(self) -> str:
-        """Returns why the job is to end; "" if it may go on. With several workers, all of them have to be idle."""
-        if not (peers := self._job.peers):
-            return super().due()
-        idle = peers.share_idle(self.idle_s)
-        if not self._job.cluster.is_chief:
-            return peers.stop_reason
-        if max(idle) >= self.limits.idle_s > 2 * min(idle):
-            slow = self._job.cluster.name(idle.index(max(idle)))
-            self._job.result.name_slow(slow, f"its GPUs alone are idle, for {max(idle) / 60:.3g} minutes")
-        return self.reached(min(idle))
-
-    @contextmanager
-    def looking(self) -> Iterator[None]:
-        with super().looking():
-            try:
-                yield
-            except tf.errors.OpError:  # raised here when another worker has left a hanging step
-                if self.reason:
-                    self._leave_step()
-                raise
-
-    def _stop(self) -> None:
-        self._request.reason = self.reason
-        if self._job.peers:
-            self._job.peers.stop(self.reason)
-
-    def _leave_step(self) -> None:
-        """Records the stop as `_finish` does, and exits at once, as the main thread hangs in a call to the devices."""
-        log.warning(f"the running step hangs: stopped at the last checkpoint: {self.reason}")
-        try:
-            with closing(self._job.job_dir.mirror), self._job.tracking:
-                self._job.result.write_end("stopped", self.reason)
-                self._job.job_dir.mirror.leave()
-            if self._job.peers:
-                self._job.peers.abandon()
-        finally:
-            sys.stderr.flush()
-            os._exit(DONE)
-
-
 def _finish(run: TrainingRun, control: Control) -> int:
     """Writes result.json, logs how the run ended, its last values and where its files are; returns the exit code."""
-    progress, mirror = run.state.progress, run.job.job_dir.mirror
+    job, progress, mirror = run.job, run.state.progress, run.job.job_dir.mirror
     if control.signal and not control.stopped:
         run.write_result("interrupted")
         mirror.leave()
@@ -347,16 +290,15 @@ def _finish(run: TrainingRun, control: Control) -> int:
         log.warning(f"stopped: {control.stopped}: state saved at step {progress.step:,}; the same command goes on")
         return DONE  # Vertex AI would restart any other exit code
     if spent:
-        log.warning(
-            f"the budget of {run.job.config.max_minutes:g} minutes is spent: --max_minutes has to be more to go on"
-        )
-    if not run.job.cluster.is_chief:
+        log.warning(f"the budget of {job.config.max_minutes:g} minutes is spent: --max_minutes has to be more to go on")
+    if not job.cluster.is_chief:
         return DONE
     # Logs times, last and best values, where the files are, and which command to run next.
-    config, job_dir, where = run.job.config, run.job.job_dir, mirror.where
-    speed = f", {progress.whole.images_per_second:,.0f} {progress.unit}/s" if progress.whole.images_per_second else ""
-    doubt = "; one replica and two were not compared" if run.job.result.not_compared else ""
-    wall, training = duration(run.job.result.wall_seconds), duration(progress.training_seconds)
+    where = mirror.where
+    rate = progress.whole.images_per_second
+    speed = f", {rate:,.0f} {progress.unit}/s" if rate else ""
+    doubt = "; one replica and two were not compared" if job.result.not_compared else ""
+    wall, training = duration(job.result.wall_seconds), duration(progress.training_seconds)
     log.info(f"done: {progress.step:,} steps in {wall}, of which training {training}{speed}{doubt}")
     final = run.state.reporter.summary()["final"]
     values = {**final.get("losses", {}), **final.get("metrics", {})}
@@ -364,10 +306,10 @@ def _finish(run: TrainingRun, control: Control) -> int:
         log.info(f"last      {', '.join(f'{name} {value:.4g}' for name, value in values.items())}")
     if best := run.state.best.state:
         log.info(f"best      {best['metric']} {best['value']:.4g} at step {best['step']:,}: --checkpoint=best")
-    log.info(f"model     {where(job_dir.model)}")
+    log.info(f"model     {where(job.job_dir.model)}")
     pictures = ModelInterface.of(run.setup.model).sampler is not None
     if pictures:
-        log.info(f"pictures  {where(job_dir.samples)}")
+        log.info(f"pictures  {where(job.job_dir.samples)}")
     if not on_vertex():
-        log.info(f"next      python -m trainer.{'generate' if pictures else 'serve'} {shlex.quote(config.job_dir)}")
+        log.info(f"next      python -m trainer.{'generate' if pictures else 'serve'} {shlex.quote(job.config.job_dir)}")
     return DONE

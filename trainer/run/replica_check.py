@@ -16,8 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import keras
 import numpy as np
+from keras.callbacks import CallbackList
 
 from trainer.base.errors import FAULT, PlatformFault, UserError
 from trainer.base.log import log
@@ -29,14 +29,14 @@ from trainer.data.sources import is_named
 from trainer.invariance.internals import all_layers, floats_of_variables
 from trainer.invariance.layers import depends_on_replicas
 from trainer.reporting.progress import Progress, is_loss
-from trainer.run.rehearsal import has_own_parts
+from trainer.run.rehearsal import has_own_code
 from trainer.run.start import StartedJob
 from trainer.run.training_setup import TrainingSetup, build_setup, set_precision_and_seed
 from trainer.training.callbacks import load_callbacks
 from trainer.training.checkpoint import (
-    WEIGHTS,
     assign_values,
     digest_of,
+    of_networks,
     read_checkpoint,
     sharded,
     snapshot,
@@ -106,7 +106,7 @@ class ReplicaVerdict:
 
 def needs_check(config: TrainConfig, replicas: int) -> bool:
     """Returns whether a new run needs the comparison: a user's own model or data, on several replicas."""
-    return (replicas > 1 or config.virtual_replicas > 0) and has_own_parts(config) and not os.environ.get(SKIP)
+    return (replicas > 1 or config.virtual_replicas > 0) and has_own_code(config) and not os.environ.get(SKIP)
 
 
 class ReplicaCheck:
@@ -328,11 +328,11 @@ def _run_steps(config: TrainConfig, replicas: int, precision: str, state: Path |
         manifest, values = read_checkpoint(state)
         first_step, variables = manifest["step"], variables_of(setup.model)
         if variables.keys() != values.keys():  # float16 wraps the optimizer for loss scaling, float64 does not
-            variables = {name: variable for name, variable in variables.items() if name.startswith(WEIGHTS)}
+            variables = of_networks(variables)
         assign_values(variables, values, setup.replicas)
         floats_of_variables()
         params = {"epochs": config.epochs or 1, "steps": setup.schedule.steps_per_epoch, "verbose": 0}
-        callbacks = keras.callbacks.CallbackList(load_callbacks(config), model=setup.model, **params)
+        callbacks = CallbackList(load_callbacks(config), model=setup.model, **params)
         callbacks.on_epoch_begin(manifest["state"]["epoch"])
     starts = setup.model.get_weights()
     with setup.dataset.reading():

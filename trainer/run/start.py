@@ -1,10 +1,10 @@
 """Starts a job: reads the cluster, opens the job directory, reads earlier results, and connects the workers."""
 
-import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
@@ -12,7 +12,7 @@ import tensorflow as tf
 from trainer.base.errors import FAULT, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.log import log
 from trainer.base.run_files.job_directory import JobDir, open_job_dir
-from trainer.base.run_files.job_files import items, mapping, number, read_run_info
+from trainer.base.run_files.job_files import RunInfo, items, mapping, number, read_run_info
 from trainer.base.run_files.tracking.sender import Tracking
 from trainer.base.settings.own_settings import own_sources
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
@@ -22,7 +22,8 @@ from trainer.cluster.strategy import Replicas, local_devices, make_replicas
 from trainer.data.fingerprint import changed_values, files_of
 from trainer.reporting.error_lines import one_line
 from trainer.reporting.result import RunResult, versions
-from trainer.training.loop import keep_handlers
+from trainer.training.signals import keep_handlers
+from trainer.training.xla_choice import XlaChoice
 from trainer.user_code.mistakes import as_user_mistake
 
 
@@ -39,6 +40,7 @@ class StartedJob:
     code: str  # a digest of the packages of model, data and callbacks; "" if they are the trainer's
     tracking: Tracking
     peers: Peers | None = None  # the other workers, once they have met
+    xla_choice: XlaChoice | None = None  # of this run, once it is made or taken from an earlier start
 
     @classmethod
     def open(
@@ -62,16 +64,21 @@ class StartedJob:
         code = hashlib.sha256(b"".join(sources)).hexdigest()[:16] if sources else ""
         return cls(config, command, cluster, job_dir, result, files, code, tracking)
 
+    @cached_property
+    def earlier(self) -> RunInfo:
+        """Returns run.json as an earlier start left it, {} without one: read once, before this start writes it."""
+        return read_run_info(self.job_dir.root)[0]
+
     @contextmanager
     def workers(self) -> Iterator[None]:
-        """Connects to the other workers for the block, and tells them how it ends; writes a failure to result.json.
+        """Connects to the other workers for the block, and sends them how it ends; writes a failure to result.json.
 
         Workers that differ in versions, devices, settings, arithmetic or files refuse to start.
         """
         try:
             if self.cluster.several:
                 devices = {"devices": len(local_devices(self.config, self.cluster))}
-                runs = {**versions(), **devices, **dataclasses.asdict(self.config), **arithmetic(), **self.files}
+                runs = {**versions(), **devices, **asdict(self.config), **arithmetic(), **self.files}
                 self.peers = meet(self.cluster, runs, self.config.worker_timeout_seconds, self._write_failure)
             yield
             if self.peers:
@@ -102,11 +109,11 @@ class StartedJob:
     def refuse_changed_data(self, name: str, now: Mapping[str, Any]) -> None:
         """Raises UserError if the data differ from those of the run's checkpoints, unless data_changed=accept.
 
-        name: what to compare `now` with in run.json: "files" or "content". Built-in sources never change, but another
-        version of TensorFlow may round their rows differently, so their digests are not compared.
+        name: what to compare `now` with in run.json of an earlier start: "files" or "content". Built-in sources never
+        change, but another version of TensorFlow may round their rows differently, so their digests are not compared.
         """
         config, job_dir = self.config, self.job_dir
-        before = mapping(mapping(read_run_info(job_dir.root)[0], "data"), name)
+        before = mapping(mapping(self.earlier, "data"), name)
         compared = {key: old for key, old in before.items() if config.data not in DATA_SOURCES or "digest" not in key}
         changes = changed_values(compared, now)
         if not changes or not job_dir.mirror.holds(job_dir.checkpoints):

@@ -1,7 +1,7 @@
 """Builds the data, schedule and model of a run, for training, checks and benchmarks alike."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,6 +27,7 @@ from trainer.invariance.layers import refresh_normalization
 from trainer.models.construction import build_model
 from trainer.run.export import load_template_weights
 from trainer.training.checkpoint import load_weights
+from trainer.training.replica_rows import ReplicaData
 from trainer.training.steps import StepRunner
 from trainer.user_code.interface import ModelInterface
 
@@ -42,20 +43,20 @@ class TrainingSetup:
     schedule: Schedule
     content: dict[str, Any]  # counts, classes and digests of the data; {} if they are not needed
 
-    def rows_from(self, first_step: int, at_once: int = 1) -> Any:
+    def rows_from(self, first_step: int, steps_per_program: int = 1) -> Any:
         """Returns the iterator for `step_runner`: this worker's rows of every step from `first_step` on.
 
-        `at_once`: the number of steps in each item, the first of which starts at a multiple of it. If the GPU holds all
-        rows, items are row numbers. On GPUs rows are copied ahead while earlier steps run, because a copy within a step
-        waits for everything that the step has started.
+        `steps_per_program`: the number of steps in each item, the first of which starts at a multiple of it. If the GPU
+        holds all rows, items are row numbers. On GPUs rows are copied ahead while earlier steps run, because a copy
+        within a step waits for everything that the step has started.
         """
-        steps = self.batches_from(first_step - first_step % at_once, at_once)
-        return copied_ahead(steps, self.replicas) if self.replicas.devices[0].startswith("GPU") else iter(steps)
+        steps = self.batches_from(first_step - first_step % steps_per_program, steps_per_program)
+        return copied_ahead(steps, self.replicas) if self.replicas.on_gpus else iter(steps)
 
-    def batches_from(self, first_step: int, at_once: int = 1) -> Any:
+    def batches_from(self, first_step: int, steps_per_program: int = 1) -> Any:
         """Returns the tf.data.Dataset of `trainer.data.batches.batches`: this worker's rows from `first_step` on."""
-        numbers = at_once > 1 and self.gather is not None
-        return batches(self.dataset.train, self.schedule, self.replicas, first_step, at_once, numbers=numbers)
+        numbers = steps_per_program > 1 and self.gather is not None
+        return batches(self.dataset.train, self.schedule, self.replicas, first_step, steps_per_program, numbers=numbers)
 
     @cached_property
     def gather(self) -> Callable[[Any], Any] | None:
@@ -70,30 +71,28 @@ class TrainingSetup:
         if not size or not data_fit_on_gpu(size, free_memory(device)) or any(leaf.dtype.hasobject for leaf in leaves):
             return None
 
-        def placed(leaf: Any) -> Any:
-            return tf.constant(leaf, tf.int64 if leaf.dtype == np.int32 else leaf.dtype)
-
         def gather(rows: Any) -> Any:
             return tf.nest.map_structure(lambda part, of: tf.cast(tf.gather(part, rows), of.dtype), held, train.spec)
 
         with tf.init_scope(), tf.device(device):
-            held = tf.nest.map_structure(placed, train.arrays)
+            held = tf.nest.map_structure(
+                lambda leaf: tf.constant(leaf, tf.int64 if leaf.dtype == np.int32 else leaf.dtype), train.arrays
+            )
         log.info(f"{device} holds all examples")
 
         return tf.function(gather, jit_compile=True, autograph=False)
 
-    def step_runner(self, *, compiled: bool = False, at_once: int = 1) -> StepRunner:
+    def step_runner(self, *, compiled: bool = False, steps_per_program: int = 1) -> StepRunner:
         """Returns the object that runs steps of the model on all replicas.
 
-        compiled: whether XLA compiles them, `at_once` steps in one program. Give it the rows of `rows_from` with the
-        same `at_once`.
+        compiled: whether XLA compiles them, `steps_per_program` steps in one program. Give it the rows of `rows_from`
+        with the same `steps_per_program`.
         """
         as_fit = weighted_by_class(self.dataset.as_fit, self.config.class_weight)
-        augment, soften = augmentation(self.config), softening(self.config, len(self.dataset.class_names))
-        return StepRunner(
-            self.model, self.replicas, self.config.seed, as_fit, augment, soften,
-            compiled=compiled, at_once=at_once, gather=self.gather if at_once > 1 else None,
-        )  # fmt: skip
+        soften = softening(self.config, len(self.dataset.class_names))
+        data = ReplicaData(self.replicas, ModelInterface.of(self.model), as_fit, augmentation(self.config), soften)
+        gather = self.gather if steps_per_program > 1 else None
+        return StepRunner(self.model, data, self.config.seed, compiled, steps_per_program, gather)
 
 
 def free_memory(device: str) -> float:
@@ -102,10 +101,11 @@ def free_memory(device: str) -> float:
     return 2**20 * min((mib for (mib,) in gpus if mib), default=0.0)
 
 
-def build_setup(config: TrainConfig, replicas: Replicas) -> TrainingSetup:
+def build_setup(config: TrainConfig, replicas: Replicas, rollbacks: int = 0) -> TrainingSetup:
     """Loads the data and builds the model with the precision and the seed of `config`.
 
-    Raises UserError for data that draw at random if the settings need the same rows at every reading.
+    Each rollback of the run so far halves the learning rates of the model. Raises UserError for data that draw at
+    random if the settings need the same rows at every reading.
     """
     set_precision_and_seed(config)
     dataset = load_dataset(config)
@@ -119,15 +119,21 @@ def build_setup(config: TrainConfig, replicas: Replicas) -> TrainingSetup:
         log.warning(f"{differ}: the same command gives other numbers each time, and so does a resumed run")
     content = content_of(dataset, rows=is_named(config.data) and not dataset.drawn)
     replicas.refuse_differences(content, "read the same data")
-    return setup_with(config, replicas, dataset, content)
+    return setup_with(config, replicas, dataset, content, rollbacks)
 
 
 def setup_with(
-    config: TrainConfig, replicas: Replicas, dataset: Dataset, content: Mapping[str, Any] | None = None
+    config: TrainConfig,
+    replicas: Replicas,
+    dataset: Dataset,
+    content: Mapping[str, Any] | None = None,
+    rollbacks: int = 0,
 ) -> TrainingSetup:
     """Builds the model and the schedule for a loaded dataset. Call `set_precision_and_seed` before."""
+    names = [name for name in ("learning_rate", "fine_tune_learning_rate") if hasattr(config, name)]
+    rates = {name: getattr(config, name) * 0.5**rollbacks for name in names}
     with replicas.strategy.scope():
-        model = build_model(config, dataset)
+        model = build_model(replace(config, **rates), dataset)
     per_step = ModelInterface.of(model).batches_per_step
     schedule = Schedule(dataset.train.count, config.global_batch_size, per_step, config.seed)
     return TrainingSetup(config, replicas, dataset, model, schedule, dict(content or {}))

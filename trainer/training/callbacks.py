@@ -3,20 +3,33 @@
 If a callback acts on single batches, each call to the device runs a single step.
 """
 
-import importlib
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import keras
+from keras.callbacks import (
+    BackupAndRestore,
+    Callback,
+    CallbackList,
+    LearningRateScheduler,
+    ModelCheckpoint,
+    OrbaxCheckpoint,
+    ProgbarLogger,
+    ReduceLROnPlateau,
+    TensorBoard,
+    TerminateOnNaN,
+)
 
 from trainer.base.errors import UserError
 from trainer.base.log import log
+from trainer.base.run_files.job_files import Scalars
 from trainer.base.settings.rules import IMAGE_MEASURES, LOWER_IS_BETTER, check_known
 from trainer.base.settings.train_config import TrainConfig
 from trainer.invariance.internals import floats_of_variables
-from trainer.reporting.progress import Progress, is_loss
+from trainer.reporting.progress import Progress, State, is_loss
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import load_function
 
@@ -28,20 +41,21 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
     an accuracy should rise; for any other value Keras looks up the model's metric of that name.
     """
 
+    evaluated: Sequence[str] = ()  # the values of evaluation, which epochs have
+    checked = False
+
     def __init__(self, monitor: str, patience: int) -> None:
         super().__init__(monitor=monitor, patience=patience, mode=_mode(monitor))
         self.best: float | None = None
-        self.evaluated: Sequence[str] = ()  # the values of evaluation, which epochs have
-        self.checked = False
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Scalars | None = None) -> None:
         """Raises UserError, after the first call to the device, if epochs cannot be compared by `monitor`."""
         if not self.checked:
             check_known("early_stopping", self.monitor, "an epoch has", {*(logs or {}), *self.evaluated})
             higher_is_better(self.model, self.monitor, "early_stopping")
             self.checked = True
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Scalars | None = None) -> None:
         """Counts the epochs without improvement; NaN is none, although Keras takes any first value for the best."""
         if self.best is None:
             self.best = -math.inf if higher_is_better(self.model, self.monitor, "early_stopping") else math.inf
@@ -74,7 +88,7 @@ def higher_is_better(model: keras.Model, monitor: str, setting: str) -> bool:
     return bool(probe.monitor_op(1.0, 0.0))
 
 
-def load_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
+def load_callbacks(config: TrainConfig) -> list[Callback]:
     """Returns the callbacks of `config.callbacks` (package.module:function), and early stopping if it is set.
 
     Raises UserError if that function does not return a list of Keras callbacks.
@@ -84,9 +98,7 @@ def load_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
     if path:  # called with the settings if it has a parameter `config`
         takes = "config" in inspect.signature(load_function(path, "callbacks", None, config)).parameters
         callbacks = load_function(path, "callbacks", ("config",) if takes else (), config)(*[config] * takes)
-    if not isinstance(callbacks, (list, tuple)) or not all(
-        isinstance(item, keras.callbacks.Callback) for item in callbacks
-    ):
+    if not isinstance(callbacks, (list, tuple)) or not all(isinstance(item, Callback) for item in callbacks):
         raise UserError(f"callbacks={path}: it must return a list of keras.callbacks.Callback, not {callbacks!r}")
     if unheard := sorted({type(item).__name__ for item in callbacks if _overrides(item, _TEST_HOOKS)}):
         log.info(
@@ -99,12 +111,12 @@ def load_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
 _STATE = ("monitor", "wait", "best", "best_epoch", "stopped_epoch")
 
 
-def state_of_callbacks(callbacks: list[keras.callbacks.Callback]) -> dict[str, Any]:
+def state_of_callbacks(callbacks: list[Callback]) -> State:
     """Returns the state of early stopping. That of other callbacks is not kept, but LearningRates keeps their rates."""
     return {name: getattr(item, name) for item in callbacks if isinstance(item, EarlyStopping) for name in _STATE}
 
 
-def restore_callbacks(callbacks: list[keras.callbacks.Callback], state: Mapping[str, Any]) -> None:
+def restore_callbacks(callbacks: list[Callback], state: State) -> None:
     """Restores early stopping, unless it now monitors another value. Call it after on_train_begin, which resets it."""
     for callback in callbacks:
         if isinstance(callback, EarlyStopping) and state.get("monitor") == callback.monitor:
@@ -126,31 +138,25 @@ _TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 # Their hooks may run once in each call to the device, unless they count batches by save_freq or update_freq.
 _ONCE_A_CALL = {
-    EarlyStopping,
-    *(
-        getattr(keras.callbacks, name)
-        for name in (
-            "BackupAndRestore", "Callback", "ModelCheckpoint", "OrbaxCheckpoint", "ProgbarLogger", "TensorBoard",
-            "TerminateOnNaN",
-        )
-    ),
+    EarlyStopping, BackupAndRestore, Callback, ModelCheckpoint, OrbaxCheckpoint, ProgbarLogger, TensorBoard,
+    TerminateOnNaN
 }  # fmt: skip
 
 
-def acts_on_batches(callback: keras.callbacks.Callback) -> bool:
+def acts_on_batches(callback: Callback) -> bool:
     """Returns whether a callback has a hook of single batches, by its class or on the instance (LambdaCallback)."""
     counts = any(isinstance(getattr(callback, setting, None), int) for setting in ("save_freq", "update_freq"))
     return counts or _overrides(callback, _BATCH_HOOKS)
 
 
-def _overrides(callback: keras.callbacks.Callback, hooks: Sequence[str]) -> bool:
+def _overrides(callback: Callback, hooks: Sequence[str]) -> bool:
     """Returns whether a callback has one of the hooks, on the instance or of a class that is not in _ONCE_A_CALL."""
     classes = type(callback).__mro__
     owners = (next(owner for owner in classes if name in vars(owner)) for name in hooks)
     return any(name in vars(callback) for name in hooks) or any(owner not in _ONCE_A_CALL for owner in owners)
 
 
-def most_steps_of_a_call(callbacks: list[keras.callbacks.Callback], steps_per_loop: int) -> int:
+def most_steps_of_a_call(callbacks: list[Callback], steps_per_loop: int) -> int:
     """Returns 1 if a callback acts on single batches, else `steps_per_loop` (0: no limit); logs what that costs."""
     names = sorted({type(callback).__name__ for callback in callbacks if acts_on_batches(callback)})
     if not names:
@@ -163,36 +169,28 @@ def most_steps_of_a_call(callbacks: list[keras.callbacks.Callback], steps_per_lo
     return 1
 
 
-_OF_THE_OPTIMIZER = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
-
-
 def callback_list(
-    callbacks: list[keras.callbacks.Callback], model: keras.Model, progress: Progress, evaluated: Sequence[str]
-) -> keras.callbacks.CallbackList:
+    callbacks: list[Callback], model: keras.Model, progress: Progress, evaluated: Sequence[str]
+) -> CallbackList:
     """Returns `callbacks`, set up as in `fit`; raises UserError if one needs what this run does not have."""
     optimizer = ModelInterface.of(model).optimizer
     for callback in callbacks:
-        if isinstance(callback, _OF_THE_OPTIMIZER) and optimizer is None:
+        if isinstance(callback, (LearningRateScheduler, ReduceLROnPlateau)) and optimizer is None:
             raise UserError(
                 f"callbacks: {type(callback).__name__} changes model.optimizer, and this model is not compiled with "
                 "one: use --learning_rate_schedule and --warmup_steps, or a callback that sets its optimizers"
             )
-        if isinstance(callback, keras.callbacks.TensorBoard):
-            try:
-                importlib.import_module("tensorboard")
-            except ImportError as error:
-                raise UserError(
-                    "callbacks: TensorBoard needs the package tensorboard: install it, or leave the callback out: the "
-                    "job directory has TensorBoard's files without it"
-                ) from error
+        if isinstance(callback, TensorBoard) and not find_spec("tensorboard"):
+            raise UserError(
+                "callbacks: TensorBoard needs the package tensorboard: install it, or leave the callback out: the "
+                "job directory has TensorBoard's files without it"
+            )
         if isinstance(callback, EarlyStopping):
             callback.evaluated = evaluated
-            if callback.monitor.startswith("val_"):
-                refuse_unevaluated("early_stopping", callback.monitor, evaluated)
-        elif isinstance(callback, keras.callbacks.EarlyStopping) and callback.monitor.startswith("val_"):
-            refuse_unevaluated("callbacks: EarlyStopping of Keras with monitor", callback.monitor, evaluated)
+        if isinstance(callback, keras.callbacks.EarlyStopping) and callback.monitor.startswith("val_"):
+            ours = isinstance(callback, EarlyStopping)
+            setting = "early_stopping" if ours else "callbacks: EarlyStopping of Keras with monitor"
+            refuse_unevaluated(setting, callback.monitor, evaluated)
     floats_of_variables()
     epochs = math.ceil(progress.total_steps / progress.steps_per_epoch)
-    return keras.callbacks.CallbackList(
-        callbacks, model=model, epochs=epochs, steps=progress.steps_per_epoch, verbose=0
-    )
+    return CallbackList(callbacks, model=model, epochs=epochs, steps=progress.steps_per_epoch, verbose=0)

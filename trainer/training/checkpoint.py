@@ -15,6 +15,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,15 @@ from trainer.cluster.strategy import Replicas
 from trainer.invariance.gradients import reachable
 from trainer.invariance.sharded_slots import ShardedSlot
 from trainer.reporting.error_lines import tensorflow_writing
+from trainer.reporting.progress import State
 
-_SUMMED_AT_ONCE = 2**21  # elements, 16 MiB in float64: the parts of workers are put together in pieces of this size
+_ELEMENTS_PER_SUM = 2**21  # 16 MiB in float64: in blocks of this size workers sum the parts of a variable
+Variables = Mapping[str, Any]  # of a model, or their values, by name
+Arrays = dict[str, npt.NDArray[Any]]
 WEIGHTS = "model/"  # the prefix of a network's variables; all others have "training/"
 
 
-def variables_of(model: keras.Model) -> dict[str, Any]:
+def variables_of(model: keras.Model) -> Variables:
     """Returns every variable that training changes, by a name that does not depend on strategy or replicas.
 
     Metrics are left out, as every call to the device resets them, and so are learning rates, which LearningRates holds.
@@ -51,6 +55,11 @@ def variables_of(model: keras.Model) -> dict[str, Any]:
             kind = variable.name.split(":")[0].split("_")[-1]  # words before it may have Keras's count of layers
             variables[f"{prefix}{len(variables):04d}/{kind}"] = variable
     return variables
+
+
+def of_networks(variables: Variables) -> dict[str, Any]:
+    """Returns those of the variables, or of their values, that are weights of networks."""
+    return {name: variable for name, variable in variables.items() if name.startswith(WEIGHTS)}
 
 
 class LearningRates:
@@ -94,7 +103,7 @@ def _all(model: keras.Model, seen: set[int]) -> Iterator[Any]:
             yield variable
 
 
-def snapshot(variables: Mapping[str, Any], replicas: Replicas | None = None) -> dict[str, npt.NDArray[Any]]:
+def snapshot(variables: Variables, replicas: Replicas | None = None) -> Arrays:
     """Returns copies of the current values in the host's memory; sharded variables are put together.
 
     With `replicas`, all workers must call it, and parts on other workers are included; without, these are zeros.
@@ -106,13 +115,13 @@ def snapshot(variables: Mapping[str, Any], replicas: Replicas | None = None) -> 
         values = {name: tf.convert_to_tensor(variable).numpy() for name, variable in variables.items()}
     if replicas and replicas.cluster.several:
         for name in sharded(variables):
-            pieces = np.array_split(values[name].ravel(), math.ceil(values[name].size / _SUMMED_AT_ONCE))
-            summed = [replicas.sum_over_workers(piece).astype(piece.dtype) for piece in pieces]
+            blocks = np.array_split(values[name].ravel(), math.ceil(values[name].size / _ELEMENTS_PER_SUM))
+            summed = [replicas.sum_over_workers(block).astype(block.dtype) for block in blocks]
             values[name] = np.concatenate(summed).reshape(values[name].shape)
     return values
 
 
-def make_whole(variables: Mapping[str, Any], replicas: Replicas) -> None:
+def make_whole(variables: Variables, replicas: Replicas) -> None:
     """Puts sharded variables together on the chief's host. All workers must call it, after the last step."""
     slots = sharded(variables)
     for name, value in snapshot(slots, replicas).items():
@@ -120,12 +129,12 @@ def make_whole(variables: Mapping[str, Any], replicas: Replicas) -> None:
             slots[name].replace_by_whole(value)
 
 
-def sharded(variables: Mapping[str, Any]) -> dict[str, ShardedSlot]:
+def sharded(variables: Variables) -> dict[str, ShardedSlot]:
     """Returns those of the variables of which each replica holds a part."""
     return {name: variable for name, variable in variables.items() if isinstance(variable, ShardedSlot)}
 
 
-def digest_of(values: Mapping[str, npt.NDArray[Any]]) -> str:
+def digest_of(values: Arrays) -> str:
     """Returns the SHA-256 of variables with their names and types: equal only where all bits are."""
     digest = hashlib.sha256()
     for name, value in values.items():
@@ -133,9 +142,7 @@ def digest_of(values: Mapping[str, npt.NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
-def assign_values(
-    variables: Mapping[str, Any], values: Mapping[str, npt.NDArray[Any]] | None, replicas: Replicas
-) -> None:
+def assign_values(variables: Variables, values: Arrays | None, replicas: Replicas) -> None:
     """Sets every variable to its value on all replicas of all workers. Only the chief needs `values`."""
     with replicas.strategy.scope():
         for name, variable in variables.items():
@@ -145,10 +152,10 @@ def assign_values(
             variable.assign(tf.cast(value, variable.dtype))
 
 
-def check_fits(variables: Mapping[str, Any], shapes: Mapping[str, Any], origin: str) -> None:
+def check_fits(variables: Variables, values: Arrays, origin: str) -> None:
     """Raises UserError if the saved names and shapes are not those of this model."""
     ours = {name: list(variable.shape) for name, variable in variables.items()}
-    theirs = {name: list(shapes[name]) for name in shapes}
+    theirs = {name: list(value.shape) for name, value in values.items()}
     name = next((name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)), None)
     if name:
         raise UserError(
@@ -164,52 +171,56 @@ class Damaged(Exception):
     """Reports a checkpoint that differs from its manifest; the text names the file."""
 
 
+@dataclass
 class Checkpoints:
     """Keeps the newest `keep` checkpoints of `model` in `folder`, and the best one; gives each to `mirror`."""
 
-    def __init__(
-        self, model: keras.Model, replicas: Replicas, folder: Path, keep: int, mirror: Mirror | None = None
-    ) -> None:
-        self._variables, self._replicas = variables_of(model), replicas
-        weights = {name: variable for name, variable in self._variables.items() if name.startswith(WEIGHTS)}
+    model: keras.Model
+    replicas: Replicas
+    folder: Path
+    keep: int
+    mirror: Mirror = field(default_factory=Mirror)
+    restored: str | None = None  # the address that restore() read
+    saving_seconds: float = 0.0  # for which training waited
+
+    def __post_init__(self) -> None:
+        self._variables = variables_of(self.model)
+        weights = of_networks(self._variables)
         self._trained = {name: weight.path for name, weight in weights.items() if weight.trainable}
-        self._folder, self._keep, self._mirror = folder, keep, mirror or Mirror()
         self._saved = (-1, False)  # the newest step that is saved or being written, and whether its hooks are pending
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
-        self.restored: str | None = None  # the address that restore() read
-        self.saving_seconds = 0.0  # for which training waited
 
-    def restore(self) -> dict[str, Any]:
-        """Restores the newest intact checkpoint on all workers; returns its state with `step`, or {} if none exists."""
-        manifest: dict[str, Any] | None = None
-        values: dict[str, Any] | None = None
+    def restore(self) -> tuple[int, State] | None:
+        """Restores the newest intact checkpoint on all workers; returns its step and state, None if none exists."""
+        manifest: State | None = None
+        values: Arrays | None = None
         damaged: list[str] = []
-        folders = checkpoint_folders(self._folder) if self._replicas.cluster.is_chief else []
+        folders = checkpoint_folders(self.folder) if self.replicas.cluster.is_chief else []
         for folder in reversed(folders):
-            self._mirror.fetch(folder)
+            self.mirror.fetch(folder)
             try:
                 manifest, values = read_checkpoint(folder)
             except Damaged as error:
                 log.warning(f"checkpoint {folder.name} is damaged ({error}): trying the one before")
                 damaged.append(str(error))
                 continue
-            self.restored = self._mirror.where(folder)
-            check_fits(self._variables, {name: value.shape for name, value in values.items()}, self.restored)
+            self.restored = self.mirror.where(folder)
+            check_fits(self._variables, values, self.restored)
             break
         if damaged and manifest is None:
             raise UserError(
-                f"{self._mirror.where(self._folder)}: none of its checkpoints can be read ({damaged[0]}): nothing is "
+                f"{self.mirror.where(self.folder)}: none of its checkpoints can be read ({damaged[0]}): nothing is "
                 "overwritten; repair them, or use another --job_dir"
             )
-        manifest = self._replicas.from_chief(manifest)
+        manifest = self.replicas.from_chief(manifest)
         if manifest is None:
-            return {}
-        assign_values(self._variables, values, self._replicas)
+            return None
+        assign_values(self._variables, values, self.replicas)
         self._saved = (manifest["step"], bool(manifest["state"].get("pending")))
-        return {**manifest["state"], "step": manifest["step"]}
+        return manifest["step"], manifest["state"]
 
-    def save(self, step: int, state: Mapping[str, Any]) -> None:
+    def save(self, step: int, state: State) -> None:
         """Takes a snapshot after `step` steps and writes it in the background; first raises what `wait` raises.
 
         All workers must call it, as each may have parts of the state; the chief writes.
@@ -221,8 +232,8 @@ class Checkpoints:
             return
         self.wait()
         began = time.monotonic()
-        self._saved, is_chief = saved, self._replicas.cluster.is_chief
-        values = snapshot(self._variables if is_chief else sharded(self._variables), self._replicas)
+        self._saved, is_chief = saved, self.replicas.cluster.is_chief
+        values = snapshot(self._variables if is_chief else sharded(self._variables), self.replicas)
         if not is_chief:
             return
         # Text now: later steps change the state while the thread writes. Arrays are the counts of metrics.
@@ -239,7 +250,7 @@ class Checkpoints:
         if error:
             raise error
 
-    def _write(self, step: int, values: Mapping[str, Any], text: str) -> None:
+    def _write(self, step: int, values: Arrays, text: str) -> None:
         """Writes a checkpoint and removes old ones, in a thread; `text` is the manifest without files.
 
         What it raises the next save or wait raises, in the training thread.
@@ -249,25 +260,25 @@ class Checkpoints:
             if not np.isfinite(value).all():
                 error = NotFinite.at(step, name)
                 # Only the chief checks, so the other workers would not roll back with it.
-                raise UserError(str(error)) if self._replicas.cluster.several else error
-        folder, manifest = self._folder / step_name(step), json.loads(text)
+                raise UserError(str(error)) if self.replicas.cluster.several else error
+        folder, manifest = self.folder / step_name(step), json.loads(text)
         write_checkpoint(folder, values, manifest)
-        self._mirror.put(folder)
+        self.mirror.put(folder)
         # The newest up to `step` are kept, and the best. Those of later steps are damaged: restore() skipped them.
-        whole = checkpoint_folders(self._folder)
+        whole = checkpoint_folders(self.folder)
         best = (manifest["state"].get("best") or {}).get("step")
-        newest = [old for old in whole if step_of(old.name) <= step][-self._keep :]
+        newest = [old for old in whole if step_of(old.name) <= step][-self.keep :]
         for old in whole:
             if old not in newest and step_of(old.name) != best:
-                self._mirror.remove(old)
-        for half in self._folder.glob(f".{STEP_PREFIX}*"):  # left half written by a kill
+                self.mirror.remove(old)
+        for half in self.folder.glob(f".{STEP_PREFIX}*"):  # left half written by a kill
             shutil.rmtree(half, ignore_errors=True)
 
     @property
     def latest(self) -> str | None:
         """Returns the address of the newest checkpoint."""
-        folders = checkpoint_folders(self._folder)
-        return self._mirror.where(folders[-1]) if folders else None
+        folders = checkpoint_folders(self.folder)
+        return self.mirror.where(folders[-1]) if folders else None
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:
@@ -276,7 +287,7 @@ def checkpoint_folders(folder: Path) -> list[Path]:
     return sorted(folders, key=lambda path: step_of(path.name))
 
 
-def write_checkpoint(folder: Path, values: Mapping[str, Any], manifest: dict[str, Any]) -> None:
+def write_checkpoint(folder: Path, values: Arrays, manifest: dict[str, Any]) -> None:
     """Writes `folder` atomically: the variables, then the manifest with their sizes and checksums."""
     with tensorflow_writing(folder), whole_folder(folder) as beside:
         with tf.device("CPU:0"):
@@ -333,9 +344,8 @@ def load_weights(model: keras.Model, path: Path, replicas: Replicas, origin: str
         _, values = read_checkpoint(whole)
     except Damaged as error:
         raise UserError(f"{origin}: damaged ({error}): use another one") from None
-    variables = {name: variable for name, variable in variables_of(model).items() if name.startswith(WEIGHTS)}
-    saved = {name: value for name, value in values.items() if name.startswith(WEIGHTS)}
-    check_fits(variables, {name: value.shape for name, value in saved.items()}, origin)
+    variables, saved = of_networks(variables_of(model)), of_networks(values)
+    check_fits(variables, saved, origin)
     assign_values(variables, saved if replicas.cluster.is_chief else None, replicas)
 
 

@@ -3,11 +3,13 @@
 It also measures how much time the loop over steps lost by waiting for batches.
 """
 
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import keras
@@ -15,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.cluster.strategy import Replicas
-from trainer.data.batches import ReplicaRows
+from trainer.base.run_files.job_files import Scalars
 from trainer.invariance.gradients import ExchangedGradients, Update, all_reduce_sum, postponed_updates
 from trainer.invariance.internals import losses_reduced_by, without_merging
 from trainer.invariance.losses import (
@@ -27,8 +28,9 @@ from trainer.invariance.losses import (
 )
 from trainer.invariance.step import NotCompilable, Program, StepContext, in_step
 from trainer.reporting.progress import MetricCounts, StepLogs
+from trainer.training.replica_rows import ReplicaData
 from trainer.training.step_operations import flops_of
-from trainer.user_code.interface import ModelInterface, numbers_of, results_of, scalars_of
+from trainer.user_code.interface import numbers_of, results_of, scalars_of
 
 # Operations that give random numbers.
 _DRAWS = re.compile(
@@ -37,43 +39,35 @@ _DRAWS = re.compile(
 Times = npt.NDArray[np.float64]
 
 
+@dataclass(eq=False)
 class StepRunner:
     """Runs steps of `model` on all replicas, on what `iterator` yields: see `trainer.data.batches`.
 
-    as_fit: makes of the parts of a replica's rows, such as x and y, the `data` that train_step takes; augment: changes
-    the images in these; soften: their images and labels together.
-
     compiled: XLA compiles a replica's step; its rows and random numbers are made before it by TensorFlow's own kernels,
     and passed in. On several replicas a compiled step is cut into two programs, of gradients and of updates; if the
-    model has its own train_step, XLA compiles only what that asks for. at_once: how many steps one program of XLA may
-    run, on one replica; `iterator` then yields the rows of so many steps, which begin at a multiple of it, or the row
-    numbers by which `gather` gets them on the device.
+    model has its own train_step, XLA compiles only what that asks for. steps_per_program: how many steps one program of
+    XLA may run, on one replica; `iterator` then yields the rows of so many steps, which begin at a multiple of it, or
+    the row numbers by which `gather` gets them on the device.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        replicas: Replicas,
-        seed: int,
-        as_fit: Callable[[tuple[Any, ...]], Any],
-        augment: Callable[[Any, StepContext], Any] | None = None,
-        soften: Callable[[Any, StepContext], Any] | None = None,
-        *,
-        compiled: bool = False,
-        at_once: int = 1,
-        gather: Callable[[Any], Any] | None = None,
-    ) -> None:
-        self.model, self.replicas, self.seed, self.as_fit, self.augment = model, replicas, seed, as_fit, augment
-        self.soften, self.compiled, self.at_once, self.gather = soften, compiled, at_once, gather
-        self.cut = compiled and replicas.count > 1
-        self.context: type[StepContext] = StepContext  # a subclass may draw otherwise: set it before the first call
-        self._interface = ModelInterface.of(model)
+    model: keras.Model
+    data: ReplicaData
+    seed: int
+    compiled: bool = False
+    steps_per_program: int = 1
+    gather: Callable[[Any], Any] | None = None
+    context: type[StepContext] = StepContext  # a subclass may draw otherwise: set it before the first call
+    bytes_of_step: int = 0  # of the rows and random numbers that a compiled step takes; known once it is traced
+
+    def __post_init__(self) -> None:
+        self.replicas = self.data.replicas
+        self.cut = self.compiled and self.replicas.count > 1
+        self._interface = self.data.interface
         self._names: tuple[str, ...] = ()
         self._run = tf.function(self._run_steps)
-        self._run_program = tf.function(self._steps_at_once, autograph=False)
+        self._run_program = tf.function(self._run_several, autograph=False)
         self._held: tuple[Any, int, Any] = (None, -1, None)  # an iterator, and its newest program's number and rows
         self._graph: Any = None  # of the newest trace
-        self.bytes_of_step = 0  # of the rows and random numbers that a compiled step takes; known once it is traced
 
     def __call__(self, iterator: Any, first_step: int, count: int) -> StepLogs:
         """Runs `count` steps from `first_step` (from 0) and returns their scalars; every worker must call it alike."""
@@ -81,19 +75,18 @@ class StepRunner:
         with tf.device("CPU:0"):
             begin = tf.constant(first_step, tf.int64)
         with tf.profiler.experimental.Trace("train", step_num=first_step, _r=1):  # TensorBoard's mark of a step
-            if self.at_once > 1:
-                steps, asked, ready = self._by_programs(iterator, first_step, count)
+            if self.steps_per_program > 1:
+                steps, requested, ready = self._by_programs(iterator, first_step, count)
             else:
                 steps = self._run(iterator, begin, tf.constant(count)).numpy()
-                steps, (asked, ready) = steps[:, :-2], steps[:, -2:].T
-        waits, on_gpus = np.zeros(self.replicas.cluster.workers), self.replicas.devices[0].startswith("GPU")
-        waits[self.replicas.cluster.index] = input_wait(asked, ready, time.time(), runs_ahead=on_gpus)
+                steps, (requested, ready) = steps[:, :-2], steps[:, -2:].T
+        waits, ended = np.zeros(self.replicas.cluster.workers), time.time()
+        waits[self.replicas.cluster.index] = input_wait(requested, ready, ended, runs_ahead=self.replicas.on_gpus)
         # Over workers, once a call and not once a step: the scalars, and the seconds that each lost for batches.
-        summed = self.replicas.sum_over_workers(np.append(steps, waits))
-        values = summed[: -len(waits)].reshape(steps.shape)
-        waited = tuple(summed[-len(waits) :].tolist())
+        values, waited = np.split(self.replicas.sum_over_workers(np.append(steps, waits)), [steps.size])
         counts = tuple(keras.ops.convert_to_numpy(counter).astype(np.float64) for counter in self._counters())
-        return StepLogs(self._names, values, self._results(counts), counts, self._results, waited)
+        scalars, seconds = values.reshape(steps.shape), tuple(waited.tolist())
+        return StepLogs(self._names, scalars, self._results(counts), counts, self._results, seconds)
 
     @cached_property
     def flops(self) -> int:
@@ -112,22 +105,20 @@ class StepRunner:
         """Returns the variables of all metrics of the model."""
         return [variable for metric in self.model.metrics for variable in metric.variables]
 
-    def _results(self, counts: MetricCounts) -> dict[str, float]:
+    def _results(self, counts: MetricCounts) -> Scalars:
         """Returns the results of Keras metrics by name, for variables that hold `counts`."""
         if not counts:
             return {}
-        held = [
-            (counter, tf.cast(count, counter.dtype)) for counter, count in zip(self._counters(), counts, strict=True)
-        ]
-        updated = {id(counter) for counter, count in zip(self._counters(), counts, strict=True) if np.any(count)}
-        with keras.StatelessScope(held):
+        pairs = [*zip(self._counters(), counts, strict=True)]
+        updated = {id(counter) for counter, count in pairs if np.any(count)}
+        with keras.StatelessScope([(counter, tf.cast(count, counter.dtype)) for counter, count in pairs]):
             results = results_of(self.model, updated)
         return numbers_of(results)
 
     def _run_steps(self, iterator: Any, first_step: Any, count: Any) -> Any:
         """Returns the scalars of `count` steps (int32) from `first_step` (int64): (steps, scalars + 2) float64.
 
-        The last two are the times, in seconds of the host's clock, at which the loop asked for the batch and had it.
+        The last two are the times, in seconds of the host's clock, at which the loop requested the batch and had it.
 
         On GPUs TensorFlow keeps int32 on the host and int64 on the device. An int64 counter, or step number that is not
         pinned to the host, would make the host wait for the device in every step.
@@ -137,13 +128,13 @@ class StepRunner:
         for i in tf.range(count):
             with tf.device("CPU:0"):
                 step = first_step + tf.cast(i, tf.int64)
-            asked = timestamp(after=step)
-            with tf.control_dependencies([asked]):
+            requested = timestamp(after=step)
+            with tf.control_dependencies([requested]):
                 batch = next(iterator)
             with tf.device("CPU:0"):
-                times = tf.stack([asked, timestamp(after=batch)])
+                times = tf.stack([requested, timestamp(after=batch)])
             with self._losses_reduced():  # around the threads of all replicas
-                on_each = self._on_replicas(batch, step)
+                on_each = tf.autograph.experimental.do_not_convert(self._on_replicas)(batch, step)
             total = tf.add_n(list(strategy.experimental_local_results(on_each)))
             scalars = scalars.write(i, tf.concat([total, times], axis=0))
         return scalars.stack()
@@ -151,40 +142,39 @@ class StepRunner:
     def _by_programs(self, iterator: Any, first_step: int, count: int) -> tuple[Times, Times, Times]:
         """Runs `count` steps, by programs; returns their scalars, (steps, scalars), and two times for each program.
 
-        These are when the program's rows were asked for, and when they were there. The first and the last program may
+        These are when the program's rows were requested, and when they were there. The first and the last program may
         run only some of their steps: the others belong to an earlier or a later call. On GPUs a program that runs all
-        its steps is a loop of constant length, in which the host need not look at the counter.
+        its steps is a loop of constant length, in which the host need not read the counter.
         """
-        ran, times, step = list[Any](), list[tuple[float, float]](), first_step
-        while step < first_step + count:
-            number, begin = divmod(step, self.at_once)
-            end = min(self.at_once, begin + first_step + count - step)
-            asked = time.time()
+        ran, times, size = list[Any](), list[tuple[float, float]](), self.steps_per_program
+        for number in range(first_step // size, math.ceil((first_step + count) / size)):
+            begin = max(0, first_step - number * size)
+            end = min(size, first_step + count - number * size)
+            requested = time.time()
             if self._held[0] is not iterator or self._held[1] != number:
                 self._held = iterator, number, next(iterator)
-            times.append((asked, time.time()))
+            times.append((requested, time.time()))
             bounds: Any = begin, end
             with tf.device("CPU:0"):
-                first = tf.constant(number * self.at_once, tf.int64)
-                if end - begin < self.at_once or not self.replicas.devices[0].startswith("GPU"):
+                first = tf.constant(number * size, tf.int64)
+                if end - begin < size or not self.replicas.on_gpus:
                     bounds = tf.constant(begin, tf.int64), tf.constant(end, tf.int64)
             ran.append((self._run_program(self._held[2], first, *bounds), begin, end))
-            step += end - begin
-        asked_all, ready = np.array(times).T
-        return np.concatenate([scalars.numpy()[begin:end] for scalars, begin, end in ran]), asked_all, ready
+        requested, ready = np.array(times).T
+        return np.concatenate([scalars.numpy()[begin:end] for scalars, begin, end in ran]), requested, ready
 
-    def _steps_at_once(self, rows: Any, first: Any, begin: Any, end: Any) -> Any:
-        """Returns the scalars of the steps from `begin` to below `end` of a program: (at_once, scalars) float64."""
+    def _run_several(self, rows: Any, first: Any, begin: Any, end: Any) -> Any:
+        """Returns the scalars of a program's steps, (steps, scalars) float64: those from `begin` to below `end`."""
         self._graph = tf.compat.v1.get_default_graph()
         with tf.device("CPU:0"):
-            steps = [first + number for number in range(self.at_once)]
+            steps = [first + number for number in range(self.steps_per_program)]
 
         def prepared(rows: Any) -> Any:
             if self.gather:
                 rows = self.gather(*rows)
-            by_step = [tf.unstack(part, num=self.at_once) for part in tf.nest.flatten(rows)]
+            by_step = [tf.unstack(part, num=self.steps_per_program) for part in tf.nest.flatten(rows)]
             batches = (tf.nest.pack_sequence_as(rows, parts) for parts in zip(*by_step, strict=True))
-            data = [self._replica_rows(*of_step) for of_step in zip(batches, steps, strict=True)]
+            data = [self._replica_data(*of_step) for of_step in zip(batches, steps, strict=True)]
             return tf.nest.map_structure(lambda *parts: tf.stack(parts), *data)
 
         with self._losses_reduced():
@@ -205,12 +195,11 @@ class StepRunner:
         Keras runs train_step without AutoGraph too: a model that needs it would not work in `fit` either.
         """
         run = self.replicas.strategy.run
-        rows, train = map(tf.autograph.experimental.do_not_convert, (self._replica_rows, self._replica_step))
         if self.cut and not self._interface.own_step:
-            return run(tf.autograph.experimental.do_not_convert(self._cut_step), args=(batch, step))
+            return run(self._cut_step, args=(batch, step))
         if self.cut or not self.compiled:  # the model's own train_step compiles what needs no sum over replicas
-            return run(lambda batch, step: train(rows(batch, step), step), args=(batch, step))
-        data = run(rows, args=(batch, step))
+            return run(lambda rows, step: self._replica_step(self._replica_data(rows, step), step), args=(batch, step))
+        data = run(self._replica_data, args=(batch, step))
         return run(self._program([step]), args=(data,))
 
     def _cut_step(self, batch: Any, step: Any) -> Any:
@@ -219,7 +208,7 @@ class StepRunner:
 
         def gradients(data: Any) -> Any:
             with postponed_updates() as postponed:
-                scalars = self._compilable(self._replica_step, data, step, program)
+                scalars = self._compilable(partial(self._replica_step, step=step, program=program), data)
             updates[:] = postponed
             exchanged = [ExchangedGradients.of(update.gradients) for update in postponed]
             sizes[:] = [gradients.sizes for gradients in exchanged]
@@ -232,7 +221,7 @@ class StepRunner:
 
         sizes = list[Any]()
         with without_merging(self.replicas.strategy):
-            scalars, parts = tf.function(gradients, jit_compile=True, autograph=False)(self._replica_rows(batch, step))
+            scalars, parts = tf.function(gradients, jit_compile=True, autograph=False)(self._replica_data(batch, step))
         summed = [tuple(map(all_reduce_sum, pair)) for pair in parts]
         with without_merging(self.replicas.strategy):
             tf.function(update, jit_compile=True, autograph=False)(summed)
@@ -254,20 +243,19 @@ class StepRunner:
             first, scalars = tf.cast(begin, tf.int64), tf.TensorArray(tf.float64, size=len(steps))
             return tf.while_loop(lambda index, _: index < end, step_of, (first, scalars))[1].stack()
 
-        def program(data: Any) -> Any:
-            if len(steps) > 1:
-                return self._compilable(loop, data)
-            return self._compilable(self._replica_step, data, steps[0], Program(graph, steps))
+        def single(data: Any) -> Any:
+            return self._replica_step(data, steps[0], Program(graph, steps))
 
-        return tf.function(program, jit_compile=True, autograph=False)
+        run = loop if len(steps) > 1 else single
+        return tf.function(partial(self._compilable, run), jit_compile=True, autograph=False)
 
-    def _compilable(self, run: Callable[..., Any], data: Any, *others: Any) -> Any:
-        """Returns `run(data, *others)` in a program of XLA; raises NotCompilable if XLA would give other numbers."""
+    def _compilable(self, run: Callable[[Any], Any], data: Any) -> Any:
+        """Returns `run(data)` in a program of XLA; raises NotCompilable if XLA would give other numbers."""
         if any(part.dtype == tf.string for part in tf.nest.flatten(data)):  # XLA would abort at its next compilation
             raise NotCompilable("its data hold text, which XLA cannot take")
-        result = run(data, *others)
+        result = run(data)
         inside = tf.compat.v1.get_default_graph()
-        values = [given for given in inside.inputs if given.dtype != tf.resource]
+        values = [tensor for tensor in inside.inputs if tensor.dtype != tf.resource]
         self.bytes_of_step = sum((value.shape.num_elements() or 0) * value.dtype.size for value in values)
         if drawn := {node.op for node in nodes_of(inside) if _DRAWS.search(node.op)}:
             operations = ", ".join(sorted(drawn))
@@ -286,41 +274,9 @@ class StepRunner:
             micro_batches=self.replicas.micro_batches, virtual_replicas=self.replicas.virtual,
         )  # fmt: skip
 
-    def _replica_rows(self, batch: Any, step: Any) -> Any:
-        """Returns the data of this replica's step as `fit` passes it, augmented and with soft labels.
-
-        stacked: the batch has the batches of several critic updates, in front of the rows. With virtual replicas each
-        shard (virtual replica) draws by itself, so that its numbers do not depend on how many real replicas there are.
-        """
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        context, stacked = self._context(step), self._interface.stacked
-        rows = batch.parts if isinstance(batch, ReplicaRows) else batch
-        # Those of several replicas are together on the host, and are cut there, so that each device gets only the rows
-        # of its replica (as uint8, if they are images).
-        together = rows is batch and self.replicas.count > 1
-        local = replica - self.replicas.first if together else 0
-        with tf.device("CPU:0") if together else nullcontext():
-            parts = tf.nest.map_structure(lambda part: part[local] if stacked else part[local, 0], rows)
-        data = self.as_fit(parts)
-        if not context.virtual_replicas or stacked:
-            return self._augmented(data, context)
-        shards = map(context.micro_batch, range(context.micro_batches))
-        changed = [self._augmented(tf.nest.map_structure(shard.part, data), shard) for shard in shards]
-        return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *changed)
-
-    def _augmented(self, data: Any, step: StepContext) -> Any:
-        """Returns `data` with its images changed at random and with soft labels, as far as the run has them.
-
-        Each global batch of a step has separate draws.
-        """
-        images = data[0] if isinstance(data, tuple) else data
-        if self.augment and self._interface.stacked:
-            batches = range(self._interface.batches_per_step)
-            images = tf.stack([self.augment(images[i], step.within(f"batch {i}")) for i in batches])
-        elif self.augment:
-            images = self.augment(images, step)
-        data = (images, *data[1:]) if isinstance(data, tuple) else images
-        return self.soften(data, step) if self.soften else data
+    def _replica_data(self, batch: Any, step: Any) -> Any:
+        """Returns the data of this replica's step."""
+        return self.data.of_step(batch, self._context(step))
 
     def _replica_step(self, data: Any, step: Any, program: Program | None = None) -> Any:
         """Runs one step on this replica's rows; returns its scalars, in the order of self._names."""
@@ -347,36 +303,37 @@ def nodes_of(graph: Any) -> list[Any]:
 def timestamp(after: Any) -> Any:
     """Returns the time, in seconds of the host's clock, at which all tensors of the nest `after` are there."""
     with tf.init_scope():
-        try:  # TensorFlow refuses this operation under enable_op_determinism
-            tf.timestamp()
-            deterministic = False
-        except tf.errors.FailedPreconditionError:
-            deterministic = True
+        clock = tf.timestamp
+        try:
+            clock()
+        except tf.errors.FailedPreconditionError:  # TensorFlow refuses this operation under enable_op_determinism
+
+            def clock() -> Any:
+                return tf.ensure_shape(tf.numpy_function(time.time, [], "double"), ())
+
     with tf.control_dependencies(tf.nest.flatten(after, expand_composites=True)), tf.device("CPU:0"):
-        if deterministic:
-            return tf.ensure_shape(tf.numpy_function(time.time, [], "double"), ())
-        return tf.timestamp()
+        return clock()
 
 
-def input_wait(asked: Times, ready: Times, end: float, *, runs_ahead: bool) -> float:
+def input_wait(requested: Times, ready: Times, end: float, *, runs_ahead: bool) -> float:
     """Returns the seconds by which the steps of a call would have ended earlier, had each batch been there at once.
 
-    `asked` and `ready`, (steps,), in seconds of the host's clock: when the host asked for each batch, and when it had
-    it. `end`: when the last step was done. A CPU finishes a step before it asks for the next batch, so the sum of
+    `requested` and `ready`, (steps,), in seconds of the host's clock: when the host requested each batch, and when it
+    had it. `end`: when the last step was done. A CPU finishes a step before it asks for the next batch, so the sum of
     all waits is lost. With `runs_ahead`, on a GPU, the host asks for batches while the device still works on earlier
     steps, and time is lost only while the device is idle. The device's time for a step is not measured: all steps are
     taken to need the same time, and it is the longest with which every step can be done at `end`. A step begins once
     its batch is there and the step before it is done, and ends no earlier than the host has started its operations.
     """
-    if not len(asked):
+    if not len(requested):
         return 0.0
-    waits = np.maximum(ready - asked, 0.0)
-    lost = float(min(np.sum(waits), end - asked[0]))
+    waits = np.maximum(ready - requested, 0.0)
+    lost = max(0.0, float(min(np.sum(waits), end - requested[0])))
     if not runs_ahead:
-        return max(lost, 0.0)
-    started = np.append(asked[1:], ready[-1])  # all operations of each step; of the last one it is not known
-    left = np.arange(len(asked), 0, -1.0)  # steps from each one to the last
+        return lost
+    started = np.append(requested[1:], ready[-1])  # all operations of each step; of the last one it is not known
+    left = np.arange(len(requested), 0, -1.0)  # steps from each one to the last
     device = np.min([*(end - ready) / left, *(end - started[:-1]) / (left[:-1] - 1)])
     lost_before = np.cumsum(waits)
     without = np.max([ready - lost_before + left * device, started - lost_before + (left - 1) * device])
-    return float(np.clip(end - without, 0.0, max(lost, 0.0)))
+    return float(np.clip(end - without, 0.0, lost))

@@ -1,4 +1,4 @@
-"""Chooses, before the first step, whether XLA compiles a run's steps, and how many of them one program runs.
+"""Chooses, before the first step, whether XLA compiles a run's steps.
 
 The choice follows from what is known of the steps, never from a clock. So the same command on the same machine makes
 the same choice, however busy it is, and gives the same bits. docs/decisions/9-xla.md has the measurements behind the
@@ -11,24 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+from keras.layers import DepthwiseConv1D, DepthwiseConv2D, SeparableConv1D, SeparableConv2D
 
 from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
-from trainer.base.settings.xla_rule import MOST_FLOPS, barrier, reason_against
+from trainer.base.settings.xla_rule import barrier, reason_against
 from trainer.cluster.strategy import Replicas
 from trainer.invariance.internals import all_layers, uses_onednn
 from trainer.invariance.step import NotCompilable
-from trainer.training.step_operations import operations
-from trainer.training.steps import StepRunner
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import message_of
 
-# Limits of a program: of its steps, so that a call which ends within it draws little in vain, and of its rows' bytes.
-MOST_AT_ONCE, MOST_BYTES = 50, {"CPU": 32 * 2**20, "GPU": 256 * 2**20}
-_BY_DEPTH = (
-    keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D, keras.layers.SeparableConv1D,
-    keras.layers.SeparableConv2D,
-)  # fmt: skip
+_BY_DEPTH = (DepthwiseConv1D, DepthwiseConv2D, SeparableConv1D, SeparableConv2D)
 
 
 @dataclass(frozen=True)
@@ -37,7 +31,6 @@ class XlaChoice:
 
     compiled: bool
     why: str
-    at_once: int = 1  # how many steps one program of XLA runs
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> "XlaChoice | None":
@@ -76,12 +69,11 @@ def choose(
     if reason:
         return not_compiled(reason) if choice and choice.compiled else XlaChoice(False, reason)
     if choice is None:  # jit_compile=auto
-        on_gpus = replicas.devices[0].startswith("GPU")
         grouped = [layer.name for layer in all_layers(model)
                    if isinstance(layer, _BY_DEPTH) or getattr(layer, "groups", 1) > 1]  # fmt: skip
-        if on_gpus or config.deterministic:
+        if replicas.on_gpus or config.deterministic:
             reason = ""
-        elif replicas.count > 1:
+        elif cut:
             reason = "on several CPUs the two programs of a step cost more than they save"
         elif uses_onednn():
             reason = "oneDNN's kernels, which TensorFlow has for this processor, are faster"
@@ -93,30 +85,11 @@ def choose(
             reason = reason or reason_against(config, steps_left, size)
         except Exception as error:
             reason = failure_of(error)
-        on = "a GPU" if on_gpus else "this processor, for which TensorFlow lacks oneDNN"
+        on = "a GPU" if replicas.on_gpus else "this processor, for which TensorFlow lacks oneDNN"
         choice = XlaChoice(not reason, reason or f"on {on}, in a run of {steps_left:,} steps{parts}")
     if choice.compiled:
         log.info(f"jit_compile: {choice.sentence()}")
     return choice
-
-
-def steps_of_a_program(runner: StepRunner, rows: Any, most: int) -> int:
-    """Returns how many steps, at most `most`, one program of XLA should run in a loop: 1 where a loop does not pay.
-
-    runner: has the compiled step, which is traced now for `rows` if it has not been. A CPU's convolutions are some ten
-    times slower in a loop of XLA (https://github.com/jax-ml/jax/issues/12868).
-    """
-    device = runner.replicas.devices[0][:3]
-    if runner.replicas.count > 1:
-        return 1
-    try:
-        work = list(operations(runner.traced(rows).graph, rows=runner.replicas.rows))
-    except Exception:  # tracing fails, as the first call will report, or a step has loops of unknown length
-        return 1
-    slow = device == "CPU" and any("Conv" in op.type for op in work)
-    if slow or sum(op.flops for op in work) > MOST_FLOPS[device]:
-        return 1
-    return max(1, min(MOST_AT_ONCE, most, MOST_BYTES[device] // max(1, runner.bytes_of_step)))
 
 
 def not_compiled(why: str) -> XlaChoice:

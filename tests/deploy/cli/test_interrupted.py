@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from deploy.cli import jobs, submit
-from deploy.job import ledger, sending
+from deploy.job import sending
 from deploy.platform.errors import STATE_UNKNOWN, JobUnknown
 from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.cli.test_lost_jobs import PLAIN, RECORD, SDK, SLOW, states
@@ -183,7 +183,7 @@ def test_the_second_request_ends_the_wait(cloud: Emulator, session: Session, fly
     """Its response has the name: nobody waits for a list any more."""
     cloud.faults = [Fault(POSTS, 503)]
     assert submit.main(["cpu", *SDK, "--detach"], session) == 0
-    assert ledger.LISTED_S <= flying.slept < ledger.LISTED_S + sending.LOOK_S
+    assert sending.LISTED_S <= flying.slept < sending.LISTED_S + sending.LOOK_S
 
 
 def reserved(cloud: Emulator, now: float, **changed: Any) -> None:
@@ -191,7 +191,7 @@ def reserved(cloud: Emulator, now: float, **changed: Any) -> None:
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
     about = {"submission": "s1", "project": "my-proj", "region": "us-central1", "host": "desk", "time": now,
-             "machine": ledger._machine(), "process": done.pid, "sending": False}  # fmt: skip
+             "machine": sending._machine(), "process": done.pid, "sending": False}  # fmt: skip
     cloud.objects[RECORD] = json.dumps({**about, **changed}).encode()
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.cli import compare, jobs, submit
-from deploy.job.script import ScriptRun, read_script
+from deploy.job.script import read_script
+from deploy.job.workload import ScriptRun
 from deploy.platform import local as processes
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.local import LocalJob, local_workers

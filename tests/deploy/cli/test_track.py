@@ -13,7 +13,7 @@ from tests.deploy.conftest import JOB, WHERE, Capture, Command
 from tests.trainer.base.run_files.tracking.runs import mlflow_files, mlflow_history, mlflow_runs, plant_run
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import write_json
-from trainer.base.storage import keep_others_out
+from trainer.base.storage import lock_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's
 
@@ -60,7 +60,7 @@ def test_compare_sends_its_runs_at_the_end(command: Command, store: str, tmp_pat
 
 
 def test_a_run_that_goes_on_is_refused(refused: Command, tmp_path: Path) -> None:
-    keep_others_out(plant_run(tmp_path / "run"), "job_dir", "run")
+    lock_folder(plant_run(tmp_path / "run"), "job_dir", "run")
     assert "run: the run goes on: give it --track, or wait for its end" in refused(
         "track", str(tmp_path / "run"), "--track=wandb:x"
     )

@@ -10,7 +10,8 @@ from deploy.cli import jobs, submit
 from deploy.job.ledger import Attempt, Submission
 from deploy.platform.errors import JobUnknown, stocked_out
 from deploy.platform.gcloud_and_sdk import Session
-from deploy.platform.vertex_api import RETRY_S, JobStatus
+from deploy.platform.retries import RETRY_S
+from deploy.platform.vertex_api import JobStatus
 from tests.deploy.conftest import WHERE, Capture, FlyingClock, Job, error_of
 from tests.deploy.emulator import RATE, Emulator, Fault
 from tests.deploy.platform.test_backends import PARENT, SPEC

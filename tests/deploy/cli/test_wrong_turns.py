@@ -7,7 +7,7 @@ import pytest
 from deploy.cli import submit
 from deploy.platform.errors import describe_error, gcloud_error
 from deploy.platform.gcloud_and_sdk import Session
-from deploy.platform.vertex_api import ApiError
+from deploy.platform.retries import ApiError
 from deploy.tiers.gcp_config import GcpConfig
 from tests.deploy.conftest import WHERE, Command
 from tests.deploy.emulator import Emulator, Fault

@@ -1,6 +1,5 @@
 """Tests comparisons on Vertex AI that fail before, in or after their jobs, and how they resume."""
 
-import json
 import re
 import shutil
 import signal
@@ -13,7 +12,7 @@ import pytest
 from deploy.__main__ import main
 from deploy.api.compare import USAGE, CompareOptions
 from deploy.api.request import call_verb
-from deploy.api.submit import order_of
+from deploy.api.submit import packages_of
 from deploy.comparison import execution as comparison
 from deploy.comparison.runners import VertexRunner
 from deploy.job.sending import upload_packages
@@ -37,7 +36,7 @@ def test_a_stop_during_the_first_upload_submits_nothing(
     words = dict(word.removeprefix("--").split("=") for word in [*target, *image, *JOB])
     request = call_verb(CompareOptions, names, words, None, USAGE)
     tiers = read_tiers(names, "", {})
-    runner = VertexRunner(order_of(request.options, request.program), session)
+    runner = VertexRunner(request.options, packages_of(request.options, request.program), "s1", session)
     uploads: list[Any] = []
 
     def stopped(*given: Any) -> None:
@@ -174,30 +173,12 @@ def test_a_partly_fetched_run_is_fetched_again_and_a_missing_result_is_reported(
     assert re.search(r"cpu, repeat 1: output=gs://.*no run.json, stats.jsonl, result.json", command("cpu", code=2))
 
 
-@pytest.mark.parametrize("name", ["submission.json", "vertex.json"])  # the second is that of version 0.2
-def test_a_damaged_record_is_named(name: str, command: Command, cloud: Emulator, tmp_path: Path) -> None:
+def test_a_damaged_record_is_named(command: Command, cloud: Emulator, tmp_path: Path) -> None:
     command("cpu")
     folder = tmp_path / "out" / "cpu" / "repeat-1"
     (folder / "result.json").unlink()
-    (folder / "submission.json").unlink()
-    (folder / name).write_text('{"job": 1}')
-    with pytest.raises(UserError, match=f"^{folder / name} is damaged: see `python -m deploy jobs`"):
+    record = folder / "submission.json"
+    record.write_text('{"job": 1}')
+    with pytest.raises(UserError, match=f"^{record} is damaged: see `python -m deploy jobs`"):
         command("cpu")
     assert len(cloud.jobs) == 1
-
-
-def test_the_jobs_of_version_0_2_are_found_and_nothing_is_paid_twice(
-    command: Command, cloud: Emulator, tmp_path: Path
-) -> None:
-    """Its runs have vertex.json, which names the submission."""
-    command("cpu")
-    folder = tmp_path / "out" / "cpu" / "repeat-1"
-    record = json.loads((folder / "submission.json").read_text())
-    (sent,) = record["attempts"]
-    (folder / "submission.json").unlink()
-    (folder / "result.json").unlink()
-    shutil.rmtree("runs")
-    old = {"project": sent["project"], "region": sent["region"], "submission": record["submission"]}
-    (folder / "vertex.json").write_text(json.dumps({**old, "output": sent["output"]}))
-    command("cpu")
-    assert (len(cloud.jobs), rows(tmp_path)[0].state) == (1, "done")

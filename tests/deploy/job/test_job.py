@@ -6,6 +6,8 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.api.submit import describe
 from deploy.job.cost import cost_confirmation
-from deploy.job.job import NCCL_SETTINGS, Job, job_of, workload_on
+from deploy.job.job import Job
+from deploy.job.options import JobOptions
 from deploy.job.sending import check_resources
-from deploy.job.workload import JobOptions, Order
+from deploy.job.spec import NCCL_SETTINGS, machine_spec
+from deploy.job.workload import workload_on
 from deploy.packaging import images
 from deploy.packaging.images import IMAGE_RECORD, START, STARTER, BuiltImage, remember, remembered
 from deploy.packaging.packages import Package
@@ -48,14 +52,12 @@ def wheel(name: str, version: str, files: dict[str, bytes | Path]) -> Package:
 PACKAGE = wheel("vertex_trainer", "1.0", {})
 
 
-def job(tier: str | Tier, *flags: str, gcp: GcpConfig = GCP, **wanted: Any) -> Any:
-    shared = {"packages": wanted.pop("packages", (PACKAGE,)), "built_image": wanted.pop("built_image", None)}
-    on = load_tier(tier) if isinstance(tier, str) else tier
-    return job_of(
-        workload_on(on, Overrides.parse(flags or FLAGS)),
-        gcp,
-        Order(JobOptions(name="demo", **wanted), "demo", "", **shared),
-    )
+def job(
+    tier: str | Tier, *flags: str, gcp: GcpConfig = GCP, code: Sequence[Package] = (PACKAGE,), **wanted: Any
+) -> Any:
+    options = JobOptions(name="demo", **wanted)
+    on = load_tier(tier, "", partial(machine_spec, options)) if isinstance(tier, str) else tier
+    return Job(workload_on(on, Overrides.parse(flags or FLAGS)), gcp, options, "", code)
 
 
 def task(made: Job, pool: int = 0) -> Any:
@@ -99,7 +101,7 @@ def test_reading_data_from_another_region_is_priced_and_the_question_counts_it(
     monkeypatch.setattr(buckets, "_MANY", 1)  # a listing would be long
     assert check_resources([made]) == 0
     assert capsys.readouterr().out.endswith("#network-buckets)\n")
-    confirmation = cost_confirmation([(made.tier, 1)], [(1.0, 2.0)], JobOptions(), alternatives=True, transfer_usd=7.0)
+    confirmation = cost_confirmation([made.tier], [(1.0, 2.0)], JobOptions(), alternatives=True, transfer_usd=7.0)
     assert "by plan 8.00 to 9.00 USD" in confirmation.text
 
 
@@ -116,9 +118,9 @@ H200, GB200 = ("a3-ultragpu-8g", "NVIDIA_H200_141GB:8"), ("a4x-highgpu-4g", "NVI
 def test_what_is_known_of_a_machine_is_said_where_it_matters(
     machine: tuple[str, str], changes: dict[str, Any], data: str, warned: list[str]
 ) -> None:
-    asked = JobOptions(image="x/y", **changes)
+    options = JobOptions(image="x/y", **changes)
     flags = ["--recipe=wgan_gp_photos", f"--data={data}", "--precision=mixed_bfloat16", "--checkpoint_every_minutes=9"]
-    made = job(machine_tier(*machine, "", asked), *flags, image="x/y", **changes)
+    made = job(machine_tier(*machine, "", partial(machine_spec, options)), *flags, image="x/y", **changes)
     assert [line.partition(": ")[2][: len(text)] for line, text in zip(made.warnings, warned, strict=True)] == warned
 
 
@@ -154,7 +156,8 @@ def test_a_tier_that_names_an_image_keeps_it_unless_another_is_asked_for(tmp_pat
     text = (JOB_CONFIGS / "cpu.yaml").read_text()
     file.write_text(re.sub(r"pythonPackageSpec:\s+pythonModule: trainer.task", "containerSpec: {imageUri: a/b}", text))
     tier = load_tier(str(file))
-    assert task(job(tier, built_image=OWN))["imageUri"] == "a/b"
+    remember(OWN)
+    assert task(job(tier))["imageUri"] == "a/b"
     assert task(job(tier, image="install"))["imageUri"] == "python:3.12-slim"
     assert (
         task(job(tier, image="install:eu-docker.pkg.dev/p/r/python:3"))["imageUri"] == "eu-docker.pkg.dev/p/r/python:3"
@@ -174,7 +177,8 @@ OWN = BuiltImage("us-docker.pkg.dev/p/r/mine:1", "", {PACKAGE.name: PACKAGE.dige
 def test_the_image_that_was_built_in_this_folder_is_used_where_it_fits(
     tier: str, change: dict[str, Any], line: str
 ) -> None:
-    made = job(tier, built_image=dataclasses.replace(OWN, **change))
+    remember(dataclasses.replace(OWN, **change))
+    made = job(tier)
     if line:
         assert task(made)["imageUri"] == "python:3.12-slim"
         assert made.about[0].startswith(f"{OWN.uri}, built in this folder, {line}: not used; build it again")
@@ -333,7 +337,7 @@ def test_workers_with_rdma_source_googles_settings_before_their_command(tmp_path
 
 def test_a_package_of_ones_own_may_be_named() -> None:
     mine = wheel("my_models", "0", {"my_models/gan.py": b""})
-    made = job("l4x1", "--model=my_models.gan:build", "--data=digits", packages=(mine, PACKAGE))
+    made = job("l4x1", "--model=my_models.gan:build", "--data=digits", code=(mine, PACKAGE))
     (start,) = (variable["value"] for variable in task(made)["env"] if variable["name"] == "TRAINER_START")
     wheels = [uri.rsplit("/", 1)[-1] for uri, _ in json.loads(start)["packages"]]
     assert wheels == ["my_models-0-py3-none-any.whl", "vertex_trainer-1.0-py3-none-any.whl"]

@@ -11,7 +11,8 @@ import pytest
 
 import vertex_trainer
 from deploy.cli import jobs, submit
-from deploy.job.script import ScriptRun, read_script
+from deploy.job.script import read_script
+from deploy.job.workload import ScriptRun
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.report.collection import fetched
 from deploy.tiers.tier import load_tier
@@ -123,7 +124,7 @@ def monotonic(hours=[0]):
     return 3600.0 * hours[0]
 limit_watch.time = types.SimpleNamespace(monotonic=monotonic)
 limit_watch.read_gpus = lambda: [{"utilization_percent": 4.0}]
-limit_watch.LOOK_S, limit_watch.GRACE_S = 0.05, GRACE
+limit_watch.CHECK_S, limit_watch.GRACE_S = 0.05, GRACE
 sys.exit(script_worker.main())
 """
 

@@ -1,5 +1,7 @@
 """Tests that no job is lost track of: with real gcloud and the SDK, against the emulator with injected faults."""
 
+from functools import partial
+
 import pytest
 
 from deploy.job.ledger import Submission
@@ -7,11 +9,11 @@ from deploy.job.sending import Creation
 from deploy.platform import buckets
 from deploy.platform.errors import gcloud_error, lost_response
 from deploy.platform.gcloud_and_sdk import Session
-from deploy.platform.rest import Platform
-from deploy.platform.vertex_api import ApiError
+from deploy.platform.retries import ApiError
+from deploy.tiers.gcp_config import GcpConfig
 from tests.deploy.conftest import needs_gcloud
 from tests.deploy.emulator import Emulator
-from tests.deploy.platform.test_backends import REQUEST
+from tests.deploy.job.test_job import job
 from trainer.base.storage.gcs import Conflict
 
 TLS = "HTTPSConnectionPool(host='h', port=443): Max retries exceeded with url: /v1/x (Caused by SSLError(SSLError(1, "
@@ -66,18 +68,25 @@ def test_the_reason_of_a_lost_response_is_its_message_and_not_its_headers() -> N
     assert lost_response("DEBUG: Retrying request to url x after exception ('Connection aborted.', X())").code == 0
 
 
+def request_job(kind: str, region: str, session: Session) -> None:
+    """Requests a job without a reservation."""
+    made = job("cpu", gcp=GcpConfig("my-proj", region, "gs://my-bucket"))
+    Creation(made, Submission("s1"), partial(session.open, kind))._request_job()
+
+
 @needs_gcloud
 def test_a_region_that_gcloud_refuses_is_not_waited_for(cloud: Emulator, session: Session) -> None:
     with pytest.raises(ApiError, match=r"Invalid value for \[region\]"):
-        Creation(session.open("gcloud", "my-proj", "mars-east1"), REQUEST, session.clock).run()
+        request_job("gcloud", "mars-east1", session)
     assert cloud.requests == []
 
 
+@pytest.mark.parametrize("kind", [pytest.param("gcloud", marks=needs_gcloud), "sdk"])
 @pytest.mark.parametrize(
     ("variable", "match"), [("tls", "no secure connection .*WRONG_VERSION_NUMBER"), ("HTTP_PROXY", "through the proxy")]
 )
 def test_neither_tls_nor_a_proxy_is_waited_for(
-    variable: str, match: str, backend: Platform, cloud: Emulator, session: Session, monkeypatch: pytest.MonkeyPatch
+    variable: str, match: str, kind: str, cloud: Emulator, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No request reaches the service, so no job is looked for."""
     secure = cloud.url.replace("http:", "https:")
@@ -89,7 +98,7 @@ def test_neither_tls_nor_a_proxy_is_waited_for(
         monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM", f"{secure}/")
     began = session.clock.now()
     with pytest.raises(ApiError, match=match) as caught:
-        Creation(backend, REQUEST, session.clock).run()
+        request_job(kind, "us-central1", session)
     assert (caught.value.may_have_succeeded, session.clock.now() - began, cloud.requests) == (False, 0.0, [])
 
 
@@ -105,12 +114,3 @@ def test_a_record_is_replaced_only_by_who_read_it() -> None:
     assert buckets.read(uri) == ("two\n", second)
     buckets.delete(uri, second)
     assert buckets.read(uri) == ("", 0)
-
-
-@pytest.mark.parametrize(("words", "detached"), [
-    ("cpu --detach", True), ("--detach cpu", True), ("cpu --detach=yes", True), ("cpu --detach false", False),
-    ("cpu --no_detach", False), ("cpu -- --detach", False), ("cpu", False),
-    ("cpu '--arguments=--x -- --y' --detach", True), ("cpu '--arguments=--x -- --detach'", False),
-])  # fmt: skip
-def test_a_detached_command_is_known_in_every_form_that_its_parser_takes(words: str, detached: bool) -> None:
-    assert Submission("1", command=f"python -m deploy submit {words}").detached is detached

@@ -8,7 +8,8 @@ from deploy.platform import buckets
 from deploy.platform.errors import describe_error
 from deploy.platform.gcloud_and_sdk import Gcloud
 from deploy.platform.rest import Platform
-from deploy.platform.vertex_api import ApiError, CustomJob
+from deploy.platform.retries import ApiError
+from deploy.platform.vertex_api import CustomJob
 from deploy.tiers.gcp_config import GcpConfig
 from tests.deploy.conftest import is_alive, needs_gcloud, stand_in
 from tests.deploy.emulator import RATE, Emulator, Fault

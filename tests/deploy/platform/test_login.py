@@ -18,7 +18,7 @@ from deploy.platform import buckets
 from deploy.platform.errors import describe_error
 from deploy.platform.gcloud_and_sdk import Gcloud, Sdk, Session
 from deploy.platform.rest import Platform
-from deploy.platform.vertex_api import ApiError, Clock
+from deploy.platform.retries import ApiError, Clock
 from deploy.tiers.gcp_config import GcpConfig
 from tests.deploy.conftest import Capture, FlyingClock, needs_gcloud, run, stand_in
 from tests.deploy.emulator import Emulator
@@ -108,8 +108,8 @@ def test_one_login_alone_does_everything(
 
     flying.asleep = asleep
     flying.sleep(3595)
-    session = Session(Clock(lambda: flying.time, flying.sleep), lambda *_: backend)
-    assert jobs.watch([name, "--project=my-proj"], session) == 0
+    session = Session(Clock(lambda: flying.time, flying.sleep))
+    assert jobs.watch([name, "--project=my-proj", f"--backend={kind.__name__.lower()}"], session) == 0
     shown = capsys.readouterr()
     assert "the last words" in shown.out
     logs = "".join(file.read_text() for file in Path(os.environ["CLOUDSDK_CONFIG"], "logs").rglob("*.log"))

@@ -1,6 +1,7 @@
 """The table of machines, a user's prices over it, and the comments of job_configs/ that quote it."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,11 @@ import pytest
 import yaml
 
 from deploy.job.cost import price_and_limit
+from deploy.job.options import JobOptions
+from deploy.job.spec import machine_spec
 from deploy.tiers.machine_table import TABLE, Price, load_machines
 from deploy.tiers.spec_rules import ENUMS
-from deploy.tiers.tier import JOB_CONFIGS, SpecChanges, load_tier, machine_tier
+from deploy.tiers.tier import JOB_CONFIGS, load_tier, machine_tier
 from trainer.base.errors import UserError
 from trainer.base.settings.accelerators import TFLOPS, accelerator_of, peak_tflops
 from trainer.base.settings.train_config import TrainConfig
@@ -89,7 +92,7 @@ def test_by_flex_start_an_h100_is_dearer_than_an_a100_and_without_a_list_price_a
     assert load_machines().price("n1-standard-8", "NVIDIA_TESLA_T4", 1).spot == pytest.approx(
         0.10446 + 0.1915 + 0.15 * (0.38 + 0.35)
     )
-    spot = machine_tier("a3-megagpu-8g", "NVIDIA_H100_MEGA_80GB:8", "", SpecChanges(spot=True))
+    spot = machine_tier("a3-megagpu-8g", "NVIDIA_H100_MEGA_80GB:8", "", partial(machine_spec, JobOptions(spot=True)))
     assert price_and_limit(spot).startswith(f"the spot price of {spot.machine} is not known (--prices=FILE); ")
     b200 = load_machines().price("a4-highgpu-8g", "NVIDIA_B200", 8)
     assert (b200.list, b200.flex_start, b200.lower_bound) == (None, 64.44, True)

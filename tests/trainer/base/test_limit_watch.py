@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.planted_watch import PlantedWatch
-from trainer.base.limit_watch import GRACE_S, LOOK_S, LimitWatch, StopLimits, read_gpus, read_limits
+from trainer.base.limit_watch import CHECK_S, GRACE_S, LimitWatch, StopLimits, read_gpus, read_limits
 
 IDLE = StopLimits(idle_s=1800.0)
 
@@ -24,8 +24,8 @@ class Watched:
         """Lets time pass with the GPUs used so much, by default only until the job is told to end."""
         self.planted.percent, until = percent, self.planted.now + seconds
         while self.planted.now < until and not (until_told and self.watch.reason):
-            self.planted.now += LOOK_S
-            self.watch.look()
+            self.planted.now += CHECK_S
+            self.watch.check()
 
 
 def test_a_stall_is_ended_at_the_limit_and_told_of_at_half(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,9 +40,9 @@ def test_a_stall_is_ended_at_the_limit_and_told_of_at_half(monkeypatch: pytest.M
     job.spend(10 * GRACE_S, until_told=False)
     assert job.done == told, "saving is no hang"
     monkeypatch.setattr(job.watch, "saves", lambda: False)
-    job.spend(GRACE_S - LOOK_S, until_told=False)
+    job.spend(GRACE_S - CHECK_S, until_told=False)
     assert job.done == told
-    job.spend(LOOK_S, until_told=False)
+    job.spend(CHECK_S, until_told=False)
     assert job.done == [*told, "leave"], "it hangs"
 
 

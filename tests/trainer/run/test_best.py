@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import refused, small
 from trainer.base.run_files.job_files import finite
-from trainer.run.training_run import Best
+from trainer.run.run_state import Best
 from trainer.training.callbacks import EarlyStopping, restore_callbacks, state_of_callbacks
 
 NAN = float("nan")

@@ -39,7 +39,7 @@ from trainer.base.storage.local_files import Address
 from trainer.data.sources import load_dataset
 from trainer.run import http_server as server_module
 from trainer.run.export import export, load_template
-from trainer.run.http_server import MOST_BYTES, application
+from trainer.run.http_server import MOST_BYTES, Server
 from trainer.run.served_model import PART_ROWS, BadRow, ServedModel, independent_batch
 
 pytestmark = pytest.mark.exports
@@ -81,7 +81,7 @@ def serving(
     """Yields the address of a real server in a thread of this process, once its /health answers `healthy`."""
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server = uvicorn.Server(uvicorn.Config(application(load, stop), log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(Server(load, stop).application(), log_level="error"))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:
@@ -347,7 +347,7 @@ def test_a_request_that_the_stopping_server_gives_up_is_told_so() -> None:
         return [1]
 
     model = SimpleNamespace(most_rows=8, answer=answer, parse=lambda rows: ([([0], (np.array(rows),))], {}))
-    app = server_module.application(lambda: cast(ServedModel, model), lambda error: None)
+    app = Server(lambda: cast(ServedModel, model), lambda error: None).application()
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b'{"instances": [1]}'}
@@ -413,7 +413,7 @@ def test_in_a_container_of_vertex_ai_its_variables_count(folder: Path, monkeypat
         monkeypatch.setenv(f"AIP_{name}", value)
     assert serve.main([]) == 0
     assert [where for _, *where in served] == [["127.0.0.1", 8080], ["0.0.0.0", 9001]]
-    app = application(lambda: served[1][0], lambda error: None)
+    app = Server(lambda: served[1][0], lambda error: None).application()
     assert [route.path for route in app.routes] == ["/v1/answer", "/alive", "/v2/models/model"]  # type: ignore[attr-defined]
 
 

@@ -16,11 +16,11 @@ from tests.support import Signals
 from tests.support import run_job as run
 from tests.workers import until
 from trainer.base import limit_watch
-from trainer.base.limit_watch import LIMITS, LOOK_S, StopLimits
+from trainer.base.limit_watch import CHECK_S, LIMITS, StopLimits
 from trainer.base.run_files.goodput import EVENTS, OTHER, SAVE, START, STEP, Goodput
 from trainer.base.run_files.tracking.sender import RunFiles
-from trainer.run.job import JobWatch
-from trainer.training.loop import StopRequest
+from trainer.run.stop_if_idle import JobWatch
+from trainer.training.signals import StopRequest
 
 FLAGS = ("--model=mlp", "--dropout=0.3", "--steps=40", "--steps_per_loop=1", "--report_every_steps=5",
          "--evaluation_fraction=0.2", f"--callbacks={__name__}:callbacks")  # fmt: skip
@@ -55,7 +55,7 @@ def callbacks() -> list[keras.callbacks.Callback]:
 def test_a_job_ends_itself_and_the_same_command_goes_on(small_config: Make, tmp_path: Path, monkeypatch: Patch) -> None:
     """It exits with 0, has its state, no model, and ends with the numbers of a run that was never stopped."""
     config, planted = small_config(*FLAGS), PlantedWatch(monkeypatch, 3.0)
-    monkeypatch.setattr(limit_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(limit_watch, "CHECK_S", 0.01)
     monkeypatch.setattr(Stalling, "planted", planted)
     monkeypatch.setattr(Stalling, "signals", Signals(monkeypatch))
     over = StopLimits(over_s=1800.0, factor=1.5)
@@ -99,8 +99,8 @@ class Worker:
         self._goodput.enter(phase)
         self.planted.percent, until = percent, self.planted.now + seconds
         while self.planted.now < until and not self.request.reason:
-            self.planted.now += LOOK_S
-            self._watch.look()
+            self.planted.now += CHECK_S
+            self._watch.check()
 
 
 def test_phases_that_need_no_gpu_are_no_stall(monkeypatch: Patch) -> None:
@@ -111,7 +111,7 @@ def test_phases_that_need_no_gpu_are_no_stall(monkeypatch: Patch) -> None:
         worker.spend(900, STEP, 0.0)
         worker.spend(3600, EVENTS, 0.0)
         worker.spend(3600, SAVE, 0.0)
-        worker.spend(LOOK_S, STEP, 50.0)
+        worker.spend(CHECK_S, STEP, 50.0)
     assert not worker.request.reason
     for _ in range(3):
         worker.spend(890, STEP, 0.0)
@@ -144,5 +144,5 @@ def test_one_idle_worker_of_two_is_named_and_stops_nothing(monkeypatch: Patch) -
     worker.spend(7200, STEP, 0.0)
     assert not worker.request.reason
     peers.stop_reason = "the chief says so"
-    worker.spend(LOOK_S, STEP, 90.0)
+    worker.spend(CHECK_S, STEP, 90.0)
     assert worker.request.reason == "the chief says so"

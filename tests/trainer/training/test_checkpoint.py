@@ -106,7 +106,7 @@ def test_a_damaged_file_is_named_and_the_one_before_is_taken(
     damage(tmp_path / "step-00000004" / name)
     fill(model, -1.0)
     restored = checkpoints_of(model, tmp_path).restore()
-    assert restored == {"of": 2, "step": 2}
+    assert restored == (2, {"of": 2})
     assert all(np.all(np.asarray(variable) == 2.0) for variable in model.trainable_variables)
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert f"step-00000004/{name}" in line
@@ -127,7 +127,7 @@ def test_what_a_kill_left_half_written_is_no_checkpoint_and_is_swept_away(tmp_pa
     shutil.copytree(tmp_path / "step-00000002", tmp_path / ".step-00000004.part")
     shutil.copytree(tmp_path / "step-00000002", tmp_path / ".step-00000003.old")
     checkpoints = checkpoints_of(model, tmp_path)
-    assert checkpoints.restore()["step"] == 2
+    assert checkpoints.restore() == (2, {"of": 2})
     save(checkpoints, model, 5)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000005"]
 
@@ -139,7 +139,7 @@ def test_weights_momentum_and_random_state_come_back(tmp_path: Path, model: kera
         model.helper.apply([tf.ones(v.shape) for v in model.trainable_variables], model.trainable_variables)
     save(checkpoints_of(model, tmp_path), model, 3)
     other = small_model(seed=2)
-    assert checkpoints_of(other, tmp_path).restore()["step"] == 3
+    assert checkpoints_of(other, tmp_path).restore() == (3, {"of": 3})
     ours, theirs = variables_of(model), variables_of(other)
     assert ours.keys() == theirs.keys()
     assert {name.rpartition("/")[2] for name in ours} >= {"kernel", "bias", "state", "momentum", "iteration"}
@@ -172,21 +172,21 @@ def test_the_newest_and_the_best_are_kept_and_a_damaged_newest_one_does_not_crow
     assert names(tmp_path) == [2, 4, 6]
     truncate(tmp_path / "step-00000006" / FILES[1])
     checkpoints = checkpoints_of(model, tmp_path, keep=1)
-    assert checkpoints.restore()["step"] == 4
+    assert checkpoints.restore() == (4, {"of": 4, "best": {"step": 2}})
     save(checkpoints, model, 5)
     assert names(tmp_path) == [5]
-    assert checkpoints_of(model, tmp_path).restore()["step"] == 5
+    assert checkpoints_of(model, tmp_path).restore() == (5, {"of": 5})
 
 
 def test_a_step_with_pending_hooks_is_written_again_when_they_have_run(tmp_path: Path, model: keras.Model) -> None:
     save(checkpoints_of(model, tmp_path), model, 3, pending=True)
     checkpoints = checkpoints_of(model, tmp_path)
-    assert checkpoints.restore()["pending"] is True
+    assert checkpoints.restore() == (3, {"of": 3, "pending": True})
     before = contents(tmp_path)
     save(checkpoints, model, 3, pending=True)
     assert contents(tmp_path) == before
     save(checkpoints, model, 3, pending=False)
-    assert checkpoints_of(model, tmp_path).restore()["pending"] is False
+    assert checkpoints_of(model, tmp_path).restore() == (3, {"of": 3, "pending": False})
     assert names(tmp_path) == [3]
 
 
@@ -212,7 +212,7 @@ def test_the_background_writes_the_state_of_the_save(
     may_write.set()
     checkpoints.wait()
     assert largest_difference(before, weights(model)) > 0.1
-    assert checkpoints_of(model, tmp_path).restore() == {"list": [1], "step": 1}
+    assert checkpoints_of(model, tmp_path).restore() == (1, {"list": [1]})
     assert largest_difference(before, weights(model)) == 0.0
 
 

@@ -15,7 +15,8 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import make_replicas
 from trainer.reporting.progress import Progress, StepLogs
-from trainer.training.loop import CallSize, Control, Hook, StopRequest, train
+from trainer.training.loop import CallSize, Control, Hook, TrainingLoop
+from trainer.training.signals import StopRequest
 
 
 class Steps:
@@ -42,16 +43,8 @@ def run(
     progress = Progress(first, total, steps_per_epoch=10, examples_per_step=8)
     callbacks = keras.callbacks.CallbackList([], model=steps.model)
     control = Control(make_replicas(TrainConfig()), StopRequest()) if control is None else control
-    train(
-        partial(steps, None),
-        steps.model,
-        progress,
-        hooks,
-        callbacks,
-        lambda progress, logs: {},
-        CallSize(most_steps),
-        control,
-    )
+    loop = TrainingLoop(steps.model, progress, hooks, callbacks, control)
+    loop.train(CallSize(most_steps), partial(steps, None), lambda: None, lambda logs: {})
     return progress
 
 

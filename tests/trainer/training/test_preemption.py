@@ -27,9 +27,10 @@ from trainer.cluster.strategy import make_replicas
 from trainer.measures.evaluation import Evaluation
 from trainer.run import job
 from trainer.run.training_run import TrainingRun
-from trainer.training import loop
+from trainer.training import signals
 from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
-from trainer.training.loop import Control, StopRequest, stop_on_signals
+from trainer.training.loop import Control
+from trainer.training.signals import StopRequest, stop_on_signals
 from trainer.training.steps import StepRunner
 
 
@@ -51,7 +52,7 @@ def test_a_save_is_due_every_so_many_minutes() -> None:
 
 def test_the_first_signal_is_a_request_and_the_second_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[str] = []
-    monkeypatch.setattr(loop, "leave_at_once", lambda: left.append("at once"))
+    monkeypatch.setattr(signals, "end_process", lambda: left.append("at once"))
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with stop_on_signals() as stop:
         control = Control(make_replicas(TrainConfig()), stop)
@@ -69,9 +70,9 @@ def test_the_first_signal_is_a_request_and_the_second_leaves(monkeypatch: pytest
 @pytest.mark.parametrize("compiling", [True, False])
 def test_a_signal_leaves_while_a_step_is_compiled(compiling: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     left = threading.Event()
-    monkeypatch.setattr(loop, "_COMPILING_SECONDS", 0.2)
-    monkeypatch.setattr(loop, "_POLL_SECONDS", 0.02)
-    monkeypatch.setattr(loop, "leave_at_once", left.set)
+    monkeypatch.setattr(signals, "_COMPILING_SECONDS", 0.2)
+    monkeypatch.setattr(signals, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(signals, "end_process", left.set)
     with stop_on_signals() as stop:
         stop.nothing_to_save = compiling
         os.kill(os.getpid(), signal.SIGTERM)
@@ -82,7 +83,7 @@ def test_a_signal_leaves_while_a_step_is_compiled(compiling: bool, monkeypatch: 
 LONG_CALL = """
 import tensorflow as tf
 from trainer.base.log import start_logging
-from trainer.training.loop import stop_on_signals
+from trainer.training.signals import stop_on_signals
 
 start_logging()
 with stop_on_signals():

@@ -26,11 +26,12 @@ from trainer.data.dataset import Dataset
 from trainer.invariance.internals import parse_profile
 from trainer.reporting.progress import StepLogs
 from trainer.run import training_setup
+from trainer.run.step_program import MOST_BYTES, steps_per_program
 from trainer.training import xla_choice
 from trainer.training.checkpoint import assign_values, checkpoint_folders, read_checkpoint, snapshot, variables_of
 from trainer.training.loop import OPTIONS
 from trainer.training.steps import StepRunner
-from trainer.training.xla_choice import MOST_BYTES, XlaChoice, choose, failure_of, steps_of_a_program
+from trainer.training.xla_choice import XlaChoice, choose, failure_of
 
 STEPS = 3
 GANS = ("--image_size=16", "--width=8", "--latent_dim=8", "--global_batch_size=16")
@@ -80,19 +81,19 @@ CUT = {
 
 
 def looped(
-    at_once: int, calls: Sequence[int], *flags: str, killed_at: int = 0, then: Sequence[str] = ()
+    steps: int, calls: Sequence[int], *flags: str, killed_at: int = 0, then: Sequence[str] = ()
 ) -> tuple[list[Any], list[Any]]:
     """Returns all variables after these calls, and the scalars of the steps that are no Keras metric.
 
     `killed_at`: a step at which another process goes on, from the variables alone, perhaps with other flags.
     """
     setup, done, values = setup_of(*flags), 0, list[Any]()
-    runner, rows = setup.step_runner(compiled=True, at_once=at_once), setup.rows_from(0, at_once)
+    runner, rows = setup.step_runner(compiled=True, steps_per_program=steps), setup.rows_from(0, steps)
     for count in calls:
         if done == killed_at > 0:
             before, setup = snapshot(variables_of(setup.model)), setup_of(*flags, *then)
             assign_values(variables_of(setup.model), before, setup.replicas)
-            runner, rows = setup.step_runner(compiled=True, at_once=at_once), setup.rows_from(done, at_once)
+            runner, rows = setup.step_runner(compiled=True, steps_per_program=steps), setup.rows_from(done, steps)
         logs, done = runner(rows, done, count), done + count
         values += logs.values[:, [name == "loss" for name in logs.names]].tolist()
     return [*snapshot(variables_of(setup.model)).values()], values if calls == (60,) else []
@@ -108,12 +109,12 @@ def test_a_loop_within_a_program_has_the_bits_of_one_step_a_program(name: str, m
     Where a program gets numbers of rows, as on a GPU that can hold all data, too: its memory is planted.
     """
     expected, losses = looped(1, (60,), *LOOPED[name])
-    for at_once, calls, killed_at in ((50, (60,), 0), (7, (1, 2, 4, 24, 29), 31)):
-        monkeypatch.setattr(training_setup, "free_memory", lambda device, many=at_once == 7: 2**40 * many)
-        variables, values = looped(at_once, calls, *LOOPED[name], killed_at=killed_at)
-        assert all(map(np.array_equal, expected, variables)), (at_once, calls)
+    for steps, calls, killed_at in ((50, (60,), 0), (7, (1, 2, 4, 24, 29), 31)):
+        monkeypatch.setattr(training_setup, "free_memory", lambda device, many=steps == 7: 2**40 * many)
+        variables, values = looped(steps, calls, *LOOPED[name], killed_at=killed_at)
+        assert all(map(np.array_equal, expected, variables)), (steps, calls)
         assert not values or values == losses
-        assert ("CPU:0 holds all" in caplog.text) is (at_once == 7)
+        assert ("CPU:0 holds all" in caplog.text) is (steps == 7)
 
 
 @pytest.mark.parametrize(("name", "draws", "flops"), [("mlp", 2, 144_896), ("table", 0, 2_816)])
@@ -126,7 +127,7 @@ def test_few_operations_are_started_for_each_step_of_a_program(
     layers but the first.
     """
     setup = setup_of(*LOOPED[name], *(["--augment="] if name == "mlp" else []))
-    runner, rows = setup.step_runner(compiled=True, at_once=50), setup.rows_from(0, 50)
+    runner, rows = setup.step_runner(compiled=True, steps_per_program=50), setup.rows_from(0, 50)
     runner(rows, 0, 1)
     with tf.profiler.experimental.Profile(str(tmp_path), OPTIONS):
         runner(rows, 50, 50)
@@ -190,14 +191,14 @@ def test_how_many_steps_a_program_runs_follows_from_the_step(monkeypatch: Patch)
     """On a CPU convolutions are never in a loop; a program is small enough, and of short steps."""
     setups = [setup_of("--data=digits", *FAMILIES[name]) for name in ("mlp", "cnn")]
     dense, convolutions = ((setup.step_runner(compiled=True), setup.rows_from(0)) for setup in setups)
-    assert [steps_of_a_program(*dense, most) for most in (1, 7, 50, 1000)] == [1, 7, 50, 50]
-    assert steps_of_a_program(*convolutions, 50) == 1
+    assert [steps_per_program(*dense, most) for most in (1, 7, 50, 1000)] == [1, 7, 50, 50]
+    assert steps_per_program(*convolutions, 50) == 1
     text = setup_of("--model=tests.own_data:bag_of_words", "--data=tests.own_data:sentences", "--global_batch_size=8")
-    assert steps_of_a_program(text.step_runner(compiled=True), text.rows_from(0), 50) == 1
+    assert steps_per_program(text.step_runner(compiled=True), text.rows_from(0), 50) == 1
     monkeypatch.setitem(MOST_BYTES, "CPU", 10 * dense[0].bytes_of_step)
-    assert steps_of_a_program(*dense, 50) == 10
+    assert steps_per_program(*dense, 50) == 10
     monkeypatch.setitem(xla_rule.MOST_FLOPS, "CPU", 1000)
-    assert steps_of_a_program(*dense, 50) == 1
+    assert steps_per_program(*dense, 50) == 1
 
 
 def embedded(config: TrainConfig, dataset: Dataset) -> keras.Model:

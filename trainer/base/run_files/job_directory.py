@@ -34,7 +34,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import (
     Address,
     expanded,
-    keep_others_out,
+    lock_folder,
     make_writable,
     output_address,
     remove_parts,
@@ -126,7 +126,7 @@ def open_job_dir(
     locked = job_dir.root.parent if remote else job_dir.root
     make_writable(locked, "cache_dir" if remote else "job_dir")
     if lock:
-        keep_others_out(locked, "job_dir", address)
+        lock_folder(locked, "job_dir", address)
     job_dir.mirror.outline(job_dir.root, job_dir.checkpoints)
     info, problem = read_run_info(job_dir.root)
     _refuse_damaged(job_dir, RUN_INFO, problem)

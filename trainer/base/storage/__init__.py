@@ -10,8 +10,8 @@ from trainer.base.storage.local_files import (
     expanded,
     is_locked,
     is_remote,
-    keep_others_out,
     local_path,
+    lock_folder,
     make_writable,
     output_address,
     parse,
@@ -23,6 +23,19 @@ from trainer.base.storage.local_files import (
 )
 
 __all__ = [
-    "Address", "cannot_write", "expanded", "is_locked", "is_remote", "keep_others_out", "local_path", "make_writable",
-    "output_address", "parse", "remove_parts", "sync", "whole_folder", "write_whole", "writing",
+    "Address",
+    "cannot_write",
+    "expanded",
+    "is_locked",
+    "is_remote",
+    "local_path",
+    "lock_folder",
+    "make_writable",
+    "output_address",
+    "parse",
+    "remove_parts",
+    "sync",
+    "whole_folder",
+    "write_whole",
+    "writing",
 ]  # fmt: skip

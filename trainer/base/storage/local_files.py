@@ -101,7 +101,7 @@ def make_writable(folder: Path, name: str) -> None:
         raise UserError(f"{name}={folder}: cannot write there ({reason}): use a folder that you can write to") from None
 
 
-def keep_others_out(folder: Path, flag: str, shown: str) -> None:
+def lock_folder(folder: Path, flag: str, shown: str) -> None:
     """Locks `folder` until this process ends. Raises UserError, naming `flag` and `shown`, if another one has.
 
     Where the file system has no locks, as in some network folders, nothing is locked.
@@ -123,7 +123,7 @@ def keep_others_out(folder: Path, flag: str, shown: str) -> None:
 
 
 def is_locked(folder: Path) -> bool:
-    """Returns whether another process has locked `folder` with `keep_others_out`."""
+    """Returns whether another process has locked `folder` with `lock_folder`."""
     with suppress(OSError), open(folder / ".lock", "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

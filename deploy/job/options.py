@@ -1,0 +1,215 @@
+"""Declares the options of every job, and reads labels, variables and secrets from their texts."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+from deploy.base.options import seconds
+from deploy.packaging.images import INSTALL, PLAIN_IMAGE
+from deploy.packaging.sources import MOST_MB
+from deploy.platform.gcloud_and_sdk import BACKENDS
+from deploy.tiers.tier import LABEL, PRICE_LABEL
+from trainer.base.errors import UserError
+from trainer.base.settings.fields import as_text, setting
+
+
+def check_labels(labels: Mapping[str, str]) -> None:
+    """Raises UserError for labels that Google does not take, or that `submit` sets itself."""
+    for key, value in labels.items():
+        label = f"{key}={value}"
+        # https://docs.cloud.google.com/resource-manager/docs/labels-overview#requirements
+        if not re.fullmatch(r"(?!\d|[-_])[\w-]{1,63}=[\w-]{0,63}", label) or label != label.lower():
+            raise UserError(
+                f"labels={as_text(labels)}: {label!r} is no label: write --labels=KEY=VALUE,KEY=VALUE, both of up to "
+                "63 small letters, digits, - and _, the key with a letter first"
+            )
+        if key in (LABEL, PRICE_LABEL):
+            raise UserError(f"labels={as_text(labels)}: `submit` sets the label {key} itself: use another key")
+
+
+# Matches the names of variables whose values should not be in a job's spec.
+_CONFIDENTIAL = re.compile(
+    r"(^|_)(SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN|CREDENTIALS?|(API|PRIVATE|ACCESS|SECRET)_?KEY)(_|$)", re.IGNORECASE
+)
+_SECRET_VERSION = re.compile(
+    r"projects/[a-z0-9][a-z0-9.:-]*/secrets/[\w-]{1,255}/versions/(latest|[1-9]\d*|[A-Za-z][\w-]*)", re.ASCII
+)
+
+
+def _check_variables(flag: str, variables: Mapping[str, str]) -> None:
+    """Raises UserError for a malformed variable of --env or --secret, and for a value that must not be in the spec."""
+    for name, value in variables.items():
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            raise UserError(f"{flag}={name}: write --{flag}=NAME=VALUE, with a name of letters, digits and _")
+        if re.fullmatch(r"TF_CONFIG|CLUSTER_SPEC|(AIP|CLOUD_ML|TRAINER)_\w*", name):
+            raise UserError(f"{flag}={name}: Vertex AI or the start of the job sets this variable: use another name")
+        if flag == "env" and _CONFIDENTIAL.search(name):
+            raise UserError(
+                f"env={name}: this would stand in the job's spec, which all who see the job can read: store it "
+                f"in Secret Manager, and use --secret={name}=projects/P/secrets/S/versions/latest"
+            )
+        if flag == "secret" and not _SECRET_VERSION.fullmatch(value):
+            # The value is not repeated: it may be the secret itself.
+            raise UserError(
+                f"secret={name}: write --secret={name}=projects/P/secrets/S/versions/V, as …/versions/latest"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """Holds the options of a job of Vertex AI beside its tier and program, money in USD and times in seconds.
+
+    The first ten, up to `secret`, change the tier's CustomJobSpec (`deploy.job.spec.machine_spec`), so that nobody
+    copies its file to change a word. The last four are options of `submit` alone, which describes them; other verbs
+    keep their defaults.
+    """
+
+    service_account: str = setting("", "the account that the jobs run as", metavar="EMAIL")
+    network: str = setting("", "projects/NUMBER/global/networks/NAME, peered", metavar="NAME")
+    spot: bool = setting(False, "on spot machines: cheaper, and they may be taken away")
+    flex_start: bool = setting(
+        False,
+        "as FLEX_START, which waits for machines (--max_wait), and is cheaper",
+    )
+    timeout: float | None = setting(
+        None,
+        "the longest time of a job, as 6h (default: the tier's)",
+        metavar="TIME",
+        read=seconds,
+    )
+    disk_gb: int | None = setting(
+        None,
+        "each machine's disk (default: the tier's)",
+        metavar="GB",
+        minimum=100,
+        maximum=64_000,
+    )
+    reservation: str = setting(
+        "",
+        "machines that you reserved: projects/P/zones/Z/reservations/R",
+        metavar="NAME",
+    )
+    web_access: bool = setting(False, "an interactive shell in each worker, whose link is printed")
+    env: Mapping[str, str] = setting(
+        {},
+        "a variable of the job; it can be read in the job's spec",
+        metavar="NAME=VALUE",
+        repeated=True,
+    )
+    secret: Mapping[str, str] = setting(
+        {},
+        "a variable that the job reads from Secret Manager at its start, as TOKEN=projects/P/secrets/S/versions/latest",
+        metavar="NAME=VERSION",
+        repeated=True,
+    )
+    project: str = setting("", "Google Cloud project (default: gcloud's)", metavar="ID")
+    region: str = setting("", "as us-central1 (default: gcloud's ai/region)", metavar="NAME")
+    bucket: str = setting("", "where packages and job directories go", metavar="gs://NAME[/PREFIX]")
+    package: str = setting(
+        "",
+        "a Python package of yours, or one .py file, to ship with the job",
+        metavar="PATH",
+    )
+    max_package_mb: int = setting(
+        MOST_MB,
+        "largest size of --package",
+        metavar="MB",
+        minimum=1,
+        maximum=100_000,
+    )
+    include: tuple[str, ...] = setting(
+        (),
+        "files of --package or of a script's folder that go along though git does not track them, as data/*.json",
+        metavar="GLOB",
+        repeated=True,
+    )
+    script: str = setting(
+        "",
+        "a training script of yours, which runs instead of the trainer with the arguments after"
+        " `--`; its folder goes along",
+        metavar="FILE",
+    )
+    module: str = setting(
+        "",
+        "the same for a module, as `python -m` takes it; its package goes along: --package, or "
+        "the folder of that name here",
+        metavar="NAME",
+    )
+    image: str = setting(
+        "",
+        f"the image that jobs run in: the URI of your own; {INSTALL}: a public Python image "
+        f"({PLAIN_IMAGE}, or {INSTALL}:URI) in which TensorFlow and the packages are installed "
+        "at each start (default: the tier's, else the one that `image` built in this folder, "
+        f"else {INSTALL})",
+        metavar="IMAGE",
+    )
+    prices: str = setting("", "YAML of your own prices, in USD an hour", metavar="FILE")
+    max_cost: float | None = setting(
+        None,
+        "the most that a job may cost, each job of a comparison: it is stopped when that is spent",
+        metavar="USD",
+        once=True,
+        unit="USD",
+        above=0,
+        maximum=999_999,
+    )
+    max_wait: float | None = setting(
+        None,
+        "the longest wait for machines, as 2h: then the job is cancelled, and the next tier or "
+        "region tried; as FLEX_START the service ends the wait",
+        metavar="TIME",
+        read=seconds,
+    )
+    stop_if_idle: float = setting(
+        0.0,
+        "the job saves and ends itself when all its GPUs are below 10 % for so long, as 30m",
+        metavar="TIME",
+        read=seconds,
+    )
+    stop_if_over: float = setting(
+        0.0,
+        "the job saves and ends itself after so many times the upper end of its plan, in hours or USD, as 1.5",
+        metavar="FACTOR",
+        minimum=1,
+        maximum=999,
+    )
+    labels: Mapping[str, str] = setting(
+        {},
+        "labels of the jobs, as team=vision,cost=42",
+        metavar="KEY=VALUE,…",
+    )
+    kms_key: str = setting(
+        "",
+        "your own key, which encrypts the jobs' disks: projects/P/locations/REGION/keyRings/…/cryptoKeys/…",
+        metavar="NAME",
+    )
+    backend: str = setting(
+        BACKENDS[0],
+        "what creates jobs: gcloud (default), or Google's Python SDK",
+        metavar="gcloud|sdk",
+        choices=BACKENDS,
+    )
+    plan: bool = setting(
+        False,
+        "first measure on this machine's CPU whether the run fits the memory, if nobody did yet",
+    )
+    force: bool = setting(
+        False,
+        "send a job that does not fit the memory by its plan, or a script that imports what its image has not",
+    )
+    name: str = ""
+    tensorboard_instance: str = ""
+    disable_retries: bool = False
+    check: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises UserError for flags that contradict each other, and for malformed values."""
+        kinds = [f"--{name}" for name in ("spot", "flex_start", "reservation") if getattr(self, name)]
+        reserved = r"projects/[^/]+/zones/[a-z0-9-]+/reservations/[^/]+"
+        if len(kinds) > 1:
+            raise UserError(f"{' and '.join(kinds[:2])} contradict each other: a job has machines of one kind")
+        if self.reservation and not re.fullmatch(reserved, self.reservation):
+            raise UserError(f"reservation={self.reservation}: write projects/PROJECT/zones/ZONE/reservations/NAME")
+        _check_variables("env", self.env)
+        _check_variables("secret", self.secret)
+        check_labels(self.labels)

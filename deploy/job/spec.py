@@ -1,0 +1,156 @@
+"""Makes the CustomJobSpec of a job from that of its tier's file, step by step: here each flag changes it.
+
+`machine_spec` comes first: a tier is checked and priced after it. Then `job_spec` adds what the money pays for, the
+place and the program.
+"""
+
+import copy
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from deploy.job.cost import paid_seconds
+from deploy.job.options import JobOptions
+from deploy.job.workload import SECRETS, TASK, WorkerProgram, Workload
+from deploy.packaging.images import Image, set_variables, write_start
+from deploy.packaging.packages import Package
+from deploy.tiers.gcp_config import GcpConfig
+from deploy.tiers.machine_table import load_machines
+from deploy.tiers.spec_rules import Spec, check_same_region, check_shape, machine_of
+from trainer.base.errors import UserError
+from trainer.base.limit_watch import LIMITS
+
+CHECK_S = 3600  # the longest time that --check may take
+# The options that messages about a tier's spec name, if they were given.
+_NAMED = (
+    "service_account", "network", "spot", "flex_start", "timeout", "disk_gb", "reservation", "web_access", "env",
+    "secret",
+)  # fmt: skip
+
+
+def machine_spec(options: JobOptions, spec: Spec, name: str) -> tuple[Spec, str]:
+    """Returns the spec of a tier's file after the flags that change its machines, and for messages `name` with these.
+
+    Raises UserError if `spec` is malformed.
+    """
+    check_shape(spec, name)
+    changed = copy.deepcopy(dict(spec))
+    # As whom it runs, in which network, and whether the user may look inside.
+    if options.service_account:
+        changed["serviceAccount"] = options.service_account
+    if options.network:
+        changed["network"] = options.network
+    if options.web_access:
+        changed["enableWebAccess"] = True
+    # Under which strategy it waits for machines, and for how long; how long it runs, and how often it starts again.
+    scheduling = dict(changed.get("scheduling", {}))
+    if options.spot:
+        scheduling.pop("maxWaitDuration", None)
+        scheduling["strategy"] = "SPOT"
+    if options.flex_start:
+        # How long it waits, if neither --max_wait nor the tier says so, is 4 hours.
+        scheduling = {"maxWaitDuration": "14400s", **scheduling, "strategy": "FLEX_START"}
+    if options.max_wait and scheduling.get("strategy") == "FLEX_START":
+        scheduling["maxWaitDuration"] = f"{math.ceil(options.max_wait)}s"
+    if options.timeout:
+        scheduling["timeout"] = f"{math.ceil(options.timeout)}s"
+    if options.disable_retries or options.check:
+        scheduling["disableRetries"] = True
+    if options.check:  # which takes some minutes, on one machine
+        seconds = float(scheduling.get("timeout", f"{CHECK_S}s")[:-1])
+        scheduling["timeout"] = f"{int(min(seconds, CHECK_S))}s"
+        changed["workerPoolSpecs"] = changed.get("workerPoolSpecs", [])[:1]
+    if scheduling:
+        changed["scheduling"] = scheduling
+    # Each worker's disk, reserved machine and variables.
+    variables = dict(options.env)
+    if options.secret:
+        variables[SECRETS] = json.dumps(options.secret)
+    for pool in changed.get("workerPoolSpecs", []):
+        if options.disk_gb:
+            pool["diskSpec"] = {**pool.get("diskSpec", {}), "bootDiskSizeGb": options.disk_gb}
+        if options.reservation:
+            pool["machineSpec"]["reservationAffinity"] = {
+                "reservationAffinityType": "SPECIFIC_RESERVATION",
+                "key": "compute.googleapis.com/reservation-name",
+                "values": [options.reservation],
+            }
+        for task in (pool.get("pythonPackageSpec"), pool.get("containerSpec")):
+            if task is not None and variables:
+                set_variables(task, variables, replace=True)
+    flags = [f" --{option}" for option in _NAMED if getattr(options, option)]
+    return changed, f"{name} with{''.join(flags)}" if flags else name
+
+
+# Google's settings of NCCL, without which GPUs reach those of other machines through the host alone:
+# https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/configure-compute
+NCCL_SETTINGS = "/usr/local/gib/scripts/set_nccl_env.sh"
+_SOURCED = (
+    f'if [ -f {NCCL_SETTINGS} ]; then . {NCCL_SETTINGS}; echo "NCCL: with the settings of {NCCL_SETTINGS}"; '
+    f'else echo "NCCL: {NCCL_SETTINGS} is not in this image: RDMA stays off"; fi; exec "$@"'
+)
+_NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}  # NCCL then logs which network it takes
+
+
+def job_spec(
+    work: Workload, options: JobOptions, gcp: GcpConfig, image: Image, packages: Sequence[Package], output: str,
+    limits: str,
+) -> tuple[dict[str, Any], WorkerProgram]:  # fmt: skip
+    """Returns the spec of the job that runs `work` and writes to `output`, and what its workers run.
+
+    `packages`: the user's and the trainer's, which may be in the image already; `limits`: those at which the job ends
+    itself. Raises UserError for what would fail there.
+    """
+    tier = work.tier
+    spec = copy.deepcopy(dict(tier.spec))
+    # How long it may run: for as long as --max_cost pays, and no longer than the tier's timeout.
+    if options.max_cost is not None:
+        seconds = min(paid_seconds(options.max_cost, tier, gcp.region), int(tier.timeout_s))
+        spec["scheduling"] = {**spec.get("scheduling", {}), "timeout": f"{seconds}s"}
+    # Where it writes, and which TensorBoard shows that.
+    spec["baseOutputDirectory"] = {"outputUriPrefix": output}
+    # https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/experiments/tensorboard-training
+    if board := options.tensorboard_instance:
+        if "serviceAccount" not in spec:
+            raise UserError(
+                f"tensorboard_instance={board}: Vertex AI needs an account that writes to it: add "
+                "--service_account=EMAIL, with roles/aiplatform.user and roles/storage.admin (docs/permissions.md)"
+            )
+        in_place = f"projects/{gcp.project}/locations/{gcp.region}/tensorboards/{board}"
+        spec["tensorboard"] = board if "/" in board else in_place
+    if "tensorboard" in spec:
+        check_same_region("tensorboard", spec["tensorboard"], gcp.region)
+    program = work.in_job(spec, options, gcp, image, packages)
+    variables = {name: value for name, value in program.variables.items() if value}
+    if limits:
+        variables[LIMITS] = limits
+    machine = load_machines().machines.get(tier.machine_type)
+    rdma = tier.workers > 1 and machine and machine.rdma
+    for place, pool in enumerate(spec["workerPoolSpecs"]):
+        if place > 1 and "containerSpec" in pool:  # a program of its own, such as a reduction server
+            continue
+        # The image: a pythonPackageSpec becomes a containerSpec.
+        in_file = pool.pop("pythonPackageSpec", None) or pool["containerSpec"]
+        task = in_file
+        if image.uri:
+            task = {key: in_file[key] for key in ("args", "env") if key in in_file}
+            task = {"imageUri": image.uri, **task}
+        pool["containerSpec"] = task
+        # The program, with its arguments and variables.
+        task["args"] = [*task.get("args", []), *program.arguments]
+        if program.module:
+            task["command"] = ["python", "-m", program.module]
+        if variables:
+            set_variables(task, variables, replace=True)
+        # What is installed before it starts. Another image than a plain one finds the driver of GPUs by itself.
+        if program.preparation:
+            module = program.module or in_file.get("pythonModule", TASK)
+            gpus = machine_of(pool)[2] if image.plain else 0
+            write_start(task, {**program.preparation, "module": module}, gpus, gcp.bucket)
+        # The network between the GPUs of several machines. Without a command it is taken to run the trainer.
+        if rdma:
+            command = task.get("command") or ["python", "-m", TASK]
+            task["command"] = ["bash", "-c", _SOURCED, "start", *command]
+            set_variables(task, _NCCL_LOG, replace=False)
+    return spec, program

@@ -1,0 +1,144 @@
+"""Holds what a checkpoint keeps besides variables: progress, measurements, and the state of callbacks."""
+
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import SupportsFloat
+
+import keras
+from keras.callbacks import Callback, CallbackList, History
+
+from trainer.base.errors import UserError
+from trainer.base.settings.rules import IMAGE_MEASURES
+from trainer.base.settings.train_config import TrainConfig
+from trainer.reporting.progress import Progress, SavedProgress, State
+from trainer.reporting.reporter import Reporter
+from trainer.training.callbacks import callback_list, higher_is_better, restore_callbacks, state_of_callbacks
+from trainer.training.checkpoint import LearningRates
+
+
+@dataclass
+class SavedState(SavedProgress):
+    """Holds what the manifest of a checkpoint has under "state", by the names of its entries."""
+
+    reporter: State
+    callbacks: State
+    history: Mapping[str, Sequence[float | None]]  # the values of each epoch, as in History.history of `fit`
+    learning_rates: Sequence[float]  # as in `LearningRates.state`
+    best: State
+    pending: bool  # whether the hooks of this step have not run, because a signal came first
+
+
+@dataclass
+class Best:
+    """Holds the best value of one metric so far, and its step.
+
+    The metric is `best_metric`; without it, the first that is measured of: that of `early_stopping`, val_accuracy, FID,
+    val_loss. A value that is not comparable (another metric, or FID by other features or image counts) replaces the
+    best one; NaN never does.
+    """
+
+    config: TrainConfig
+    model: keras.Model
+    state: State = field(default_factory=dict)  # {"metric", "features", "value", "step"}; {} if nothing is measured
+    improved: bool = False  # whether a measurement has improved it since the last checkpoint
+
+    def resume(self, state: State) -> None:
+        """Restores the `state` of an earlier start."""
+        if state and state["value"] is not None:
+            value, step = float(state["value"]), int(state["step"])
+            self.state = {"metric": state["metric"], "features": state["features"], "value": value, "step": step}
+
+    def consider(self, values: Mapping[str, float], step: int) -> None:
+        """Replaces the best value by this measurement if that is better, not comparable, or the first."""
+        config, defaults = self.config, (self.config.early_stopping, "val_accuracy", "fid", "val_loss")
+        names = (config.best_metric,) if config.best_metric else defaults
+        metric = next((name for name in names if name in values), None)
+        if metric is None or math.isnan(values[metric]):
+            return
+        features = f"{config.fid_features}, {config.fid_weights}, {config.fid_samples} images"
+        compared = {"metric": metric, "features": features if metric in IMAGE_MEASURES else None}
+        comparable = all(self.state.get(name) == value for name, value in compared.items())
+        better = operator.gt if higher_is_better(self.model, metric, "best_metric") else operator.lt
+        if not comparable or better(values[metric], self.state["value"]):
+            self.state = {**compared, "value": values[metric], "step": step}
+            self.improved = True
+
+
+@dataclass
+class RunState:
+    """Holds the objects whose state a checkpoint keeps, and what the run has restored of them."""
+
+    progress: Progress
+    reporter: Reporter
+    best: Best
+    callbacks: list[Callback]
+    rates: LearningRates
+    origin: str  # the address of the checkpoint that the run resumes from
+    saved: SavedState | None = None  # the content of that checkpoint; None for a new run
+    history: History = field(default_factory=History)
+
+    @property
+    def pending(self) -> bool:
+        """Returns whether the hooks of the restored step must still run, because a signal came first."""
+        return self.saved is not None and self.saved.pending
+
+    def values_of_epochs(self) -> dict[str, list[float]]:
+        """Returns the values of each epoch so far, by name, like History.history of `fit`."""
+        return {
+            name: [float(value) for value in values if isinstance(value, SupportsFloat)]
+            for name, values in self.history.history.items()
+        }
+
+    def content(self, *, pending: bool = False) -> SavedState:
+        """Returns what a checkpoint stores; `pending`: the hooks of this step have not run."""
+        return SavedState(
+            **vars(self.progress.state()),
+            reporter=self.reporter.state(),
+            callbacks=state_of_callbacks(self.callbacks),
+            history=self.values_of_epochs(),
+            learning_rates=self.rates.state(),
+            best=self.best.state,
+            pending=pending,
+        )
+
+    def resume(self, content: State) -> None:
+        """Restores all but callbacks from the `content` of a checkpoint; raises UserError for another version's."""
+        with self._refusing_other_versions():
+            self.saved = SavedState(**{entry.name: content[entry.name] for entry in fields(SavedState)})
+            self.progress.resume(self.saved)
+            self.reporter.resume(self.saved.reporter)
+            self.best.resume(self.saved.best)
+
+    def begin_callbacks(self, model: keras.Model, evaluated: Sequence[str]) -> CallbackList:
+        """Returns the callbacks, set up as in `fit`, after the beginning of training and of the epoch, and restored.
+
+        evaluated: the names of the values of evaluation.
+        """
+        callbacks = callback_list([*self.callbacks, self.history], model, self.progress, evaluated)
+        model.stop_training = False
+        callbacks.on_train_begin()
+        # Keras's callbacks reset themselves and learning rates in on_train_begin.
+        if self.saved:
+            with self._refusing_other_versions():
+                restore_callbacks(self.callbacks, self.saved.callbacks)
+                self.history.history = {
+                    name: [math.nan if value is None else float(value) for value in values]
+                    for name, values in self.saved.history.items()
+                }
+                self.rates.resume(self.saved.learning_rates)
+        callbacks.on_epoch_begin((self.progress.step - self.pending) // self.progress.steps_per_epoch)
+        return callbacks
+
+    @contextmanager
+    def _refusing_other_versions(self) -> Iterator[None]:
+        """Turns errors that state of another version raises, within the block, into a UserError."""
+        try:
+            yield
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise UserError(
+                f"{self.origin}: its state is of another version of this trainer ({error!r}): use that version, or "
+                "another --job_dir"
+            ) from error

@@ -1,0 +1,103 @@
+"""Runs the steps of a run by the program that suits them: plain, or compiled by XLA, of one step or of several.
+
+How many steps one program runs follows, like the choice of XLA, from what is known of the step, never from a clock.
+"""
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from trainer.base.log import log
+from trainer.base.settings.xla_rule import MOST_FLOPS
+from trainer.reporting.error_lines import is_out_of_memory
+from trainer.reporting.progress import Progress, StepLogs
+from trainer.run.start import StartedJob
+from trainer.run.training_setup import TrainingSetup
+from trainer.training.signals import StopRequest
+from trainer.training.step_operations import operations
+from trainer.training.steps import StepRunner
+from trainer.training.xla_choice import XlaChoice, choose, failure_of, not_compiled
+
+MOST_STEPS = 50  # of a program, so that a call which ends within it draws little in vain
+MOST_BYTES = {"CPU": 32 * 2**20, "GPU": 256 * 2**20}  # of the rows of a program
+
+
+@dataclass
+class StepProgram:
+    """Holds the program of a run's steps and the rows that it reads; plain steps until `choose` is called.
+
+    If XLA fails to compile the first call, the steps run plain from there on.
+    """
+
+    job: StartedJob
+    setup: TrainingSetup
+    progress: Progress
+    stop: StopRequest
+
+    def __post_init__(self) -> None:
+        self._run_plain_from(self.progress.step)
+
+    def _run_plain_from(self, step: int) -> None:
+        """Makes this the program of plain steps, whose rows begin at `step`."""
+        self.runner = self.setup.step_runner()
+        self._rows = self.setup.rows_from(step)
+
+    def choose(self, most_steps: int) -> None:
+        """Chooses whether XLA compiles the steps, and how many of them, at most `most_steps`, one program runs."""
+        setup, step = self.setup, self.progress.step
+        compiled = setup.step_runner(compiled=True)
+        left = self.progress.total_steps - step
+        size = partial(compiled.size, self._rows)
+        choice = choose(setup.config, setup.model, setup.replicas, left, size, self.job.xla_choice)
+        if choice.compiled:
+            count = steps_per_program(compiled, self._rows, most_steps)
+            if count > 1:
+                log.info(f"jit_compile: a program of XLA runs up to {count} steps")
+                compiled = setup.step_runner(compiled=True, steps_per_program=count)
+                self._rows = setup.rows_from(step, count)
+            self.runner = compiled
+        self._keep(choice)
+
+    def __call__(self, first_step: int, count: int) -> StepLogs:
+        """Runs `count` steps from `first_step` on and returns their scalars."""
+        # The first call is of one step, and XLA compiles it before anything runs. So if that fails, or a signal arrives
+        # during it, no variable has changed.
+        compiles = self.runner.compiled and not self.progress.first_call_ended
+        self.stop.nothing_to_save = compiles
+        try:
+            return self.runner(self._rows, first_step, count)
+        except Exception as error:
+            if not compiles or is_out_of_memory(error):
+                raise
+            choice = not_compiled(failure_of(error))
+        finally:
+            self.stop.nothing_to_save = False
+        self._run_plain_from(first_step)
+        self._keep(choice)
+        return self.runner(self._rows, first_step, count)
+
+    def _keep(self, choice: XlaChoice) -> None:
+        """Keeps the choice for a rollback and, in run.json, for a restart."""
+        self.job.xla_choice = choice
+        if self.job.cluster.is_chief:
+            steps = {"at_once": self.runner.steps_per_program}
+            self.job.job_dir.add_to_run_info(compilation={**asdict(choice), **steps})
+
+
+def steps_per_program(runner: StepRunner, rows: Any, most: int) -> int:
+    """Returns how many steps, at most `most`, one program of XLA should run in a loop: 1 where a loop does not pay.
+
+    runner: has the compiled step, which is traced now for `rows` if it has not been. A CPU's convolutions are some ten
+    times slower in a loop of XLA (https://github.com/jax-ml/jax/issues/12868).
+    """
+    device = runner.replicas.devices[0][:3]
+    if runner.replicas.count > 1:
+        return 1
+    try:
+        work = list(operations(runner.traced(rows).graph, rows=runner.replicas.rows))
+    except Exception:  # tracing fails, as the first call will report, or a step has loops of unknown length
+        return 1
+    slow = device == "CPU" and any("Conv" in op.type for op in work)
+    if slow or sum(op.flops for op in work) > MOST_FLOPS[device]:
+        return 1
+    return max(1, min(MOST_STEPS, most, MOST_BYTES[device] // max(1, runner.bytes_of_step)))

@@ -1,0 +1,65 @@
+"""Divides the batch of a step into the rows of each replica, on its device, and makes of them what `fit` passes."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.cluster.strategy import Replicas
+from trainer.data.augmentation import AsFit, Change
+from trainer.data.batches import ReplicaRows
+from trainer.invariance.step import StepContext
+from trainer.user_code.interface import ModelInterface
+
+
+@dataclass(frozen=True)
+class ReplicaData:
+    """Makes the `data` that train_step takes on a replica.
+
+    as_fit: makes the data of the parts of a replica's rows, such as x and y; augment: changes the images in these;
+    soften: their images and labels together.
+    """
+
+    replicas: Replicas
+    interface: ModelInterface
+    as_fit: AsFit
+    augment: Change | None = None
+    soften: Change | None = None
+
+    def of_step(self, batch: Any, step: StepContext) -> Any:
+        """Returns the data of this replica's step as `fit` passes it, augmented and with soft labels.
+
+        If the model is stacked, the batch has the batches of several critic updates, in front of the rows. With virtual
+        replicas each shard (virtual replica) draws by itself, so that its numbers do not depend on how many real
+        replicas there are.
+        """
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        stacked = self.interface.stacked
+        rows = batch.parts if isinstance(batch, ReplicaRows) else batch
+        # Those of several replicas are together on the host, and are divided there, so that each device gets only the
+        # rows of its replica (as uint8, if they are images).
+        together = rows is batch and self.replicas.count > 1
+        local = replica - self.replicas.first if together else 0
+        with tf.device("CPU:0") if together else nullcontext():
+            parts = tf.nest.map_structure(lambda part: part[local] if stacked else part[local, 0], rows)
+        data = self.as_fit(parts)
+        if not step.virtual_replicas or stacked:
+            return self._augmented(data, step)
+        shards = map(step.micro_batch, range(step.micro_batches))
+        changed = [self._augmented(tf.nest.map_structure(shard.part, data), shard) for shard in shards]
+        return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *changed)
+
+    def _augmented(self, data: Any, step: StepContext) -> Any:
+        """Returns `data` with its images changed at random and with soft labels, as far as the run has them.
+
+        Each global batch of a step has separate draws.
+        """
+        images = data[0] if isinstance(data, tuple) else data
+        if self.augment and self.interface.stacked:
+            batches = range(self.interface.batches_per_step)
+            images = tf.stack([self.augment(images[i], step.within(f"batch {i}")) for i in batches])
+        elif self.augment:
+            images = self.augment(images, step)
+        data = (images, *data[1:]) if isinstance(data, tuple) else images
+        return self.soften(data, step) if self.soften else data
