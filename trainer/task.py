@@ -34,7 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     set_gpu_environment(cache_home(request.config.cache_dir) / "cuda")
     with quiet_start():
         from trainer.run import job  # imports TensorFlow
-    return job.run(request.config, [sys.executable, "-m", "trainer.task", *arguments], _BEGAN, job_dir)
+    command_line = [sys.executable, "-m", "trainer.task", *arguments]
+    return job.run(request.config, command_line, _BEGAN, job_dir, request.overrides.named)
 
 
 if __name__ == "__main__":

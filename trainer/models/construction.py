@@ -64,16 +64,6 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
             f"model={config.model}: {name} is made when its file is imported: make it in the function, as each "
             "replica needs weights of its own"
         )
-    # A schedule or a warm-up has no effect on a user's optimizer whose rate is a number.
-    optimizer = ModelInterface.of(model).optimizer
-    defaults = {"learning_rate_schedule": "constant", "warmup_steps": 0}
-    flags = [f"{name}={getattr(config, name)}" for name, value in defaults.items() if getattr(config, name) != value]
-    compiled = getattr(optimizer, "inner_optimizer", optimizer)  # mixed_float16 wraps an optimizer that is compiled
-    if flags and optimizer is not None and isinstance(compiled.get_config().get("learning_rate"), float):
-        raise UserError(
-            f"{flags[0]}: the optimizer of model={config.model} has a rate that is a number: give it "
-            "learning_rate(config, dataset) of trainer.models.optimizers, or drop the flag"
-        )
     inputs = symbolic_inputs(model)
     if any(spec.dtype == tf.string for spec in tf.nest.flatten(dataset.spec[0])):
         if inputs and not any(tensor.dtype == "string" for tensor in inputs):

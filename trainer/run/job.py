@@ -4,7 +4,7 @@ import os
 import secrets
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict
 
@@ -16,6 +16,7 @@ from trainer.base.run_files.job_files import RUN_INFO, SKIPPED_IMAGES, RunInfo, 
 from trainer.base.settings.accelerators import peak_tflops
 from trainer.base.settings.own_settings import changed_settings
 from trainer.base.settings.train_config import TrainConfig
+from trainer.base.settings.use import recording_reads, refuse_unused
 from trainer.cluster.cluster_spec import gpu_environment
 from trainer.cluster.strategy import Replicas, simulated_devices
 from trainer.data.examples import first_not_finite
@@ -44,14 +45,21 @@ from trainer.user_code.mistakes import message_of
 _MOST_ROLLBACKS = 2
 
 
-def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobDir | None = None) -> int:
+def run(
+    config: TrainConfig,
+    command: Sequence[str],
+    began: float,
+    job_dir: JobDir | None = None,
+    named: Collection[str] = (),
+) -> int:
     """Runs the job and returns its exit code; raises UserError for what the user must change.
 
-    `began`: time.monotonic() at the start of the process; `job_dir`: the job directory, if it is open already.
+    `began`: time.monotonic() at the start of the process; `job_dir`: the job directory, if it is open already; `named`:
+    the settings that the command names, of which each must have an effect.
 
     result.json records how the run ends; a failure before training leaves the result of a finished run as it is.
     """
-    job = StartedJob.open(config, command, began, job_dir)
+    job = StartedJob.open(config, command, began, job_dir, named)
     signals = leave_on_signals() if job.cluster.several else nullcontext()
 
     with closing(job.job_dir.mirror), signals, job.tracking, job.workers():
@@ -108,8 +116,11 @@ def prepare(job: StartedJob, replicas: Replicas) -> TrainingRun:
     config, job_dir, goodput = job.config, job.job_dir, job.result.goodput
     goodput.enter(START)
     set_precision_and_seed(config)  # first, as importing a user's file may draw random numbers
-    callbacks = load_callbacks(config)
+    config_of_callbacks, used = recording_reads(config)
+    callbacks = load_callbacks(config_of_callbacks)
     setup = build_setup(config, replicas, job.result.rollbacks)
+    used |= {*setup.used, *(["sample_every_steps"] if ModelInterface.of(setup.model).sampler else [])}
+    refuse_unused(job.named, used, config)
     for reason in _dependences(setup):
         log.warning(f"the result depends on the number of replicas: {reason}")
     checkpoints = Checkpoints(setup.model, replicas, job_dir.checkpoints, config.keep_checkpoints, job_dir.mirror)

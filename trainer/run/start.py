@@ -1,7 +1,7 @@
 """Starts a job: reads the cluster, opens the job directory, reads earlier results, and connects the workers."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -39,12 +39,18 @@ class StartedJob:
     files: Mapping[str, Any]  # the data's files as listed before they are read; {} for data without files
     code: str  # a digest of the packages of model, data and callbacks; "" if they are the trainer's
     tracking: Tracking
+    named: Collection[str] = ()  # the settings that the command names
     peers: Peers | None = None  # the other workers, once they have met
     xla_choice: XlaChoice | None = None  # of this run, once it is made or taken from an earlier start
 
     @classmethod
     def open(
-        cls, config: TrainConfig, command: Sequence[str], began: float, job_dir: JobDir | None = None
+        cls,
+        config: TrainConfig,
+        command: Sequence[str],
+        began: float,
+        job_dir: JobDir | None = None,
+        named: Collection[str] = (),
     ) -> "StartedJob":
         """Reads the cluster, the result of earlier processes and the list of data files; opens `job_dir` if needed."""
         cluster = read_cluster()
@@ -62,7 +68,7 @@ class StartedJob:
             for _, path in own_sources(function)
         ]
         code = hashlib.sha256(b"".join(sources)).hexdigest()[:16] if sources else ""
-        return cls(config, command, cluster, job_dir, result, files, code, tracking)
+        return cls(config, command, cluster, job_dir, result, files, code, tracking, named)
 
     @cached_property
     def earlier(self) -> RunInfo:

@@ -1,6 +1,6 @@
 """Builds the data, schedule and model of a run, for training, checks and benchmarks alike."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from trainer.base.run_files.serving_file import fetch_checkpoint, fetch_model
 from trainer.base.settings.accelerators import data_fit_on_gpu
 from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
+from trainer.base.settings.use import recording_reads
 from trainer.cluster.strategy import Replicas
 from trainer.data.augmentation import augmentation, softening, weighted_by_class
 from trainer.data.batches import batches, copied_ahead
@@ -42,6 +43,7 @@ class TrainingSetup:
     model: keras.Model
     schedule: Schedule
     content: dict[str, Any]  # counts, classes and digests of the data; {} if they are not needed
+    used: Collection[str]  # the settings that loading the data and building the model have read
 
     def rows_from(self, first_step: int, steps_per_program: int = 1) -> Any:
         """Returns the iterator for `step_runner`: this worker's rows of every step from `first_step` on.
@@ -108,7 +110,8 @@ def build_setup(config: TrainConfig, replicas: Replicas, rollbacks: int = 0) -> 
     random if the settings need the same rows at every reading.
     """
     set_precision_and_seed(config)
-    dataset = load_dataset(config)
+    config_of_data, used = recording_reads(config)
+    dataset = load_dataset(config_of_data)
     if dataset.drawn:
         differ = f"data={config.data}: two readings of its first examples differ, as it draws at random"
         if replicas.count > 1 or config.deterministic or config.virtual_replicas:
@@ -119,7 +122,7 @@ def build_setup(config: TrainConfig, replicas: Replicas, rollbacks: int = 0) -> 
         log.warning(f"{differ}: the same command gives other numbers each time, and so does a resumed run")
     content = content_of(dataset, rows=is_named(config.data) and not dataset.drawn)
     replicas.refuse_differences(content, "read the same data")
-    return setup_with(config, replicas, dataset, content, rollbacks)
+    return setup_with(config, replicas, dataset, content, rollbacks, used)
 
 
 def setup_with(
@@ -128,15 +131,20 @@ def setup_with(
     dataset: Dataset,
     content: Mapping[str, Any] | None = None,
     rollbacks: int = 0,
+    used: Collection[str] = (),
 ) -> TrainingSetup:
-    """Builds the model and the schedule for a loaded dataset. Call `set_precision_and_seed` before."""
+    """Builds the model and the schedule for a loaded dataset. Call `set_precision_and_seed` before.
+
+    used: the settings that loading the data has read.
+    """
     names = [name for name in ("learning_rate", "fine_tune_learning_rate") if hasattr(config, name)]
     rates = {name: getattr(config, name) * 0.5**rollbacks for name in names}
+    config_of_model, used_by_model = recording_reads(replace(config, **rates))
     with replicas.strategy.scope():
-        model = build_model(replace(config, **rates), dataset)
+        model = build_model(config_of_model, dataset)
     per_step = ModelInterface.of(model).batches_per_step
     schedule = Schedule(dataset.train.count, config.global_batch_size, per_step, config.seed)
-    return TrainingSetup(config, replicas, dataset, model, schedule, dict(content or {}))
+    return TrainingSetup(config, replicas, dataset, model, schedule, dict(content or {}), {*used, *used_by_model})
 
 
 def set_precision_and_seed(config: TrainConfig) -> None:

@@ -88,6 +88,11 @@ class Overrides:
         )
 
     @property
+    def named(self) -> set[str]:
+        """Returns the settings that the user names, in flags or in a recipe file, and that so must have an effect."""
+        return {*self.values, *(self.of_recipe if self.names_recipe_file else ())}
+
+    @property
     def names_recipe_file(self) -> bool:
         """Returns whether the recipe is a file of the user's, not one of the package."""
         return _is_file(self.values.get("recipe", ""))
@@ -142,7 +147,7 @@ class Request(Generic[Options]):
     def config(self) -> TrainConfig:
         """Returns the resolved settings. Raises UserError if they contradict each other, or one has no effect."""
         config = self.overrides.resolve()
-        check_used(self.overrides.values, config)
+        check_used(self.overrides.named, config)
         return config
 
 
