@@ -19,7 +19,7 @@ from tests.docs.sources import ROOT
 from tests.docs.stand_ins import make_stand_ins
 from tests.support import of_model
 
-SMALL = ["--width=4", "--latent_dim=8", "--critic_steps=1", "--global_batch_size=4", "--sample_every_steps=0"]
+SMALL = ["--width=4", "--latent_dim=8", "--critic_steps=1", "--global_batch_size=4"]
 SHORT = ["--steps=20", "--report_every_steps=5"]
 OFFLINE = {
     "efficientnet_photos": ["--image_size=32", "--weights=none", "--fine_tune_from=", "--fine_tune_after_steps=0"],

@@ -25,7 +25,8 @@ SETTINGS: list[tuple[str, Any, list[str]]] = [
     ("learning_rate", None, []), ("learning_rate", "1e-3", ["1e-3"]), ("learning_rate", "", [""]),
     ("recipe", "", [""]), ("recipe", Path("mlp_mnist"), ["mlp_mnist"]), ("recipe", None, []),
     ("steps", "5", ["5"]), ("steps", "none", ["none"]), ("steps", "many", ["many"]), ("model", "", [""]),
-    ("data", Path("a/b"), ["a/b"]), ("job_dir", "", [""]), ("tensorboard", "no", ["no"]), ("jit_compile", True, ["true"]),
+    ("data", Path("a/b"), ["a/b"]), ("job_dir", "", [""]), ("tensorboard", "no", ["no"]),
+    ("jit_compile", True, ["true"]),
 ]  # fmt: skip
 OPTIONS: list[tuple[str, Any, list[str]]] = [
     ("region", ["us-central1", "us-east4"], ["us-central1,us-east4"]), ("region", None, []), ("bucket", "", [""]),
@@ -74,7 +75,8 @@ def test_a_call_that_trains_here_is_the_command(name: str, value: Any, texts: li
 
 
 CALLS: list[tuple[Any, dict[str, Any]]] = [
-    (submit, {"max_cost": ["a"]}), (submit, {"learning_rate": ["a"]}), (submit, {"recipe": ""}), (plan, {"within": [8]}),
+    (submit, {"max_cost": ["a"]}), (submit, {"learning_rate": ["a"]}), (submit, {"recipe": ""}),
+    (plan, {"within": [8]}),
     (plan, {"recipe": ""}), (compare, {"recipe": ""}), (compare, {"repeats": "many"}), (fit, {"recipe": ""}),
     (fit, {"steps": ["a"]}), (fit, {"steps": "many", "on": "l4x1"}), (fit, {"on": ""}), (jobs, {"limit": "many"}),
     (jobs, {"state": ""}), (train, {"job_dir": ""}), (train, {"job_dir": "runs/x", "settings": {"steps": ""}}),

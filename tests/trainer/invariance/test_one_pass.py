@@ -85,7 +85,7 @@ def plain_r3gan_step(self: R3GAN, data: Any) -> dict[str, Any]:
                 inner.watch(images)
                 scores = critic(images)
             penalty += tf.reduce_sum(inner.gradient(scores, images) ** 2) / size
-        loss += self.gamma / 2 * penalty
+        loss += self.settings.gradient_penalty_weight / 2 * penalty
     self.critic_optimizer.apply(tape.gradient(loss, variables), variables)
     with tf.GradientTape() as tape:
         generated = self.generator([noise[:, 1], labels], training=True)

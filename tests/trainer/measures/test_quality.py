@@ -61,7 +61,9 @@ def saved_classifier(folder: Path) -> Path:
 def test_fid_does_not_depend_on_replicas_and_keeps_real_features(features: Path, monkeypatch: Patch) -> None:
     found = []
     for replicas in (1, 2):
-        config = small(f"--replicas={replicas}", "--fid_samples=50", f"--fid_features={features}")
+        config = small(
+            f"--replicas={replicas}", "--fid_every_steps=9", "--fid_samples=50", f"--fid_features={features}"
+        )
         gan, _ = run_steps(config, 3)
         model = SimpleNamespace(averaged_generator=gan.averaged_generator, latent_dim=gan.latent_dim)  # the contract
         where = make_replicas(config)
@@ -78,7 +80,9 @@ def test_fid_does_not_depend_on_replicas_and_keeps_real_features(features: Path,
 @pytest.mark.parametrize("tf32", [True, False])
 def test_features_are_never_computed_in_tf32(features: Path, tf32: bool) -> None:
     enabled = tf.config.experimental.tensor_float_32_execution_enabled
-    set_precision_and_seed(config := small(f"--tf32={tf32}", "--fid_samples=20", f"--fid_features={features}"))
+    set_precision_and_seed(
+        config := small(f"--tf32={tf32}", "--fid_every_steps=9", "--fid_samples=20", f"--fid_features={features}")
+    )
     assert enabled() is tf32
     model = SimpleNamespace(latent_dim=16, averaged_generator=None)
     reals: Any = load_dataset(config).train

@@ -83,9 +83,6 @@ def test_a_number_beyond_the_models_is_a_mistake_in_the_data(model: str, value: 
 
 @pytest.mark.parametrize(("flags", "line"), [
     (["--augment=flip"], "augment=flip: it is for images (height, width, channels): drop it"),
-    (["--learning_rate_schedule=cosine"], "learning_rate_schedule=cosine: the optimizer of model=tests.mistakes:embeds "
-     "has a rate that is a number: give it learning_rate(config, dataset) of trainer.models.optimizers, or drop"),
-    (["--warmup_steps=3"], "warmup_steps=3: the optimizer of model=tests.mistakes:embeds has a rate that is a number"),
     (["--evaluation_fraction=0.5", "--callbacks=tests.mistakes:stops_on_what_is_not_evaluated"],
      "callbacks: EarlyStopping of Keras with monitor=val_los: evaluation gives val_loss"),
     (["--callbacks=tests.mistakes:stops_on_what_is_not_evaluated", "--evaluation_fraction=0"],

@@ -89,8 +89,13 @@ class Overrides:
 
     @property
     def named(self) -> set[str]:
-        """Returns the settings that the user names, in flags or in a recipe file, and that so must have an effect."""
-        return {*self.values, *(self.of_recipe if self.names_recipe_file else ())}
+        """Returns the settings that the user names, in flags or in a recipe file, and that so must have an effect.
+
+        A file that --print_config has written names all, so that those at their defaults do not count.
+        """
+        of_file = self.of_recipe if self.names_recipe_file else {}
+        changed = [name for name, value in of_file.items() if value != default_of(self.functions.fields[name])]
+        return {*self.values, *changed}
 
     @property
     def names_recipe_file(self) -> bool:

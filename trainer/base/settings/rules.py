@@ -5,7 +5,7 @@ settings is checked by its config class in `model_settings`.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import as_text, fields_of, nearest
@@ -57,8 +57,6 @@ def check(config: TrainConfig) -> None:
     read_addresses(config.track)
     if any(number < 0 for number in config.class_weight):
         raise UserError(f"class_weight={as_text(config.class_weight)}: classes are numbered from 0: write 0:1,1:6.5")
-    if config.warmup_steps and config.steps and config.warmup_steps > config.steps:
-        raise contradiction(config, "warmup_steps", "steps", "the learning rate would never be reached")
     one_device = config.strategy == "one_device"
     if one_device and config.replicas > 1:
         raise contradiction(config, "strategy", "replicas", "drop one of them")
@@ -93,8 +91,10 @@ def check(config: TrainConfig) -> None:
         check_known("tuning_metric", config.tuning_metric, "this run reports", [*of_a_step, *measured])
 
 
-def check_used(names: Iterable[str], config: TrainConfig) -> None:
-    """Raises UserError if one of the settings that a command or a call names has no effect without another one."""
+def check_used(names: Collection[str], config: TrainConfig) -> None:
+    """Raises UserError if one of the settings that a command or a call names has no effect beside the others."""
+    if "warmup_steps" in names and config.steps and config.warmup_steps > config.steps:
+        raise contradiction(config, "warmup_steps", "steps", "the learning rate would never be reached")
     for name, field in fields_of(type(config)).items():
         other = field.metadata["used_with"]
         if name in names and other and not getattr(config, other):

@@ -1,4 +1,4 @@
-"""Tests that a setting which nothing in a run uses is refused before the first step, with where its value comes from."""
+"""Tests that a setting which nothing in a run uses is refused before the first step, and says what is used instead."""
 
 from pathlib import Path
 from typing import Any

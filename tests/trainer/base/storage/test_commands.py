@@ -33,7 +33,7 @@ def test_a_mistake_is_exit_2_and_one_line_before_anything_slow(
     slow = tmp_path / "slow" / "tensorflow" / "__init__.py"
     slow.parent.mkdir(parents=True)
     slow.write_text("raise SystemExit('tensorflow was imported')")  # found before the real one
-    flags = [*SMALL, flag.replace("BUCKET", bucket.name), f"--job_dir={tmp_path}"]
+    flags = [*SMALL, flag.replace("BUCKET", bucket.name), f"--job_dir={tmp_path}", "--fid_every_steps=9"]
     command = [sys.executable, "-W", "error::UserWarning", "-m", "trainer.task", *flags]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "slow")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)

@@ -107,7 +107,8 @@ def test_what_fid_looks_with_is_kept_in_cache_dir(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(keras.applications, "InceptionV3", refused)
     bucket.put("c/network", b"no network")
-    settings = small(f"--{setting}={bucket.url('c/network')}", f"--cache_dir={tmp_path / 'cache'}")
+    flags = [f"--{setting}={bucket.url('c/network')}", f"--cache_dir={tmp_path / 'cache'}", "--fid_every_steps=9"]
+    settings = small(*flags)
     replicas = make_replicas(settings)
     with pytest.raises(UserError):
         setup = build_setup(settings, replicas)
