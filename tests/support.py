@@ -16,7 +16,7 @@ from tests.models import compiled
 from trainer.base.errors import DONE, UserError
 from trainer.base.settings.request import Overrides, first_values, resolve
 from trainer.base.settings.train_config import TrainConfig
-from trainer.checks.golden_run import runner_and_rows
+from trainer.checks.on_gpus import runner_and_rows
 from trainer.cluster.strategy import make_replicas
 from trainer.reporting.progress import StepLogs
 from trainer.run import job

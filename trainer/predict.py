@@ -1,8 +1,7 @@
 """Writes what the model of a run predicts: `python -m trainer.predict RUN --data=… --out=x.npz [--replicas=2]`.
 
 These are the numbers of Keras's `model.predict`, on any number of replicas of this machine. With
-`--rows_file=FILE.jsonl` it answers the rows of a file, as the server of the model does; with `--same_bytes` the bytes
-of all three are the same.
+`--rows_file=FILE.jsonl` it answers the rows of a file, as the server of the model does.
 """
 
 import sys
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 
 from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError
 from trainer.base.log import log, set_verbose
-from trainer.base.run_files.serving_file import SAME_BYTES, model_folder
+from trainer.base.run_files.serving_file import model_folder
 from trainer.base.settings.fields import Usage, parse_options, setting
 from trainer.base.storage import local_path, make_writable, write_whole
 from trainer.base.storage.staging import stage
@@ -29,7 +28,6 @@ class PredictOptions(RunOptions):
 
     out: str = setting("predictions.npz", "the .npz; with --rows_file a folder, also at gs://", metavar="FILE")
     rows_file: str = setting("", "JSON lines, one per row, answered as the server does; also at gs://", metavar="FILE")
-    same_bytes: bool = setting(False, f"{SAME_BYTES}; without it --evaluation_batch_size rows")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +37,6 @@ class RowsOptions:
     run: str = setting(meaning="a job directory or its model/; also at gs://", metavar="RUN", positional=True)
     rows_file: str = setting(meaning="a line of JSON a row; also at gs://", metavar="FILE")
     out: str = setting(meaning="folder of the answers; also at gs://", metavar="DIR")
-    same_bytes: bool = setting(False, SAME_BYTES)
 
 
 @command("starts from scratch")
@@ -73,7 +70,7 @@ def _predict_rows(arguments: Sequence[str]) -> int:
         raise UserError(f"rows_file={args.rows_file}: there is no such file")
     with quiet_start():
         from trainer.run.served_model import ServedModel, predict_rows
-    answered, failed = predict_rows(ServedModel(folder, args.run, same_bytes=args.same_bytes), rows, args.out)
+    answered, failed = predict_rows(ServedModel(folder, args.run), rows, args.out)
     problems = f"; {failed:,} rows have none: errors-….jsonl says why" if failed else ""
     log.info(f"{args.out} holds {answered:,} answers{problems}")
     return USER_MUST_CHANGE if failed and not answered else DONE

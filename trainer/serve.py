@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from trainer.base.errors import DONE, UserError
 from trainer.base.log import log
-from trainer.base.run_files.serving_file import SAME_BYTES, model_folder
+from trainer.base.run_files.serving_file import model_folder
 from trainer.base.settings.fields import Usage, parse_options, setting
 from trainer.user_code.command import command, quiet_start
 
@@ -24,7 +24,6 @@ class ServeOptions:
     run: str = setting("", "a job directory or its model/; also at gs://", metavar="RUN", positional=True)
     host: str = setting("", "address to bind (default: 127.0.0.1, in a container all)")
     port: int | None = setting(None, "port to bind (default: 8080)", minimum=1, maximum=65535)
-    same_bytes: bool = setting(False, SAME_BYTES)
 
 
 @command("serves again")
@@ -47,8 +46,8 @@ def main(arguments: Sequence[str]) -> int:
 
     def load() -> ServedModel:
         log.info(f"loads the model of {run}")
-        model = ServedModel(model_folder(run), run, same_bytes=args.same_bytes)
-        rows = f"{model.most_rows} rows a call" if args.same_bytes else f"up to {model.most_rows:,} rows a call"
+        model = ServedModel(model_folder(run), run)
+        rows = f"up to {model.most_rows:,} rows a call"
         log.info(f"{run} is served at http://{host}:{port}, {rows}; /v2/models/model says what it takes")
         return model
 

@@ -23,7 +23,6 @@ from deploy.platform.retries import retried
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, needed_region, read_project
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import UserError
-from trainer.base.run_files.serving_file import SAME_BYTES
 from trainer.base.settings.fields import fields_of, parse_options, setting
 
 
@@ -39,7 +38,6 @@ class PredictFlags(JobOptions):
         meaning="a folder in a bucket, for predictions-….jsonl and errors-….jsonl", metavar="OUT", positional=True
     )
     tier: str = setting(meaning="machine of one device, as cpu or l4x1", metavar="TIER")
-    same_bytes: bool = setting(False, SAME_BYTES)
     dry_run: bool = setting(False, "print what would run and what it may cost, and stop")
     detach: bool = setting(False, "do not follow the job once it is submitted")
     json: bool = JSON
@@ -71,7 +69,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         version = retried(lambda: find_version(args.model, backend), session.clock)
     about, inputs = f"answers the rows of {rows} with {version}", {"rows": rows, "model": version.artifact}
     subject = f"predict-{version.name.rsplit('/', 1)[-1]}"
-    work = Prediction(tier, args.same_bytes, job_dir=out, subject=subject, about=about, inputs=inputs)
+    work = Prediction(tier, job_dir=out, subject=subject, about=about, inputs=inputs)
     job = Job(work, gcp, dataclasses.replace(args, image=version.image), new_submission())
     command = shlex.join([*USAGE.program.split(), *arguments])
     record = Submission(job.submission, command=command, sources=[str(version)], detached=args.detach)

@@ -9,7 +9,7 @@ from typing import Any
 from deploy.job.ledger import RECORD
 from deploy.report.collection import COMPARISON
 from trainer.base.errors import USER_MUST_CHANGE, UserError
-from trainer.base.run_files.job_files import CHECKPOINTS, RUN_INFO, STATS, read_json, read_result
+from trainer.base.run_files.job_files import CHECKPOINTS, RUN_INFO, STATS, read_json, read_result, read_run_info
 from trainer.base.storage import make_writable, write_whole
 
 
@@ -21,6 +21,8 @@ def check_folder(out: Path, request: Mapping[str, Any]) -> None:
     make_writable(next((folder for folder in (out, *out.parents) if os.path.exists(folder)), out), "out")
     if (out / RUN_INFO).exists():
         raise UserError(f"out={out} holds a training run (run.json): use another --out")
+    for job_dir in out.glob("*/repeat-*"):
+        read_run_info(job_dir)  # refuses a run of a version before 0.3
     if not any_begun(out):
         return
     try:

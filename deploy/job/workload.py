@@ -202,12 +202,9 @@ class ScriptRun(_OnTier):
 class Prediction(_OnTier):
     """Holds a prediction for a file of rows, which runs in the image of a registered model."""
 
-    same_bytes: bool
-
     def arguments(self) -> list[str]:
         """Returns the arguments of trainer.predict."""
-        flags = [f"--rows_file={self.inputs['rows']}", f"--out={self.job_dir}"]
-        return [self.inputs["model"], *flags, *(["--same_bytes"] if self.same_bytes else [])]
+        return [self.inputs["model"], f"--rows_file={self.inputs['rows']}", f"--out={self.job_dir}"]
 
     def in_job(
         self, spec: Spec, options: JobOptions, gcp: GcpConfig, image: Image, packages: Sequence[Package]

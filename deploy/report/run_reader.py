@@ -1,6 +1,7 @@
 """Reads run.json, stats.jsonl and result.json of a job directory into a RunRecord.
 
 Missing or damaged files never make a report fail; only the values that they contained are missing.
+A run of a version before 0.3 is refused.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +12,6 @@ from trainer.base.run_files.goodput import OTHER, classes_of
 from trainer.base.run_files.job_files import (
     BILLED,
     RESULT,
-    RUN_INFO,
     SAMPLE_FILES,
     STATS,
     StatsEntry,
@@ -20,6 +20,7 @@ from trainer.base.run_files.job_files import (
     number,
     positive,
     read_json,
+    read_run_info,
     read_stats,
     whole,
 )
@@ -52,7 +53,7 @@ class RunRecord:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.info, info_problem = read_json(folder / RUN_INFO)
+        self.info, info_problem = read_run_info(folder)
         self.result, result_problem = read_json(folder / RESULT)
         entries, stats_problem = read_stats(folder)
         self.problems = tuple(filter(None, (info_problem, result_problem, stats_problem)))

@@ -26,9 +26,9 @@ from tests.docs.commands import Command, documented
 from tests.docs.sources import ROOT
 from tests.docs.stand_ins import make_stand_ins
 from tests.fixtures import Capture, Patch
-from trainer import check, evaluate, generate, golden, plan, predict
+from trainer import check, evaluate, generate, plan, predict
 from trainer.base.settings.fields import fields_of, flag_name, parse_options
-from trainer.base.settings.request import Overrides, first_values, parse_request, resolve
+from trainer.base.settings.request import Overrides, first_values, resolve
 from trainer.data import prepare
 
 COMMANDS = documented()
@@ -57,15 +57,6 @@ def parse_use_of_a_run(command: Command, session: Session) -> None:
     kind = evaluate.EvaluateOptions if command.subject == "trainer.evaluate" else predict.PredictOptions
     functions = Overrides.read(first_values(command.arguments, ("data",))).functions
     assert {flag_name(word) for word in command.arguments} <= {"", *fields_of(kind), *functions.fields}
-
-
-def parse_golden(command: Command, session: Session) -> None:
-    """Only parses the flags: a golden run trains for a while."""
-    verb, *words = command.arguments
-    if verb == "record":
-        parse_request(golden.RecordOptions, words, golden.RECORD)
-    else:
-        parse_options(golden.CheckOptions, words, golden.CHECK)
 
 
 def dry_run(command: Command, session: Session) -> None:
@@ -163,7 +154,7 @@ RULES: Mapping[str, Rule] = {
     "trainer.generate": lambda command, session: parse_options(
         generate.GenerateOptions, command.arguments, generate.USAGE
     ),
-    "trainer.evaluate": parse_use_of_a_run, "trainer.predict": parse_use_of_a_run, "trainer.golden": parse_golden,
+    "trainer.evaluate": parse_use_of_a_run, "trainer.predict": parse_use_of_a_run,
     # These run: on a few images, or without sending anything.
     "trainer.data.prepare": lambda command, session: ends_well(prepare.main(command.arguments)),
     "deploy machines": lambda command, session: ends_well(deploy([*command.words[3:]])),

@@ -20,24 +20,24 @@ import tensorflow as tf
 
 from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
-from trainer.checks.golden_file import TIMES_CONTROL
-from trainer.checks.golden_run import ORDERS, runner_and_rows
 from trainer.cluster.cluster_spec import gpu_environment
 from trainer.cluster.strategy import Replicas, make_replicas
 from trainer.data.dataset import Dataset
 from trainer.data.sources import load_dataset
 from trainer.invariance.gradients import reachable
 from trainer.invariance.layers import refresh_normalization
-from trainer.invariance.step import NotCompilable
+from trainer.invariance.step import NotCompilable, StepContext
 from trainer.reporting.error_lines import half_precision, one_line
 from trainer.reporting.progress import is_loss
 from trainer.reporting.resources import peak_device_memory_gib
 from trainer.reporting.result import gpu_names, versions
 from trainer.run.replica_check import COMPARED_STEPS
-from trainer.run.training_setup import set_precision_and_seed, setup_with
+from trainer.run.training_setup import TrainingSetup, set_precision_and_seed, setup_with
 from trainer.training.checkpoint import assign_values, of_networks, snapshot, variables_of
-from trainer.training.steps import nodes_of
+from trainer.training.steps import StepRunner, nodes_of
 
+ORDERS = (7, 8)  # seeds of the orders of rows that make the control
+TIMES_CONTROL = 3.0  # allowed multiple of the control
 # A control, the difference that the same steps show with the rows of each batch in another order, is chance below this:
 # the spacing of float32, and more for losses and norms, where differences may cancel.
 _LEAST_WEIGHTS, _LEAST_OTHERS = 1e-7, 1e-5
@@ -215,6 +215,40 @@ def first_steps(
         return time.monotonic() - began
 
     return trained, Cost(first_seconds, peak_gib, steps_per_second(run_more, seconds), names)
+
+
+def runner_and_rows(
+    setup: TrainingSetup, order: int | None = None, *, compiled: bool = False
+) -> tuple[StepRunner, Any]:
+    """Returns a step runner and its rows. order: the seed by which rows and draws of each micro-batch are permuted."""
+    runner = setup.step_runner(compiled=compiled)
+    if order is None:
+        return runner, setup.rows_from(0)
+    rows = setup.replicas.rows // setup.replicas.micro_batches
+    permutation = np.random.default_rng(order).permutation(rows)
+
+    def in_order(values: Any, axis: int = 0) -> Any:
+        firsts = np.arange(0, values.shape[axis], rows)
+        return tf.gather(values, (firsts[:, None] + permutation).ravel(), axis=axis)
+
+    class Reordered(StepContext):
+        def draw(self, *arguments: Any, **named: Any) -> Any:
+            return in_order(super().draw(*arguments, **named))
+
+        def draw_for_all(self, *arguments: Any, **named: Any) -> Any:
+            drawn = super().draw_for_all(*arguments, **named)
+            if not drawn.shape.rank or drawn.shape[0] is not None:
+                return drawn
+            whole = (rows, *drawn.shape[1:])  # only at run time is it known whether these are all rows
+            return tf.cond(
+                tf.equal(tf.shape(drawn)[0], rows), lambda: in_order(tf.ensure_shape(drawn, whole)), lambda: drawn
+            )
+
+    def permuted(*parts: Any) -> Any:  # (replicas, batches, rows, …)
+        return tf.nest.map_structure(lambda part: in_order(part, axis=2), parts)
+
+    runner.context = Reordered
+    return runner, iter(setup.batches_from(0).map(permuted))
 
 
 def steps_per_second(run: Callable[[int], float], seconds: float) -> float:

@@ -37,7 +37,7 @@ _FIELDS = fields_of(TrainConfig)
 # Settings of the training job alone, whose defaults a command on another machine uses.
 _TRAINING_ONLY = (
     "recipe", "job_dir", "callbacks", "strategy", "replicas", "expect_devices", "jit_compile", "initial_checkpoint",
-    "initial_model", "keep_checkpoints",
+    "initial_model",
 )  # fmt: skip
 
 
@@ -136,7 +136,8 @@ def read_request(kind: type[RunOptions], arguments: Sequence[str], usage: Usage)
             return below == RUN_INFO or template or bool(checkpoint and below.startswith(steps))
 
         folder = Staged(address, "run", texts.get("cache_dir", "")).fetch(is_needed)
-    info, problem = read_run_info(folder)
+    with naming(folder, address):
+        info, problem = read_run_info(folder)
     if problem or not mapping(info, "config"):
         raise UserError(
             f"{options.run} is not the job directory of a run: {problem or f'{RUN_INFO} in it has no settings'}"

@@ -16,7 +16,6 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.base.log import log
 from trainer.base.run_files.job_files import CHECKPOINTS, MODEL, items, mapping, step_name
-from trainer.base.run_files.serving_file import SERVING, read_servable
 from trainer.base.settings.model_settings import MODELS
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import ONE_MACHINE, Replicas, local_devices, make_replicas
@@ -31,10 +30,9 @@ from trainer.models.construction import build_model
 from trainer.reporting.classification import Classification
 from trainer.run.export import load_template, load_template_weights
 from trainer.run.requested_run import BEST, NEWEST, RequestedRun
-from trainer.run.served_model import call_of, independent_batch
 from trainer.run.training_setup import set_precision_and_seed
 from trainer.training.checkpoint import Damaged, checkpoint_folders, load_weights, read_checkpoint
-from trainer.user_code.interface import ModelInterface, symbolic_inputs
+from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import as_user_mistake, load_function, message_of
 
 
@@ -78,15 +76,6 @@ def predict(run: RequestedRun) -> tuple[dict[str, Any], int]:
     dataset = load_dataset(config, trains=False)
     examples = _examples_to_use(run, dataset)
     batch = config.evaluation_batch
-    if run.options.same_bytes:  # as many rows a call as the server of this model takes
-        if "evaluation_batch_size" in run.flags or not (weights.parent / SERVING).is_file():
-            raise UserError(
-                "same_bytes: it is for the model of a run, without --checkpoint and --evaluation_batch_size"
-            )
-        about = read_servable(weights.parent, run.name, whole=False)
-        batch = about.fixed_batch
-        if symbolic_inputs(network):
-            batch = independent_batch(*call_of(network, about), about, batch)
     log.info(f"predicts by {weights}, {batch} rows at a time, on {', '.join(replicas.devices)}")
     with _reporting_misfits(run, dataset):
         arrays = prediction.predict(network, replicas, examples, batch, dataset.as_fit)

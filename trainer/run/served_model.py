@@ -1,7 +1,6 @@
 """Answers rows with an exported model, for the HTTP server and for files of rows.
 
-By default a call takes any number of rows, padded to one of some 40 sizes. With `same_bytes` each call has the same
-number of rows, so that the bytes of an answer depend on its row alone.
+A call takes any number of rows, padded to one of some 40 sizes.
 The network is model.keras, called as `trainer.predict` calls it, or saved_model/ if one of its classes is missing here.
 Each 10,000 lines of a file get a file of answers, and one of errors if there are any. Files appear whole, errors before
 answers, so the same command again goes on after the last file of answers.
@@ -32,7 +31,7 @@ from trainer.base.storage.local_files import Address, sha256_of
 from trainer.data.image_files import BadImage, decode
 from trainer.data.sample_grids import UInt8Array, encode_png, noise, to_uint8
 from trainer.measures.prediction import named_outputs, outputs_of
-from trainer.run.export import load_template, model_inputs, named_leaves, random_rows
+from trainer.run.export import load_template, model_inputs, named_leaves
 from trainer.user_code.interface import symbolic_inputs
 from trainer.user_code.mistakes import OUT_OF_RANGE
 
@@ -51,8 +50,8 @@ class BadRow(ValueError):
 class ServedModel:
     """Loads the model in a folder that `export` wrote. Raises UserError that names `name` if that fails."""
 
-    def __init__(self, folder: Path, name: str, *, same_bytes: bool = False) -> None:
-        self.about, self.same_bytes = read_servable(folder, name), same_bytes
+    def __init__(self, folder: Path, name: str) -> None:
+        self.about = read_servable(folder, name)
         network = None
         with suppress(UserError):  # a user's class may be missing here
             network = load_template(folder / "model.keras", name)
@@ -74,9 +73,7 @@ class ServedModel:
 
     @cached_property
     def most_rows(self) -> int:
-        """Returns the largest number of rows of a call; with `same_bytes`, every call has exactly this many."""
-        if self.same_bytes:
-            return independent_batch(self._call, self._specs, self.about, self.about.fixed_batch)
+        """Returns the largest number of rows of a call."""
         shapes = [shape for _, shape in (*self.about.inputs.values(), *self.about.outputs.values())]
         numbers = max(math.prod(size or 64 for size in shape) for shape in shapes)  # 64: a guess for a varying size
         return max(8, min(_MOST_ROWS, _MOST_NUMBERS // max(numbers, 1)))
@@ -143,7 +140,7 @@ class ServedModel:
         count = len(columns[0])
         # Sizes are multiples of an eighth of the next power of two: few sizes, and at most a quarter of padding.
         multiple = max(1, (1 << (count - 1).bit_length()) >> 3)
-        padding = (self.most_rows if self.same_bytes else -(-count // multiple) * multiple) - count
+        padding = -count % multiple
         if self.about.latent_dim:
             dimension, kind = self.about.latent_dim, self.noise_type
             rows = [noise(seed, 1, dimension, kind) for seed in columns[0].tolist()]
@@ -263,24 +260,6 @@ def _as_graph(function: Call, specs: Mapping[str, Any], about: Servable) -> Call
     return tf.function(call, autograph=False).get_concrete_function(*signature)
 
 
-def independent_batch(call: Call, specs: Mapping[str, Any], about: Servable, rows: int) -> int:
-    """Returns `rows` if, on this machine, a row's output has the same bytes at any place in such a batch, else 1.
-
-    They differ if a kernel sums the last rows of a batch in another order, or if a layer draws at random.
-    """
-
-    def outputs(shift: int) -> list[bytes]:
-        moved = [tf.constant(np.roll(array, shift, axis=0)) for array in columns]
-        return [np.roll(part.numpy(), -shift, axis=0).tobytes() for part in tf.nest.flatten(call(*moved))]
-
-    columns = random_rows(specs, about, rows)
-    expected = outputs(0)
-    if all(outputs(shift) == expected for shift in range(1, rows)):
-        return rows
-    log.info("one row a call: on this machine the bytes of an answer depend on its place in a larger batch")
-    return 1
-
-
 def _listed(names: Any) -> str:
     """Returns the sorted names with commas for an error, at most 200 characters."""
     return ", ".join(sorted(map(str, names)))[:200] or "nothing"
@@ -305,7 +284,7 @@ def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
     else:
         earlier = {remote.address.name.rsplit("/", 1)[-1] for remote in connect().list(target)}
     # Answers of another model or of other rows must not be mixed with those in the folder.
-    about = {"model": dict(model.about.files), "rows": sha256_of(rows), "same_bytes": model.same_bytes}
+    about = {"model": dict(model.about.files), "rows": sha256_of(rows)}
     if _ANSWERS_OF not in earlier:
         _write(target, _ANSWERS_OF, [about])
     else:

@@ -140,10 +140,9 @@ class StartedJob:
         versions, which may round differently, have changed. Raises UserError if the versions have changed and the
         settings promise equal bits.
         """
-        config, previous = self.config, mapping(before, "versions")
+        config = self.config
         now = {name: versions()[name] for name in ("tensorflow", "keras")}
-        entries = [entry for entry in items(before, "versions_by_step") if isinstance(entry, dict)] or [{"step": 0}]
-        entries[-1] = {**entries[-1], **{name: previous[name] for name in now if name in previous}}
+        entries = [entry for entry in items(before, "versions_by_step") if isinstance(entry, dict)]
         entries = [entry for entry in entries if (number(entry.get("step")) or 0) < step]
         changes = changed_values(entries[-1], now) if entries else ""
         if changes and (config.virtual_replicas or config.deterministic):
@@ -155,7 +154,7 @@ class StartedJob:
             )
         if changes:
             log.warning(f"the versions have changed ({changes}): the run goes on with other roundings")
-        # An older run.json has no digest of the code.
+        # An entry has no digest if all functions were built in.
         other_code = bool(entries) and entries[-1].get("code", self.code) != self.code
         if other_code:
             log.warning(f"a file of the packages of model, data or callbacks has changed: what was trained before step "

@@ -104,7 +104,7 @@ def test_rows_are_answered_by_one_capped_job_in_the_image_of_the_version(
     """The same command follows the job that it lost."""
     assert registered(session, a_run(tmp_path / "a"), "--alias=champion") == 0
     cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
-    command = ["digits@champion", *ROWS, "--tier=l4x1", "--max_cost=1", "--max_wait=1h", "--spot", "--same_bytes"]
+    command = ["digits@champion", *ROWS, "--tier=l4x1", "--max_cost=1", "--max_wait=1h", "--spot"]
     flying.asleep = flying.interrupt
     assert predict.main([*command, "--backend=sdk"], session) == 75
     (job,) = cloud.jobs.values()
@@ -114,7 +114,7 @@ def test_rows_are_answered_by_one_capped_job_in_the_image_of_the_version(
     task = job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
     (model,) = cloud.models
     assert (task["imageUri"], task["command"]) == (IMAGE, ["python", "-m", "trainer.predict"])
-    rows = ["--rows_file=gs://my-bucket/rows.jsonl", "--out=gs://my-bucket/out", "--same_bytes"]
+    rows = ["--rows_file=gs://my-bucket/rows.jsonl", "--out=gs://my-bucket/out"]
     assert task["args"] == [model["artifactUri"], *rows]
     assert job["jobSpec"]["scheduling"]["strategy"] == "SPOT"
     assert 600 < float(job["jobSpec"]["scheduling"]["timeout"].removesuffix("s")) < 86_400

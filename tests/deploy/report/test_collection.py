@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from deploy.comparison.directory import check_folder
 from deploy.report.collection import collect
 from deploy.report.measures import summarize
 from deploy.report.table import to_json
 from tests.deploy.conftest import put
-from tests.deploy.planted import plant, sample
+from tests.deploy.planted import edit, plant, sample
 from trainer.base.errors import UserError
 from trainer.base.storage.local_files import Address
 
@@ -73,3 +74,16 @@ def test_folders_without_a_run_are_refused(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(UserError, match=line):
             collect([str(tmp_path / folder) for folder in folders])
+
+
+def test_a_run_of_a_version_before_0_3_is_refused(tmp_path: Path) -> None:
+    """Both by a report, and by a comparison that would go on with it."""
+    run = plant(tmp_path / "l4x1" / "repeat-1", [0.2, 0.1, 0.1])
+    for version, old in (("0.3.0", False), ("0.20.1", False), ("0.2.0", True)):
+        edit(run / "run.json", versions={"trainer": version})
+        if not old:
+            assert collect([str(tmp_path)]).runs
+    for use in (lambda: collect([str(tmp_path)]), lambda: check_folder(tmp_path, {})):
+        with pytest.raises(UserError) as caught:
+            use()
+        assert str(caught.value) == f"{run}: written by a version before 0.3: use vertex-trainer 0.3 to read it"

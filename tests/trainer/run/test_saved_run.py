@@ -15,6 +15,7 @@ from tests.fixtures import Capture
 from tests.support import run_job
 from tests.trainer.data.test_user_data import settings
 from trainer import evaluate, predict
+from trainer.base.run_files.job_files import TOO_OLD
 from trainer.base.settings.request import Overrides, resolve
 from trainer.cluster.strategy import make_replicas
 from trainer.measures.prediction import predict as predictions
@@ -252,6 +253,12 @@ def other_weights(run: Path) -> None:
     keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]).save(run / "model" / "model.keras")
 
 
+def of_0_2(run: Path) -> None:
+    info = json.loads((run / "run.json").read_text())
+    info["versions"]["trainer"] = "0.2.0"
+    (run / "run.json").write_text(json.dumps(info))
+
+
 NEWEST = "checkpoints/step-00000008"
 
 
@@ -259,6 +266,7 @@ NEWEST = "checkpoints/step-00000008"
     (lambda run: (run / "run.json").unlink(), [], "is not the job directory of a run: "),
     (lambda run: cut(run / "run.json"), [], "run.json cannot be read ("),
     (lambda run: (run / "run.json").write_text("{}"), [], "run.json in it has no settings"),
+    (of_0_2, [], f": {TOO_OLD}"),
     (lambda run: change(run, seed="x"), [], "run.json: seed='x' must be a whole number"),
     (lambda run: change(run, sed=1), [], "run.json: unknown setting 'sed'; did you mean 'seed'?"),
     (lambda run: change(run, model="tests.own_data:gone"), ["--checkpoint=8"], "tests.own_data has no function gone"),
@@ -283,8 +291,7 @@ def test_a_damaged_run_is_one_line(
 
 def test_what_a_run_needed_to_train_is_not_needed_to_use_it(copied: Path, tmp_path: Path) -> None:
     values = evaluated(copied, tmp_path)
-    # What all was called in 0.2: keep_checkpoints=None.
-    change(copied, recipe="gone.yaml", callbacks="gone:stop", patience_of_mine=3, keep_checkpoints=None)
+    change(copied, recipe="gone.yaml", callbacks="gone:stop", patience_of_mine=3)
     assert evaluated(copied, tmp_path) == values
     assert predicted(copied, tmp_path, "--checkpoint=newest", MORE)["predictions"].shape == (11, 1)
     layers = [keras.Input((4,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)]

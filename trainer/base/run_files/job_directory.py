@@ -40,7 +40,7 @@ from trainer.base.storage import (
     remove_parts,
     write_whole,
 )
-from trainer.base.storage.staging import home_of
+from trainer.base.storage.staging import home_of, naming
 
 # Numbers in result.json that the next start of the run continues; a negative one is damaged.
 _COUNTS = {"steps", "asked_steps", "restarts", "steps_repeated", "rollbacks", "wall_seconds", "saving_seconds"}
@@ -128,7 +128,8 @@ def open_job_dir(
     if lock:
         lock_folder(locked, "job_dir", address)
     job_dir.mirror.outline(job_dir.root, job_dir.checkpoints)
-    info, problem = read_run_info(job_dir.root)
+    with naming(job_dir.root, remotes.get(job_dir.root)):
+        info, problem = read_run_info(job_dir.root)
     _refuse_damaged(job_dir, RUN_INFO, problem)
     for folder in (job_dir.model, job_dir.checkpoints, job_dir.samples):  # a run would replace them
         if not (job_dir.root / RUN_INFO).exists() and job_dir.mirror.holds(folder):

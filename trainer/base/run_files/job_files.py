@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
+from trainer.base.errors import UserError
 from trainer.base.storage import write_whole, writing
 
 RUN_INFO = "run.json"
@@ -30,6 +31,7 @@ CHECKPOINTS, LOGS, MODEL, SAMPLES = "checkpoints", "logs", "model", "samples"
 STEP_PREFIX = "step-"
 SAMPLE_FILES = f"{SAMPLES}/{STEP_PREFIX}*.png"  # a pattern, relative to the job directory
 COMMIT_FILE = "commit.txt"  # setup.py writes it into the wheel
+TOO_OLD = "written by a version before 0.3: use vertex-trainer 0.3 to read it"
 _LIMIT = 1e15  # no count, time or loss of a run is larger: a larger number is damaged
 Scalars = dict[str, float]
 
@@ -151,8 +153,14 @@ class Result(Speeds, total=False):
 
 
 def read_run_info(folder: Path) -> tuple[RunInfo, str]:
-    """Returns the content of run.json in `folder` and "", or {} and what is wrong with the file."""
-    return cast(tuple[RunInfo, str], read_json(folder / RUN_INFO))
+    """Returns the content of run.json in `folder` and "", or {} and what is wrong with the file.
+
+    Raises UserError for a run of a version before 0.3.
+    """
+    info, problem = read_json(folder / RUN_INFO)
+    if str(mapping(info, "versions").get("trainer")).startswith(("0.1.", "0.2.")):
+        raise UserError(f"{folder}: {TOO_OLD}")
+    return cast(RunInfo, info), problem
 
 
 def read_result(folder: Path) -> tuple[Result, str]:

@@ -12,15 +12,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trainer.base.errors import UserError, reason
-from trainer.base.run_files.job_files import CHECKPOINTS, MANIFEST, MODEL, STEP_PREFIX
+from trainer.base.run_files.job_files import CHECKPOINTS, MANIFEST, MODEL, STEP_PREFIX, TOO_OLD
 from trainer.base.storage import Address, expanded, parse, write_whole
 from trainer.base.storage.gcs import connect
 from trainer.base.storage.local_files import sha256_of
 from trainer.base.storage.staging import Staged, stage
 
 SERVING = "serving.json"
-FIXED_BATCH = 8  # rows of each call with --same_bytes
-SAME_BYTES = f"calls of {FIXED_BATCH} rows each, so that the bytes of an answer depend on its row alone (slower)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +37,6 @@ class Servable:
     class_names: tuple[str, ...] = ()
     latent_dim: int = 0
     classes: int = 0
-    fixed_batch: int = FIXED_BATCH
     scores: str = ""
 
     @property
@@ -71,10 +68,12 @@ def write_servable(folder: Path, **about: Any) -> None:
 def read_servable(folder: Path, name: str, *, whole: bool = True) -> Servable:
     """Reads serving.json in `folder`; errors call the folder `name`.
 
-    Raises UserError if it is missing or cannot be read and, with `whole`, if a file is not as it was exported.
+    Raises UserError if it is missing, cannot be read or is of a version before 0.3, which lacks keys and, with `whole`,
+    if a file is not as it was exported.
     """
     try:
-        about = Servable(**json.loads((folder / SERVING).read_text(encoding="utf-8")))
+        content = json.loads((folder / SERVING).read_text(encoding="utf-8"))
+        about = Servable(**{field.name: content[field.name] for field in dataclasses.fields(Servable)})
         about = dataclasses.replace(about, image=tuple(about.image))
         broken = [file for file, digest in about.files.items() if whole and sha256_of(folder / file) != digest]
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -82,6 +81,8 @@ def read_servable(folder: Path, name: str, *, whole: bool = True) -> Servable:
         raise UserError(
             f"{name}: there is no {missing}: name the job directory of a run that is done, or its {MODEL}/"
         ) from None
+    except KeyError:
+        raise UserError(f"{name}: {TOO_OLD}") from None
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{name}: its {SERVING} cannot be read: {reason(error)}: export the model again") from None
     if broken:

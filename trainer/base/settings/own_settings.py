@@ -403,7 +403,7 @@ def changed_settings(stored: Mapping[str, Any], config: TrainConfig) -> dict[str
     for name, field in fields_of(type(config)).items():
         if name in stored and not {*(functions_taking(field) or (name,))} <= MAY_CHANGE:
             before = stored[name]
-            with suppress(UserError):  # JSON has lists for tuples, and an older run.json text for names
+            with suppress(UserError):  # JSON has lists for tuples, and 0.3.0 wrote text for names
                 before = coerce(field, before)
             if before != getattr(config, name):
                 changed[name] = (before, getattr(config, name))

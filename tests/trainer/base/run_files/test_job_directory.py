@@ -34,6 +34,12 @@ def test_unwritable_folders_are_refused(config: TrainConfig, environment: dict[s
         open_job_dir(config, environment)
 
 
+def test_a_run_of_a_version_before_0_3_is_not_resumed(tmp_path: Path) -> None:
+    write_json(tmp_path / "run.json", {"versions": {"trainer": "0.2.0"}})
+    with refused(f"{tmp_path}: written by a version before 0.3: use vertex-trainer 0.3 to read it"):
+        open_job_dir(TrainConfig(job_dir=str(tmp_path)))
+
+
 OPENED = """
 import sys
 from trainer.base.settings.train_config import TrainConfig
