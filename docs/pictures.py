@@ -7,20 +7,14 @@
     python -m docs.pictures runs/digits runs/clothes runs/tiers
 """
 
-import re
 import sys
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import matplotlib
-from matplotlib import colors
-from matplotlib.figure import Figure
 from PIL import Image
 
 from deploy.report import plots
 from deploy.report.collection import collect
-from deploy.report.measures import summarize
 from deploy.report.run_reader import RunRecord
 
 IMAGES = Path(__file__).parent / "images"
@@ -35,38 +29,9 @@ def samples(job_dir: Path, out: Path, *, rows: float = 1.0) -> None:
 
 
 def comparison(folder: Path, out: Path) -> None:
-    """Draws the losses of a comparison's report, in the light colours of its page."""
-    collection = collect([str(folder)])
-    [plot] = [plot for title, _, plot in plots.drawings(collection, summarize(collection)) if title == "Loss"]
-    with matplotlib.rc_context({**plots.STYLE, "figure.facecolor": "white"}):
-        canvas = Figure(figsize=(6, 2.9), layout="constrained")
-        axes = canvas.subplots()
-        plot(axes)
-        axes.set_title("Loss", loc="left", pad=24)
-        _colour(canvas)
-        canvas.savefig(out, dpi=110, facecolor="white")
-
-
-def _colour(canvas: Figure) -> None:
-    """Replaces placeholders of the page's CSS variables by colours."""
-    style = (Path(plots.__file__).parent / "page.css").read_text(encoding="utf-8")
-    light = style.partition("@media")[0]
-    real = {f"#0102{number}": value for number, value in re.findall(r"--c(\d\d): *(#[0-9a-f]{6})", light)}
-    assert real, "page.css defines no colours"
-    real["#010202"] = "#ffffff"
-    for artist in canvas.findobj():
-        for name in ("color", "facecolor", "edgecolor"):
-            getter, setter = getattr(artist, f"get_{name}", None), getattr(artist, f"set_{name}", None)
-            with suppress(ValueError, TypeError, IndexError):  # the artist has no colour
-                if getter and setter:
-                    _replace(getter(), setter, real)
-
-
-def _replace(colour: Any, setter: Any, real: dict[str, str]) -> None:
-    red, green, blue, alpha = colors.to_rgba(colour[0] if getattr(colour, "ndim", 1) == 2 else colour)
-    found = real.get(colors.to_hex((red, green, blue)))
-    if found:
-        setter((*colors.to_rgb(found), alpha))
+    """Draws the losses of a comparison's report."""
+    groups = collect([str(folder)]).tiers
+    out.write_bytes(plots.picture(partial(plots.losses, groups=groups), 6, "png"))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,6 @@ from deploy.platform import buckets
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.report.collection import collect
 from deploy.report.formatting import html_table, markdown_table, money, terminal_table
-from deploy.report.plots import pareto_front
 from deploy.tiers.gcp_config import GcpConfig, NoMachines, check_region, checked_address, checked_region
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import STRATEGIES, load_tier, read_tiers, tier_names
@@ -52,6 +51,18 @@ from trainer.base.storage import expanded, make_writable
 WIDTH, LINES = 100, 15
 TITLES = ("tier", "strategy", "fits", "GiB of a GPU", "largest batch", "ms/step", "hours", "USD", "efficient")
 _TEXT_COLUMNS = 3  # the first of the columns, which hold text; the others hold numbers
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Returns the indices of the points that no other point dominates, in the order of their first value.
+
+    A point dominates another if none of its two values is higher and one is lower.
+    """
+    front: list[int] = []
+    for index in sorted(range(len(points)), key=lambda index: points[index]):
+        if not front or points[index][1] < points[front[-1]][1]:
+            front.append(index)
+    return front
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from deploy.platform.errors import api_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.model_registry import checked_name, read_registration, register_run
 from deploy.report import tracked_runs
+from deploy.report.collection import report_folder
 from deploy.report.html_page import write_report
 from deploy.tiers.gcp_config import GcpConfig, needed_project, needed_region, read_project
 from trainer.base.errors import DONE, UserError
@@ -29,7 +30,7 @@ class ReportFlags:
     )
     out: str = setting(
         "",
-        "folder of the report (default: the first DIR, or runs/report if that is in a bucket)",
+        "folder of the report (default: a comparison's own, else report/ beside all runs; of a bucket runs/report)",
         metavar="FOLDER",
     )
     baseline: str = setting_of(CompareOptions, "baseline")
@@ -83,7 +84,7 @@ _REGISTER = verb_usage(
 def report(arguments: Sequence[str]) -> int:
     """Writes the report on the folders that are named, and returns the exit code."""
     args = parse_options(ReportFlags, arguments, _REPORT)
-    out = args.out or ("runs/report" if is_remote(args.folders[0]) else args.folders[0])
+    out = args.out or ("runs/report" if any(map(is_remote, args.folders)) else report_folder(args.folders))
     write_report(args.folders, out, args.baseline, args.price_per_hour)
     written = read_comparison(local_path(out, "out"), DONE)
     write_document(args, "report", **vars(written) | {"folder": str(written.folder)})

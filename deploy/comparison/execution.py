@@ -43,8 +43,9 @@ class ComparisonRequest:
 
     def summary(self, on: str, parallel: int) -> dict[str, Any]:
         """Returns the content of comparison.json."""
-        about = {"scaling": self.scaling, "repeats": self.repeats, "command": self.command}
+        about: dict[str, Any] = {"scaling": self.scaling, "repeats": self.repeats, "command": self.command}
         tiers = [dataclasses.asdict(tier.facts) for tier in self.tiers]
+        about["strategies"] = {tier.name: tier.strategy for tier in self.tiers}
         return {"on": on, "parallel": parallel, "tiers": tiers, "flags": self.program.arguments(), **about}
 
     def runs(self) -> list[tuple[str, int]]:

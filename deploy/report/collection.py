@@ -1,5 +1,6 @@
 """Collects job directories by tier: those of a comparison, single ones, and folders of them."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -8,7 +9,7 @@ from typing import Any
 from deploy.report.run_reader import RunRecord
 from deploy.tiers.tier import TierFacts
 from trainer.base.errors import UserError
-from trainer.base.run_files.job_files import BILLED, RUN_FILES, SAMPLE_FILES, items, number, read_json, whole
+from trainer.base.run_files.job_files import BILLED, RUN_FILES, SAMPLE_FILES, items, mapping, number, read_json, whole
 from trainer.base.storage import expanded, parse
 
 COMPARISON = "comparison.json"
@@ -23,6 +24,8 @@ class TierRuns:
     runs: tuple[RunRecord, ...]
     tier: TierFacts | None = None
     command: str = ""  # the command of the comparison, if known
+    local: bool = False  # the comparison ran on this machine
+    spot: bool = False  # on machines that may be taken away
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,6 @@ class Collection:
 
     tiers: tuple[TierRuns, ...]
     scaling: str | None = None  # strong, weak, or None if not known
-    local: bool = False  # all tiers ran on this machine
     parallel: int = 1  # how many runs there were at a time
 
     @property
@@ -52,10 +54,7 @@ def collect(paths: Sequence[str]) -> Collection:
     if twice:
         raise UserError(f"{twice[0]} names two tiers: use folders with different names")
     scalings = {part.scaling for part in parts}
-    return Collection(
-        tiers, scalings.pop() if len(scalings) == 1 else None, any(part.local for part in parts),
-        max(part.parallel for part in parts),
-    )  # fmt: skip
+    return Collection(tiers, scalings.pop() if len(scalings) == 1 else None, max(part.parallel for part in parts))
 
 
 def fetched(path: str, name: str) -> Path:
@@ -71,10 +70,10 @@ def fetched(path: str, name: str) -> Path:
     staged = Staged(address, name)
     grids = [below for below in staged.objects if PurePosixPath(below).match(SAMPLE_FILES)]
     newest = {PurePosixPath(below).parent: below for below in sorted(grids)}.values()
-    names = (*RUN_FILES, COMPARISON)  # a folder with one of these files is a run or a comparison
+    names = (*RUN_FILES, BILLED, COMPARISON)  # a folder with one of these files is a run or a comparison
     if not any(PurePosixPath(below).name in names for below in staged.objects):
         raise UserError(f"{name}={path}: no {', '.join(RUN_FILES)} at or below it: use the folder that --job_dir named")
-    return staged.fetch(lambda below: PurePosixPath(below).name in (*names, BILLED) or below in newest, quiet=True)
+    return staged.fetch(lambda below: PurePosixPath(below).name in names or below in newest, quiet=True)
 
 
 def _collect(folder: Path) -> Collection:
@@ -118,13 +117,28 @@ def _comparison(folder: Path, content: dict[str, Any]) -> Collection:
             valid = False
         if not valid:
             raise UserError(f"{folder / COMPARISON} is damaged: use its job directories one by one")
-        groups.append(TierRuns(tier.name, _repeats(folder / tier.name), tier, str(content.get("command") or "")))
+        command = str(content.get("command") or "")
+        spot = mapping(content, "strategies").get(tier.name) == "SPOT"
+        runs = _repeats(folder / tier.name)
+        groups.append(TierRuns(tier.name, runs, tier, command, content.get("on") == "local", spot))
     scaling = content["scaling"] if content.get("scaling") in ("strong", "weak") else None
-    return Collection(tuple(groups), scaling, content.get("on") == "local", whole(content.get("parallel")) or 1)
+    return Collection(tuple(groups), scaling, whole(content.get("parallel")) or 1)
 
 
 def _is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in RUN_FILES)
+    return any((folder / name).is_file() for name in (*RUN_FILES, BILLED))
+
+
+def report_folder(paths: Sequence[str]) -> str:
+    """Returns where the report on local folders goes: a comparison's into it, others beside all of their runs."""
+    folders = [expanded(path).resolve() for path in paths]
+    if len(folders) == 1 and (folders[0] / COMPARISON).is_file():
+        return paths[0]
+    places = [folder.parent if _is_run(folder) or _repeats(folder) else folder for folder in folders]
+    common = Path(os.path.commonpath(places))
+    while _is_run(common):  # a run within another one
+        common = common.parent
+    return os.path.relpath(common / "report")
 
 
 def repeat_folder(out: Path, tier: str, repeat: int) -> Path:

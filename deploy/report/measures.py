@@ -1,10 +1,9 @@
-"""Defines the measures of a tier: MEASURES is the one list from which tables, CSV, JSON, pages and notes are made.
+"""Defines the measures of a tier: MEASURES is the one list from which tables, CSV, JSON and pages are made.
 
 A measure is read from each run and combined over the repeats of a tier, or it is read from the tier or is a property of
 TierSummary. A new measure is one entry in MEASURES.
 """
 
-import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,17 +16,14 @@ from deploy.report.run_reader import RunRecord
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import check_tiers
 from trainer.base.run_files.goodput import share_of_steps
-from trainer.base.run_files.job_files import RESULT, RUN_INFO, STATS, items, mapping, number, positive, whole
+from trainer.base.run_files.job_files import items, mapping, number, positive, whole
 from trainer.base.settings.accelerators import accelerator_of
+from trainer.base.settings.train_config import MAY_CHANGE
 
 # Names of losses; the first that a run reports is its loss in a report.
 LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_loss")
 UNKNOWN = "unknown"  # the kind of a tier's devices if no run names it
 MIXED = "its repeats differ"  # the quality of a tier whose repeats computed it in different ways
-SIMULATED = "its devices are simulated, so its speed does not apply to real ones"
-_NO_PRICE = "the price is not known: use --price_per_hour=TIER=USD"
-_NO_WORK = "the work of its steps, or the rate of its devices, is not known"
-_NO_INFO, _NO_RESULT = f"{RUN_INFO} does not contain it", f"{RESULT} does not contain it"
 
 
 @dataclass(frozen=True)
@@ -62,8 +58,8 @@ def milliseconds(value: Spread) -> str:
 
 def median(values: Iterable[float | None]) -> float | None:
     """Returns the median of the values that are not None; None without any."""
-    numbers = [value for value in values if value is not None]
-    return statistics.median(numbers) if numbers else None
+    middle = spread(values)
+    return middle.median if middle else None
 
 
 def largest(values: Iterable[Any]) -> Any:
@@ -73,30 +69,35 @@ def largest(values: Iterable[Any]) -> Any:
 
 def common(values: Iterable[Any]) -> Any:
     """Returns the one value that all are equal to; None if they differ or there are none."""
-    distinct = set(values)
+    distinct = {*values}
     return distinct.pop() if len(distinct) == 1 else None
 
 
-def _product(*factors: Any) -> Any:
-    """Returns the product; None if a factor is None."""
-    return None if None in factors else math.prod(factors)
+def loss_curve(run: RunRecord, name: str = "") -> tuple[list[int], list[float]]:
+    """Returns the steps and the values of a loss, by default the first of LOSSES that the run reports."""
+    lines = run.reports or run.epochs
+    name = name or next((loss for loss in LOSSES if any(loss in line.scalars for line in lines)), "")
+    reports = [line for line in lines if name in line.scalars]
+    return [line.step for line in reports], [line.scalars[name] for line in reports]
 
 
 class TierSummary:
     """Holds the repeats of one tier and its measures, each an attribute that is None without a value: `row.mfu`.
 
-    `local`: the tier ran on this machine; `usd`: the price of an hour of all machines, if the user gave one; `base`:
-    the tier that speed-ups relate to; `wanted_quality`: measures of images count only if they were computed with this
-    `quality`.
+    `usd`: the price of an hour of all machines, if the user gave one; on the desk a tier has no other. `base`: the tier
+    that speed-ups relate to; `wanted_quality`: measures of images count only if they were computed with this `quality`.
     """
 
-    def __init__(self, group: TierRuns, local: bool, usd: float | None) -> None:
-        self.group, self.facts, self.local = group, group.tier, local
-        self.price_per_hour = group.tier.price_per_hour if usd is None and group.tier else usd
-        self.on_this_machine = local and usd is None  # then the tier's price does not apply to the measured seconds
+    def __init__(self, group: TierRuns, usd: float | None) -> None:
+        self.group, self.facts = group, group.tier
+        alone = group.tier is None  # a comparison says where its runs ran, other runs say it themselves
+        self.on_desk = group.local or (alone and any(run.info.get("on_vertex") is False for run in group.runs))
+        priced = usd is None and group.tier and not self.on_desk
+        self.price_per_hour = group.tier.price_per_hour if priced and group.tier else usd
         self.done = tuple(run for run in group.runs if run.state == "done")
         self.runs: Sequence[RunRecord] = self.done or group.runs  # the runs that are measured
         self.base, self.wanted_quality = self, ""
+        self.work: Mapping[str, Any] = {}  # what its runs did, which is equal in tiers that can be ranked
 
     def __getattr__(self, key: str) -> Any:
         """Computes the measure `key` over the repeats, stores it as an attribute and returns it."""
@@ -113,25 +114,45 @@ class TierSummary:
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """Returns the values of all measures, by key."""
-        return {key: getattr(self, key) for key in _BY_KEY}
+        """Returns the values of all measures, by key; of a simulated tier none that depends on its machine."""
+        hidden = _OF_MACHINE if self.simulated else ()
+        return {measure.key: None if measure in hidden else getattr(self, measure.key) for measure in MEASURES}
 
-    @cached_property
-    def missing(self) -> dict[str, str]:
-        """Returns the reason for each value that is None, by key; a value whose absence needs no reason is left out."""
-        reasons = {}
-        for measure in (measure for measure in MEASURES if self.values[measure.key] is None):
-            reason = measure.missing(self) if callable(measure.missing) else measure.missing
-            if reason:
-                reasons[measure.key] = reason if measure.planned else self.not_done or reason
+    @property
+    def missing(self) -> list[str]:
+        """Returns the reasons why the tier has no value of some measures."""
+        reasons = [] if self.done else [self.not_done]
+        if self.simulated:
+            reasons.append(f"{self.simulated}: no time, speed or cost is shown, as they do not apply to real machines")
+        elif self.price_per_hour is None:
+            reasons.append("its price is not known: use --price_per_hour=TIER=USD")
+        elif self.on_vertex and self.paid_seconds is None:
+            reasons.append("what Vertex AI billed is not recorded")
+        if self.done and not self.step_seconds:
+            no_stats = (run.no_stats for run in self.done if run.no_stats)
+            reasons.append(next(no_stats, "fewer than two reports were timed: lower report_every_steps"))
+        if self.quality not in ("", self.wanted_quality):
+            reasons.append("its features, images or formulas differ from those of the first tier with images")
         return reasons
 
     @property
     def not_done(self) -> str:
-        """Returns why no run of the tier is done: how its last run ended; "" if one is done."""
-        if self.done:
-            return ""
+        """Returns how the last run of a tier ended of which none is done."""
         return self.group.runs[-1].ending if self.group.runs else "it was not run"
+
+    @cached_property
+    def gpu(self) -> str:
+        """Returns the model of the GPUs that the runs name; "" if they name none."""
+        return next((str(gpu) for run in self.group.runs for gpu in items(run.info, "gpus") if gpu), "")
+
+    @property
+    def machine(self) -> str | None:
+        """Returns the machine on which the tier ran; None if it is not known."""
+        if not self.on_desk:
+            return self.facts.machine if self.facts else None
+        processor = next((run.info["processor"] for run in self.runs if run.info.get("processor")), "")
+        name = self.gpu or processor
+        return f"this computer ({name})" if name else "this computer"
 
     @cached_property
     def kind(self) -> str:
@@ -139,12 +160,10 @@ class TierSummary:
 
         For a run that names no GPU and was local, or whose tier is not known, it is CPU, GPU or UNKNOWN.
         """
-        runs = self.group.runs
-        gpu = next((str(gpus[0]) for run in runs if (gpus := [*filter(None, items(run.info, "gpus"))])), "")
-        if gpu:
-            return accelerator_of(gpu, load_machines().accelerators)
-        if self.facts is None or self.local:
-            return next((run.devices[0].partition(":")[0] for run in runs if run.devices), "") or UNKNOWN
+        if self.gpu:
+            return accelerator_of(self.gpu, load_machines().accelerators)
+        if self.facts is None or self.on_desk:
+            return next((run.devices[0].partition(":")[0] for run in self.group.runs if run.devices), "") or UNKNOWN
         return self.facts.kind
 
     @property
@@ -170,7 +189,7 @@ class TierSummary:
             return f"{facts.accelerator_type if facts else 'accelerators'} simulated on a CPU"
         if on_cpu and self.devices > self.workers:
             return "logical devices of one CPU"
-        return "all workers on one machine" if self.local and self.workers > 1 else ""
+        return "all workers on one machine" if self.on_desk and self.workers > 1 else ""
 
     @property
     def unit(self) -> str:
@@ -180,61 +199,60 @@ class TierSummary:
 
     @property
     def has_speed(self) -> bool:
-        """Returns whether a run is done and its images per second are known."""
-        return bool(self.done) and self.images_per_second is not None
+        """Returns whether a run is done and its images per second are those of real devices."""
+        return bool(self.done and self.images_per_second and not self.simulated)
 
     @property
-    def speed_up(self) -> Any:
-        """Returns how many times as fast as the base tier this tier is; None if a speed is not known."""
-        both = self.has_speed and self.base.has_speed
-        return self.images_per_second.median / self.base.images_per_second.median if both else None
+    def speed_up(self) -> float | None:
+        """Returns how many times as fast as the base tier this tier is; None if they did not do the same work."""
+        ranked = self.has_speed and self.base.has_speed and self.work == self.base.work
+        return self.images_per_second.median / self.base.images_per_second.median if ranked else None
 
     @property
-    def efficiency(self) -> Any:
+    def efficiency(self) -> float | None:
         """Returns the speed-up divided by the ratio of the numbers of devices.
 
-        Returns None unless the devices of this tier and the base tier are real and of one kind.
+        Returns None unless the tier has other numbers of devices of the kind of the base tier.
         """
-        comparable = self.kind == self.base.kind != UNKNOWN and not (self.simulated or self.base.simulated)
-        return self.speed_up * self.base.devices / self.devices if comparable and self.speed_up is not None else None
+        ratio = self.devices / self.base.devices
+        scaled = self.kind == self.base.kind != UNKNOWN and ratio != 1
+        return self.speed_up / ratio if scaled and self.speed_up else None
 
     @property
     def on_vertex(self) -> bool:
         """Returns whether the tier ran on Vertex AI."""
-        compared = self.facts is not None and not self.local
+        compared = self.facts is not None and not self.on_desk
         return compared or any(run.info.get("on_vertex") is True for run in self.group.runs)
 
-    @property
-    def unbilled(self) -> bool:
-        """Returns whether the tier ran on Vertex AI and the billed seconds are not recorded."""
-        return self.on_vertex and self.paid_seconds is None
+    def seconds_of(self, run: RunRecord) -> float | None:
+        """Returns the billed seconds of a run, or on a machine that nobody bills all its seconds."""
+        return run.billed_seconds if self.on_vertex else run.wall_seconds
+
+    def usd_of(self, run: RunRecord) -> float | None:
+        """Returns what a run cost: `seconds_of` at the tier's price; without a price what Vertex AI billed."""
+        seconds = self.seconds_of(run)
+        if self.price_per_hour is None or seconds is None:
+            return run.billed_usd
+        return self.price_per_hour * seconds / 3600
 
     @property
-    def no_cost(self) -> str:
-        """Returns why the tier's price does not apply to the measured seconds; "" if it does."""
-        if self.simulated:
-            return SIMULATED
-        if self.on_this_machine and self.kind == UNKNOWN:
-            return f"{RUN_INFO} does not state where it ran"
-        fix = f"use --price_per_hour={self.tier}=USD with the price of this machine"
-        return f"it ran on this machine, not on the machines of that price: {fix}" if self.on_this_machine else ""
+    def cost(self) -> float | None:
+        """Returns what a run that is done cost, the median over the repeats; None if that is not known."""
+        return None if self.simulated else median(map(self.usd_of, self.done))
 
     @property
-    def cost(self) -> Any:
-        """Returns what a run cost: the paid seconds or, if it was not billed, all its seconds, at the tier's price.
+    def paid(self) -> float | None:
+        """Returns what Vertex AI billed for all runs, with attempts that failed; None if a bill is not known."""
+        bills = [self.usd_of(run) if run.billed_usd is None else run.billed_usd for run in self.group.runs]
+        known = [bill for bill in bills if bill is not None]
+        return sum(known) if self.on_vertex and known and len(known) == len(bills) else None
 
-        Without a price it is what Vertex AI billed. Returns None if the price does not apply, or a number is missing.
-        """
-        if self.no_cost or self.unbilled:
+    @property
+    def cost_per_million_images(self) -> float | None:
+        """Returns USD per million images; None if the price or the speed is not known."""
+        if not self.has_speed or self.price_per_hour is None:
             return None
-        seconds = self.total_seconds if self.paid_seconds is None else self.paid_seconds
-        return self.billed_usd if self.price_per_hour is None else _product(self.price_per_hour, seconds, 1 / 3600)
-
-    @property
-    def cost_per_million_images(self) -> Any:
-        """Returns USD per million images; None if the price or the speed is not known, or they do not go together."""
-        seconds = 1e6 / self.images_per_second.median if self.images_per_second else None
-        return None if self.no_cost else _product(self.price_per_hour, 1 / 3600, seconds)
+        return float(self.price_per_hour / 3600 * 1e6 / self.images_per_second.median)
 
     @property
     def quality(self) -> str:
@@ -254,8 +272,7 @@ class Measure:
     `key`: its name in CSV and JSON. `title`: its name in tables, with the unit; "" if tables do not show it. `read`:
     returns its value, or a list of values, of a run; without `combine` it takes the TierSummary instead of a run, and
     None stands for a property of TierSummary. `combine`: makes one value of those of all repeats. `show`: formats the
-    value. `missing`: the reason why a tier with finished runs has no value, or a function of the tier that returns it.
-    `planned`: a tier has it before a run is done.
+    value.
     """
 
     key: str
@@ -263,8 +280,6 @@ class Measure:
     read: Callable[[Any], Any] | None = None
     combine: Callable[[Iterable[Any]], Any] | None = None
     show: Callable[[Any], str] = str
-    missing: str | Callable[[TierSummary], str] = ""
-    planned: bool = False
 
 
 def _result(key: str) -> Callable[[RunRecord], float | None]:
@@ -287,27 +302,6 @@ def _last(key: str) -> Callable[[TierSummary], float | None]:
     return lambda row: median(run.final.get(getattr(row, key) or "") for run in row.done)
 
 
-def _not_timed(row: TierSummary) -> str:
-    no_stats = (run.no_stats for run in row.group.runs if run.no_stats)
-    return next(no_stats, "fewer than two reports were timed: lower report_every_steps")
-
-
-def _no_speed(row: TierSummary) -> str:
-    return f"{row.base.tier if row.has_speed else row.tier} has no finished run with images/s"
-
-
-def _no_efficiency(row: TierSummary) -> str:
-    kinds = f"its devices, or those of {row.base.tier}, are simulated, not known or of another kind"
-    return _no_speed(row) if row.speed_up is None else row.no_cost if row.simulated else kinds
-
-
-def _no_quality(row: TierSummary) -> str:
-    if any(run.quality for run in row.group.runs):
-        return "its features, images or formulas differ from those that it would be compared with"
-    images = any(run.sample for run in row.group.runs)
-    return "the run did not compute it: use --fid_every_steps" if images else "the run generated no images"
-
-
 def _of_images(name: str, title: str) -> Measure:
     """Returns the Measure of a quality of generated images.
 
@@ -317,69 +311,56 @@ def _of_images(name: str, title: str) -> Measure:
     def read(row: TierSummary) -> float | None:
         return median(run.final.get(name) for run in row.done) if row.quality == row.wanted_quality else None
 
-    return Measure(name, title, read, None, figures, _no_quality)
+    return Measure(name, title, read, None, figures)
 
 
+_OF_MACHINE = (  # what depends on the machine, and of simulated devices says nothing
+    Measure("step_seconds", "ms/step", _timed("step_seconds"), spread, milliseconds),
+    Measure("epoch_seconds", "s/epoch", lambda run: run.epoch_seconds, spread, with_spread),
+    Measure("images_per_second", "images/s", _timed("images_per_second"), spread, with_spread),
+    Measure("speed_up", "speed-up", None, None, "{:.2f} x".format),
+    Measure("efficiency", "efficiency", None, None, percent),
+    Measure("tflop_per_second", "TFLOP/s", _timed("tflop_per_second"), spread, with_spread),
+    Measure("mfu", "MFU", _timed("mfu"), median, lambda share: f"{figures(100 * share, 2)} %"),
+    Measure("input_wait", "waits for input", lambda run: [line.input_wait for line in run.timed], median, percent),
+    Measure("startup_seconds", "start-up s", _result("startup_seconds"), median, figures),
+    Measure("training_seconds", "training s", _result("training_seconds"), median, figures),
+    Measure("total_seconds", "total s", lambda run: run.wall_seconds if run.state == "done" else None, median, figures),
+    Measure("goodput", "goodput", lambda run: share_of_steps(run.goodput), median, percent),
+    Measure("paid_seconds", "paid s", lambda run: run.billed_seconds, median, figures),
+    Measure("price_per_hour", "price an hour", None, None, money),
+    Measure("cost", "cost of a run", None, None, money),
+    Measure("cost_per_million_images", "cost per million images", None, None, money),
+    Measure("peak_memory_gib", "peak memory GiB", _result("peak_memory_gib"), largest, figures),
+    Measure("peak_gpu_memory_gib", "peak GPU memory GiB", lambda run: run.gpu_memory_gib, largest, figures),
+)
 MEASURES = (
     Measure("tier", "tier", lambda row: row.group.name),
     Measure("state", "state", lambda row: row.runs[0].state if row.runs else "missing"),
-    Measure("machine", "machine", lambda row: row.facts and row.facts.machine,
-            missing="the job directory does not state the machine", planned=True),
+    Measure("machine", "machine"),
     Measure("kind"),
     Measure("workers"),
     Measure("devices", "devices"),
     Measure("simulated"),
-    Measure("depends_on_replicas", "",
-            lambda row: any(run.result.get("depends_on_replicas") for run in row.group.runs)),
-    Measure("not_compared", "",
-            lambda row: next(filter(None, (run.result.get("not_compared") for run in row.group.runs)), "")),
     Measure("repeats", "repeats", lambda row: len(row.done)),
-    Measure("batch_per_replica", "batch per replica", _info("cluster", "rows_per_replica"), common, str, _NO_INFO),
-    Measure("global_batch", "global batch", _info("config", "global_batch_size"), common, str, _NO_INFO),
-    Measure("steps", "steps", lambda run: run.steps, common, "{:,}".format,
-            "the repeats differ, or do not state it"),
-    Measure("warmup_steps", "", lambda run: run.warm_up_steps if run.timed else None, largest, missing=_not_timed),
-    Measure("step_seconds", "ms/step", _timed("step_seconds"), spread, milliseconds, _not_timed),
-    Measure("epoch_seconds", "s/epoch", lambda run: run.epoch_seconds, spread, with_spread,
-            "no full epoch after the first, which is warm-up"),
-    Measure("images_per_second", "images/s", _timed("images_per_second"), spread, with_spread, _not_timed),
-    Measure("speed_up", "speed-up", None, None, "{:.2f} x".format, _no_speed),
-    Measure("efficiency", "efficiency", None, None, percent, _no_efficiency),
-    Measure("tflop_per_second", "TFLOP/s", _timed("tflop_per_second"), spread, with_spread, _NO_WORK),
-    Measure("mfu", "MFU", _timed("mfu"), median, lambda share: f"{figures(100 * share, 2)} %", _NO_WORK),
-    Measure("input_wait", "waits for input", lambda run: [line.input_wait for line in run.timed], median, percent,
-            lambda row: f"{STATS} does not contain it" if row.step_seconds else _not_timed(row)),
-    Measure("startup_seconds", "start-up s", _result("startup_seconds"), median, figures, _NO_RESULT),
-    Measure("training_seconds", "training s", _result("training_seconds"), median, figures, _NO_RESULT),
-    Measure("total_seconds", "total s", lambda run: run.wall_seconds if run.state == "done" else None, median, figures,
-            _NO_RESULT),
-    Measure("goodput", "goodput", lambda run: share_of_steps(run.goodput), median, percent, _NO_RESULT),
-    Measure("paid_seconds", "paid s", lambda run: run.billed_seconds, median, figures,
-            "no job of Vertex AI is recorded"),
-    Measure("billed_usd", "", lambda run: run.billed_usd, median),
-    Measure("price_per_hour", "price an hour", None, None, money, _NO_PRICE, planned=True),
-    Measure("cost", "paid", None, None, money,
-            lambda row: row.no_cost or ("what Vertex AI billed is not recorded" if row.unbilled else
-                                        "its price or its total time is missing")),
-    Measure("cost_per_million_images", "cost per million images", None, None, money,
-            lambda row: row.no_cost or (_NO_PRICE if row.price_per_hour is None else _not_timed(row))),
-    Measure("final_loss", "final loss", _last("loss_name"), None, figures, _NO_RESULT),
-    Measure("final_accuracy", "final accuracy", _last("accuracy_name"), None, "{:.4f}".format,
-            "the model reports no accuracy"),
+    Measure("batch_per_replica", "batch per replica", _info("cluster", "rows_per_replica"), common),
+    Measure("global_batch", "global batch", _info("config", "global_batch_size"), common),
+    Measure("steps", "steps", lambda run: run.steps, common, "{:,}".format),
+    *_OF_MACHINE,
+    Measure("paid", "paid in all", None, None, money),
+    Measure("final_loss", "final loss", _last("loss_name"), None, figures),
+    Measure("final_accuracy", "final accuracy", _last("accuracy_name"), None, "{:.4f}".format),
     _of_images("fid", "FID"),
     _of_images("coverage", "coverage"),
-    Measure("peak_memory_gib", "peak memory GiB", _result("peak_memory_gib"), largest, figures, _NO_RESULT),
-    Measure("peak_gpu_memory_gib", "peak GPU memory GiB", lambda run: run.gpu_memory_gib, largest, figures,
-            f"{STATS} contains no GPU memory"),
     Measure("loss_name", "", lambda row: row.first_name(LOSSES, all)),
     Measure("accuracy_name", "", lambda row: row.first_name(("val_accuracy", "accuracy"), any)),
-    Measure("images", "", lambda run: _product(run.steps, _info("data", "examples_per_step")(run)), common),
     Measure("unit"),
     Measure("quality"),
-)  # fmt: skip
+)
 _BY_KEY = {measure.key: measure for measure in MEASURES}
-# The measures that stand for a tier where there is room for few.
+# The measures that stand for a tier where there is room for few, and those of the first screen.
 FIGURES = ("images_per_second", "speed_up", "cost_per_million_images", "final_loss")
+FIRST = ("machine", "images_per_second", "speed_up", "efficiency", "total_seconds", "cost", "paid", "final_loss")
 
 
 def figures_of(tier: Mapping[str, Any]) -> dict[str, float]:
@@ -387,15 +368,6 @@ def figures_of(tier: Mapping[str, Any]) -> dict[str, float]:
     values = {key: tier.get(key) for key in FIGURES}
     single = {key: value.get("median") if isinstance(value, Mapping) else value for key, value in values.items()}
     return {key: valid for key, value in single.items() if (valid := number(value)) is not None}
-
-
-def best(rows: Sequence[TierSummary], key: str) -> TierSummary:
-    """Returns the tier with the lowest cost, or the highest value of another measure, the first of equal ones.
-
-    All `rows` must have a value.
-    """
-    values = {row.tier: getattr(row.values[key], "median", row.values[key]) for row in rows}
-    return (min if key.startswith("cost") else max)(rows, key=lambda row: values[row.tier])
 
 
 def in_units(text: str, rows: Sequence[TierSummary]) -> str:
@@ -414,8 +386,13 @@ def summarize(
     """
     names, usd = [group.name for group in collection.tiers], usd_by_tier or {}
     check_tiers([*([baseline] if baseline else []), *usd], names)
-    rows = [TierSummary(group, collection.local, usd.get(group.name)) for group in collection.tiers]
+    rows = [TierSummary(group, usd.get(group.name)) for group in collection.tiers]
     quality = next((row.quality for row in rows if row.quality not in ("", MIXED)), "")
+    # With the batch of a replica the steps of an epoch differ as well, so that neither makes the work another one.
+    may_differ = MAY_CHANGE | ({"global_batch_size", "steps"} if collection.scaling == "weak" else set())
     for row in rows:
         row.base, row.wanted_quality = rows[names.index(baseline or names[0])], quality
+        settings = next((run.config for run in row.runs if run.config), {})
+        steps = {} if collection.scaling == "weak" else {"steps": row.steps}
+        row.work = steps | {name: value for name, value in settings.items() if name not in may_differ}
     return rows

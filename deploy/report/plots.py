@@ -1,34 +1,23 @@
-"""Draws the figures of a report as SVG inside an HTML page.
-
-Colours become CSS variables of the page (`--c00` …), so that one figure suits light and dark mode.
-"""
+"""Draws the pictures of a report with matplotlib: time and money of the tiers, and their losses."""
 
 import io
-import re
-from collections.abc import Callable, Iterator, Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from deploy.report.collection import Collection
-from deploy.report.measures import LOSSES, TierSummary, in_units
-from deploy.report.run_reader import RunRecord
+from deploy.report.collection import TierRuns
+from deploy.report.formatting import figures, money
+from deploy.report.measures import TierSummary, loss_curve
 from trainer.base.errors import UserError
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-_INK, _SOFT, _PAPER = "#010200", "#010201", "#010202"  # placeholders: #0102NN becomes var(--cNN), set by the page
-LOOKS: list[dict[str, Any]] = [
-    {"color": f"#0102{number:02x}", "linestyle": dashes, "marker": mark}
-    for dashes, mark in (("-", "o"), ("--", "s"), (":", "^")) for number in range(16, 24)
-]  # fmt: skip
 STYLE: Any = {
-    "svg.fonttype": "none", "font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "text.color": _INK,
-    "axes.edgecolor": _SOFT, "axes.labelcolor": _INK, "axes.titlecolor": _INK, "xtick.color": _SOFT,
-    "ytick.color": _SOFT, "xtick.labelcolor": _INK, "ytick.labelcolor": _INK, "axes.grid": True, "grid.color": _SOFT,
-    "grid.alpha": 0.25, "grid.linewidth": 0.6, "axes.axisbelow": True, "legend.frameon": False, "lines.linewidth": 1.8,
-    "patch.edgecolor": _PAPER, "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none",
-    "path.simplify_threshold": 0.5, "text.parse_math": False,
+    "font.size": 10, "svg.fonttype": "none", "text.parse_math": False, "axes.spines.top": False,
+    "axes.spines.right": False, "legend.frameon": False, "axes.axisbelow": True, "grid.alpha": 0.3,
 }  # fmt: skip
+_DASHES = ("-", "--", ":")
 
 
 def axes(title: str, of: str) -> Any:
@@ -45,112 +34,76 @@ def axes(title: str, of: str) -> Any:
     return drawn
 
 
-def draw(collection: Collection, rows: Sequence[TierSummary]) -> list[tuple[str, str, str]]:
-    """Returns title, caption and <svg> element of every figure for which the runs have values.
+def picture(plot: Callable[["Figure"], None], width: float, form: str = "svg", *, dark: bool = False) -> bytes:
+    """Returns a picture as SVG with a transparent background, or as PNG on paper; `width` is in inches.
 
     Raises UserError if matplotlib is not installed.
     """
     try:
         import matplotlib
-        from matplotlib.figure import Figure as Canvas
+        from matplotlib import style
+        from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("the report needs matplotlib for its figures: pip install matplotlib") from None
-    figures = []
-    for title, caption, plot in drawings(collection, rows):
-        with matplotlib.rc_context({**STYLE, "svg.hashsalt": title}):  # salted: ids of two figures never collide
-            figure = Canvas(figsize=(5.6, 3.6), layout="constrained")
-            plot(figure.add_subplot())
-            file = io.StringIO()
-            figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-        svg = file.getvalue()
-        # Remove the XML head, unused ids, fixed sizes and fonts, and turn colours into variables of the page.
-        for pattern, text in (
-            (r"(?s)^.*?(?=<svg)", ""),
-            (r"(?s)<metadata>.*?</metadata>", ""),
-            (r'<g id="[^"]*"', "<g"),
-            (r'(<svg[^>]*?) width="[^"]*"', rf'\1 role="img" aria-label="{title}"'),
-            (r'(<svg[^>]*?) height="[^"]*"', r"\1"),
-            (r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px"),
-            (r"#0102([0-9a-f]{2})", r"var(--c\1)"),
-        ):
-            svg = re.sub(pattern, text, svg)
-        figures.append((title, in_units(caption, rows), svg))
-    return figures
+        raise UserError("the report needs matplotlib for its pictures: pip install matplotlib") from None
+    with style.context("dark_background" if dark else "default"), matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, 3.4), layout="constrained")
+        plot(figure)
+        file = io.BytesIO()
+        metadata = {"Date": None} if form == "svg" else {}
+        figure.savefig(file, format=form, dpi=150, transparent=form == "svg", metadata=metadata)
+    return file.getvalue()
 
 
-def drawings(
-    collection: Collection, rows: Sequence[TierSummary]
-) -> Iterator[tuple[str, str, Callable[["Axes"], None]]]:
-    """Yields title, caption and drawing function of the figures for which the runs have values.
+def measured(rows: Sequence[TierSummary]) -> list[TierSummary]:
+    """Returns the tiers of which the time of a run was measured, on their own machines."""
+    return [row for row in rows if row.done and not row.simulated and None not in map(row.seconds_of, row.done)]
 
-    The most important one comes first; colours are placeholders.
+
+def time_and_money(figure: "Figure", rows: Sequence[TierSummary]) -> None:
+    """Draws a bar for the time of each tier's runs and one for their cost, beside each other.
+
+    Bars end at medians; whiskers reach from the lowest to the highest repeat.
     """
-    speeds = {row.tier: row.images_per_second.median for row in rows if row.images_per_second}
-    groups = [group for group in collection.tiers if group.runs]
-    scaled = [row for row in rows if row.speed_up is not None and not (row.simulated or row.base.simulated)]
-    priced = [row for row in rows if row.cost_per_million_images is not None and row.tier in speeds]
-    looks = {group.name: LOOKS[index % len(LOOKS)] for index, group in enumerate(collection.tiers)}
-
-    def cost_against_time(axes: "Axes") -> None:
-        points = [(1e6 / speeds[row.tier], row.cost_per_million_images) for row in priced]
-        front = pareto_front(points)
-        axes.plot(*zip(*(points[index] for index in front), strict=True), color=_SOFT, linewidth=1.2, zorder=1)
-        for point, row in zip(points, priced, strict=True):
-            axes.plot(*point, **{**looks[row.tier], "linestyle": "", "label": f" {row.tier}"})
-        axes.set(xlabel="s per million images", ylabel="USD per million images", xlim=(0, None), ylim=(0, None))
-        _legend_above(axes)
-
-    def speed_ups(axes: "Axes") -> None:
-        axes.figure.set(figheight=max(3.6, 0.2 * len(scaled) + 1))
-        colors = [looks[row.tier]["color"] for row in scaled]
-        axes.barh(range(len(scaled)), [row.speed_up for row in scaled], color=colors, height=0.6)
-        axes.set_yticks(range(len(scaled)), [f"{row.tier}  {row.speed_up:.2f} x" for row in scaled])
-        axes.set(xlabel="x")
-        axes.invert_yaxis()
-        axes.grid(visible=False, axis="y")
-
-    def loss_curves(axes: "Axes") -> None:
-        for index, group in enumerate(groups):
-            width = 3.5 - 2 * index / len(groups)  # wide lines come first, so that equal curves all stay visible
-            steps, losses = _losses(group.runs[0])
-            marker = looks[group.name]["marker"] if len(steps) == 1 else ""
-            look = {**looks[group.name], "marker": marker, "linewidth": width}
-            axes.plot(steps, losses, label=f" {group.name}", **look)  # a name with _ in front would have no legend
-        axes.ticklabel_format(axis="y", useOffset=False)
-        axes.set(xlabel="step")
-        axes.locator_params("x", integer=True)
-        _legend_above(axes)
-
-    if len(priced) > 1:
-        caption = "for a million images; no tier is both faster and cheaper than the line"
-        yield "Cost against time", caption, cost_against_time
-    if len(scaled) > 1:
-        yield "Speed-up", "images/s relative to the baseline", speed_ups
-    if any(_losses(run)[1] for run in collection.runs):
-        yield "Loss", "by step, for the first repeat of each tier", loss_curves
+    rows = measured(rows)
+    seconds = [[row.seconds_of(run) or 0.0 for run in row.done] for row in rows]
+    usd = [[row.usd_of(run) or 0.0 for run in row.done] for row in rows]
+    most = max(map(max, seconds))
+    unit, name = (3600, "hours") if most >= 3600 else (60, "minutes") if most >= 180 else (1, "seconds")
+    times = [[value / unit for value in values] for values in seconds]
+    panels: list[tuple[str, list[list[float]], Callable[[float], str]]] = [(f"{name} a run", times, figures)]
+    if any(map(any, usd)):
+        panels.append(("USD a run", usd, money))
+    figure.set_figheight(1.1 + 0.36 * len(rows))
+    grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for index, (axes, (title, values, show)) in enumerate(zip(grid, panels, strict=True)):
+        ends = [(min(each), statistics.median(each), max(each)) for each in values]
+        middles = [middle for _, middle, _ in ends]
+        whiskers = [[middle - low for low, middle, _ in ends], [high - middle for _, middle, high in ends]]
+        axes.barh(range(len(rows)), middles, height=0.6, color=f"C{index}", xerr=whiskers, ecolor="grey", capsize=3)
+        for place, (_, middle, high) in enumerate(ends):
+            text = show(middle) if middle else "no price"
+            axes.annotate(text, (high, place), (5, 0), textcoords="offset points", va="center")
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.set_xlim(0, 1.35 * max(high for *_, high in ends))
+        axes.locator_params("x", nbins=4)
+        axes.tick_params("y", length=0)
+    grid[0].set_yticks(range(len(rows)), [row.tier for row in rows])
+    grid[0].invert_yaxis()
 
 
-def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Returns the indices of the points that no other point dominates, in the order of their first value.
-
-    A point dominates another if none of its two values is higher and one is lower.
-    """
-    front: list[int] = []
-    for index in sorted(range(len(points)), key=lambda index: points[index]):
-        if not front or points[index][1] < points[front[-1]][1]:
-            front.append(index)
-    return front
-
-
-def _losses(run: RunRecord) -> tuple[list[float], list[float]]:
-    """Returns the steps and the values of the first of LOSSES that the run reports; empty lists if it reports none."""
-    lines = run.reports or run.epochs
-    name = next((name for name in LOSSES if any(name in line.scalars for line in lines)), "")
-    reports = [line for line in lines if name in line.scalars]
-    return [float(line.step) for line in reports], [line.scalars[name] for line in reports]
-
-
-def _legend_above(axes: "Axes") -> None:
-    """Puts the legend above the axes, where it covers no line, and makes room for it: four names a row."""
-    axes.figure.set(figheight=3.6 + 0.2 * (len(axes.lines) // 4))
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=9, handlelength=1.4, columnspacing=1)
+def losses(figure: "Figure", groups: Sequence[TierRuns]) -> None:
+    """Draws the loss by step of the first repeat of each tier over the whole width."""
+    axes = figure.subplots()
+    groups = [group for group in groups if group.runs and loss_curve(group.runs[0])[1]]
+    for index, group in enumerate(groups):
+        steps, values = loss_curve(group.runs[0])
+        width = 3.5 - 2 * index / len(groups)  # wide lines come first, so that equal curves all stay visible
+        marker = "o" if len(steps) < 30 else ""
+        dashes = _DASHES[index // 10 % 3]
+        axes.plot(steps, values, dashes, color=f"C{index % 10}", marker=marker, linewidth=width, label=f" {group.name}")
+    axes.margins(x=0.01)
+    axes.grid()
+    axes.ticklabel_format(axis="y", useOffset=False)
+    axes.set(xlabel="step", ylabel="loss")
+    axes.locator_params("x", integer=True, nbins=5)
+    axes.figure.legend(loc="outside upper left", ncols=max(1, int(figure.get_figwidth() // 1.7)), fontsize=9)

@@ -1,4 +1,4 @@
-"""Writes the verdict of a comparison: the fastest tier, the cheapest, the best buy, and what makes them unreliable."""
+"""Writes the verdict: which tier to buy for this work, when another, and what makes the numbers unreliable."""
 
 import statistics
 from collections import Counter
@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from deploy.report.collection import Collection
 from deploy.report.formatting import counted_devices, figures, money, percent
-from deploy.report.measures import UNKNOWN, TierSummary, best, in_units
+from deploy.report.measures import UNKNOWN, TierSummary, in_units, loss_curve
 from trainer.base.run_files.goodput import (
     CLASSES,
     COMPILATION,
@@ -20,7 +20,6 @@ from trainer.base.run_files.goodput import (
     shares_in_words,
 )
 from trainer.base.run_files.job_files import mapping, number
-from trainer.base.settings.train_config import MAY_CHANGE
 
 _RESOLUTION = 0.01  # speeds that differ by less than this share are equal, even if no spread is known
 _LOSS_TOLERANCE = 0.05  # final losses that differ by less than this share of the larger one agree
@@ -28,53 +27,111 @@ _ROUNDING = 1e-6  # a relative difference that float32's rounding makes
 _MORE_WORK = "use a larger batch per replica or a larger model."
 
 
-def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str = "") -> list[str]:
+def verdict(collection: Collection, rows: Sequence[TierSummary]) -> list[str]:
     """Returns the sentences of the verdict, the most important first.
 
-    Speeds are compared only between tiers of real devices; with fewer than two of these, the sentences on final losses
-    come first. `baseline`: the tier that the fastest one is compared with, by default the first.
+    Only tiers of real devices that did the same work are ranked; if there are fewer than two of these, the sentences on
+    final losses come first.
     """
-    real = [row for row in rows if row.has_speed and not row.simulated]
-    simulated = [row.tier for row in rows if row.simulated]
+    real = [row for row in rows if row.has_speed]
     done = [row for row in rows if row.done]
-    sentences = [*_ranking(real, baseline or rows[0].tier)] if len(real) > 1 else []
-    # Final losses compare only after the same number of steps with the same global batch.
-    if collection.scaling != "weak" and len({row.steps for row in done}) == 1:
-        sentences += _final_losses([row for row in done if row.final_loss is not None])
+    simulated = [row.tier for row in rows if row.simulated]
+    sentences = [*_different_work(done)]
+    if not sentences:
+        sentences += _advice(real) if len(real) > 1 else []
+        losses = [row for row in done if row.final_loss is not None and collection.scaling != "weak"]
+        sentences += _final_losses(losses)
+        sentences += _scaling(real)
     if simulated:
-        sentences.append(f"Simulated devices: {', '.join(simulated)}: their speeds do not apply to real machines, so "
-                         "they are not ranked and have no efficiency and no cost.")  # fmt: skip
+        names = ", ".join(simulated)
+        sentences.append(
+            f"Simulated devices: {names}: their speeds do not apply to real machines, so they are not shown."
+        )
     elif len(real) < 2:
         sentences.append("Not ranked: fewer than two tiers of real devices have a speed.")
-    sentences += _scaling(real)
-    sentences += [
-        f"{row.tier}: waiting for input {percent(row.input_wait)}: prepare the data "
-        "(python -m trainer.data.prepare), or make your own data function faster."
-        for row in real if (row.input_wait or 0.0) >= MUCH
-    ]  # fmt: skip
-    sentences += _goodput(rows)
-    # Differences in the work of the tiers that should not be there.
-    images = {row.tier: row.images for row in done if row.images is not None}
-    if len(set(images.values())) > 1:
-        counts = ", ".join(f"{tier} {count:,}" for tier, count in images.items())
-        sentences.append(f"Different work: images read: {counts}. Compare images/s, not totals.")
-    may_differ = MAY_CHANGE | ({"global_batch_size"} if collection.scaling == "weak" else set())
-    first = {row.tier: row.group.runs[0].config for row in rows if row.group.runs and row.group.runs[0].config}
-    for name in sorted({name for config in first.values() for name in config} - may_differ):
-        values = {tier: repr(config.get(name)) for tier, config in first.items()}
-        if len({*values.values()}) > 1:
-            each = ", ".join(f"{value} ({tier})" for tier, value in values.items())
-            sentences.append(f"Different work: {name} is {each}.")
-    # Runs that did not end well.
     for row in rows:
-        bad = [run for run in row.group.runs if run.state != "done"]
-        count = f"{len(bad)} of {len(row.group.runs)} repeats: " if row.done else ""
-        if ending := bad[0].ending if bad else row.not_done:
-            sentences.append(f"{row.tier}: {count}{ending}.")
-    if collection.local and collection.parallel > 1:
-        sentences.append(f"Up to {collection.parallel} runs shared this machine and slowed each other down: use "
-                         "--parallel=1.")  # fmt: skip
+        sentences += _remarks(row)
+    if any(group.local for group in collection.tiers) and collection.parallel > 1:
+        shared = f"Up to {collection.parallel} runs shared this machine and slowed each other down"
+        sentences.append(f"{shared}: use --parallel=1.")
     return [in_units(sentence, rows) for sentence in sentences]
+
+
+def _different_work(rows: Sequence[TierSummary]) -> Iterator[str]:
+    """Yields a sentence on all that differs in the work of tiers that are done."""
+    known = [row for row in rows if len(row.work) > 1] or rows  # without those whose run.json is lost
+    names = dict.fromkeys(name for row in known for name in row.work)
+    differing = []
+    for name in names:
+        tiers_by_value: dict[str, list[str]] = {}
+        for row in known:
+            tiers_by_value.setdefault(str(row.work.get(name)), []).append(row.tier)
+        if len(tiers_by_value) > 1:
+            values = [f"{value} ({', '.join(tiers)})" for value, tiers in tiers_by_value.items()]
+            differing.append(f"{name} is {', '.join(values)}")
+    if differing:
+        yield f"Not ranked, because the runs did different work: {'; '.join(differing)}."
+
+
+def _advice(rows: Sequence[TierSummary]) -> Iterator[str]:
+    """Yields which tier to buy and when another, and what a spot price means.
+
+    The best buy has the lowest product of time and money, both as paid where all bills are known. Of tiers that are
+    equally fast the cheapest is advised.
+    """
+    fastest = max(rows, key=_speed)
+    ties = [row for row in rows if row is not fastest and _equally_fast(row, fastest)]
+    priced = [row for row in rows if row.cost_per_million_images is not None]
+    if len(priced) < 2:
+        tied = f"; {_names(ties)} equal within the spread" if ties else ""
+        against = (
+            f", {fastest.speed_up:.2f} x {fastest.base.tier}"
+            if fastest.speed_up and fastest is not fastest.base
+            else ""
+        )
+        yield f"Fastest: {fastest.tier}, {figures(_speed(fastest))} images/s{against}{tied}."
+        yield "Which one to buy is not known without prices: add --price_per_hour=TIER=USD."
+        return
+    paid = all(row.paid_seconds and row.cost for row in priced)
+    usd = {row.tier: (row.cost if paid else row.cost_per_million_images) or 0.0 for row in priced}
+    seconds = {row.tier: row.paid_seconds if paid else 1e6 / _speed(row) for row in priced}
+    unit = "a run" if paid else "per million images"
+
+    def terms(row: TierSummary) -> str:
+        spot = " (spot)" if row.group.spot else ""
+        return f"{row.tier}{spot}, {money(usd[row.tier])} and {_time(seconds[row.tier])} {unit}"
+
+    best = min(priced, key=lambda row: usd[row.tier] * seconds[row.tier])
+    best = min((row for row in priced if _equally_fast(row, best)), key=lambda row: usd[row.tier])
+    cheapest = min(priced, key=lambda row: usd[row.tier])
+    advice = f"Buy {terms(best)}"
+    if len(ties) == len(rows) - 1:
+        advice = f"No difference in speed is significant, so buy the cheapest: {terms(best)}"
+    elif best is cheapest:
+        advice += ", the cheapest"
+    if best is not cheapest:
+        advice += f"; if money counts more, {terms(cheapest)}"
+    if not _equally_fast(best, fastest):
+        dearer = terms(fastest) if fastest in priced else f"{fastest.tier}, whose price is not known"
+        advice += f"; if time counts more, {dearer}"
+    elif len(ties) < len(rows) - 1:
+        advice += ", and none is significantly faster"
+    yield f"{advice}."
+    if len(priced) < len(rows):
+        yield f"The advice is among {', '.join(usd)}, whose prices are known."
+    if any(row.group.spot for row in rows):
+        prices = [
+            f"{row.tier} {money(row.price_per_hour or 0.0)} as {'spot' if row.group.spot else 'standard'}"
+            for row in priced
+        ]
+        yield (
+            f"An hour costs {', '.join(prices)}. Google may take spot machines away at any time: the run then goes on "
+            "from its last checkpoint, and ends later."
+        )
+
+
+def _names(rows: Sequence[TierSummary]) -> str:
+    return f"{', '.join(row.tier for row in rows)} {'is' if len(rows) == 1 else 'are'}"
 
 
 def _equally_fast(first: TierSummary, second: TierSummary) -> bool:
@@ -88,39 +145,6 @@ def _speed(row: TierSummary) -> float:
     return float(row.images_per_second.median)
 
 
-def _ranking(rows: Sequence[TierSummary], baseline: str) -> Iterator[str]:
-    """Yields a sentence that names the fastest tier, the cheapest and the best buy, and then one on each of them."""
-    fastest = best(rows, "images_per_second")
-    compared = fastest.speed_up and baseline in (row.tier for row in rows) and fastest.tier != baseline
-    against = f", {fastest.speed_up:.2f} x {baseline}" if compared else ""
-    ties = [row.tier for row in rows if row is not fastest and _equally_fast(row, fastest)]
-    tied = f"; {', '.join(ties)} {'is' if len(ties) == 1 else 'are'} equal within the spread" if ties else ""
-    speed = f"Fastest: {fastest.tier}, {figures(_speed(fastest))} images/s{against}{tied}."
-    # Only tiers with a cost can be the cheapest or the best buy; the notes say why others have none.
-    priced = [row for row in rows if row.cost_per_million_images is not None]
-    if len(priced) < 2:
-        yield speed
-        yield "Cheapest and best buy are not known without prices: add --price_per_hour=TIER=USD."
-        return
-    among = f" of {', '.join(row.tier for row in priced)}" if len(priced) < len(rows) else ""
-    if all(row.paid_seconds and row.cost for row in priced):
-        cheapest = best(priced, "cost")
-        spent = f"{money(cheapest.cost)} paid for {figures(cheapest.paid_seconds)} s"
-        buy, product = min(priced, key=lambda row: row.cost * row.paid_seconds), "time and money, both as paid"
-    else:
-        cheapest = best(priced, "cost_per_million_images")
-        spent = f"{money(cheapest.cost_per_million_images)} per million images"
-        buy, product = min(priced, key=lambda row: row.cost_per_million_images / _speed(row)), "time and cost"
-    titles: dict[str, list[str]] = {}
-    for row, title in ((fastest, "the fastest"), (cheapest, "the cheapest"), (buy, "the best buy")):
-        titles.setdefault(row.tier, []).append(title)
-    named = {tier: ", ".join([*words[:-2], " and ".join(words[-2:])]) for tier, words in titles.items()}
-    yield f"{'; '.join(f'{tier} is {words}' for tier, words in named.items())}."
-    yield speed
-    yield f"Cheapest{among}: {cheapest.tier}, {spent}."
-    yield f"Best buy{among}: {buy.tier}, the lowest product of {product}."
-
-
 def _scaling(rows: Sequence[TierSummary]) -> Iterator[str]:
     """Yields sentences on how the speed grows with the devices of a kind, and on tiers that more devices do not help.
 
@@ -131,58 +155,72 @@ def _scaling(rows: Sequence[TierSummary]) -> Iterator[str]:
         if row.kind != UNKNOWN:
             by_kind.setdefault(row.kind, []).append(row)
     for alike in by_kind.values():
-        first = alike[0]
         gains: list[str] = []
         reasons: list[str] = []
         for row in alike:
             fewer = [smaller for smaller in alike if smaller.devices < row.devices]
             if not fewer:
                 continue
-            smaller = best(fewer, "images_per_second")
+            smaller = max(fewer, key=_speed)
             ratio = _speed(row) / _speed(smaller)
             if _equally_fast(row, smaller):
-                equal = f"{_devices(row)} and {_devices(smaller)} are equally fast, within the spread"
-                reasons.append(f"{equal}; {_MORE_WORK}")
+                reasons.append(f"{_devices(row)} and {_devices(smaller)} are equally fast, within the spread")
             elif ratio < 1:
                 slower = f"{row.devices} devices are slower than {smaller.devices}"
-                reasons.append(f"{slower}: {row.tier} reaches {ratio:.2f} x {smaller.tier}; {_MORE_WORK}")
+                reasons.append(f"{slower}: {row.tier} reaches {ratio:.2f} x {smaller.tier}")
             else:
-                usd, least = row.cost_per_million_images, first.cost_per_million_images
+                usd = row.cost_per_million_images
+                least = alike[0].cost_per_million_images
                 dearer = f" for {usd / least:.2f} x the cost per million images" if usd and least else ""
-                gains.append(f"{_devices(row)} {_speed(row) / _speed(first):.2f} x as fast{dearer}")
+                gains.append(f"{_devices(row)} {_speed(row) / _speed(alike[0]):.2f} x as fast{dearer}")
         if gains:
-            yield f"Against {_devices(first)}: {', '.join(gains)}."
-        yield from reasons
+            yield f"Against {_devices(alike[0])}: {', '.join(gains)}."
+        yield from (f"{reason}; {_MORE_WORK}" for reason in reasons)
 
 
 def _devices(row: TierSummary) -> str:
     return f"{row.tier} ({counted_devices(row.devices)})"
 
 
-def _goodput(rows: Sequence[TierSummary]) -> Iterator[str]:
-    """Yields a sentence for each tier on Vertex AI on what its seconds went to, and one on a slow worker.
+def _remarks(row: TierSummary) -> Iterator[str]:
+    """Yields what there is to know of a tier: runs that did not end well, and what its seconds went to.
 
     The seconds include those that were billed without being seen by a run, if they are known.
     """
-    for row in rows:
-        runs = [run for run in row.runs if run.goodput]
-        seconds = Counter[str]()
-        for run in runs:
-            seconds.update(run.goodput)
-        total = sum(seconds.values())
-        reducible = (INPUT, SAVE, REPEATED, RESTART, COMPILATION, START)
-        most = max(reducible, key=lambda name: seconds[name])
-        lost = f", and lost {percent(seconds[most] / total)} to {CLASSES[most]}" if seconds[most] > MUCH * total else ""
-        paid = "paid" if row.paid_seconds else "took"
-        unpaid = sum(number(run.result.get("between_jobs_seconds")) or 0.0 for run in runs)
-        apart = f"; {_hours(unpaid)} between its jobs are not paid" if unpaid >= 1 else ""
-        if total and row.on_vertex:  # there the time is paid for
-            yield f"{row.tier} {paid} {_hours(total)}{lost}: {shares_in_words(seconds)}{apart}."
-        for slow in [worker for run in runs if (worker := mapping(run.result, "slow_worker"))][:1]:
+    bad = [run for run in row.group.runs if run.state != "done"]
+    if bad or not row.done:
+        count = f"{len(bad)} of {len(row.group.runs)} repeats: " if row.done else ""
+        paid = f"; {money(row.paid)} was paid for all attempts" if row.paid else ""
+        yield f"{row.tier}: {count}{bad[0].ending if bad else row.not_done}{paid}."
+    if row.has_speed and (row.input_wait or 0.0) >= MUCH:
+        # Only images that are decoded from files can be prepared; tables and arrays are in memory already.
+        decoded = any("converted" in mapping(run.info, "data") for run in row.runs)
+        remedy = ": prepare the data (python -m trainer.data.prepare)" if decoded else ""
+        yield f"{row.tier}: waiting for input {percent(row.input_wait)}{remedy}."
+    for run in row.group.runs:
+        if run.result.get("depends_on_replicas"):
+            yield f"{row.tier}: its numbers are those of {row.devices} replicas alone (--allow_replica_dependence)."
+        if why := run.result.get("not_compared"):
+            yield f"{row.tier}: its steps were not compared with those of one replica: {why}."
+        if slow := mapping(run.result, "slow_worker"):
             yield f"{row.tier}: {slow.get('name')} is slow: {slow.get('why')}."
+    # There the time is paid for.
+    runs = [run for run in row.runs if row.on_vertex and run.goodput]
+    seconds = Counter[str]()
+    for run in runs:
+        seconds.update(run.goodput)
+    if not runs:
+        return
+    most = max((INPUT, SAVE, REPEATED, RESTART, COMPILATION, START), key=lambda name: seconds[name])
+    share = seconds[most] / seconds.total()
+    lost = f", and lost {percent(share)} to {CLASSES[most]}" if share > MUCH else ""
+    verb = "paid" if row.paid_seconds else "took"
+    unpaid = sum(number(run.result.get("between_jobs_seconds")) or 0.0 for run in runs)
+    apart = f"; {_time(unpaid)} between its jobs are not paid" if unpaid >= 1 else ""
+    yield f"{row.tier} {verb} {_time(seconds.total())}{lost}: {shares_in_words(seconds)}{apart}."
 
 
-def _hours(seconds: float) -> str:
+def _time(seconds: float) -> str:
     return f"{seconds / 3600:.2f} h" if seconds >= 3600 else f"{figures(seconds)} s"
 
 
@@ -197,7 +235,8 @@ def _final_losses(rows: Sequence[TierSummary]) -> Iterator[str]:
     differing = []
     most = 0.0  # the largest relative difference
     for row in rows[1:]:
-        apart, larger = abs(row.final_loss - first.final_loss), max(abs(row.final_loss), abs(first.final_loss))
+        apart = abs(row.final_loss - first.final_loss)
+        larger = max(abs(row.final_loss), abs(first.final_loss))
         most = max(most, apart / (larger or 1.0))
         if row.loss_name != first.loss_name:
             names = f"{row.loss_name} of {row.tier}, {first.loss_name} of {first.tier}"
@@ -221,7 +260,6 @@ def _final_losses(rows: Sequence[TierSummary]) -> Iterator[str]:
 
 def _noise(row: TierSummary) -> float:
     """Returns by how much the loss changes between reports: the median over the last ten, the largest of all runs."""
-    last = [[line.scalars.get(row.loss_name) for line in (run.reports or run.epochs)[-10:]] for run in row.group.runs]
-    curves = [[value for value in values if value is not None] for values in last]
+    curves = [loss_curve(run, row.loss_name or "")[1][-10:] for run in row.group.runs]
     changes = [[abs(after - before) for before, after in pairwise(values)] for values in curves]
     return max((statistics.median(of_run) for of_run in changes if of_run), default=0.0)

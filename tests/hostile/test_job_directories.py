@@ -191,7 +191,7 @@ def test_a_report(
         (folder / "a" / "repeat-1" / name).write_bytes(content)
     (folder / "comparison.json").write_bytes(asked)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("deploy.report.html_page.draw", lambda collection, rows: [])
+        patch.setattr("deploy.report.plots.picture", lambda *plot, **look: b"")
         one_line(lambda: write_all_forms(folder))
 
 

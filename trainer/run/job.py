@@ -1,12 +1,14 @@
 """Runs one job from top to bottom: start, data and model, first state, training, export, result."""
 
 import os
+import platform
 import secrets
 import shlex
 import time
 from collections.abc import Collection, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict
+from pathlib import Path
 
 from trainer.base.errors import DONE, INTERRUPTED, NotFinite
 from trainer.base.log import duration, log, on_vertex
@@ -206,6 +208,7 @@ def _describe(run: TrainingRun) -> None:
         },
         "devices": list(replicas.devices),  # of each worker
         "gpus": gpu_names()[: replicas.local],  # of this worker
+        "processor": _processor(),
         "gpu_environment": gpu_environment(),
         "on_vertex": os.environ.get("CLOUD_ML_JOB_ID", "").isdigit(),  # `deploy local` calls its jobs local-…
         "simulated": simulated_devices() > 0,  # logical CPU devices stand for accelerators
@@ -242,6 +245,13 @@ def _describe(run: TrainingRun) -> None:
     job_dir.write(RUN_INFO, about)
     if config.track:
         job_dir.mirror.finish()  # so that a restart elsewhere continues the same run of the tracker
+
+
+def _processor() -> str:
+    """Returns the model of this machine's processor, or its architecture where Linux does not say it."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _train_and_export(run: TrainingRun) -> Control:

@@ -8,14 +8,15 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.api.compare import CompareOptions
-from deploy.report.plots import pareto_front
+from deploy.api.plan import pareto_front
+from deploy.report.collection import report_folder
 from tests.deploy.conftest import Capture, Command, put
 from tests.deploy.planted import noisy, plant, sample
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import coerce, fields_of
 from trainer.base.storage.local_files import Address
 
-VOID = {"meta", "img", "br", "link", "hr", "input"}
+VOID = {"meta", "source", "img", "br", "link", "hr", "input"}
 
 
 @pytest.fixture
@@ -29,29 +30,37 @@ def runs(tmp_path: Path) -> Path:
 
 def test_the_page_is_whole_and_needs_nothing_from_outside(runs: Path, capsys: Capture) -> None:
     assert main(["report", str(runs), "--price-per-hour=one=1", "--price_per_hour=three=1.5", "--baseline=two"]) == 0
-    text = (runs / "report.html").read_text()
+    out = runs / "report"
+    text = (out / "report.html").read_text()
     opened, closed = (Counter(re.findall(tag, text)) for tag in (r"<(\w+)[^>]*(?<!/)>", r"</(\w+)>"))
     assert set(opened - closed) <= VOID
     assert not closed - opened
     assert not {"script", "link", "iframe", "object", "base", "form"} & {*re.findall(r"<(\w+)", text)}
-    values: dict[str, list[str]] = {}
-    for name, value in re.findall(r'\s([\w:]+)="([^"]*)"', text):
-        values.setdefault(name, []).append(value)
-    assert all(address.startswith("data:image/png;base64,") for address in values["src"])
-    references = values.get("href", []) + values["xlink:href"]
-    assert all(address.startswith("#") for address in references)
-    assert not re.search(r"@import|url\((?!#)|\son\w+=", text)
-    ids = values["id"]
-    assert len(ids) == len(set(ids))
-    assert {*re.findall(r"url\(#([^)]*)\)", text), *(address[1:] for address in references)} <= set(ids)
-    assert re.search(r"(?s)three is the fastest.*<svg.*<table", text)
-    drawn = re.findall("<h3>([^<]*)</h3>", text)  # no bars beside a simulated tier
-    assert drawn[:2] == ["Cost against time", "Loss"]
-    assert "Speed-up" not in drawn
-    assert opened["img"] == 2
-    assert str(runs / "report.html") in capsys.readouterr().out
+    addresses = re.findall(r'\s(?:src|srcset|href)="([^"]*)"', text)
+    assert all(re.match(r"data:image/(png|svg\+xml);base64,", address) for address in addresses)
+    assert not re.search(r"@import|url\(|\son\w+=", text)
+    assert re.search(r"(?s)Buy three.*Time and money.*Loss.*<table.*<details><summary>All numbers.*<table", text)
+    assert (opened["picture"], opened["source"], text.count("samples of")) == (2, 8, 2)
+    assert len(re.findall("prefers-color-scheme: dark", text)) == 5
+    assert (out / "time_and_money.png").read_bytes().startswith(b"\x89PNG")
     for form in ("table.md", "table.csv", "table.json"):
-        assert "two" in (runs / form).read_text()
+        assert "two" in (out / form).read_text()
+    verdict, table, rest = capsys.readouterr().out.split("\n\n", 2)
+    assert verdict.startswith("Buy three")
+    assert len(table.splitlines()) <= 9
+    assert len(rest.strip().splitlines()) <= 4
+    assert rest.endswith("runs/report/report.html\n")
+
+
+def test_a_report_lies_beside_all_runs_and_never_in_one(runs: Path, tmp_path: Path) -> None:
+    one = str(runs / "one")
+    for folders in ([str(runs)], [one], [one, str(runs / "two")]):
+        assert Path(report_folder(folders)).resolve() == runs / "report"
+    other = plant(tmp_path / "other" / "run", noisy(0.1))
+    assert Path(report_folder([one, str(other)])).resolve() == tmp_path / "report"
+    (runs / "comparison.json").write_text("{}")
+    assert report_folder([str(runs)]) == str(runs)
+    assert Path(report_folder([one])).resolve() == runs / "report"  # a part of a comparison is not the whole
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")

@@ -76,7 +76,7 @@ def test_a_stopped_run_of_a_comparison_is_not_ranked_and_goes_on(
     stops_first(tmp_path / "trained", cloud)
     assert WHY in command("l4x1", "--stop_if_idle=30m", code=75)
     (row,) = rows(tmp_path)
-    assert (row.state, row.has_speed, row.missing["total_seconds"]) == (
+    assert (row.state, row.has_speed, row.missing[0]) == (
         "stopped", False, f"the run ended as 'stopped': {WHY}",
     )  # fmt: skip
     command("l4x1", "--stop_if_idle=30m")

@@ -30,7 +30,7 @@ def test_folders_of_runs_and_of_repeats_become_tiers(tmp_path: Path) -> None:
         assert [(tier.name, len(tier.runs), bool(tier.tier)) for tier in part.tiers] == [
             ("two", runs, True), ("one", 1, False),
         ]  # fmt: skip
-        assert part.local
+        assert part.tiers[0].local
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")

@@ -55,6 +55,7 @@ class RunInfo(TypedDict, total=False):
     cluster: dict[str, Any]  # workers, addresses, replicas, rows_per_replica
     devices: list[str]  # of each worker
     gpus: list[str]  # models of the chief's GPUs
+    processor: str  # model of the chief's processor
     gpu_environment: dict[str, str]  # variables that TensorFlow and CUDA read at their start
     on_vertex: bool  # a job of Vertex AI, which is billed from its start to its end
     simulated: bool  # logical CPU devices stand for accelerators
