@@ -379,8 +379,8 @@ def plan_by_options(
             if asked.fit and extrapolation:
                 say(f"# {tier.name}: --fit is ignored: a run of --from shows this tier as it is")
             chosen = best_memory_option(tier, step_plan, config) if asked.fit and not extrapolation else None
-            run = step_plan.with_setting(config, chosen.name, chosen.value) if chosen else (step_plan, config)
-            of_tier = forecast(tier, *run, load_machines(file), extrapolation, own_image=own_image)
+            run = replace(config, **{chosen.name: chosen.value}) if chosen else config
+            of_tier = forecast(tier, step_plan, run, load_machines(file), extrapolation, own_image=own_image)
             forecasts.append(replace(of_tier, tier=f"{tier.name}@{region}") if region else of_tier)
     as_typed = {tier.name: name for tier, name in zip(specs, names, strict=True)}
     # Tiers may differ, and there may be no time that comes from the graph.

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
 
 from deploy.base.console import run_program, say
 from deploy.job.job import Job
@@ -17,9 +16,9 @@ from trainer.base.errors import UserError
 from trainer.base.limit_watch import StopLimits
 from trainer.base.run_files.plan_file import StepPlan, kept_plan, read_plan
 from trainer.base.settings.request import Overrides
-from trainer.base.settings.train_config import BLOCKS, TrainConfig
+from trainer.base.settings.train_config import TrainConfig
 
-FIT = "if the run may not fit, add what makes it fit: the cheapest setting that keeps the numbers, else --micro_batches"
+FIT = "if the run may not fit, add what makes it fit: --micro_batches, else --precision=mixed_bfloat16"
 
 
 def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
@@ -35,13 +34,10 @@ def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
 def _cached_plan(config: TrainConfig) -> StepPlan | None:
     """Returns the cached plan for these settings; None if there is none, or if its file cannot be read.
 
-    With --remat it may be derived from the plan of the run without. A damaged file is made again, not repaired.
+    A damaged file is made again, not repaired.
     """
-    path, without_remat = kept_plan(config), replace(config, remat="")
-    if config.remat == BLOCKS and not path.is_file() and (plan := _cached_plan(without_remat)) and plan.recomputed:
-        return plan.with_setting(without_remat, "remat", BLOCKS)[0]
     with suppress(UserError):
-        return read_plan(path)
+        return read_plan(kept_plan(config))
     return None
 
 

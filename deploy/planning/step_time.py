@@ -120,20 +120,17 @@ def host_seconds(work: Work, micro_batches: int, formula: Formula) -> float:
 
 
 def all_reduce_seconds(
-    work: Work, devices: int, workers: int, link_gb_per_s: float, *, gathered: bool = False, sharded: bool = False
+    work: Work, devices: int, workers: int, link_gb_per_s: float, *, gathered: bool = False
 ) -> float:
     """Returns the seconds of a step in which `devices` replicas on `workers` machines sum gradients and statistics.
 
     `link_gb_per_s`: of the link between GPUs of one machine. gathered: each replica receives the values of all others
-    and adds them itself, as with --virtual_replicas. sharded: each replica also gathers the weights that the others
-    have updated, as with --shard_optimizer.
+    and adds them itself, as with --virtual_replicas.
     """
     start, rate = (CONSTANTS.all_reduce_seconds, link_gb_per_s * 1e9) if workers == 1 else (
         NETWORK_SECONDS, NETWORK_BYTES_PER_SECOND)  # fmt: skip
     transfers = devices - 1 if gathered else 2 * (devices - 1) / devices
-    if sharded:  # gathering the weights moves half as many bytes as summing their gradients
-        transfers += (devices - 1) / devices
-    return (work.all_reduces + sharded) * start + transfers * work.reduced_bytes / rate
+    return work.all_reduces * start + transfers * work.reduced_bytes / rate
 
 
 def step_seconds(
@@ -160,8 +157,8 @@ def step_seconds(
     # If XLA runs several steps in one program, the host may have nothing to do between them; not measured on a GPU.
     least_host = 0.0 if is_looped(plan, config, devices) else host
     step = Interval(low / wider * (device + least_host), device + host, high * wider * (device + host))
-    summing = {"gathered": config.virtual_replicas > 0, "sharded": config.shard_optimizer}
-    all_reduces = all_reduce_seconds(work, devices, workers, rates.link_gb_per_s, **summing)
+    gathered = config.virtual_replicas > 0
+    all_reduces = all_reduce_seconds(work, devices, workers, rates.link_gb_per_s, gathered=gathered)
     return step.plus(SUMMING_DOUBT.times(all_reduces))
 
 
@@ -190,7 +187,7 @@ def is_compiled(plan: StepPlan, config: TrainConfig, devices: int) -> bool:
     """Returns whether XLA will compile the steps of a run on this number of GPUs."""
     if devices > 1 and plan.sums_within:
         return False
-    return compiles(config, devices, plan.total_steps(config), plan.work.count)
+    return compiles(config, plan.total_steps(config), plan.work.count)
 
 
 def is_looped(plan: StepPlan, config: TrainConfig, devices: int) -> bool:

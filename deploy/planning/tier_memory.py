@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from deploy.planning.step_time import CONSTANTS, Interval, is_looped, step_seconds
 from deploy.tiers.machine_table import Accelerator, Machines, load_machines
 from deploy.tiers.tier import Tier
 from trainer.base.run_files.plan_file import StepPlan, largest_rows, peak_of
 from trainer.base.settings.accelerators import data_fit_on_gpu, scratch_mib
-from trainer.base.settings.train_config import BLOCKS, TrainConfig
+from trainer.base.settings.train_config import TrainConfig
 
 GIB = 2**30
 USABLE = 0.93  # the usable share of a card's nominal memory; the driver and error correction take the rest
@@ -20,8 +21,11 @@ FRAGMENTS = 1.25
 _PROCESS_BYTES = 2 * GIB  # assumed: Python and TensorFlow
 _IMAGE_BYTES = 30 * GIB  # assumed: the container and the system on the disk
 FITS, NEAR, TOO_LARGE = "fits", "near", "too large"
-# Settings that may change a model's numbers, or that ask something of it; the others keep the numbers of every model.
-_PROVISO = {"micro_batches": "; other numbers with batch norm; a train_step of yours needs accumulate"}
+# Settings that save memory, the one that changes numbers the least first, with what they change or ask of a model.
+_PROVISOS = {
+    "micro_batches": "other numbers with batch norm; a train_step of yours needs accumulate",
+    "precision": "other numbers, of 16 bits",
+}
 
 
 @dataclass(frozen=True)
@@ -29,14 +33,13 @@ class MemoryOption:
     """Holds a setting with which a run surely fits the memory, with its effect on memory and time."""
 
     name: str
-    value: int | str
+    value: Any
     saved: float  # bytes that each device saves
     slower: float | None  # the time of a step, relative to that without the setting; None: not predicted, as on CPUs
 
     def __str__(self) -> str:
         time = "" if self.slower is None else f", {self.slower - 1:+.0%} time"
-        setting = self.name if self.value is True else f"{self.name}={self.value}"
-        return f"--{setting} (-{self.saved / GIB:.1f} GiB{time}{_PROVISO.get(self.name, '')})"
+        return f"--{self.name}={self.value} (-{self.saved / GIB:.1f} GiB{time}; {_PROVISOS[self.name]})"
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,6 @@ def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> 
     limit = (available - 1.5 * _overhead(plan, config, tier)) / (plan.memory.worst_order * FRAGMENTS)
     largest = largest_rows(plan.memory.lines(config, gpu=bool(tier.accelerators)), limit) * micro_batches * tier.devices
     options = [] if verdict == FITS else [*_memory_options(plan, config, tier, gpu, required, available)]
-    options.sort(key=lambda option: (option.name in _PROVISO, option.slower or 1.0))  # what keeps the numbers first
     if tier.accelerators and plan.work.convolutions:
         # cuDNN tries kernels with the memory that is left, or with as much as the job lets it use. It also works with
         # less, so that it is shown as needed but does not change the verdict.
@@ -91,20 +93,19 @@ def _memory_options(
     """Yields each setting with which the run surely fits, with the smallest value that is enough."""
     rows, micro_batches = config.global_batch_size // tier.devices, config.micro_batches_on(tier.devices)
     more_micro_batches = [n for n in range(micro_batches + 1, rows + 1) if rows % n == 0]
-    can_shard = tier.devices > 1 and plan.slot_bytes and not config.shard_optimizer
-    settings: dict[str, Sequence[int | str]] = {
+    has_bfloat16 = gpu and gpu.rates and "tf32" in gpu.rates.tflops
+    settings: dict[str, Sequence[Any]] = {
         "micro_batches": [] if config.virtual_replicas else more_micro_batches,
-        "remat": [BLOCKS] if plan.recomputed else [],
-        "shard_optimizer": [True] if can_shard else [],
+        "precision": ["mixed_bfloat16"] if has_bfloat16 and config.precision == "float32" else [],
     }
     before = step_seconds(plan, config, gpu, tier.devices, tier.workers) if gpu else None
     for name, values in settings.items():
         for value in values:
-            changed = plan.with_setting(config, name, value)
-            needed = _needed(*changed, tier)
+            changed = replace(config, **{name: value})
+            needed = _needed(plan, changed, tier)
             if needed.high > available:
                 continue
-            after = step_seconds(*changed, gpu, tier.devices, tier.workers) if gpu else None
+            after = step_seconds(plan, changed, gpu, tier.devices, tier.workers) if gpu else None
             slower = after.middle / before.middle if before and after else None
             yield MemoryOption(name, value, required.middle - needed.middle, slower)
             break
@@ -114,7 +115,6 @@ def _needed(plan: StepPlan, config: TrainConfig, tier: Tier) -> Interval:
     """Returns the bytes that each device of the tier needs for a step, without those for which cuDNN tries kernels."""
     rows = config.global_batch_size // tier.devices / config.micro_batches_on(tier.devices)
     held = peak_of(plan.memory.lines(config, gpu=bool(tier.accelerators)), rows)
-    held -= plan.sharded_bytes(config, tier.devices)
     worst = held * plan.memory.worst_order * FRAGMENTS
     return Interval(held * _LEAST, held, worst).plus(Interval(0.5, 1.0, 1.5).times(_overhead(plan, config, tier)))
 

@@ -37,7 +37,7 @@ def planted_plan(folder: Path, precision: str = "float32", /, row_gib: float = 0
     )
     folder.mkdir(parents=True, exist_ok=True)
     plan = StepPlan(
-        config.model, config.data, plan_key(config, {}), {}, EXAMPLES, 1, 0, memory, 10**8, 2**29,
+        config.model, config.data, plan_key(config, {}), {}, EXAMPLES, 1, 0, memory, 10**8,
         Work(one), Work(of_two, 1, 10**8),
         False, False, CpuSteps(LinearInRows(1.0, 0.5), 2),
     )  # fmt: skip

@@ -35,8 +35,8 @@ FACTS = {
     "tensorflow.distribute.DistributedValues.__int__": "a callback that reads int(variable) would fail on replicas",
     "tensorflow.distribute.MirroredStrategy._collective_key_base": "a process's second strategy would fail or hang",
     # Replaced on an object, or read from it.
-    "keras.layers.Layer.call": "layers would mistake numbers that all rows share for numbers by row, batch norm would "
-    "normalise the rows of one replica, and --remat would save no memory",
+    "keras.layers.Layer.call": "layers would mistake numbers that all rows share for numbers by row, and batch norm "
+    "would normalise the rows of one replica",
     "keras.layers.Layer._flatten_layers": "layers within layers would draw and normalise as Keras's own",
     "keras.layers.Layer._losses": "a user's train_step that reads model.losses would add those of another replica",
     "keras.layers.Layer.__dict__": "a layer's SeedGenerators would have no stream of their own, and draw alike",
@@ -47,18 +47,12 @@ FACTS = {
     "keras.optimizers.Optimizer.update_step": "updates would take up to twenty operations a variable",
     "keras.optimizers.Optimizer._all_reduce_sum_gradients": "gradients would be summed twice, and updates too large by "
     "the number of replicas",
-    "keras.optimizers.Optimizer._backend_update_step": "--shard_optimizer would update whole weights by parts of slots",
     "keras.optimizers.Optimizer._get_variable_index": "a variable would be updated by the slots of another one",
     "keras.optimizers.Optimizer._trainable_variables": "slots and averages would be paired with the wrong weights",
-    "keras.optimizers.Optimizer._model_variables_moving_average": "moving averages would be sharded",
-    "keras.optimizers.Optimizer._var_key": "a sharded update would not find its slots",
     "keras.optimizers.Adam._momentums": "Adam would use the wrong slots",
     "keras.optimizers.Adam._velocities": "Adam would use the wrong slots",
     "keras.optimizers.RMSprop._momentums": "RMSprop would use the wrong slots",
     "keras.optimizers.RMSprop._velocities": "RMSprop would use the wrong slots",
-    "keras.optimizers.Optimizer.__dict__": "--shard_optimizer would leave slots whole, and memory as it was",
-    "keras.Variable._value": "each replica would keep whole slots in spite of --shard_optimizer",
-    "keras.Variable.__class__": "a checkpoint would hold one replica's part of a slot",
     "tensorflow.data.Dataset._inputs": "batches of a tf.data.Dataset would be taken for examples, or these for batches",
     "tensorflow.Graph._get_function": "plans and MFU would miss the FLOPs of functions",
     "tensorflow.python.eager.context.context": "a silent worker would abort all others after ten seconds",
@@ -73,8 +67,6 @@ FACTS = {
     "tensorflow.python.distribute.values.apply_aggregation_replica_context": "compiled steps on replicas would fail",
     "tensorflow.distribute.StrategyExtended._use_merge_call": "compiled updates on replicas would fail",
     # Only called.
-    "keras.src.backend.common.masking.get_keras_mask": "recomputed layers would lose the mask of their inputs",
-    "keras.src.backend.common.masking.set_keras_mask": "recomputed layers would lose the mask of their outputs",
     "tensorflow.python.ops.control_flow_util.GraphOrParentsInXlaContext": "compiled steps would draw by XLA's kernels, "
     "which give other numbers, and batch norm would take a formula that loses digits",
     "tensorflow.python.ops.control_flow_v2_func_graphs.CondBranchFuncGraph": "a draw in a branch would count as a loop",
@@ -271,17 +263,6 @@ def all_layers(model: keras.Model) -> list[keras.layers.Layer]:
     return list(layers_by_path(model).values())
 
 
-def mask_of(tensor: Any) -> Any:
-    """Returns the mask that Keras attached to a tensor; None if it has none."""
-    return _private("keras.src.backend.common.masking.get_keras_mask", tensor)(tensor)
-
-
-def set_mask(tensor: Any, mask: Any) -> None:
-    """Attaches a mask to a tensor, as Keras does, unless it is None."""
-    if mask is not None:
-        _private("keras.src.backend.common.masking.set_keras_mask", tensor, mask)(tensor, mask)
-
-
 @contextmanager
 def losses_kept(model: keras.Model) -> Iterator[None]:
     """Restores, after the block, the losses that layers had added (`layer.losses`).
@@ -334,29 +315,6 @@ def slots_of(optimizer: keras.optimizers.Optimizer, variable: Any, names: Iterab
 def trained_by(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     """Returns the variables that an optimizer was built for."""
     return list(_private("keras.optimizers.Optimizer._trainable_variables", owner=optimizer))
-
-
-def averages_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """Returns the moving averages that an optimizer keeps of the variables of `trained_by`; none without `use_ema`."""
-    if not optimizer.use_ema:
-        return []
-    return list(_private("keras.optimizers.Optimizer._model_variables_moving_average", owner=optimizer))
-
-
-def key_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> Any:
-    """Returns the key by which an optimizer finds the slots of `variable`: its `_unique_id`, or that of a stand-in."""
-    return _private("keras.optimizers.Optimizer._var_key", variable, owner=optimizer)(variable)
-
-
-def wrap_updates(optimizer: keras.optimizers.Optimizer, update: Callable[..., Any]) -> None:
-    """Makes an optimizer update variables by `update(original, gradients, variables, learning_rate)`."""
-    wrap("keras.optimizers.Optimizer._backend_update_step", update, [], [], 0.0, owner=optimizer)
-
-
-def replace_value(variable: keras.Variable, value: tf.Variable, kind: type[keras.Variable]) -> None:
-    """Makes `variable` keep its values in `value`, which may have another shape, and turns it into a `kind`."""
-    _private("keras.Variable._value", owner=variable)
-    variable._value, variable.__class__ = value, kind
 
 
 def graph_of_function(graph: Any, name: str) -> Any:

@@ -11,7 +11,6 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.invariance.batch_norm import normalize_in_place
 from trainer.invariance.draws import draw_by_row, draw_by_row_everywhere
 from trainer.invariance.internals import all_layers, layers_by_path
-from trainer.invariance.remat import recompute
 
 # Layers of Keras that cannot be made independent of replicas and of micro-batches, and what they do.
 _DEPENDENT = {
@@ -26,8 +25,7 @@ def make_independent(model: keras.Model, config: TrainConfig) -> None:
     """Makes the layers of `model` that draw random numbers or normalise batches independent of the number of replicas.
 
     Call it once, under the strategy's scope. It reaches every layer that Keras tracks, in subclassed models too. With
-    --remat, layers then recompute their activations. With --virtual_replicas, which promises equal bits, raises
-    UserError if a layer cannot be made independent.
+    --virtual_replicas, which promises equal bits, raises UserError if a layer cannot be made independent.
     """
     draw_by_row_everywhere()
     for path, layer in layers_by_path(model).items():
@@ -37,8 +35,6 @@ def make_independent(model: keras.Model, config: TrainConfig) -> None:
             normalize_in_place(layer, synchronized=config.sync_batch_norm and several)
     if config.virtual_replicas and (reasons := depends_on_replicas(model, 2, 2, virtual=True)):
         raise UserError(f"virtual_replicas={config.virtual_replicas}: {reasons[0]}: drop that, or --virtual_replicas")
-    if config.remat:
-        recompute(model, config.remat)
 
 
 def depends_on_replicas(

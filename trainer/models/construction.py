@@ -35,7 +35,6 @@ from trainer.invariance.internals import (
 )
 from trainer.invariance.layers import make_independent
 from trainer.invariance.losses import try_losses
-from trainer.invariance.sharded_slots import shard_optimizers
 from trainer.invariance.step import ASKED, StepContext, in_step
 from trainer.user_code.interface import ModelInterface, has_class_outputs, has_own_step, symbolic_inputs
 from trainer.user_code.mistakes import as_user_mistake, load_function, message_of
@@ -93,8 +92,6 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
     make_independent(model, config)
     if has_own_step(model):
         prepare_own_step(model, config, dataset)
-    if config.shard_optimizer:
-        shard_optimizers(model)
     return model
 
 

@@ -12,8 +12,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -32,13 +31,12 @@ from trainer.base.run_files.plan_file import (
     plan_key,
     versions,
 )
-from trainer.base.settings.train_config import BLOCKS, TrainConfig
+from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import ONE_MACHINE, local_devices, make_replicas
 from trainer.data.dataset import Dataset
 from trainer.data.sources import load_dataset
-from trainer.invariance.gradients import optimizers_of, with_tables_as_of
+from trainer.invariance.gradients import with_tables_as_of
 from trainer.invariance.internals import all_layers
-from trainer.invariance.sharded_slots import slots_to_shard
 from trainer.models.image_layers import as_on_gpus
 from trainer.planning.peak_memory import (
     COUNTED,
@@ -68,7 +66,7 @@ class MeasuredStep:
         precision = "float32" if config.precision.startswith("mixed") else config.precision
         config = dataclasses.replace(
             config, global_batch_size=rows * replicas, replicas=replicas, strategy="auto", expect_devices=0,
-            precision=precision, jit_compile="false", micro_batches=1, virtual_replicas=0, shard_optimizer=False,
+            precision=precision, jit_compile="false", micro_batches=1, virtual_replicas=0,
         )  # fmt: skip
         self._times_rows, self._synchronizes = rows_of_run / rows, config.sync_batch_norm
         set_precision_and_seed(config)
@@ -107,16 +105,6 @@ class MeasuredStep:
         norms = (layer for layer in all_layers(self.model) if isinstance(layer, keras.layers.BatchNormalization))
         return any(layer.trainable and (layer.synchronized or self._synchronizes) for layer in norms)
 
-    def sharded_bytes(self) -> int:
-        """Returns the bytes of which --shard_optimizer keeps 1/N on each of N replicas; 0 if this run refuses it."""
-        try:
-            return sum(
-                _bytes(slot) for optimizer in optimizers_of(self.model)
-                for slot, _ in slots_to_shard(optimizer, 2)
-            )  # fmt: skip
-        except UserError:
-            return 0
-
     def __call__(self, steps: int = 1) -> None:
         """Runs this many steps."""
         with as_on_gpus():  # the first call traces the graph
@@ -132,7 +120,6 @@ _ROWS = (8, 16, 32)  # of the steps that are run
 _LOOPS = (1, 0, 0, 0)  # counts the loop over steps once, and a model's own loops within it not at all
 _TIMED_CALLS, _TIMED_S = 5, 2.0  # a step is timed in so many calls, or for so long
 _CALL_S = 0.1  # a timed call has steps for this long
-Result = TypeVar("Result")
 
 
 def make_plan(config: TrainConfig) -> StepPlan:
@@ -159,19 +146,20 @@ def make_plan(config: TrainConfig) -> StepPlan:
     per_row = min(max(many - few, 0.0) / (large.rows - small.rows), many / large.rows)
     in_memory = tf.nest.flatten([part.arrays for part in (dataset.train, dataset.evaluation) if part])
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    recomputed = None if config.remat else _result_or_none("--remat", lambda: _measure_with_remat(config, dataset))
+    # Without the work of two replicas the rest of the plan still holds.
+    work_of_two = None
+    try:
+        work_of_two = work_of_replicas(config, dataset, 2)
+    except Exception as error:
+        log.info(f"a step of two replicas is not planned: {reason(error)}")
     return StepPlan(
         model=config.model, data=config.data, key=plan_key(config), versions=versions(),
         examples=dataset.train.count, batches_per_step=first.batches_per_step,
         data_bytes=sum(array.nbytes for array in in_memory), memory=_memory(first_trace, small, large, state),
         trained_bytes=sum(map(_bytes, first.model.trainable_variables)),
-        slot_bytes=first.sharded_bytes(),
-        work=work_by_rows(first, large_step),
-        work_of_two=_result_or_none("a step of two replicas", lambda: work_of_replicas(config, dataset, 2)),
+        work=work_by_rows(first, large_step), work_of_two=work_of_two,
         sums_within=first.sums_within, own_loops=not all(op.times for op in _kernels(first)),
         cpu=CpuSteps(LinearInRows(many - per_row * large.rows, per_row), cores),
-        recomputed=recomputed and recomputed[0],
-        recomputed_work=recomputed and recomputed[1],
     )  # fmt: skip
 
 
@@ -182,8 +170,7 @@ def work_of_replicas(config: TrainConfig, dataset: Dataset, replicas: int) -> Wo
 
 def measure_step(config: TrainConfig, dataset: Dataset, rows: int) -> tuple[MeasuredStep, Trace]:
     """Builds a step with `rows` rows and runs it in a trace of its memory; returns both."""
-    again = ", again with --remat=blocks" if config.remat else ""
-    log.info(f"runs some steps of {config.model} with {rows} rows on this CPU{again}")
+    log.info(f"runs some steps of {config.model} with {rows} rows on this CPU")
     return traced(rows, lambda: MeasuredStep(config, dataset, rows))
 
 
@@ -196,22 +183,6 @@ def _seconds_per_step(step: MeasuredStep) -> float:
         times.append(min(time.perf_counter() - began, time.process_time() - worked) / count)
         count = max(1, round(_CALL_S / times[-1]))
     return min(times)
-
-
-def _measure_with_remat(config: TrainConfig, dataset: Dataset) -> tuple[Memory, Work]:
-    """Measures steps with --remat=blocks; returns their memory and work."""
-    again = dataclasses.replace(config, remat=BLOCKS)
-    (small, small_trace), (large, large_trace) = (measure_step(again, dataset, rows) for rows in _ROWS[1:])
-    return _memory(small_trace, small_trace, large_trace, large.state_bytes), work_by_rows(small, large)
-
-
-def _result_or_none(name: str, measure: Callable[[], Result]) -> Result | None:
-    """Returns the result of `measure`, or None and logs why if it fails: the rest of the plan still holds."""
-    try:
-        return measure()
-    except Exception as error:
-        log.info(f"{name} is not planned: {reason(error)}")
-        return None
 
 
 def _memory(first: Trace, small: Trace, large: Trace, state: int) -> Memory:

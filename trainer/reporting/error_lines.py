@@ -7,7 +7,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from trainer.base.errors import PlatformFault, UserError, shortened
-from trainer.base.settings.train_config import BLOCKS, TrainConfig
+from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import cannot_write
 from trainer.cluster.strategy import Replicas
 
@@ -40,8 +40,6 @@ def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:
     advice = [
         f"use --micro_batches={finer}" if finer and not replicas.virtual else "",
         f"use --virtual_replicas={2 * replicas.virtual}" if replicas.virtual and rows % twice_as_many == 0 else "",
-        "" if config.remat else f"recompute activations by --remat={BLOCKS}",
-        "shard the optimizer by --shard_optimizer" if replicas.count > 1 and not config.shard_optimizer else "",
         "lower global_batch_size or image_size",
         "use more replicas" if replicas.on_gpus else "",
         "" if config.precision.startswith("mixed") else f"or try --precision={half_precision()}",

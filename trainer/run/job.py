@@ -37,7 +37,7 @@ from trainer.run.stop_if_idle import JobWatch
 from trainer.run.training_run import TrainingRun
 from trainer.run.training_setup import TrainingSetup, build_setup, set_precision_and_seed, starting_weights
 from trainer.training.callbacks import load_callbacks
-from trainer.training.checkpoint import Checkpoints, LearningRates, make_whole, variables_of
+from trainer.training.checkpoint import Checkpoints, LearningRates
 from trainer.training.loop import Control
 from trainer.training.signals import leave_on_signals, stop_on_signals
 from trainer.training.xla_choice import XlaChoice
@@ -264,8 +264,6 @@ def _train_and_export(run: TrainingRun) -> Control:
         run.write_result("running")
         with data.reading(), stop_on_signals() as stop, JobWatch(job, stop).watching():
             control = run.train(stop)
-        if not control.signal:
-            make_whole(variables_of(setup.model), setup.replicas)
         if job.cluster.is_chief and not control.signal:
             optimizer = ModelInterface.of(setup.model).optimizer
             if keeps_averages(optimizer):

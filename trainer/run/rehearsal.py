@@ -13,7 +13,6 @@ from trainer.base.settings.model_settings import MODELS
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
 from trainer.data.sample_grids import as_uint8, noise, noise_and_labels
 from trainer.data.sources import is_named
-from trainer.invariance.sharded_slots import parts_of_others_as_zeros
 from trainer.measures.evaluation import Evaluation
 from trainer.run.export import export
 from trainer.run.saved_model_check import DIFFERS, compare_saved
@@ -73,8 +72,7 @@ def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
             with trying("sample"):
                 as_uint8(sampler.sample(*drawn))
         with trying("export"):
-            with parts_of_others_as_zeros():
-                export(model, exported, setup.dataset.input_spec, save_optimizer=config.save_optimizer)
+            export(model, exported, setup.dataset.input_spec, save_optimizer=config.save_optimizer)
             # Keras also saves classes that it cannot load without their code; compare_saved then only warns.
             outcome = compare_saved(setup, exported)
     if outcome.startswith(DIFFERS):

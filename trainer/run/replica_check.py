@@ -38,7 +38,6 @@ from trainer.training.checkpoint import (
     digest_of,
     of_networks,
     read_checkpoint,
-    sharded,
     snapshot,
     variables_of,
     write_checkpoint,
@@ -375,7 +374,8 @@ class LaterReplicaChecks:
     """
 
     def __init__(self, job: StartedJob, setup: TrainingSetup, progress: Progress) -> None:
-        self._job, self._replicas, self._variables = job, setup.replicas, variables_of(setup.model)
+        self._job = job
+        self._variables = variables_of(setup.model)
         self._steps = tuple(step for step in sorted({progress.steps_per_epoch, *_POWERS}) if step > progress.step)
         self._child: ReplicaCheck | None = None
         self._compared = ""  # which steps the child compares, as text
@@ -409,14 +409,12 @@ class LaterReplicaChecks:
             allowed = self._job.config.allow_replica_dependence
             act_on_verdict(verdict, allowed=allowed, when=f"beside the run, steps {self._compared}")
             self._job.result.depends_on_replicas = [*self._job.result.depends_on_replicas, *problems]
-        if progress.step in self._steps and not progress.ends:
+        if progress.step in self._steps and not progress.ends and self._job.cluster.is_chief:
             steps = f"{progress.step + 1:,} to {progress.step + COMPARED_STEPS:,}"
-            # Every worker holds a part of sharded slots, so all take part in the snapshot.
-            of_worker = self._variables if self._job.cluster.is_chief else sharded(self._variables)
-            values = snapshot(of_worker, self._replicas)
             if self._child:
                 self._record(steps, ReplicaVerdict(None, reason=f"that of steps {self._compared} still ran"))
-            elif self._job.cluster.is_chief:
+            else:
+                values = snapshot(self._variables)
                 manifest = {"step": progress.step, "state": {"epoch": progress.step // progress.steps_per_epoch}}
                 self._child, self._compared = ReplicaCheck(self._job.command[3:], values, manifest), steps
                 self._record(steps, _UNFINISHED)

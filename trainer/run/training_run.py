@@ -24,7 +24,7 @@ from trainer.run.start import StartedJob
 from trainer.run.step_program import MOST_STEPS, StepProgram
 from trainer.run.training_setup import TrainingSetup
 from trainer.training.callbacks import higher_is_better, most_steps_of_a_call, refuse_unevaluated
-from trainer.training.checkpoint import Checkpoints, digest_of, sharded, snapshot, variables_of
+from trainer.training.checkpoint import Checkpoints, digest_of, snapshot, variables_of
 from trainer.training.loop import CallSize, Control, Hook, Interrupted, StepProfile, TrainingLoop
 from trainer.training.signals import StopRequest
 from trainer.user_code.interface import ModelInterface
@@ -57,10 +57,8 @@ class TrainingRun:
         virtual_replicas = job.config.virtual_replicas
         promised = virtual_replicas and not job.result.depends_on_replicas
         if job.cluster.is_chief and state != "running" and promised:
-            variables = variables_of(self.setup.model)
-            if not (self.setup.replicas.cluster.several and sharded(variables)):  # a worker has only parts of them
-                digest = digest_of(snapshot(variables))
-                measured["equal_bits"] = {"virtual_replicas": virtual_replicas, "sha256": digest}
+            digest = digest_of(snapshot(variables_of(self.setup.model)))
+            measured["equal_bits"] = {"virtual_replicas": virtual_replicas, "sha256": digest}
         job.result.write(state, measured, error)
 
     def train(self, stop: StopRequest) -> Control:

@@ -10,7 +10,6 @@ silently leaves out the state of Keras's SeedGenerators, so variables are named 
 
 import hashlib
 import json
-import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,11 +31,9 @@ from trainer.base.storage import sync, whole_folder
 from trainer.base.storage.local_files import sha256_of
 from trainer.cluster.strategy import Replicas
 from trainer.invariance.gradients import reachable
-from trainer.invariance.sharded_slots import ShardedSlot
 from trainer.reporting.error_lines import tensorflow_writing
 from trainer.reporting.progress import State
 
-_ELEMENTS_PER_SUM = 2**21  # 16 MiB in float64: in blocks of this size workers sum the parts of a variable
 Variables = Mapping[str, Any]  # of a model, or their values, by name
 Arrays = dict[str, npt.NDArray[Any]]
 WEIGHTS = "model/"  # the prefix of a network's variables; all others have "training/"
@@ -103,35 +100,13 @@ def _all(model: keras.Model, seen: set[int]) -> Iterator[Any]:
             yield variable
 
 
-def snapshot(variables: Variables, replicas: Replicas | None = None) -> Arrays:
-    """Returns copies of the current values in the host's memory; sharded variables are put together.
-
-    With `replicas`, all workers must call it, and parts on other workers are included; without, these are zeros.
+def snapshot(variables: Variables) -> Arrays:
+    """Returns copies of the current values in the host's memory.
 
     They are copies because a tensor that refers to a variable's buffer would make the next step copy the variable on
     the device, which would then hold the whole state twice until the checkpoint is written.
     """
-    with tf.device("CPU:0"):  # puts sharded ones together
-        values = {name: tf.convert_to_tensor(variable).numpy() for name, variable in variables.items()}
-    if replicas and replicas.cluster.several:
-        for name in sharded(variables):
-            blocks = np.array_split(values[name].ravel(), math.ceil(values[name].size / _ELEMENTS_PER_SUM))
-            summed = [replicas.sum_over_workers(block).astype(block.dtype) for block in blocks]
-            values[name] = np.concatenate(summed).reshape(values[name].shape)
-    return values
-
-
-def make_whole(variables: Variables, replicas: Replicas) -> None:
-    """Puts sharded variables together on the chief's host. All workers must call it, after the last step."""
-    slots = sharded(variables)
-    for name, value in snapshot(slots, replicas).items():
-        if replicas.cluster.is_chief:
-            slots[name].replace_by_whole(value)
-
-
-def sharded(variables: Variables) -> dict[str, ShardedSlot]:
-    """Returns those of the variables of which each replica holds a part."""
-    return {name: variable for name, variable in variables.items() if isinstance(variable, ShardedSlot)}
+    return {name: tf.convert_to_tensor(variable).numpy() for name, variable in variables.items()}
 
 
 def digest_of(values: Arrays) -> str:
@@ -223,19 +198,18 @@ class Checkpoints:
     def save(self, step: int, state: State) -> None:
         """Takes a snapshot after `step` steps and writes it in the background; first raises what `wait` raises.
 
-        All workers must call it, as each may have parts of the state; the chief writes.
-        A step is written only once, or again when its pending hooks have run. `state` is stored beside the variables;
-        the checkpoint of its ["best"]["step"] is kept as well.
+        The chief writes, and a step only once, or again when its pending hooks have run. `state` is stored beside the
+        variables; the checkpoint of its ["best"]["step"] is kept as well.
         """
         saved = (step, bool(state.get("pending")))
         if saved == self._saved:
             return
         self.wait()
         began = time.monotonic()
-        self._saved, is_chief = saved, self.replicas.cluster.is_chief
-        values = snapshot(self._variables if is_chief else sharded(self._variables), self.replicas)
-        if not is_chief:
+        self._saved = saved
+        if not self.replicas.cluster.is_chief:
             return
+        values = snapshot(self._variables)
         # Text now: later steps change the state while the thread writes. Arrays are the counts of metrics.
         manifest = json.dumps({"step": step, "trained": self._trained, "state": state}, default=np.ndarray.tolist)
         self._writing = self._thread.submit(self._write, step, values, manifest)

@@ -63,7 +63,7 @@ def choose(
     parts = "the gradients of its critic alone" if interface.own_step else "sums over replicas between two programs"
     parts = f", with {parts}" if cut else ""
     choice = XlaChoice(True, f"jit_compile=true{parts}") if config.jit_compile == "true" else earlier
-    reason = barrier(config, replicas.count)
+    reason = barrier(config)
     if cut and interface.own_step and not interface.compiles_gradients:
         reason = reason or "its own train_step may update weights before its end, where XLA cannot sum over replicas"
     if reason:

@@ -26,13 +26,10 @@ import trainer
 from tests.fixtures import Patch
 from tests.trainer.invariance.test_draws import WORDS, Noisy, independent, on_replica
 from tests.trainer.invariance.test_gradients import make_strategy
-from trainer.base.settings.train_config import LAYERS
 from trainer.invariance import internals
 from trainer.invariance.batch_norm import normalize_in_place
-from trainer.invariance.gradients import all_reduce_sum, sum_and_build, sum_first, use_averages
+from trainer.invariance.gradients import all_reduce_sum, sum_first, use_averages
 from trainer.invariance.losses import reduce_over_replicas
-from trainer.invariance.remat import recompute
-from trainer.invariance.sharded_slots import shard_optimizers
 from trainer.models.optimizers import StepSchedule
 from trainer.training.step_operations import flops_of
 
@@ -124,23 +121,13 @@ def test_two_parts_of_a_batch_get_the_noise_of_the_whole() -> None:
 
 
 @meaning("Layer.call")
-def test_batch_norm_spans_replicas_and_remat_computes_twice() -> None:
+def test_batch_norm_spans_replicas() -> None:
     with (strategy := make_strategy(2)).scope():
         layer = keras.layers.BatchNormalization(epsilon=0.75)
         layer.build((None, 1))
     normalize_in_place(layer, synchronized=True)
     outputs = on_each(strategy, lambda replica: layer(tf.fill((1, 1), float(replica)), training=True))
     np.testing.assert_allclose(np.ravel(outputs), [-0.5, 0.5], rtol=1e-6)  # 0 and 1, of variance 0.25
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, "tanh", name="dense")])
-    recompute(model, f"{LAYERS}dense")
-
-    def operations(inputs: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(model(inputs, training=True))
-        tape.gradient(loss, model.trainable_variables)
-        return tf.constant([operation.type for operation in tf.compat.v1.get_default_graph().get_operations()])
-
-    assert on_replica(operations, np.ones((8, 2), np.float32)).tolist().count(b"Tanh") == 2
 
 
 @meaning("numpy.signbit")
@@ -283,7 +270,7 @@ def test_keras_own_optimizers_update_in_one_operation_as_keras_does(name: str, d
         np.testing.assert_allclose(variable, other, rtol=tolerance, atol=1e-9)
 
 
-@meaning("_trainable_variables", "_model_variables_moving_average")
+@meaning("_trainable_variables")
 def test_averages_replace_the_weights_that_they_are_of() -> None:
     weights = [keras.Variable([value]) for value in (0.0, 10.0)]
     optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
@@ -291,25 +278,6 @@ def test_averages_replace_the_weights_that_they_are_of() -> None:
         optimizer.apply([tf.ones(1), tf.ones(1)], weights)
     use_averages(optimizer)
     assert [weight.numpy().tolist() for weight in weights] == [[-1.5], [8.5]]  # of -1 and -2, of 9 and 8
-
-
-@meaning("Optimizer.__dict__", "_backend_update_step", "_var_key", "_value", "__class__")
-def test_each_replica_updates_its_part_of_all_slots() -> None:
-    shape, finals = (64, 32), []
-    gradient = tf.reshape(tf.sin(tf.range(2048.0)), shape)
-    for sharded in (False, True):
-        with (strategy := make_strategy(2)).scope():
-            model = keras.Sequential(
-                [keras.Input((64,)), keras.layers.Dense(32, use_bias=False, kernel_initializer="ones")]
-            )
-            model.optimizer = sum_and_build(keras.optimizers.Adam(0.1), model.trainable_variables, "float32")
-            if sharded:
-                shard_optimizers(model)
-        on_each(strategy, lambda replica: model.optimizer.apply([gradient / 2.0], model.trainable_variables))  # noqa: B023
-        finals.append([tf.convert_to_tensor(x).numpy() for x in (*model.optimizer.variables, *model.weights)])
-    for whole, part in zip(*finals, strict=True):
-        np.testing.assert_array_equal(part, whole)
-    assert [slot.value.shape for slot in model.optimizer.variables if tuple(slot.shape) == shape] == [(1024,)] * 2
 
 
 @meaning("_inputs")
@@ -337,15 +305,6 @@ def test_what_is_traced_inside_of_functions_branches_and_xla_is_known() -> None:
     assert graphs == [graph]
     assert flops_of(graph, 1) == 2 * 2**3  # without branches
     assert (internals.compiled_by_xla(), compiled(tf.ones((2, 2)))[0, 0]) == (False, 3.0)
-
-
-@meaning("get_keras_mask", "set_keras_mask")
-def test_masks_go_with_tensors() -> None:
-    outputs = keras.layers.Embedding(3, 1, embeddings_initializer="ones", mask_zero=True)(np.array([[1, 0, 2]]))
-    assert np.asarray(internals.mask_of(outputs)).tolist() == [[True, False, True]]
-    values = tf.constant([[[1.0], [5.0], [3.0]]])
-    internals.set_mask(values, tf.constant([[True, False, True]]))
-    assert keras.layers.GlobalAveragePooling1D()(values).numpy() == 2.0
 
 
 @meaning("_use_merge_call", "apply_aggregation_replica_context")

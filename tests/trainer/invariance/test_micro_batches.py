@@ -79,18 +79,15 @@ def test_a_step_of_the_users_that_takes_all_rows_at_once_is_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ways", "batch"), [
-    (("--micro_batches=4", "--micro_batches=2"), "global batch 16 = 1 replica x 2 micro-batches x 8"),
-    (("--remat=blocks", "--remat="), "global batch 16 = 1 replica x 16"),
-])  # fmt: skip
-def test_a_resumed_run_may_change_how_steps_are_computed(ways: tuple[str, str], batch: str, tmp_path: Path) -> None:
+def test_a_resumed_run_may_change_how_steps_are_computed(tmp_path: Path) -> None:
     flags = ("--model=cnn", "--image_size=20", "--dropout=0.3", "--precision=float64", "--jit_compile=false")
     straight, _ = run_steps(small(*flags), 4)
-    for steps, way in zip((2, 4), ways, strict=True):
-        job_dir = run_job(small(*flags, f"--job_dir={tmp_path}", f"--steps={steps}", way))
+    for steps, micro_batches in ((2, 4), (4, 2)):
+        own = (f"--job_dir={tmp_path}", f"--steps={steps}", f"--micro_batches={micro_batches}")
+        job_dir = run_job(small(*flags, *own))
     resumed = keras.saving.load_model(job_dir / "model" / "model.keras", compile=False)
     assert largest_difference(weights(straight), weights(resumed)) < 1e-10
-    assert read_run_info(job_dir)[0]["batch"] == batch
+    assert read_run_info(job_dir)[0]["batch"] == "global batch 16 = 1 replica x 2 micro-batches x 8"
 
 
 @pytest.mark.slow

@@ -1,12 +1,16 @@
-"""Tests a WGAN-GP of fifty steps in other precisions; tests/trainer/models has its replicas in float64."""
+"""Tests fifty steps of a WGAN-GP in other precisions (tests/trainer/models has float64), and Keras's RematScope."""
 
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
-from tests.support import run_steps, small, weights
+from tests.support import classifier_of, largest_difference, run_steps, small, weights
+from trainer.base.settings.train_config import TrainConfig
+from trainer.data.dataset import Dataset
 
 LEARNING_RATE = "--learning_rate=1e-3"  # ten times the default: fifty steps then move the weights well
 
@@ -35,3 +39,21 @@ def test_mixed_precision_stays_near_float32(precision: str, tolerance: float, re
     assert np.isfinite(mixed.values).all()
     assert single.names == mixed.names
     assert np.abs(single.values - mixed.values).max() < tolerance * np.abs(single.values).max()
+
+
+def recomputing(config: TrainConfig, dataset: Dataset, *, mode: str = "") -> keras.Model:
+    with keras.RematScope(mode=mode) if mode else nullcontext():
+        layers = [keras.layers.Conv2D(8, 3, padding="same", activation="gelu") for _ in range(2)]
+    return classifier_of(dataset.image_shape, *layers, keras.layers.GlobalAveragePooling2D())
+
+
+@pytest.mark.parametrize("mode", ["full", "activations"])
+def test_layers_that_keras_recomputes_train_to_the_same_numbers_on_any_number_of_replicas(mode: str) -> None:
+    """With RematScope, which takes only layers whose call has no `training` in its mode "full"."""
+    flags = (f"--model={__name__}:recomputing", "--precision=float64", "--jit_compile=false")
+    plain, one, two = (
+        weights(run_steps(small(*flags, *own), 3)[0])
+        for own in ((), (f"--mode={mode}",), (f"--mode={mode}", "--replicas=2"))
+    )
+    assert largest_difference(plain, one) < 1e-12
+    assert largest_difference(one, two) < 1e-12

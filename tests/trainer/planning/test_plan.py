@@ -53,14 +53,9 @@ def test_a_plan_is_made_kept_and_used(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (one.work_of_two.all_reduces, one.work.all_reduces) == (1, 0)
     weights = 4 * (28 * 28 * 64 + 64 + 64 * 64 + 64 + 64 * 10 + 10)
     assert one.work_of_two.reduced_bytes == one.trained_bytes == weights
-    kernels = 4 * (28 * 28 * 64 + 64 * 64)  # the slots of small weights stay whole
-    assert one.slot_bytes == 2 * kernels  # of Adam
     assert (one.own_loops, one.sums_within) == (False, False)
     assert one.cpu.cores >= 1
     assert one.cpu.seconds.at(32) > 0
-    assert one.recomputed
-    assert one.recomputed_work
-    assert 1 < one.recomputed_work.flops(32) / one.work.flops(32) < 1.5
     assert json.loads((tmp_path / "out" / "forecast.json").read_text())["tiers"][0]["fit"]["verdict"] == "fits"
 
 

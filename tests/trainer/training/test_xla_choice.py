@@ -282,10 +282,6 @@ TWO_GPUS = ("GPU:0", "GPU:1")
     ({"layer": keras.layers.Conv2D(2, 3, groups=2), "devices": CPU}, False, "by groups or by depth, as in conv2d"),
     ({"layer": keras.layers.Conv2D(2, 3, groups=2)}, True, "on a GPU"),
     ({"devices": CPU}, False, "oneDNN's kernels"),
-    ({"config": TrainConfig(jit_compile="true", remat="blocks")}, False,
-     "XLA may keep what remat=blocks computes again"),
-    ({"config": TrainConfig(jit_compile="true", shard_optimizer=True), "devices": TWO_GPUS}, False,
-     "XLA has no variables that live within a step, which shard_optimizer needs"),
     ({"config": TrainConfig(jit_compile="true", virtual_replicas=4)}, False,
      "XLA would add the gradients of virtual_replicas=4 in another order"),
 ])  # fmt: skip

@@ -8,27 +8,26 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import trainer
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import read_json
 from trainer.base.settings.own_settings import functions_taking, is_dotted, own_sources
 from trainer.base.settings.schedule import Schedule
-from trainer.base.settings.train_config import BLOCKS, MAY_CHANGE, TrainConfig
+from trainer.base.settings.train_config import MAY_CHANGE, TrainConfig
 from trainer.base.storage import write_whole
 from trainer.base.storage.staging import cache_home
 
-PLAN_FORMAT = 10  # version of plan.json's format
-# Settings of the trainer that a plan does not depend on: those that a resumed run may change, except remat, and others
-# that change neither the memory nor the work of a row. A setting that a model's or the user's function takes always
-# counts: with a dropout of 0, for one, there are no layers of it.
-_NO_EFFECT = (MAY_CHANGE - {"remat"}) | {
+PLAN_FORMAT = 11  # version of plan.json's format
+# Settings of the trainer that a plan does not depend on: those that a resumed run may change, and others that change
+# neither the memory nor the work of a row. A setting that a model's or the user's function takes always counts: with a
+# dropout of 0, for one, there are no layers of it.
+_NO_EFFECT = MAY_CHANGE | {
     "global_batch_size", "seed", "learning_rate", "evaluation_batch_size", "warmup_steps", "virtual_replicas",
 }  # fmt: skip
 
@@ -120,34 +119,11 @@ class StepPlan:
     data_bytes: int  # of the examples in the host's memory
     memory: Memory
     trained_bytes: int  # of the weights that have gradients
-    slot_bytes: int  # of the optimizer state that --shard_optimizer shards
     work: Work  # of a step on one replica
     work_of_two: Work | None  # of a step on each of two replicas; None if it could not be traced on two
     sums_within: bool  # whether a step sums over several replicas before its update, which XLA cannot compile
     own_loops: bool  # whether a step has loops that `work` lacks, as an LSTM has: GPUs have other kernels for them
     cpu: CpuSteps  # of plain steps on one replica, where the plan was made
-    recomputed: Memory | None = None  # with --remat=blocks; None if the run has it already or the model has no blocks
-    recomputed_work: Work | None = None
-
-    def with_setting(self, config: TrainConfig, name: str, value: Any) -> tuple["StepPlan", TrainConfig]:
-        """Returns plan and settings with another value of `name`: micro_batches, remat or shard_optimizer."""
-        changed, work = dataclasses.replace(config, **{name: value}), self.recomputed_work
-        if value != BLOCKS or not self.recomputed or not work:
-            return self, changed
-        # Each of two replicas recomputes the operations that one replica recomputes.
-        recomputing, plain = (
-            Counter({op._replace(times=0): op.times for op in step.operations}) for step in (work, self.work)
-        )
-        more = [op._replace(times=times) for op, times in (recomputing - plain).items()]
-        two = self.work_of_two
-        of_two = two and dataclasses.replace(two, operations=[*two.operations, *more])
-        return dataclasses.replace(
-            self, memory=self.recomputed, work=work, work_of_two=of_two, recomputed=None, recomputed_work=None
-        ), changed
-
-    def sharded_bytes(self, config: TrainConfig, devices: int) -> float:
-        """Returns the bytes that --shard_optimizer saves on each device; 0 without the flag."""
-        return self.slot_bytes * (1 - 1 / devices) * config.shard_optimizer
 
     def total_steps(self, config: TrainConfig) -> int:
         """Returns the number of steps of a run with these settings."""
@@ -181,14 +157,11 @@ def read_plan(path: Path) -> StepPlan:
     if content.pop("format", None) != PLAN_FORMAT:
         raise UserError(f"{path} is no plan of this version: {again}")
     try:
-        for name in ("memory", "recomputed"):
-            if memory := content[name]:
-                lines = {
-                    device: [LinearInRows(*map(float, pair)) for pair in memory[device]]
-                    for device in ("device", "device_16_bit", "cpu")
-                }
-                content[name] = Memory(**{**memory, **lines})
-        for name in ("work", "work_of_two", "recomputed_work"):
+        memory = content["memory"]
+        for device in ("device", "device_16_bit", "cpu"):
+            memory[device] = [LinearInRows(*map(float, pair)) for pair in memory[device]]
+        content["memory"] = Memory(**memory)
+        for name in ("work", "work_of_two"):
             if work := content[name]:
                 operations = [
                     StepWork(kind, times, LinearInRows(*flops), LinearInRows(*moved))
@@ -216,6 +189,8 @@ def plan_key(config: TrainConfig, installed: Mapping[str, str] | None = None) ->
     no_effect = {field.name for field in dataclasses.fields(config) if not functions_taking(field)} & _NO_EFFECT
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in no_effect}
     settings["data"] = config.data if is_dotted(config.data) else re.split("[/:]", config.data.rstrip("/"))[-1]
+    if config.precision.startswith("mixed"):  # its steps are measured in float32
+        settings["precision"] = "float32"
     versions_used = versions() if installed is None else installed
     parts = [json.dumps([PLAN_FORMAT, settings, versions_used], sort_keys=True).encode()]
     parts += [file.read_bytes() for name in (config.model, config.data) for _, file in own_sources(name)]

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import as_text, fields_of, nearest
 from trainer.base.settings.model_settings import CLASSIFIERS, MODELS
-from trainer.base.settings.train_config import BLOCKS, DATA_SOURCES, LAYERS, TrainConfig, contradiction, names_in
+from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig, contradiction
 from trainer.base.storage import local_path
 from trainer.base.tracker import read_addresses
 
@@ -51,7 +51,6 @@ def check(config: TrainConfig) -> None:
             f"data={data}: no such data{nearest(data, DATA_SOURCES)} Known: {', '.join(DATA_SOURCES)}, an existing "
             "path, or your own package.module:function"
         )
-    layers = names_in(config.remat.removeprefix(LAYERS)) if config.remat.startswith(LAYERS) else ()
     local_path(config.cache_dir, "cache_dir")  # these raise UserError for a value of another form
     config.rows_per_replica(config.replicas or 1)
     read_addresses(config.track)
@@ -70,8 +69,6 @@ def check(config: TrainConfig) -> None:
         raise UserError(
             f"profile_steps={config.profile_steps}, but the run ends at step {config.steps}: take earlier ones"
         )
-    if config.remat not in ("", BLOCKS) and not layers:
-        raise UserError(f"remat={config.remat} must be {BLOCKS}, or {LAYERS}NAME,… with names of layers")
     for name in ("label_smoothing", "mixup"):
         if getattr(config, name) and model not in CLASSIFIERS:
             raise UserError(

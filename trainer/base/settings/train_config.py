@@ -24,8 +24,6 @@ DATA_SOURCES = {
 # Prefixes of a path, as in folder:photos, for data whose kind is not recognised.
 DATA_KINDS = ("idx", "npz", "tfrecord", "shards", "folder")
 
-BLOCKS, LAYERS = "blocks", "layers:"  # values of `remat`, the second with names of layers
-
 # Names for `augment`, one or several, separated by commas.
 AUGMENTATIONS = ("flip", "crop")
 
@@ -79,7 +77,6 @@ class TrainConfig:
     micro_batches: int = _training(
         1, "split each replica's batch into so many micro-batches and accumulate gradients, to save memory", minimum=1
     )
-    remat: str = _training("", "recompute activations, for less memory: blocks, or layers:NAME,…; empty: nothing")
     virtual_replicas: int = _training(
         0, "fixed shards per batch, for bit-identical results on any number of replicas; 0: off", minimum=0
     )
@@ -151,7 +148,6 @@ class TrainConfig:
         choices=("auto", "true", "false"),
     )
     deterministic: bool = _devices(False, "bit-identical results on GPUs too, as on CPUs; slower")
-    shard_optimizer: bool = _devices(False, "shard the optimizer's state over replicas (ZeRO-1), to save memory")
     sync_batch_norm: bool = _devices(True, "batch normalization over the rows of all replicas")
     allow_replica_dependence: bool = _devices(
         False, "train even if the comparison before training finds other numbers on one replica than on two"
@@ -302,13 +298,8 @@ MAY_CHANGE = frozenset({
     "early_stopping", "data_memory_mib", "communication", "worker_timeout_seconds", "checkpoint_every_minutes",
     "best_metric", "deterministic", "max_minutes", "on_nan", "initial_checkpoint", "initial_model", "cache_dir",
     "data_changed", "track", "evaluation_batch_size", "profile_steps", "micro_batches", "allow_replica_dependence",
-    "save_optimizer", "remat", "shard_optimizer",
+    "save_optimizer",
 })  # fmt: skip
-
-
-def names_in(text: str) -> tuple[str, ...]:
-    """Returns the names in a text, separated by commas."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def split_kind(data: str) -> tuple[str, str]:

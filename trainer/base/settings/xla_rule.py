@@ -14,19 +14,13 @@ MOST_FLOPS = {"CPU": 5e7, "GPU": 1e12}
 _NODES = 3  # nodes of a traced step per operation that starts a kernel: 2.8 to 4.5 in our recipes
 
 
-def barrier(config: TrainConfig, replicas: int) -> str:
-    """Returns why XLA must not compile a step on this many replicas; "" if it may."""
-    micro_batches, shards = config.micro_batches, config.virtual_replicas
-    barriers = (
-        (config.remat, f"XLA may keep what remat={config.remat} computes again"),
-        (shards, f"XLA would add the gradients of virtual_replicas={shards} in another order"),
-        (micro_batches > 1, f"XLA would keep all of {micro_batches=} in memory at once"),
-        (
-            config.shard_optimizer and replicas > 1,
-            "XLA has no variables that live within a step, which shard_optimizer needs",
-        ),
-    )
-    return next((line for is_barrier, line in barriers if is_barrier), "")
+def barrier(config: TrainConfig) -> str:
+    """Returns why XLA must not compile a step; "" if it may."""
+    if config.virtual_replicas:
+        return f"XLA would add the gradients of virtual_replicas={config.virtual_replicas} in another order"
+    if config.micro_batches > 1:
+        return f"XLA would keep all of micro_batches={config.micro_batches} in memory at once"
+    return ""
 
 
 def reason_against(config: TrainConfig, steps: int, size: Callable[[], int]) -> str:
@@ -42,11 +36,11 @@ def reason_against(config: TrainConfig, steps: int, size: Callable[[], int]) -> 
     return f"{steps} steps of {operations:,} operations are too few" if steps * operations < FEWEST_OPERATIONS else ""
 
 
-def compiles(config: TrainConfig, replicas: int, steps: int, kernels: int) -> bool:
+def compiles(config: TrainConfig, steps: int, kernels: int) -> bool:
     """Returns whether a run on GPUs compiles its steps, judged by its settings and counts alone.
 
     kernels: the number of operations of a step that start a kernel.
     """
-    if config.jit_compile == "false" or barrier(config, replicas):
+    if config.jit_compile == "false" or barrier(config):
         return False
     return config.jit_compile == "true" or not reason_against(config, steps, lambda: _NODES * kernels)
