@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.runner import make_parser, print_table, program, save
-from deploy.planning.extrapolation import Measurement, interval, step_seconds
+from deploy.planning.extrapolation import Measurement, interval, seconds_on
 from deploy.planning.step_time import Interval
 from trainer.base.settings.yaml_file import read_yaml
 
@@ -40,7 +40,7 @@ class Case(NamedTuple):
     @property
     def error(self) -> float:
         """Returns the published time over the predicted one."""
-        return self.target.seconds / step_seconds(self.few, self.many, self.target.devices, self.target.rows)
+        return self.target.seconds / seconds_on(self.few, self.many, self.target.devices, self.target.rows)
 
     @property
     def predicted(self) -> Interval:

@@ -14,7 +14,7 @@ from benchmarks.runner import compare, elapsed, make_parser, print_table, progra
 from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.image_files import find_images
-from trainer.data.prepare import prepare
+from trainer.data.prepare import write_pieces
 
 SIZE = 64
 MNIST_RECIPES = ("mlp_mnist", "cnn_mnist", "wgan_gp_mnist")
@@ -38,7 +38,7 @@ def decode_with_pillow(files: list[Path]) -> None:
 def seconds_of_prepare(config: TrainConfig) -> float:
     """Measures `prepare`, which also computes checksums and writes files."""
     with tempfile.TemporaryDirectory() as folder:
-        return elapsed(lambda: prepare(config, Path(folder) / "prepared", 64, lambda done, total: None))
+        return elapsed(lambda: write_pieces(config, Path(folder) / "prepared", 64, lambda done, total: None))
 
 
 @program
@@ -56,7 +56,7 @@ def main() -> None:
     for recipe, data in {"wgan_gp_photos": config.data, **dict.fromkeys(mnist, f"idx:{options.mnist}")}.items():
         with tempfile.TemporaryDirectory() as folder:
             flag = f"--recipe={recipe}"
-            prepare(resolve([flag, f"--data={data}"]).config, Path(folder), 64, lambda done, total: None)
+            write_pieces(resolve([flag, f"--data={data}"]).config, Path(folder), 64, lambda done, total: None)
             inputs = {"in memory": [f"--data={folder}"], "row by row": [f"--data={folder}", "--data_memory_mib=0"]}
             found = input_pipeline.measure_with_model([flag], inputs, options.repeats, options.seconds)
         print_table(f"Input pipeline of {recipe} alone, prepared data", input_pipeline.table(found, GOAL))

@@ -7,7 +7,7 @@ does, whose formula and rates of data sheets turn them into times. docs/scaling.
 import dataclasses
 
 from benchmarks.runner import make_parser, print_table, program, save
-from deploy.planning.step_time import CONSTANTS, Formula, all_reduce_seconds, device_seconds, host_seconds
+from deploy.planning.step_time import CONSTANTS, TimeFormula, all_reduce_seconds, device_seconds, host_seconds
 from deploy.tiers.machine_table import Rates, load_machines
 from trainer.base.run_files.plan_file import Work
 from trainer.base.settings.request import resolve
@@ -34,7 +34,7 @@ class Step:
     rows: int
     sums_within: bool  # before its update, so that XLA compiles it on one GPU alone
 
-    def seconds(self, rates: Rates, devices: int, *formulas: Formula) -> float:
+    def seconds(self, rates: Rates, devices: int, *formulas: TimeFormula) -> float:
         """Returns the seconds of a step on so many GPUs of one machine, by the formula that says the least.
 
         The formulas are those of plain and of compiled steps, as `deploy plan` takes them: compiled ones are no slower.

@@ -151,7 +151,7 @@ def _run(words: Sequence[str]) -> int:
 
     prints_document = {"--json", "--spec"} & {*split_words(arguments)[0]}  # alone on stdout: the text goes to stderr
     with printed_on(sys.stderr if prints_document else None, command=True):
-        code: int = getattr(module, verb if verb in MODULES else "main")(arguments)
+        code: int = getattr(module, f"run_{verb}" if verb in MODULES else "main")(arguments)
     return code
 
 

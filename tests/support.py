@@ -52,7 +52,7 @@ def run_job(config: TrainConfig) -> Path:
 
 def prepared(config: TrainConfig) -> TrainingRun:
     """Returns a job just before it trains."""
-    return job.prepare(StartedJob.open(config, [], 0.0), make_replicas(config))
+    return job.prepare_run(StartedJob.open(config, [], 0.0), make_replicas(config))
 
 
 class Signals:

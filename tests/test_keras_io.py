@@ -30,20 +30,20 @@ def settings(name: str, *more: str) -> TrainConfig:
 ])  # fmt: skip
 def test_an_example_trains_on_two_replicas_with_the_numbers_of_one(name: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(replica_check, "COMPARED_STEPS", 2)
-    assert replica_check.compare(settings(name)) == ([], [], [])
+    assert replica_check.compare_replicas(settings(name)) == ([], [], [])
 
 
 @pytest.mark.slow
 def test_an_example_whose_numbers_are_of_a_whole_batch_is_told(monkeypatch: Patch) -> None:
     monkeypatch.setattr(replica_check, "COMPARED_STEPS", 1)
-    problems, _, _ = replica_check.compare(settings("collaborative_filtering_movielens"))
+    problems, _, _ = replica_check.compare_replicas(settings("collaborative_filtering_movielens"))
     assert TOLD in problems[-1]
     assert all("twice as large" not in line for line in problems)
 
 
 def test_an_example_with_a_loop_of_its_own_is_refused() -> None:
     with refused(REFUSED):
-        replica_check.compare(settings("reptile"))
+        replica_check.compare_replicas(settings("reptile"))
 
 
 # A subclassed model of several networks, callbacks, no get_config.

@@ -58,7 +58,7 @@ class CheckOptions:
     from_state: str = setting("")
 
 
-def parse(arguments: Sequence[str]) -> Request[CheckOptions]:
+def read_check(arguments: Sequence[str]) -> Request[CheckOptions]:
     """Returns the request of a command line. Raises UserError for a mistake, SystemExit(0) for --help."""
     return parse_request(CheckOptions, arguments, _USAGE)
 
@@ -66,7 +66,7 @@ def parse(arguments: Sequence[str]) -> Request[CheckOptions]:
 @command("starts from scratch")
 def main(arguments: Sequence[str]) -> int:
     """Runs the check that the flags name, logs whether the steps agree, and returns the exit code."""
-    request = parse(arguments)
+    request = read_check(arguments)
     options = request.options
     set_verbose(options.verbose)
     config = request.config
@@ -115,7 +115,13 @@ def _check_replicas(config: TrainConfig, options: CheckOptions) -> int:
     with quiet_start():
         import tensorflow as tf
 
-        from trainer.run.replica_check import COMPARED_STEPS, compare, compare_bits, compare_few_rows, other_numbers
+        from trainer.run.replica_check import (
+            COMPARED_STEPS,
+            compare_bits,
+            compare_few_rows,
+            compare_replicas,
+            other_numbers,
+        )
     tf.config.set_visible_devices([], "GPU")
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
@@ -128,7 +134,7 @@ def _check_replicas(config: TrainConfig, options: CheckOptions) -> int:
         problems = compare_bits(config, replicas)
         agreement = f"equal bits: {steps}"
     else:
-        problems, _, draws = compare(config)
+        problems, _, draws = compare_replicas(config)
         agreement = f"{steps} give the same weights and losses"
         if draws and not problems:
             log.warning(other_numbers(draws))

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     with quiet_start():
         from trainer.run import saved_run  # imports TensorFlow
     with run.naming():
-        values, count, classes = saved_run.evaluate(run)
+        values, count, classes = saved_run.evaluate_run(run)
     shown = "  ".join(f"{name} {value:.6g}" for name, value in values.items())
     log.info(f"{run.name} on {count:,} examples of {data}: {shown}")
     if out:

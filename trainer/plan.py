@@ -42,7 +42,7 @@ class PlanFlags:
     verbose: bool = VERBOSE
 
 
-def parse(arguments: Sequence[str]) -> Request[PlanFlags]:
+def read_plan_request(arguments: Sequence[str]) -> Request[PlanFlags]:
     """Returns the request of a command line. Raises UserError for a mistake, SystemExit(0) for --help."""
     return parse_request(PlanFlags, arguments, _USAGE)
 
@@ -50,7 +50,7 @@ def parse(arguments: Sequence[str]) -> Request[PlanFlags]:
 @command("starts from scratch")
 def main(arguments: Sequence[str]) -> int:
     """Measures the run, writes its plan, and returns the exit code."""
-    request = parse(arguments)
+    request = read_plan_request(arguments)
     set_verbose(request.options.verbose)
     config = request.config
     refuse_missing_modules(config)

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
         from trainer.measures.prediction import write_npz  # imports TensorFlow
         from trainer.run import saved_run
     with run.naming():
-        arrays, count = saved_run.predict(run)
+        arrays, count = saved_run.predict_run(run)
     write_whole(out, lambda path: write_npz(path, arrays))
     shown = ", ".join(f"{name} {array.dtype} {array.shape}" for name, array in arrays.items())
     log.info(f"{run.name} on {count:,} examples of {data}: {out} holds {shown}")

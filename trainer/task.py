@@ -12,7 +12,7 @@ from trainer.base.errors import DONE  # noqa: E402
 from trainer.base.log import set_verbose  # noqa: E402
 from trainer.base.run_files.job_directory import open_job_dir, outputs  # noqa: E402
 from trainer.base.settings.own_settings import refuse_missing_modules  # noqa: E402
-from trainer.base.settings.request import resolve, to_yaml  # noqa: E402
+from trainer.base.settings.request import resolve, to_recipe  # noqa: E402
 from trainer.base.storage.staging import cache_home, preflight  # noqa: E402
 from trainer.cluster.cluster_spec import read_cluster, set_gpu_environment  # noqa: E402
 from trainer.user_code.command import command, quiet_start  # noqa: E402
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     request = resolve(arguments)
     set_verbose(request.options.verbose)
     if request.options.print_config:
-        print(to_yaml(request.config), end="")
+        print(to_recipe(request.config), end="")
         return DONE
     refuse_missing_modules(request.config)
     is_chief = read_cluster().is_chief  # only the chief writes

@@ -20,7 +20,7 @@ from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.report.formatting import figures, html_table
 from deploy.report.html_page import write_report
 from deploy.report.measures import FIGURES, figures_of
-from deploy.report.tracked_runs import track, trackers_in
+from deploy.report.tracked_runs import track_runs, trackers_in
 from deploy.tiers.tier import read_tiers
 from trainer.base.errors import DONE, UserError
 from trainer.base.settings.fields import fields_of, setting
@@ -159,5 +159,5 @@ def compare_by_options(request: VerbRequest[CompareOptions], session: Session, *
     code = run_comparison(comparison, runs, out, runner, asked.parallel or (len(comparison.runs()) if vertex else 1))
     if any_begun(out):
         write_report([asked.out], asked.out, asked.baseline, dict(asked.price_per_hour))
-        track([asked.out], trackers)
+        track_runs([asked.out], trackers)
     return read_comparison(out, code)

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from deploy.api.request import Value, VerbRequest, call_verb, verb_usage
-from deploy.api.submit import SubmitOptions, prepare
+from deploy.api.submit import SubmitOptions, prepare_submission
 from deploy.base.console import printed_on, say
 from deploy.base.options import seconds
 from deploy.job.options import JobOptions
 from deploy.packaging.images import remembered
 from deploy.planning.cached_plans import FIT, best_memory_option, plan_of
-from deploy.planning.extrapolation import Extrapolation, estimate
+from deploy.planning.extrapolation import Extrapolation, extrapolate
 from deploy.planning.forecast import (
     BY_CPU,
     BY_GRAPH,
@@ -365,7 +365,7 @@ def plan_by_options(
         sources = (*sources, folder)
     extrapolations, assumed = list[Extrapolation](), list[str]()
     if sources:
-        extrapolations, assumed = estimate(collect(sources), [tier.facts for tier in specs], config)
+        extrapolations, assumed = extrapolate(collect(sources), [tier.facts for tier in specs], config)
     by_name = {extrapolation.tier: extrapolation for extrapolation in extrapolations}
     forecasts: list[Forecast] = []
     for region, file in places:
@@ -415,14 +415,14 @@ def _measured(
     digest = hashlib.sha256(" ".join([plan.key, *flags.arguments()]).encode()).hexdigest()[:12]
     folder = f"{checked_address('bucket', asked.bucket)}/measured/{digest}"
     job_dir = f"{folder}/{tier.name}"
-    if not dry_run and json.loads(buckets.read(f"{job_dir}/{RESULT}")[0] or "{}").get("state") == "done":
+    if not dry_run and json.loads(buckets.read_text(f"{job_dir}/{RESULT}")[0] or "{}").get("state") == "done":
         say(f"{asked.measure} was measured before: {job_dir}")
         return folder
     job_options = {name: getattr(asked, name) for name in
               ("max_cost", "project", "region", "bucket", "image", "backend", "package", "prices")}  # fmt: skip
     program = flags.replace(steps=steps, report_every_steps=max(1, steps // 5), job_dir=job_dir)
     options = SubmitOptions(tiers=(asked.measure,), **job_options)
-    submission = prepare(VerbRequest(options, program, request.command), session)
+    submission = prepare_submission(VerbRequest(options, program, request.command), session)
     if dry_run:
         say(*submission.about, f"nothing was sent: {steps} steps would be measured; the plan does without them")
         return ""

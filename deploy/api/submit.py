@@ -105,12 +105,12 @@ def submit(
     """
     named = {"recipe": recipe, "bucket": bucket, "max_cost": max_cost, **options}
     with printed_on(stream):
-        job = prepare(call_verb(SubmitOptions, tiers, named, settings, USAGE), session)
+        job = prepare_submission(call_verb(SubmitOptions, tiers, named, settings, USAGE), session)
         say(*job.about)
         return job if dry_run else job.send()
 
 
-def prepare(request: VerbRequest[Any], session: Session, unfollowed: str = "") -> SubmittedJob:
+def prepare_submission(request: VerbRequest[Any], session: Session, unfollowed: str = "") -> SubmittedJob:
     """Returns the checked submission that a request of SubmitOptions describes, and sends nothing.
 
     Raises UserError if it must fail.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from deploy.api.request import Value, call_verb
-from deploy.api.submit import USAGE, SubmitOptions, prepare
+from deploy.api.submit import USAGE, SubmitOptions, prepare_submission
 from deploy.base.console import printed_on, run_program, say
 from deploy.job.vertex_job import RunResult, load_model
 from deploy.platform.gcloud_and_sdk import SESSION, Session
@@ -89,7 +89,7 @@ def fit(
             say(str(line))
 
     with printed_on(stream, command=progress):
-        job = prepare(call_verb(SubmitOptions, [on], keywords, None, USAGE), session)
+        job = prepare_submission(call_verb(SubmitOptions, [on], keywords, None, USAGE), session)
         job.finish(show)
     result = job.result
     cost = billed(fetched(job.output, "job_dir"))[1]

@@ -63,7 +63,7 @@ class CancelFlags(JobFlags):
     yes: bool = setting(False, "do not ask for confirmation")
 
 
-def jobs(arguments: Sequence[str], session: Session = SESSION) -> int:
+def run_jobs(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Prints, for each region, one line for each job, newest first."""
     args = parse_options(JobsFlags, arguments, JOBS)
     statuses: list[JobStatus] = []
@@ -86,7 +86,7 @@ def jobs(arguments: Sequence[str], session: Session = SESSION) -> int:
     return DONE
 
 
-def watch(arguments: Sequence[str], session: Session = SESSION) -> int:
+def run_watch(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Prints states and logs of a job until it ends, and returns the exit code for its final state."""
     summary = "Shows states and logs of a job until it ends; Ctrl-C leaves it running."
     args = parse_options(JobFlags, arguments, verb_usage("watch", "[JOB]", summary))
@@ -99,7 +99,7 @@ def watch(arguments: Sequence[str], session: Session = SESSION) -> int:
     return code
 
 
-def logs(arguments: Sequence[str], session: Session = SESSION) -> int:
+def run_logs(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Prints the log of a job that runs or has ended, and does not follow it."""
     summary = "Prints the log of a job so far, and ends; `watch` follows it."
     args = parse_options(LogsFlags, arguments, verb_usage("logs", "[JOB] [--tail=COUNT]", summary))
@@ -115,7 +115,7 @@ def logs(arguments: Sequence[str], session: Session = SESSION) -> int:
     return DONE
 
 
-def cancel(arguments: Sequence[str], session: Session = SESSION) -> int:
+def run_cancel(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Cancels a job, after confirmation unless --yes is given, and waits until it is over."""
     usage = verb_usage("cancel", "[JOB]", "Cancels a job, and waits until it is over.")
     args = parse_options(CancelFlags, arguments, usage)

@@ -15,7 +15,7 @@ from trainer.base.storage import local_path, write_whole
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanFlags(PlanOptions):
+class PlanCommand(PlanOptions):
     """Holds the flags of `plan`."""
 
     out: str = setting("runs/plan", "folder for plan.md and forecast.json", metavar="FOLDER")
@@ -26,7 +26,7 @@ class PlanFlags(PlanOptions):
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Plans, writes all files and only then prints, as a closed pipe ends the program. Returns the exit code."""
-    request = parse_verb(PlanFlags, arguments, USAGE)
+    request = parse_verb(PlanCommand, arguments, USAGE)
     flags = request.options
     out = local_path(flags.out, "out")
     plan = plan_by_options(request, session, out, dry_run=flags.dry_run)

@@ -8,7 +8,7 @@ from functools import partial
 from deploy.api.request import verb_usage
 from deploy.api.submit import check_wait, describe, new_submission
 from deploy.cli.output import JSON
-from deploy.cli.submit import run
+from deploy.cli.submit import send_and_follow
 from deploy.job.cost import cost_confirmation
 from deploy.job.fallback import SubmittedJob
 from deploy.job.job import Job
@@ -74,4 +74,4 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     command = shlex.join([*USAGE.program.split(), *arguments])
     record = Submission(job.submission, command=command, sources=[str(version)], detached=args.detach)
     confirmation = partial(cost_confirmation, [job.tier], [None], args, alternatives=True)
-    return run(SubmittedJob([job], record, session, describe([job]), confirmation), args, "predict")
+    return send_and_follow(SubmittedJob([job], record, session, describe([job]), confirmation), args, "predict")

@@ -81,7 +81,7 @@ _REGISTER = verb_usage(
 )
 
 
-def report(arguments: Sequence[str]) -> int:
+def run_report(arguments: Sequence[str]) -> int:
     """Writes the report on the folders that are named, and returns the exit code."""
     args = parse_options(ReportFlags, arguments, _REPORT)
     out = args.out or ("runs/report" if any(map(is_remote, args.folders)) else report_folder(args.folders))
@@ -91,14 +91,14 @@ def report(arguments: Sequence[str]) -> int:
     return DONE
 
 
-def track(arguments: Sequence[str]) -> int:
+def run_track(arguments: Sequence[str]) -> int:
     """Sends finished runs to trackers, except what a tracker already has, and returns the exit code."""
     args = parse_options(TrackFlags, arguments, _TRACK)
-    tracked_runs.track(args.runs, args.track)
+    tracked_runs.track_runs(args.runs, args.track)
     return DONE
 
 
-def register(arguments: Sequence[str], session: Session = SESSION) -> int:
+def run_register(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Registers a run's model as a version, unless it is one already, and moves the alias if one is given."""
     args = parse_options(RegisterFlags, arguments, _REGISTER)
     name = checked_name(args.name)

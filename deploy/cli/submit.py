@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deploy.api.request import parse_verb
-from deploy.api.submit import NOTHING_SENT, USAGE, SubmitOptions, prepare
+from deploy.api.submit import NOTHING_SENT, USAGE, SubmitOptions, prepare_submission
 from deploy.base.console import forget_stdout, say
 from deploy.cli.output import JSON, write_document
 from deploy.job.fallback import SubmittedJob
@@ -51,16 +51,16 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     if flags.dry_run and flags.out:
         raise UserError(f"--dry_run and --out {both}: a dry run uploads nothing: drop one of them")
     unfollowed = "spec" if flags.spec else "out" if flags.out else ""
-    submission = prepare(request, session, unfollowed)
+    submission = prepare_submission(request, session, unfollowed)
     if flags.spec:
         say(*submission.about, "nothing was sent or uploaded, and a spec has neither labels nor a key: --out=FILE "
                                "uploads, and prints the whole command")  # fmt: skip
         print(to_yaml(submission.jobs[0].spec), end="", flush=True)
         return DONE
-    return stage(submission, flags) if flags.out else run(submission, flags, "submit")
+    return write_command(submission, flags) if flags.out else send_and_follow(submission, flags, "submit")
 
 
-def run(submission: SubmittedJob, flags: Any, verb: str) -> int:
+def send_and_follow(submission: SubmittedJob, flags: Any, verb: str) -> int:
     """Submits and follows the job, or shows it with --dry_run; returns the exit code."""
     say(*submission.about)
     if flags.dry_run:
@@ -83,7 +83,7 @@ def run(submission: SubmittedJob, flags: Any, verb: str) -> int:
     return code
 
 
-def stage(submission: SubmittedJob, flags: Any) -> int:
+def write_command(submission: SubmittedJob, flags: Any) -> int:
     """Writes the spec of the job to a file, uploads its packages and prints the command that sends it."""
     job, file = submission.jobs[0], local_path(flags.out, "out")
     make_writable(file.parent, "out")

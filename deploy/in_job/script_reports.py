@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .starter import STORAGE, object_url, request, say, token
+from .starter import STORAGE, log_line, object_url, request, token
 
 RUN_INFO, STATS, RESULT = "run.json", "stats.jsonl", "result.json"
 EVERY_S = {False: 1.0, True: 30.0}  # the time between two writes, on a disk (False) and in a bucket (True)
@@ -63,7 +63,9 @@ class Record:
                 self._lines = lines
                 self._result["restarts"] = 1 + restarts
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            say(f"{RESULT} or {STATS} of an earlier start is damaged ({error}): its numbers are replaced", "WARNING")
+            log_line(
+                f"{RESULT} or {STATS} of an earlier start is damaged ({error}): its numbers are replaced", "WARNING"
+            )
         self.write()
 
     def take(self, report: bytes) -> None:
@@ -145,8 +147,12 @@ class Record:
 
     def _warn_once(self, error: OSError) -> None:
         if not self._warned:
-            say(f"the numbers of this script cannot be kept in its job directory: {error}; the script goes on; its "
-                "account needs roles/storage.objectUser there (docs/permissions.md)", "WARNING")  # fmt: skip
+            role = "roles/storage.objectUser"
+            log_line(
+                f"the numbers of this script cannot be kept in its job directory: {error}; the script goes on; its "
+                f"account needs {role} there (docs/permissions.md)",
+                "WARNING",
+            )
         self._warned = True
 
 

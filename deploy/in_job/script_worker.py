@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from .script_reports import Record
-from .starter import say
+from .starter import log_line
 
 if TYPE_CHECKING:
     from trainer.base.limit_watch import LimitWatch
@@ -85,7 +85,7 @@ def _followed(process: subprocess.Popen[bytes], reports: BinaryIO, record: Recor
         # the user's may have the same name there.
         from trainer.base.limit_watch import LimitWatch, read_limits
 
-        watch = LimitWatch(read_limits(), lambda line: say(line, "WARNING"), process.terminate, process.kill)
+        watch = LimitWatch(read_limits(), lambda line: log_line(line, "WARNING"), process.terminate, process.kill)
         watch.idle_s = -math.inf  # a script may prepare for long: idle time counts from its first use or report
     with watch.watching() if watch else contextlib.nullcontext():
         unfinished = b""  # the end of the reports, after the last line break

@@ -80,7 +80,7 @@ def find_driver() -> None:
 
 def download(address: str, digest: str, folder: str) -> str:
     """Downloads the object at a gs:// address to `folder` and returns its path. Ends the job if its SHA-256 differs."""
-    content = read(object_url(address), address, "roles/storage.objectViewer")
+    content = read_url(object_url(address), address, "roles/storage.objectViewer")
     actual = hashlib.sha256(content).hexdigest()
     if actual != digest:
         end(
@@ -114,14 +114,14 @@ def secret(version: str) -> str:
     https://docs.cloud.google.com/secret-manager/docs/reference/rest/v1/projects.secrets.versions/access
     """
     host = os.environ.get("SECRET_MANAGER_HOST", "https://secretmanager.googleapis.com")
-    answer = json.loads(read(f"{host}/v1/{version}:access", version, "roles/secretmanager.secretAccessor"))
+    answer = json.loads(read_url(f"{host}/v1/{version}:access", version, "roles/secretmanager.secretAccessor"))
     try:
         return base64.b64decode(answer["payload"]["data"]).decode()
     except (KeyError, TypeError, ValueError):
         end(f"{version}: the secret is not text, which a variable needs", MUST_CHANGE)
 
 
-def read(url: str, subject: str, role: str) -> bytes:
+def read_url(url: str, subject: str, role: str) -> bytes:
     """Returns the content of a URL, read as the job's account. Ends the job with one line if it cannot be read.
 
     `subject`: what the line says that could not be read; `role`: the role that the account needs for it.
@@ -163,7 +163,7 @@ def install(packages: list[str]) -> None:
 
     Ends the job if that fails.
     """
-    say(f"installs {' '.join(map(os.path.basename, packages))}")
+    log_line(f"installs {' '.join(map(os.path.basename, packages))}")
     began = time.monotonic()
     command = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--no-compile", "--disable-pip-version-check",
                "--root-user-action=ignore", "--quiet", *packages]  # fmt: skip
@@ -171,17 +171,17 @@ def install(packages: list[str]) -> None:
     if pip.returncode:
         lines = [line for line in pip.stdout.splitlines() if "ERROR" in line] or pip.stdout.splitlines() or [""]
         end(f"pip install failed: {lines[-1]}: the job needs a way to the package index, or use --image=URI", FAULT)
-    say(f"installed in {time.monotonic() - began:.0f} s")
+    log_line(f"installed in {time.monotonic() - began:.0f} s")
 
 
-def say(message: str, severity: str = "INFO") -> None:
+def log_line(message: str, severity: str = "INFO") -> None:
     """Prints one line of JSON, from which Cloud Logging reads the severity and the message."""
     print(json.dumps({"severity": severity, "message": message}), flush=True)
 
 
 def end(message: str, code: int) -> NoReturn:
     """Prints the error in one line and exits with `code`, which ends the job."""
-    say(f"error: {message}", "ERROR")
+    log_line(f"error: {message}", "ERROR")
     sys.exit(code)
 
 

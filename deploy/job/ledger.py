@@ -152,7 +152,7 @@ def find_elsewhere(job: str, backend: Platform) -> tuple[Submission, Attempt] | 
         for attempt in record.attempts:
             content: dict[str, Any] = {}
             with suppress(UserError, PlatformFault, ValueError):
-                content = json.loads(buckets.read(f"{attempt.output}/{RECORD}")[0] or "{}")
+                content = json.loads(buckets.read_text(f"{attempt.output}/{RECORD}")[0] or "{}")
             attempt.tier = content.get("tier", "")
             if str(content.get("submission")).rpartition("-")[0] == record.submission:
                 record.command = content.get("command", "")

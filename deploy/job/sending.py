@@ -158,7 +158,7 @@ class Creation:
         An account that may not write there gets a warning and reserves nothing: the job's own may be allowed to.
         """
         try:
-            text, generation = buckets.read(self._uri)
+            text, generation = buckets.read_text(self._uri)
             if text:
                 self._wait_until_free(text)
             self._write(generation, sending=False)
@@ -213,7 +213,7 @@ class Creation:
         self._attempt.error = error
         self._record.write()
         with suppress(UserError, PlatformFault, ValueError, AttributeError):
-            text, generation = buckets.read(self._uri)
+            text, generation = buckets.read_text(self._uri)
             if json.loads(text or "{}").get("submission") == self._about["submission"]:
                 buckets.delete(self._uri, generation)
 

@@ -48,9 +48,10 @@ class RunResult:
     def history(self) -> dict[str, list[float | None]]:
         """Returns what Keras's `fit` returns as History.history: by name, the value of each epoch."""
         in_bucket = parse(self.place, "run") is not None
-        entries = (
-            parse_stats(buckets.read(f"{self.place}/{STATS}")[0]) if in_bucket else read_stats(expanded(self.place))[0]
-        )
+        if in_bucket:
+            entries = parse_stats(buckets.read_text(f"{self.place}/{STATS}")[0])
+        else:
+            entries = read_stats(expanded(self.place))[0]
         history: dict[str, list[float | None]] = {}
         for entry in entries:
             if entry["kind"] == "epoch":  # with its evaluation
@@ -193,7 +194,7 @@ class VertexJob:
     @property
     def result(self) -> RunResult:
         """Returns what the run left in result.json. Raises UserError if there is none yet."""
-        return RunResult.read(buckets.read(f"{self.output}/{RESULT}")[0], self.output)
+        return RunResult.read(buckets.read_text(f"{self.output}/{RESULT}")[0], self.output)
 
     def model(self) -> Any:
         """Returns the trained keras.Model, which Keras loads from the bucket without the code of this package."""

@@ -199,7 +199,7 @@ def with_bill(status: JobStatus, now: float) -> JobStatus:
     """
     with suppress(*_UNREADABLE):
         if status.output and status.over and status.started:
-            text, generation = buckets.read(f"{status.output}/{BILLED}", quick=True)
+            text, generation = buckets.read_text(f"{status.output}/{BILLED}", quick=True)
             before = json.loads(text or "{}").get("jobs", {})
             usd = status.usd(now)
             bill = {"seconds": round(status.seconds(now), 3), "usd": usd and round(usd, 4)}
@@ -214,7 +214,7 @@ def with_stop_reason(status: JobStatus) -> JobStatus:
     """Returns the status of a job, STOPPED with the reason if its result.json says that it ended itself."""
     with suppress(*_UNREADABLE):
         if status.state == "SUCCEEDED" and status.limited:
-            result = json.loads(buckets.read(f"{status.output}/{RESULT}", quick=True)[0] or "{}")
+            result = json.loads(buckets.read_text(f"{status.output}/{RESULT}", quick=True)[0] or "{}")
             if result.get("state") == "stopped":
                 return dataclasses.replace(status, state=STOPPED, error=str(result.get("error") or "a limit"))
     return status
@@ -237,8 +237,8 @@ class LiveLines:
         if status.state == "RUNNING" and status.output and self._clock.now() >= self._due:
             self._due = self._clock.now() + LIVE_S
             try:
-                entries = parse_stats(buckets.read(f"{status.output}/{STATS}", quick=True)[0])
-                about = json.loads(buckets.read(f"{status.output}/{RUN_INFO}", quick=True)[0] or "{}")
+                entries = parse_stats(buckets.read_text(f"{status.output}/{STATS}", quick=True)[0])
+                about = json.loads(buckets.read_text(f"{status.output}/{RUN_INFO}", quick=True)[0] or "{}")
                 progress = summary(entries, whole(about.get("total_steps")) or 0)
                 money = ""
                 if status.usd_per_hour is not None:

@@ -38,7 +38,7 @@ class Measurement:
     seconds: float
 
 
-def step_seconds(few: Measurement, many: Measurement, devices: int, rows: float) -> float:
+def seconds_on(few: Measurement, many: Measurement, devices: int, rows: float) -> float:
     """Returns the predicted seconds of a step on `devices` GPUs with `rows` rows in each micro-batch.
 
     The prediction is a / N + b through the measurements on `few` and on `many` GPUs.
@@ -53,7 +53,7 @@ def step_seconds(few: Measurement, many: Measurement, devices: int, rows: float)
 
 def interval(few: Measurement, many: Measurement, devices: int, rows: float) -> Interval:
     """Returns the prediction of `step_seconds` with the interval in which published times were."""
-    seconds = step_seconds(few, many, devices, rows)
+    seconds = seconds_on(few, many, devices, rows)
     if few.rows == many.rows == rows:
         return ROWS_STAY.times(seconds)
     return Interval(ROWS_SHRINK * seconds, seconds, max(NO_GAIN * many.seconds, seconds))
@@ -89,7 +89,7 @@ class _Measured(Measurement):
     same_batch: bool
 
 
-def estimate(
+def extrapolate(
     measured: Collection, tiers: Sequence[TierFacts], config: TrainConfig
 ) -> tuple[list[Extrapolation], list[str]]:  # fmt: skip
     """Returns an estimate for each tier on whose kind of device there is a run, and lines that state the assumptions.

@@ -53,7 +53,7 @@ FILE = Path(__file__).with_name("gpu_constants.json")
 
 
 @dataclass(frozen=True)
-class Formula:
+class TimeFormula:
     """Holds the fitted numbers of one formula: factors of the device's time, and the host's seconds."""
 
     products: float  # a factor for the counted seconds of convolutions and matrix products
@@ -71,8 +71,8 @@ class GpuConstants:
 
     source: str
     card: str  # the beginning of the names of the accelerators that count as the measured card
-    plain: Formula
-    compiled: Formula
+    plain: TimeFormula
+    compiled: TimeFormula
     elsewhere: float  # widens both ends of the interval by this factor, for what was not measured
     all_reduce_seconds: float  # assumed: to start an all-reduce on one machine
     context_gib: float  # CUDA's context
@@ -84,7 +84,7 @@ class GpuConstants:
 def read_constants(path: Path = FILE) -> GpuConstants:
     """Reads the constants from a JSON file. Raises TypeError for missing or unknown names."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    return GpuConstants(**content | {way: Formula(**content[way]) for way in ("plain", "compiled")})
+    return GpuConstants(**content | {way: TimeFormula(**content[way]) for way in ("plain", "compiled")})
 
 
 CONSTANTS = read_constants()
@@ -93,7 +93,7 @@ SUMMING_DOUBT = Interval(0.5, 1.0, 2.0)  # factors of the predicted time of all-
 NETWORK_BYTES_PER_SECOND = 2e9  # assumed: 16 Gbit/s, which the smallest machines with a GPU have
 
 
-def device_seconds(work: Work, rows: float, rates: Rates, kind: str, formula: Formula) -> float:
+def device_seconds(work: Work, rows: float, rates: Rates, kind: str, formula: TimeFormula) -> float:
     """Returns the device's seconds for one micro-batch of `rows` rows, without all-reduces.
 
     An operation takes as long as its FLOPs or its memory traffic, whichever is longer. `kind`: the arithmetic, a key
@@ -113,7 +113,7 @@ def device_seconds(work: Work, rows: float, rates: Rates, kind: str, formula: Fo
     return total
 
 
-def host_seconds(work: Work, micro_batches: int, formula: Formula) -> float:
+def host_seconds(work: Work, micro_batches: int, formula: TimeFormula) -> float:
     """Returns the host's seconds to start the kernels of all micro-batches of one replica in a step."""
     kernels = formula.operation_seconds * work.count + formula.convolution_seconds * work.convolutions
     return micro_batches * kernels + formula.step_seconds

@@ -23,7 +23,7 @@ def upload(file: Path, uri: str) -> None:
         connect().upload(file, _address(uri))
 
 
-def read(uri: str, *, quick: bool = False) -> tuple[str, int]:
+def read_text(uri: str, *, quick: bool = False) -> tuple[str, int]:
     """Returns the text and the generation of a small object; ("", 0) if there is none. `quick`: give up soon."""
     client = connect(QUICK if quick else None)
     item = client.get(_address(uri))

@@ -54,12 +54,12 @@ def checked_name(name: str) -> str:
     return name
 
 
-def digest(image: str, about: Servable) -> str:
+def digest_of_version(image: str, about: Servable) -> str:
     """Returns a digest of a version's image and files, which identifies the version."""
     return hashlib.sha256(json.dumps([image, dict(about.files)]).encode()).hexdigest()[:40]
 
 
-def register(model: Mapping[str, Any], backend: Platform) -> ModelVersion:
+def register_version(model: Mapping[str, Any], backend: Platform) -> ModelVersion:
     """Registers `model` unless the registry has this version, and returns the version.
 
     A lost response is not an error: the next look at the registry finds the version. Raises ApiError if it fails.
@@ -151,11 +151,12 @@ def read_registration(run: str, name: str, image: str, gcp: GcpConfig, job: str 
         **({"job": console_page(job, gcp.project)} if job else {}),
     }  # fmt: skip
     image = serving_image(image)
+    version = digest_of_version(image, about)
     artifact = f"{address}/{MODEL}"
     if not address:  # the files are uploaded from this machine
-        artifact = f"{checked_address('bucket', gcp.bucket)}/models/{name}/{digest(image, about)}"
+        artifact = f"{checked_address('bucket', gcp.bucket)}/models/{name}/{version}"
     model = {
-        "displayName": name, "versionDescription": json.dumps(description), "labels": {LABEL: digest(image, about)},
+        "displayName": name, "versionDescription": json.dumps(description), "labels": {LABEL: version},
         "artifactUri": artifact,
         "containerSpec": {
             "imageUri": image, "command": ["python", "-m", "trainer.serve"], "ports": [{"containerPort": PORT}],
@@ -177,7 +178,7 @@ def register_run(registration: Registration, alias: str, backend: Platform) -> M
             buckets.upload(registration.files / name, f"{artifact}/{name}")
         elif not buckets.exists(f"{artifact}/{name}"):
             raise UserError(f"{artifact}/{name}: there is no such object: upload the whole folder again")
-    version = register(registration.model, backend)
+    version = register_version(registration.model, backend)
     if alias and alias not in version.aliases:
         path, content = f"{version.name}@{version.version}:mergeVersionAliases", {"versionAliases": [alias]}
         # The registry takes the alias away from the version that has it.

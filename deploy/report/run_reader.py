@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.base.run_files.goodput import OTHER, classes_of
+from trainer.base.run_files.goodput import OTHER, seconds_by_class
 from trainer.base.run_files.job_files import (
     BILLED,
     RESULT,
@@ -119,7 +119,7 @@ class RunRecord:
 
         Seconds that were billed and that the run did not see count as OTHER.
         """
-        if classes := classes_of(self.result):
+        if classes := seconds_by_class(self.result):
             classes[OTHER] += max(0.0, (self.billed_seconds or 0.0) - sum(classes.values()))
         return classes
 

@@ -40,7 +40,7 @@ def trackers_in(settings: Mapping[str, Any]) -> tuple[str, ...]:
     return trackers
 
 
-def track(paths: Sequence[str], addresses: Sequence[str]) -> None:
+def track_runs(paths: Sequence[str], addresses: Sequence[str]) -> None:
     """Sends each run or comparison to each tracker, and prints a line for each run.
 
     Raises UserError if a tracker refuses a run, if a run goes on, or if a path has no run; PlatformFault if a tracker

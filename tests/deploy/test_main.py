@@ -122,7 +122,7 @@ def test_a_setting_may_be_emptied(capsys: Capture) -> None:
 def test_a_fault_of_the_platform_and_ctrl_c_are_one_line(
     error: BaseException, code: int, shown: str, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr("deploy.cli.runs.report", Mock(side_effect=error))
+    monkeypatch.setattr("deploy.cli.runs.run_report", Mock(side_effect=error))
     assert main(["report", "run"]) == code
     assert capsys.readouterr().err == shown
 

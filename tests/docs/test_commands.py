@@ -70,7 +70,7 @@ def run_on_emulator(command: Command, session: Session) -> None:
     sdk, verb = ["--backend=sdk"], command.words[3]
     job = ["--recipe=wgan_gp_digits", "--image=us-docker.pkg.dev/p/r/x:1", "--bucket=gs://bucket", "--detach"]
     assert submit.main(["cpu", *job, *sdk], session) == 0
-    run_verb: Callable[[list[str], Session], int] = getattr(jobs, verb)
+    run_verb: Callable[[list[str], Session], int] = getattr(jobs, f"run_{verb}")
     assert run_verb([*command.arguments, *sdk, *(["--yes"] if verb == "cancel" else [])], session) in (0, 75)
 
 
@@ -149,8 +149,8 @@ def module_exists(command: Command, session: Session) -> None:
 RULES: Mapping[str, Rule] = {
     # These only parse their flags: they train for a while, or need a trained model.
     "trainer.task": lambda command, session: resolve(command.arguments),
-    "trainer.check": lambda command, session: check.parse(command.arguments),
-    "trainer.plan": lambda command, session: plan.parse(command.arguments),
+    "trainer.check": lambda command, session: check.read_check(command.arguments),
+    "trainer.plan": lambda command, session: plan.read_plan_request(command.arguments),
     "trainer.generate": lambda command, session: parse_options(
         generate.GenerateOptions, command.arguments, generate.USAGE
     ),

@@ -1,5 +1,6 @@
 """Tests that imports run downwards only, and never in a circle."""
 
+import ast
 import re
 
 import pytest
@@ -38,3 +39,21 @@ def test_deploy_uses_of_trainer_what_needs_no_tensorflow() -> None:
 def test_vertex_trainer_is_on_top() -> None:
     below = [source for package in ("trainer", "deploy") for _, source in modules(package)]
     assert [source for source in below if re.search(r"^\s*(from|import) vertex_trainer\b", source, re.MULTILINE)] == []
+
+
+def test_no_public_name_has_two_definitions() -> None:
+    """A reader who meets a function or a class finds one of this name; each command has its own `main`."""
+    places: dict[str, list[str]] = {}
+    for package in ("trainer", "deploy", "vertex_trainer"):
+        for module, source in modules(package):
+            for node in ast.parse(source).body:
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name[0] != "_":
+                    places.setdefault(node.name, []).append(module)
+    assert {name: found for name, found in places.items() if len(found) > 1 and name != "main"} == {}
+
+
+def test_a_module_that_is_imported_by_a_text_counts() -> None:
+    source = (
+        'NAME = "trainer.models.gan"\nimport_module(NAME)\nimportlib.import_module("deploy.job")\nimport_module(path)\n'
+    )
+    assert imports(source) == {"trainer.models.gan", "deploy.job"}

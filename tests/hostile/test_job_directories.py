@@ -25,7 +25,7 @@ from trainer.base.run_files.job_files import drop_stats_after
 from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.progress import Progress
-from trainer.reporting.result import RunResult, refuse_hopeless_restart
+from trainer.reporting.result import ResultWriter, refuse_hopeless_restart
 from trainer.run import job
 from trainer.training.checkpoint import Damaged, _digest, _fingerprint, checkpoint_folders, read_checkpoint
 
@@ -84,7 +84,7 @@ def test_a_run_that_resumes(
 
     def resume() -> None:
         job_dir: JobDir = open_job_dir(config(folder))
-        run_result = RunResult.of_job(config(folder), job_dir, 0.0)
+        run_result = ResultWriter.of_job(config(folder), job_dir, 0.0)
         refuse_hopeless_restart(config(folder), run_result.before)
         run_result.resume(Progress(5, 10, steps_per_epoch=5, examples_per_step=1))
         drop_stats_after(folder, 5)

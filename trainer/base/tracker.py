@@ -71,7 +71,7 @@ class Tracker(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Address:
+class TrackerAddress:
     """Holds one address of `--track`: its kind, or a function's dotted name; the server, if any; the experiment."""
 
     text: str
@@ -80,7 +80,7 @@ class Address:
     name: str
 
 
-def read_addresses(track: Iterable[str]) -> list[Address]:
+def read_addresses(track: Iterable[str]) -> list[TrackerAddress]:
     """Returns the addresses in a value of `track`. Raises UserError, which shows no password, for any other form."""
     addresses = []
     for part in track:
@@ -92,9 +92,9 @@ def read_addresses(track: Iterable[str]) -> list[Address]:
             )
         function, _, label = part.partition("#")
         if kind in _PATTERNS and (match := re.fullmatch(_PATTERNS[kind], rest)):
-            addresses.append(Address(part, kind, match["server"], match["name"]))
+            addresses.append(TrackerAddress(part, kind, match["server"], match["name"]))
         elif not difflib.get_close_matches(kind, _PATTERNS) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", function):
-            addresses.append(Address(part, function, "", label))
+            addresses.append(TrackerAddress(part, function, "", label))
         else:
             problem = "no such tracker" if kind not in _PATTERNS else "not of the form of this tracker"
             raise UserError(f"track={part}: {problem}: write {_FORMS}; several with commas")

@@ -30,7 +30,7 @@ from trainer.invariance.step import NotCompilable, StepContext
 from trainer.reporting.error_lines import half_precision, one_line
 from trainer.reporting.progress import is_loss
 from trainer.reporting.resources import peak_device_memory_gib
-from trainer.reporting.result import gpu_names, versions
+from trainer.reporting.result import gpu_names, library_versions
 from trainer.run.replica_check import COMPARED_STEPS
 from trainer.run.training_setup import TrainingSetup, set_precision_and_seed, setup_with
 from trainer.training.checkpoint import assign_values, of_networks, snapshot, variables_of
@@ -105,7 +105,7 @@ def difference(variant: Trained, reference: Trained, **limits: float) -> Differe
     return Difference(float(np.max(groups, initial=0.0)), float(np.max(losses, initial=0.0)), gradient, **limits)
 
 
-def largest(differences: Sequence[Difference]) -> Difference:
+def largest_of_each(differences: Sequence[Difference]) -> Difference:
     """Returns the largest weights, loss and gradient differences among several, without limits."""
     kinds = ("weights", "loss", "gradient")
     return Difference(*(max(getattr(difference, kind) for difference in differences) for kind in kinds))
@@ -317,7 +317,7 @@ class GpuCheck:
         """Returns the content of gpu_check.json."""
         return {
             "agrees": not any(row.problem for row in self.rows),
-            "versions": versions(),
+            "versions": library_versions(),
             "gpu_environment": gpu_environment(),
             "ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             **asdict(self),
@@ -381,10 +381,10 @@ def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
     alone, cost = run(base, replicas[1], seconds=seconds)
     reference, _ = run(Variant(REFERENCE, 1, precision="float64"), cpu)
     on_cpu, _ = run(base, cpu)
-    control = largest([difference(run(base, replicas[1], order)[0], alone) for order in ORDERS])
+    control = largest_of_each([difference(run(base, replicas[1], order)[0], alone) for order in ORDERS])
     of_cpu, names = difference(on_cpu, reference), [name or "unknown" for name in gpu_names()]
     check = GpuCheck(config.model, config.data, every.sentence(), every.devices, names, control, of_cpu)
-    from_reference = float32_difference(alone, reference, largest([control, of_cpu]))
+    from_reference = float32_difference(alone, reference, largest_of_each([control, of_cpu]))
     check.rows.append(Row(base.name, 1, REFERENCE, from_reference, cost, from_reference.problem))
     others, check.left_out = variants(count)
     for variant in others:
@@ -402,7 +402,7 @@ def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
                 row.against = REFERENCE
                 row.difference = difference(trained, reference, most_loss=band, most_gradient=band)
             else:  # XLA's kernels may round as differently as those of another processor
-                most = control if variant.jit_compile == "false" else largest([control, of_cpu])
+                most = control if variant.jit_compile == "false" else largest_of_each([control, of_cpu])
                 row.against, row.difference = "float32 on one", float32_difference(trained, alone, most)
             row.problem = row.difference.problem
             if replicas[variant.devices].collectives == "nccl" and "nccl" not in row.cost.sums.lower():

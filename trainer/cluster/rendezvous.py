@@ -255,7 +255,7 @@ class Peers:
             os._exit(code)
 
 
-def arithmetic(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def arithmetic_switches(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Returns the settings outside of TrainConfig that can change numbers, by name."""
     switches = {
         name: value

@@ -94,7 +94,9 @@ def source_of(config: TrainConfig, per_piece: int) -> Source:
     return Source(dict(zip(SPLITS, splits, strict=False)), class_names, left_out, fingerprint)
 
 
-def prepare(config: TrainConfig, folder: Path, piece_mib: int, on_piece: Callable[[int, int], None]) -> dict[str, Any]:
+def write_pieces(
+    config: TrainConfig, folder: Path, piece_mib: int, on_piece: Callable[[int, int], None]
+) -> dict[str, Any]:
     """Writes the pieces, and pieces.json at the end; returns its content. Calls `on_piece(done, total)`.
 
     Raises UserError if the source cannot be read, or has images that cannot be decoded and must not be skipped.
@@ -167,7 +169,7 @@ def main(arguments: Sequence[str]) -> int:
             f"gcloud storage cp -r pieces {address}"
         )
     with closing(ProgressBar("text", "bar", "count", "left", text="prepare")) as bar:
-        index = prepare(
+        index = write_pieces(
             config,
             expanded(options.destination),
             options.shard_mib,

@@ -200,7 +200,7 @@ class Reporter:
         rate = entry and entry["images_per_second"]
         speed = f"{rate:,.0f} {progress.unit}/s" if rate else ""
         left = f"{duration(progress.seconds_left)} left" if progress.seconds_left else ""
-        waits = input_wait(entry) if entry else ""  # shown before the speed if room is short
+        waits = input_wait_text(entry) if entry else ""  # shown before the speed if room is short
         if self._bar:
             log.info(fitting_line(head, values, speed, "  ".join(filter(None, [waits, left]))))
             self._shown = progress.step, time.monotonic()
@@ -278,7 +278,7 @@ def fitting_line(head: str, values: Scalars, speed: str, left: str) -> str:
     return "  ".join([head, *(parts[place] for place in sorted(parts))]).rstrip()
 
 
-def input_wait(entry: StatsEntry) -> str:
+def input_wait_text(entry: StatsEntry) -> str:
     """Returns text on the share of time in which the devices wait for rows; "" if it is small."""
     waited = (entry.get("input_wait_seconds") or 0.0) / (entry["step_seconds"] or 1.0)
     return f"waits for input {100 * waited:.0f} %" if waited >= MUCH else ""
@@ -301,7 +301,7 @@ def status_line(entry: StatsEntry, progress: Progress) -> str:
         speed,
         f"{entry['step_seconds']:.3g} s/step" if speed else "",
         compute if rate >= 0.01 else "",  # a small network on a CPU has too little to show
-        input_wait(entry),
+        input_wait_text(entry),
         f"{entry['memory_gib']:.2f} GiB",
         *(f"GPU{reading}" for reading in readings if reading),
         f"{duration(progress.seconds_left)} left" if progress.seconds_left else "",

@@ -18,7 +18,7 @@ from trainer.base.log import log
 from trainer.base.run_files.goodput import REPEATED, STEP, Goodput
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.job_files import RESULT, Result, Speeds, last_reported_step
-from trainer.base.settings.request import to_yaml
+from trainer.base.settings.request import to_recipe
 from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.progress import Progress
 from trainer.reporting.resources import peak_memory_gib
@@ -29,7 +29,7 @@ _IF_ANY = ("depends_on_replicas", "not_compared", "replica_checks", "saved_model
 
 
 @dataclass
-class RunResult:
+class ResultWriter:
     """Holds counts of this and earlier processes of the run. Only this class writes result.json."""
 
     job_dir: JobDir | None  # None on a worker that is not the chief: it counts the same, and writes nothing
@@ -50,7 +50,7 @@ class RunResult:
     progress: Progress | None = None  # set once the data and the model are loaded
 
     @classmethod
-    def of_job(cls, config: TrainConfig, job_dir: JobDir | None, began: float) -> "RunResult":
+    def of_job(cls, config: TrainConfig, job_dir: JobDir | None, began: float) -> "ResultWriter":
         """Continues the counts in the job directory. It is a restart unless the last process ended as planned."""
         before = job_dir.read_result() if job_dir else {}
         restarted = before.get("state") in ("running", "interrupted", "failed")
@@ -169,10 +169,10 @@ def same_job(before: Result) -> bool:
 
 def settings_digest(config: TrainConfig) -> str:
     """Returns a digest of all settings except the recipe's name."""
-    return hashlib.sha256(to_yaml(config).encode()).hexdigest()[:16]
+    return hashlib.sha256(to_recipe(config).encode()).hexdigest()[:16]
 
 
-def versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
     """Returns the versions of this package, of Python and of the libraries that the numbers depend on."""
     return {
         "trainer": trainer.__version__,

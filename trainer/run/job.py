@@ -27,7 +27,7 @@ from trainer.invariance.layers import depends_on_replicas, refresh_normalization
 from trainer.reporting.error_lines import is_out_of_memory, out_of_memory
 from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
-from trainer.reporting.result import gpu_names, refuse_hopeless_restart, versions
+from trainer.reporting.result import gpu_names, library_versions, refuse_hopeless_restart
 from trainer.run.export import export
 from trainer.run.replica_check import COMPARED_STEPS, ReplicaCheck, ReplicaVerdict, act_on_verdict, needs_check
 from trainer.run.run_state import Best, RunState
@@ -73,7 +73,7 @@ def run(
         unchecked = job.cluster.is_chief and "replica_check" not in job.earlier
         compares = unchecked and needs_check(config, replicas.count)
         with closing(ReplicaCheck(command[3:])) if compares else nullcontext() as check:
-            run = prepare(job, replicas)
+            run = prepare_run(job, replicas)
             if ended := replicas.from_chief(_ended_before(run)):
                 job.tracking.begin()  # sends to the tracker what an earlier start could not
                 log.info(ended)
@@ -95,7 +95,7 @@ def run(
                     job.result.rollbacks += 1
                     log.warning(f"{error}; resumes from the last checkpoint with half the learning rate")
                 del run  # frees its model before another one is built
-                run = prepare(job, replicas)
+                run = prepare_run(job, replicas)
 
 
 def _act_on_check(run: TrainingRun, verdict: ReplicaVerdict) -> None:
@@ -110,7 +110,7 @@ def _act_on_check(run: TrainingRun, verdict: ReplicaVerdict) -> None:
     job.job_dir.add_to_run_info(replica_check=asdict(verdict), replica_checks=checks, **bits)
 
 
-def prepare(job: StartedJob, replicas: Replicas) -> TrainingRun:
+def prepare_run(job: StartedJob, replicas: Replicas) -> TrainingRun:
     """Builds callbacks, data and model, and restores the newest checkpoint or sets the first weights.
 
     Each rollback of the run so far halves the learning rates.
@@ -227,7 +227,7 @@ def _describe(run: TrainingRun) -> None:
             "content": setup.content,
         },
         "total_steps": run.state.progress.total_steps,
-        "versions": versions(),
+        "versions": library_versions(),
         "git_commit": trainer_commit(),
         "command": os.environ.get("TRAINER_COMMAND") or shlex.join(job.command),  # `deploy local` sets it
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -216,7 +216,7 @@ def _compare_once(config: TrainConfig, state: Path | None, first_rows: int) -> d
             warnings, draws = list[str](), list[str]()
             if not problems:  # with equal bits, the loss of a shard may still differ from that of the whole batch
                 fewer = replace(fewer, virtual_replicas=0, sync_batch_norm=True, micro_batches=1)
-                problems, warnings, draws = compare(fewer, state, first_rows)
+                problems, warnings, draws = compare_replicas(fewer, state, first_rows)
             break
         except UserError:  # a PyDataset fixes its batch size and may refuse few rows
             if rows == whole:
@@ -251,7 +251,7 @@ def compare_bits(config: TrainConfig, replicas: int, state: Path | None = None, 
     ]
 
 
-def compare(
+def compare_replicas(
     config: TrainConfig, state: Path | None = None, first_rows: int = 0
 ) -> tuple[list[str], list[str], list[str]]:
     """Compares weights and losses in float64 on one and two replicas; returns (problems, warnings, draws).

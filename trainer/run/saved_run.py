@@ -36,7 +36,7 @@ from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import as_user_mistake, load_function, message_of
 
 
-def evaluate(run: RequestedRun) -> tuple[dict[str, float], int, Classification | None]:
+def evaluate_run(run: RequestedRun) -> tuple[dict[str, float], int, Classification | None]:
     """Returns loss and metrics by name, the number of examples, and for a classifier its predictions by class.
 
     Raises UserError if the data do not fit the model, or if it has nothing to evaluate.
@@ -63,7 +63,7 @@ def evaluate(run: RequestedRun) -> tuple[dict[str, float], int, Classification |
     return {name.removeprefix("val_"): value for name, value in values.items()}, examples.count, evaluation.classes
 
 
-def predict(run: RequestedRun) -> tuple[dict[str, Any], int]:
+def predict_run(run: RequestedRun) -> tuple[dict[str, Any], int]:
     """Returns the outputs as arrays (rows, …) by name, and the number of examples. Raises UserError like `evaluate`."""
     config, weights = run.config, weights_path(run)
     replicas = _replicas(config)

@@ -17,11 +17,11 @@ from trainer.base.run_files.tracking.sender import Tracking
 from trainer.base.settings.own_settings import own_sources
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
 from trainer.cluster.cluster_spec import Cluster, read_cluster
-from trainer.cluster.rendezvous import Peers, arithmetic, meet
+from trainer.cluster.rendezvous import Peers, arithmetic_switches, meet
 from trainer.cluster.strategy import Replicas, local_devices, make_replicas
 from trainer.data.fingerprint import changed_values, files_of
 from trainer.reporting.error_lines import one_line
-from trainer.reporting.result import RunResult, versions
+from trainer.reporting.result import ResultWriter, library_versions
 from trainer.training.signals import keep_handlers
 from trainer.training.xla_choice import XlaChoice
 from trainer.user_code.mistakes import as_user_mistake
@@ -35,7 +35,7 @@ class StartedJob:
     command: Sequence[str]
     cluster: Cluster
     job_dir: JobDir
-    result: RunResult
+    result: ResultWriter
     files: Mapping[str, Any]  # the data's files as listed before they are read; {} for data without files
     code: str  # a digest of the packages of model, data and callbacks; "" if they are the trainer's
     tracking: Tracking
@@ -55,7 +55,7 @@ class StartedJob:
         """Reads the cluster, the result of earlier processes and the list of data files; opens `job_dir` if needed."""
         cluster = read_cluster()
         job_dir = job_dir or open_job_dir(config, make=cluster.is_chief)
-        result = RunResult.of_job(config, job_dir if cluster.is_chief else None, began)
+        result = ResultWriter.of_job(config, job_dir if cluster.is_chief else None, began)
         tracking = Tracking(config.track if cluster.is_chief else (), job_dir.root, job_dir.mirror.where(job_dir.root))
         job_dir.mirror.begin(job_dir.logs)
         try:
@@ -84,7 +84,7 @@ class StartedJob:
         try:
             if self.cluster.several:
                 devices = {"devices": len(local_devices(self.config, self.cluster))}
-                runs = {**versions(), **devices, **asdict(self.config), **arithmetic(), **self.files}
+                runs = {**library_versions(), **devices, **asdict(self.config), **arithmetic_switches(), **self.files}
                 self.peers = meet(self.cluster, runs, self.config.worker_timeout_seconds, self._write_failure)
             yield
             if self.peers:
@@ -141,7 +141,7 @@ class StartedJob:
         settings promise equal bits.
         """
         config = self.config
-        now = {name: versions()[name] for name in ("tensorflow", "keras")}
+        now = {name: library_versions()[name] for name in ("tensorflow", "keras")}
         entries = [entry for entry in items(before, "versions_by_step") if isinstance(entry, dict)]
         entries = [entry for entry in entries if (number(entry.get("step")) or 0) < step]
         changes = changed_values(entries[-1], now) if entries else ""

@@ -70,8 +70,8 @@ def test_ctrl_c_after_a_lost_response_finds_the_job_and_the_same_command_follows
 
 @pytest.mark.parametrize("find", [
     lambda submission, session: submit.main(["cpu", *SDK], session),
-    lambda submission, session: jobs.watch([submission, "--backend=sdk"], session),
-    lambda submission, session: jobs.cancel([submission, "--backend=sdk", "--yes"], session),
+    lambda submission, session: jobs.run_watch([submission, "--backend=sdk"], session),
+    lambda submission, session: jobs.run_cancel([submission, "--backend=sdk", "--yes"], session),
 ], ids=["submit", "watch", "cancel"])  # fmt: skip
 def test_a_job_that_appears_after_the_second_ctrl_c_is_found_by_its_label(
     find: Callable[[str, Session], int], cloud: Emulator, session: Session, flying: FlyingClock, capsys: Capture

@@ -59,7 +59,7 @@ def test_a_watch_shows_progress_and_money_that_can_be_recomputed(
         flying.after(180, end)
 
     flying.asleep = restarted
-    assert jobs.watch([priced["name"], *SDK], session) == 0
+    assert jobs.run_watch([priced["name"], *SDK], session) == 0
     shown = [line.split("  ", 1)[-1] for line in capsys.readouterr().out.splitlines()]
     assert shown[1] == "step 250 of 1,000 (25%), 0:02:30 left, loss 0.004; 1.80 USD so far, 36.00 at most"
     # A minute later; 50 s for 150 steps.
@@ -84,7 +84,7 @@ def test_jobs_are_listed_region_by_region_with_machine_labels_progress_and_money
     cloud.create(PARENT, {"displayName": "not ours", "jobSpec": SPEC})
 
     def listed(*flags: str) -> list[str]:
-        assert jobs.jobs([*SDK, *flags], session) == 0
+        assert jobs.run_jobs([*SDK, *flags], session) == 0
         return capsys.readouterr().out.splitlines()
 
     header, first, _, progress, second, about = listed("--region=us-central1")
@@ -114,7 +114,7 @@ def test_progress_that_cannot_be_read_ends_no_watch(
 ) -> None:
     cloud.faults = [Fault("GET /storage", 403, times=99)]
     flying.after(201, lambda: cloud.end(priced, "SUCCEEDED"))
-    assert jobs.watch([priced["name"], *SDK], session) == 0
+    assert jobs.run_watch([priced["name"], *SDK], session) == 0
     assert capsys.readouterr().out.count("no progress: gs://my-bucket/7/stats.jsonl: no permission to read it") == 1
 
 

@@ -49,7 +49,7 @@ def test_the_search_outlasts_a_minute_and_ten_listings(
     told = [line for line in shown.err.splitlines() if line.startswith("looks for the job by its label")]
     assert len(told) >= 4, "every ten seconds"
     cloud.lists_nothing = 0
-    assert jobs.jobs(["--backend=sdk", "--project=my-proj", "--region=us-central1"], session) == 0
+    assert jobs.run_jobs(["--backend=sdk", "--project=my-proj", "--region=us-central1"], session) == 0
     assert states(cloud) == ["PENDING", "CANCELLING"]
 
 
@@ -71,14 +71,14 @@ def test_a_double_that_is_listed_much_later_is_cancelled_while_the_first_is_foll
     assert attempts()[0]["job"] == cloud.jobs["1000"]["name"]
 
 
-@pytest.mark.parametrize(("verb", "more"), [(jobs.watch, []), (jobs.cancel, ["--yes"])])
+@pytest.mark.parametrize(("verb", "more"), [(jobs.run_watch, []), (jobs.run_cancel, ["--yes"])])
 def test_whoever_looks_later_ends_the_double(
     verb: Any, more: list[str], cloud: Emulator, session: Session, job: Job
 ) -> None:
     double = cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s1"}})
     stranger = cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s2"}})
     cloud.begin(double)
-    if verb is jobs.watch:
+    if verb is jobs.run_watch:
         cloud.end(job, "SUCCEEDED")
     assert verb([job["name"], "--backend=sdk", "--project=my-proj", *more], session) == 0
     assert (double["state"], stranger["state"]) == ("JOB_STATE_CANCELLING", "JOB_STATE_PENDING")
@@ -90,9 +90,9 @@ def test_a_command_that_was_pasted_again_makes_no_double(cloud: Emulator, sessio
     cloud.begin(job)
     cloud.end(job, "FAILED")
     again = cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s1"}})
-    assert jobs.jobs([*where, "--region=us-central1"], session) == 0
-    assert jobs.cancel([job["name"], *where], session) == 0
-    assert jobs.watch([job["name"], *where], session) == 1  # that of the first, not of the second
+    assert jobs.run_jobs([*where, "--region=us-central1"], session) == 0
+    assert jobs.run_cancel([job["name"], *where], session) == 0
+    assert jobs.run_watch([job["name"], *where], session) == 1  # that of the first, not of the second
     assert again["state"] == "JOB_STATE_PENDING"
 
 
@@ -207,7 +207,7 @@ def test_sigterm_answers_as_ctrl_c(
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
     flying.asleep = lambda: os.kill(os.getpid(), signal.SIGTERM)
-    assert jobs.watch([job["name"], f"--backend={backend}", "--project=my-proj"], session) == 75
+    assert jobs.run_watch([job["name"], f"--backend={backend}", "--project=my-proj"], session) == 75
     assert (
         f"no longer watched, and not cancelled; watch it: python -m deploy watch {job['name']}"
         in capsys.readouterr().out
@@ -241,7 +241,7 @@ def test_a_job_is_found_from_another_folder_by_any_of_its_names(
             "name": job["name"]}[kind]  # fmt: skip
     ends("SUCCEEDED")(cloud, job)
     regions = ["--backend=sdk", "--region=us-east1,us-central1"]
-    assert jobs.watch([name, *regions], session) == 0
+    assert jobs.run_watch([name, *regions], session) == 0
     monkeypatch.setattr(bill, "billed_usd", lambda table, labels, clock: dict.fromkeys(labels, 0.5))
     capsys.readouterr()
     assert bill.main([name, "--table=p.d.gcp_billing_export_v1_0A", *regions], session) == 0
@@ -251,5 +251,5 @@ def test_a_job_is_found_from_another_folder_by_any_of_its_names(
     assert json.loads(next(Path("runs/submitted").glob("*.json")).read_text())["detached"]
     assert (
         "job 'another': neither this folder nor us-east1, us-central1 has it: give its name, display name"
-        in error_of(jobs.watch, ["another", *regions], session)
+        in error_of(jobs.run_watch, ["another", *regions], session)
     )

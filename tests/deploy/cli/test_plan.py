@@ -8,7 +8,7 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.cli import plan
-from deploy.planning.extrapolation import Extrapolation, estimate
+from deploy.planning.extrapolation import Extrapolation, extrapolate
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.report.collection import Collection, collect, repeat_folder
 from deploy.tiers.tier import TierFacts
@@ -27,7 +27,7 @@ L4X2, L4X4 = TierFacts("l4x2", "g2", "NVIDIA_L4", 2, price_per_hour=2.0), TierFa
 
 def known(measured: Collection, tier: TierFacts, config: TrainConfig = CONFIG) -> tuple[Extrapolation, list[str]]:
     """Returns the estimate of one tier, for which a time must be known, and the assumptions."""
-    (estimated,), assumptions = estimate(measured, [tier], config)
+    (estimated,), assumptions = extrapolate(measured, [tier], config)
     return estimated, assumptions
 
 
@@ -113,14 +113,14 @@ def test_more_than_ideal_and_less_than_nothing_are_not_extrapolated(
 def test_another_kind_of_device_and_a_simulated_one_say_nothing_of_a_tier(
     tmp_path: Path, measured: TierFacts, device: str, asked: list[TierFacts]
 ) -> None:
-    assert estimate(collect([str(short_run(tmp_path, measured, device))]), asked, CONFIG) == ([], [])
+    assert extrapolate(collect([str(short_run(tmp_path, measured, device))]), asked, CONFIG) == ([], [])
 
 
 def test_a_gpu_of_this_machine_is_the_tiers_only_by_its_name(tmp_path: Path) -> None:
     another = collect([str(short_run(tmp_path / "another", L4X2, gpu="NVIDIA GeForce RTX 4090 Laptop GPU"))])
-    assert estimate(another, [L4X2, L4X4], CONFIG) == ([], [])
+    assert extrapolate(another, [L4X2, L4X4], CONFIG) == ([], [])
     unnamed = collect([str(short_run(tmp_path / "unnamed", L4X2, gpu=""))])
-    (same,), assumptions = estimate(unnamed, [L4X2, L4X4], CONFIG)
+    (same,), assumptions = extrapolate(unnamed, [L4X2, L4X4], CONFIG)
     assert same.tier == "l4x2"
     assert "l4x2: the GPU of the short run is taken for NVIDIA_L4" in assumptions
 
@@ -135,7 +135,7 @@ def test_epochs_are_counted_in_the_steps_of_the_short_run_and_refused_if_their_l
     assert known(collect([str(folder)]), CPU, EPOCHS)[0].seconds.middle == pytest.approx(5 + 100 * 60 * 0.1)
     edit(folder / "run.json", data=None)
     with pytest.raises(UserError, match="does not say how many steps an epoch has: give --steps= instead of --epochs="):
-        estimate(collect([str(folder)]), [CPU], EPOCHS)
+        extrapolate(collect([str(folder)]), [CPU], EPOCHS)
     assert known(collect([str(folder)]), CPU)[0].seconds.middle == pytest.approx(5 + 10_000 * 0.1)
 
 
@@ -143,10 +143,10 @@ def test_what_the_short_run_cannot_tell_is_refused(tmp_path: Path) -> None:
     measured = collect([str(short_run(tmp_path, CPU, device="CPU"))])
     other = TrainConfig(model="mlp", global_batch_size=200, learning_rate=0.1, steps=100)
     with pytest.raises(UserError, match=r"was trained with other settings \(global_batch_size: 100 there, 200 here\)"):
-        estimate(measured, [CPU], other)
+        extrapolate(measured, [CPU], other)
     plant(tmp_path / "one-report", [0.1])
     with pytest.raises(UserError, match="the short run has no step times"):
-        estimate(collect([str(tmp_path / "one-report")]), [CPU], CONFIG)
+        extrapolate(collect([str(tmp_path / "one-report")]), [CPU], CONFIG)
 
 
 def test_the_verb_plans_by_a_short_run(tmp_path: Path, capsys: Capture) -> None:

@@ -258,7 +258,7 @@ def test_a_package_called_trainer_runs_on_two_workers(
     assert [line["step"] for line in stats] == [10, 20, 30]
     assert json.loads(vertex.objects[f"{folder}/result.json"])["state"] == "done"
     job["state"] = "JOB_STATE_RUNNING"
-    assert jobs.jobs([f"--backend={backend}", "--region=us-central1"], session) == 0
+    assert jobs.run_jobs([f"--backend={backend}", "--region=us-central1"], session) == 0
     assert "step 30 of 30 (100%)" in capsys.readouterr().out
     job["state"] = "JOB_STATE_SUCCEEDED"
 

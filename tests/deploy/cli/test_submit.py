@@ -134,7 +134,7 @@ def test_detached_it_is_named_in_the_record_and_watched_later(
     assert f"python -m deploy watch {job['name']}" in capsys.readouterr().out
     cloud.begin(job)
     cloud.end(job, "SUCCEEDED")
-    assert jobs.watch(["--backend=sdk"], session) == 0  # without a name: the last one
+    assert jobs.run_watch(["--backend=sdk"], session) == 0  # without a name: the last one
     assert attempts()[0]["state"] == "SUCCEEDED"
     assert "--detach is for one tier in one region" in error_of(
         submit.main, ["cpu", "t4x1", *BY_SDK, "--detach"], session

@@ -26,7 +26,7 @@ def watched(session: Session, job: Job, capsys: Capture) -> Watched:
     """Returns a function that watches the job, expects the exit `code`, and returns the output and the errors."""
 
     def run(code: int = 0) -> tuple[str, str]:
-        assert jobs.watch([job["name"], *SDK], session) == code
+        assert jobs.run_watch([job["name"], *SDK], session) == code
         shown = capsys.readouterr()
         return shown.out, shown.err
 
@@ -108,11 +108,11 @@ def test_a_job_of_unknown_state_has_not_failed(
     """Covers an expired token, and a service that is down for more than half an hour."""
     flying.after(0, lambda: cloud.faults.append(Fault("customJobs", code, times=1000)))
     with pytest.raises(JobUnknown, match=f"{fix}.*the job may still be running; watch it: .* watch {job['name']}"):
-        jobs.watch([job["name"], *SDK], session)
+        jobs.run_watch([job["name"], *SDK], session)
 
 
 def test_a_job_that_does_not_exist_is_not_reported_as_running(cloud: Emulator, session: Session) -> None:
-    error = error_of(jobs.watch, [f"{PARENT}/customJobs/7", *SDK], session)
+    error = error_of(jobs.run_watch, [f"{PARENT}/customJobs/7", *SDK], session)
     assert "not found: check --project=my-proj and --region=us-central1" in error
     assert "watch it" not in error
 
@@ -174,15 +174,15 @@ def test_logs_are_printed_without_following(
     for number in (3, 1, 2, 0):
         cloud.log(job, f"line {number}", f"workerpool{number % 2}-0", time=f"2026-11-20T10:00:0{number}Z")
     cloud.log(job, "now")
-    assert jobs.logs([job["name"], *SDK, *flags], session) == 0
+    assert jobs.run_logs([job["name"], *SDK, *flags], session) == 0
     assert [line.rpartition("  ")[2] for line in capsys.readouterr().out.splitlines()] == texts
     assert flying.slept == 0
 
 
 def test_no_line_and_no_worker_are_said(session: Session, job: Job, capsys: Capture) -> None:
-    assert jobs.logs([job["name"], *SDK, "--worker=3"], session) == 0
+    assert jobs.run_logs([job["name"], *SDK, "--worker=3"], session) == 0
     assert "no lines in its log of that time or worker" in capsys.readouterr().err
-    assert "worker=chief: 0 is the chief" in error_of(jobs.logs, [job["name"], *SDK, "--worker=chief"], session)
+    assert "worker=chief: 0 is the chief" in error_of(jobs.run_logs, [job["name"], *SDK, "--worker=chief"], session)
 
 
 def test_the_last_logs_are_retried_for_half_a_minute(
@@ -206,21 +206,21 @@ def test_the_last_logs_are_retried_for_half_a_minute(
     ],
 )
 def test_an_unknown_job_is_refused(arguments: list[str], line: str, session: Session) -> None:
-    assert line in error_of(jobs.watch, [*arguments, "--backend=sdk"], session)
+    assert line in error_of(jobs.run_watch, [*arguments, "--backend=sdk"], session)
 
 
 def test_jobs_are_those_of_gclouds_region_and_of_the_submissions_here_if_no_flag_names_one(
     cloud: Emulator, session: Session, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.delenv("CLOUDSDK_CORE_PROJECT")
-    assert "project is missing: use --project=ID" in error_of(jobs.jobs, ["--backend=sdk"], session)
-    assert "region is missing: use --region=us-central1" in error_of(jobs.jobs, SDK, session)
+    assert "project is missing: use --project=ID" in error_of(jobs.run_jobs, ["--backend=sdk"], session)
+    assert "region is missing: use --region=us-central1" in error_of(jobs.run_jobs, SDK, session)
     Submission("s1", [Attempt("cpu", "my-proj", "us-east1", None, "gs://bucket/demo")]).write()
     for flags, region in (([], "us-east1"), (["--region=us-west1"], "us-west1")):
-        assert jobs.jobs(["--backend=sdk", *flags], session) == 0
+        assert jobs.run_jobs(["--backend=sdk", *flags], session) == 0
         assert capsys.readouterr().out == f"no jobs of this package in {region}\n"
     monkeypatch.setenv("CLOUDSDK_AI_REGION", "us-central1")
-    assert jobs.jobs(["--backend=sdk"], session) == 0
+    assert jobs.run_jobs(["--backend=sdk"], session) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"no jobs of this package in {region}" for region in ("us-central1", "us-east1")
     ]
@@ -232,13 +232,13 @@ def test_cancel_asks_cancels_and_waits(
     answers = ["y", "n"]
     cloud.begin(job)
     monkeypatch.setattr("builtins.input", answers.pop)
-    assert "not cancelled" in error_of(jobs.cancel, [job["name"], *SDK], session)
+    assert "not cancelled" in error_of(jobs.run_cancel, [job["name"], *SDK], session)
     assert job["state"] == "JOB_STATE_RUNNING"
     assert capsys.readouterr().err.startswith("cancel demo (RUNNING, 0:00:0")
-    assert jobs.cancel([job["name"], *SDK], session) == 0
+    assert jobs.run_cancel([job["name"], *SDK], session) == 0
     assert job["state"] == "JOB_STATE_CANCELLED"
     assert capsys.readouterr().out.endswith("CANCELLED\n")
-    assert jobs.cancel([job["name"], *SDK], session) == 0  # already over: no question
+    assert jobs.run_cancel([job["name"], *SDK], session) == 0  # already over: no question
     assert answers == []
 
 

@@ -58,11 +58,11 @@ def test_a_job_that_ended_itself_is_told_by_submit_watch_and_jobs(
     assert "STOPPED after" in shown.out
     assert f"error: {WHY}" in shown.err
     assert f"the same command with --job_dir={output_of(job)}" in shown.out
-    assert jobs.watch([job["name"], "--backend=sdk"], session) == 75
+    assert jobs.run_watch([job["name"], "--backend=sdk"], session) == 75
     known = vertex_trainer.attach(job["name"], backend="sdk", session=session)
     assert (known.exit_code, known.status.state, known.status.error) == (75, "STOPPED", WHY)
     assert (known.result.state, known.result.content["error"]) == ("stopped", WHY)
-    assert jobs.jobs(["--project=my-proj", "--region=us-central1", "--backend=sdk"], session) == 0
+    assert jobs.run_jobs(["--project=my-proj", "--region=us-central1", "--backend=sdk"], session) == 0
     assert f"{job['name']}: {WHY}" in capsys.readouterr().out
     bill = json.loads((fetched(str(output_of(job)), "job") / "billed.json").read_text())["jobs"]
     assert [*bill] == [job["name"]]

@@ -108,9 +108,9 @@ def test_a_record_is_replaced_only_by_who_read_it() -> None:
     first = buckets.write(uri, "one\n", 0)
     with pytest.raises(Conflict):
         buckets.write(uri, "two\n", 0)
-    assert buckets.read(uri) == ("one\n", first)
+    assert buckets.read_text(uri) == ("one\n", first)
     second = buckets.write(uri, "two\n", first)
     buckets.delete(uri, first)
-    assert buckets.read(uri) == ("two\n", second)
+    assert buckets.read_text(uri) == ("two\n", second)
     buckets.delete(uri, second)
-    assert buckets.read(uri) == ("", 0)
+    assert buckets.read_text(uri) == ("", 0)

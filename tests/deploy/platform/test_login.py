@@ -109,7 +109,7 @@ def test_one_login_alone_does_everything(
     flying.asleep = asleep
     flying.sleep(3595)
     session = Session(Clock(lambda: flying.time, flying.sleep))
-    assert jobs.watch([name, "--project=my-proj", f"--backend={kind.__name__.lower()}"], session) == 0
+    assert jobs.run_watch([name, "--project=my-proj", f"--backend={kind.__name__.lower()}"], session) == 0
     shown = capsys.readouterr()
     assert "the last words" in shown.out
     logs = "".join(file.read_text() for file in Path(os.environ["CLOUDSDK_CONFIG"], "logs").rglob("*.log"))

@@ -40,7 +40,7 @@ ROWS = ("gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1
 
 
 def registered(session: Session, folder: Path, *more: str) -> int:
-    return runs.register([str(folder), "--name=digits", f"--image={IMAGE}", *PLACE, *more], session)
+    return runs.run_register([str(folder), "--name=digits", f"--image={IMAGE}", *PLACE, *more], session)
 
 
 def test_a_run_is_one_version_and_aliases_move_only_when_asked(

@@ -28,7 +28,7 @@ from trainer.checks.on_gpus import (
     check_on_gpus,
     difference,
     float32_difference,
-    largest,
+    largest_of_each,
     variants,
 )
 from trainer.cluster.strategy import make_replicas
@@ -139,7 +139,7 @@ def test_with_deterministic_the_same_steps_must_give_the_same_bits(model: str, e
 
 
 def test_the_flags_of_the_check() -> None:
-    request = command.parse(["--on-gpus", "--seconds", "7", "--model", "mlp", "--replicas=2"])
+    request = command.read_check(["--on-gpus", "--seconds", "7", "--model", "mlp", "--replicas=2"])
     assert (request.options.on_gpus, request.options.seconds, request.config.model, request.config.replicas) == (
         True,
         7,
@@ -147,7 +147,7 @@ def test_the_flags_of_the_check() -> None:
         2,
     )
     with refused("seconds=-1 must be at least 0"):
-        command.parse(["--on_gpus", "--seconds=-1"])
+        command.read_check(["--on_gpus", "--seconds=-1"])
 
 
 def trained(after: float = 1.0, loss: float = -4.0, norm: float = 10.0) -> Trained:
@@ -178,7 +178,7 @@ def test_float32_may_differ_by_three_times_the_control(after: float, control: fl
 def test_a_loss_that_is_doubled_does_not_agree_in_float32() -> None:
     """Adam makes the same steps of doubled gradients: the weights alone would not show it."""
     assert difference(trained(loss=-4.4), trained()).loss == pytest.approx(0.1)  # of the largest loss, not of its own
-    rounding = largest([difference(one, trained()) for one in (trained(1.001, norm=10.001), trained(1.002))])
+    rounding = largest_of_each([difference(one, trained()) for one in (trained(1.001, norm=10.001), trained(1.002))])
     assert (rounding.weights, rounding.gradient) == (pytest.approx(2e-3), pytest.approx(1e-4))
     assert "losses differ" in float32_difference(trained(loss=-8.0), trained(), rounding).problem
     assert "gradients differ" in float32_difference(trained(norm=20.0), trained(), rounding).problem

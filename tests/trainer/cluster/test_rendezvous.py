@@ -20,8 +20,8 @@ from trainer.base.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFa
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.cluster import rendezvous
 from trainer.cluster.cluster_spec import Cluster
-from trainer.cluster.rendezvous import Peers, arithmetic, meet, warn_of_open_ports
-from trainer.reporting.result import refuse_hopeless_restart, versions
+from trainer.cluster.rendezvous import Peers, arithmetic_switches, meet, warn_of_open_ports
+from trainer.reporting.result import library_versions, refuse_hopeless_restart
 from trainer.run import job, start
 
 RUNS = {"seed": 3, "data": "gs://bucket/name"}
@@ -297,7 +297,7 @@ def test_a_mistake_of_another_worker_is_not_repeated_by_a_restart(small_config: 
     with begun.workers():
         _, runs, _, on_loss = arguments
         on_loss("worker 1 stopped: no such folder", USER_MUST_CHANGE)
-    assert {**versions(), **arithmetic(), "devices": 1, "seed": 0, "x": 1}.items() <= runs.items()
+    assert {**library_versions(), **arithmetic_switches(), "devices": 1, "seed": 0, "x": 1}.items() <= runs.items()
     assert job_dir.read_result()["exit_code"] == USER_MUST_CHANGE
     with pytest.raises(UserError, match=r"^worker 1 stopped: no such folder$"):
         refuse_hopeless_restart(config, job_dir.read_result())

@@ -13,7 +13,7 @@ from tests.fixtures import Log, Make
 from tests.support import refused
 from tests.support import run_job as run
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.rendezvous import arithmetic
+from trainer.cluster.rendezvous import arithmetic_switches
 from trainer.data.dataset import Arrays, Dataset, NestedArrays
 from trainer.data.examples import InSequence, Subset
 from trainer.data.fingerprint import content_of, files_of
@@ -135,7 +135,7 @@ def test_what_a_worker_computes_with() -> None:
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "TF_NUM_INTRAOP_THREADS": "2",
     }
-    found = arithmetic({**given, "NVIDIA_TF32_OVERRIDE": "0", "XLA_FLAGS": "--x", "HOME": "/"})
+    found = arithmetic_switches({**given, "NVIDIA_TF32_OVERRIDE": "0", "XLA_FLAGS": "--x", "HOME": "/"})
     switches = {name: value for name, value in found.items() if "keras" not in name}
     assert switches == {"TF_ENABLE_ONEDNN_OPTS": "0", "NVIDIA_TF32_OVERRIDE": "0", "XLA_FLAGS": "--x"}
     assert found["keras.json epsilon"] == "1e-07"

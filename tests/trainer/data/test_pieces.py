@@ -20,7 +20,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.data import prepare as prepare_module
 from trainer.data.dataset import Arrays, Dataset
 from trainer.data.pieces import PieceRows
-from trainer.data.prepare import main, prepare, source_of
+from trainer.data.prepare import main, source_of, write_pieces
 from trainer.data.sources import load_dataset
 
 SIZE = 16
@@ -58,7 +58,7 @@ def levels_of(part: Any) -> list[int]:
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("memory", [4096, 0])
 def test_pieces_hold_what_the_source_holds(photos: Path, tmp_path: Path, memory: int) -> None:
-    index = prepare(config(photos), tmp_path / "prepared", 64, quiet)
+    index = write_pieces(config(photos), tmp_path / "prepared", 64, quiet)
     assert [entry["examples"] for entry in index["splits"]["train"]] == [10] * 5
     source, prepared = load_dataset(config(photos)), load_dataset(config(tmp_path / "prepared", data_memory_mib=memory))
     assert isinstance(prepared.train, Arrays if memory else PieceRows)
@@ -82,38 +82,38 @@ def test_an_interrupted_prepare_leaves_no_index_and_starts_anew(photos: Path, tm
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prepare(config(photos), destination, 64, stop_after_three)
+        write_pieces(config(photos), destination, 64, stop_after_three)
     with refused("No such file"):
         load_dataset(config(Path(f"shards:{destination}")))
-    prepare(config(photos), destination, 64, quiet)
+    write_pieces(config(photos), destination, 64, quiet)
     assert levels_of(load_dataset(config(destination)).train) == levels_of(load_dataset(config(photos)).train)
 
 
 def test_pieces_of_something_else_are_left_alone(photos: Path, tmp_path: Path) -> None:
     destination = tmp_path / "prepared"
-    index = prepare(config(photos), destination, 64, quiet)
-    assert prepare(config(photos), destination, 64, quiet) == index
+    index = write_pieces(config(photos), destination, 64, quiet)
+    assert write_pieces(config(photos), destination, 64, quiet) == index
     with pytest.raises(UserError, match="other data or settings: use another"):
-        prepare(config(photos, image_size=32), destination, 64, quiet)
+        write_pieces(config(photos, image_size=32), destination, 64, quiet)
     (photos / "train" / "a" / "000.png").write_bytes(png(77))
     with pytest.raises(UserError, match="other data or settings: use another"):
-        prepare(config(photos), destination, 64, quiet)
+        write_pieces(config(photos), destination, 64, quiet)
 
 
 def test_a_fraction_of_prepared_data_is_refused(photos: Path, tmp_path: Path) -> None:
     shutil.rmtree(photos / "val")
-    prepare(config(photos), tmp_path / "prepared", 64, quiet)
+    write_pieces(config(photos), tmp_path / "prepared", 64, quiet)
     with pytest.raises(UserError, match=r"evaluation_fraction=0\.2: .* has no evaluation part"):
         load_dataset(config(tmp_path / "prepared", evaluation_fraction=0.2))
-    prepare(config(photos, evaluation_fraction=0.2), tmp_path / "parts", 64, quiet)
+    write_pieces(config(photos, evaluation_fraction=0.2), tmp_path / "parts", 64, quiet)
     assert load_dataset(config(tmp_path / "parts", evaluation_fraction=0.2)).evaluation is not None
 
 
 def test_bad_images_are_told_and_may_be_left_out(photos: Path, tmp_path: Path) -> None:
     (photos / "train" / "a" / "zzz.png").write_bytes(b"no image")
     with pytest.raises(UserError, match="1 image files cannot be decoded"):
-        prepare(config(photos), tmp_path / "prepared", 64, quiet)
-    index = prepare(config(photos, skip_bad_images=True), tmp_path / "prepared", 64, quiet)
+        write_pieces(config(photos), tmp_path / "prepared", 64, quiet)
+    index = write_pieces(config(photos, skip_bad_images=True), tmp_path / "prepared", 64, quiet)
     assert len(index["skipped"]) == 1
     assert sum(entry["examples"] for entry in index["splits"]["train"]) == 50
 
@@ -123,7 +123,7 @@ def test_only_the_training_images_may_have_labels(photos: Path, tmp_path: Path, 
     (photos / "val").rename(tmp_path / "other")
     (photos / "test").mkdir()
     (photos / "test" / "7.png").write_bytes(png(7))
-    prepare(config(photos), tmp_path / "prepared", 64, quiet)
+    write_pieces(config(photos), tmp_path / "prepared", 64, quiet)
     source, prepared = load_dataset(config(photos)), load_dataset(config(tmp_path / "prepared", data_memory_mib=memory))
     for found in (source, prepared):
         assert (found.train.labelled, found.evaluation.labelled) == (True, False)
@@ -142,10 +142,12 @@ def test_pieces_of_a_function_are_made_again_only_in_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = config(Path(f"{__name__}:of_a_function"))
-    assert prepare(named, tmp_path / "prepared", 64, quiet) == prepare(named, tmp_path / "prepared", 64, quiet)
+    assert write_pieces(named, tmp_path / "prepared", 64, quiet) == write_pieces(
+        named, tmp_path / "prepared", 64, quiet
+    )
     monkeypatch.setattr(sys.modules[__name__], "LEVELS", [1, 3])
     with refused("contains pieces of other data or settings"):
-        prepare(named, tmp_path / "prepared", 64, quiet)
+        write_pieces(named, tmp_path / "prepared", 64, quiet)
 
 
 def test_other_sources_can_be_prepared(tmp_path: Path) -> None:
@@ -201,7 +203,7 @@ Damage = Callable[[Path], object]
     (lambda f: changed(f, files={}), "pieces.json is damaged"),
 ])  # fmt: skip
 def test_damaged_pieces_are_named(photos: Path, tmp_path: Path, damage: Damage, line: str) -> None:
-    prepare(config(photos), tmp_path / "prepared", 64, quiet)
+    write_pieces(config(photos), tmp_path / "prepared", 64, quiet)
     damage(tmp_path / "prepared")
     with refused(line):
         load_dataset(config(Path(f"shards:{tmp_path}/prepared")))
@@ -231,7 +233,7 @@ def changed(folder: Path, **changes: Any) -> None:
 ])  # fmt: skip
 def test_a_piece_that_goes_while_it_is_read_is_named(photos: Path, tmp_path: Path, damage: Damage, line: str) -> None:
     """Expects a PlatformFault, because a restart may find the file again."""
-    prepare(config(photos), tmp_path / "prepared", 64, quiet)
+    write_pieces(config(photos), tmp_path / "prepared", 64, quiet)
     train = load_dataset(config(tmp_path / "prepared", data_memory_mib=0)).train
     damage(tmp_path / "prepared" / "train-00000.x.npy")
     with pytest.raises(PlatformFault) as caught:

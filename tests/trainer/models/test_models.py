@@ -277,9 +277,11 @@ CHECKED = ["--image_size=16", "--global_batch_size=8", "--expect_devices=1"]  # 
 ])  # fmt: skip
 def test_check_finds_what_depends_on_replicas(flags: list[str], line: str) -> None:
     data = "tests.own_data:arrays" if "noise" in flags[0] else "digits"
-    assert line in "\n".join(replica_check.compare(resolve([f"--data={data}", *flags, *CHECKED]).config)[0])
+    assert line in "\n".join(replica_check.compare_replicas(resolve([f"--data={data}", *flags, *CHECKED]).config)[0])
 
 
 def test_check_refuses_what_float64_lacks() -> None:
     with refused("does not have in float64: use --precision=float32"):
-        replica_check.compare(resolve(["--data=digits", "--model=tests.mistakes:measures_top_5", *CHECKED]).config)
+        replica_check.compare_replicas(
+            resolve(["--data=digits", "--model=tests.mistakes:measures_top_5", *CHECKED]).config
+        )

@@ -11,7 +11,7 @@ from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.job_files import last_reported_step, read_result
 from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.progress import Progress, WorkerWaits
-from trainer.reporting.result import RunResult, refuse_hopeless_restart
+from trainer.reporting.result import ResultWriter, refuse_hopeless_restart
 
 CONFIG = TrainConfig(job_dir="somewhere", steps=100)
 
@@ -20,15 +20,15 @@ def progress(step: int) -> Progress:
     return Progress(step, 100, steps_per_epoch=10, examples_per_step=8)
 
 
-def begun(folder: Path, before: Any = None, began: float = 0.0) -> RunResult:
+def begun(folder: Path, before: Any = None, began: float = 0.0) -> ResultWriter:
     """Returns the counts of a process that begins in a job directory with that result.json."""
     job_dir = JobDir(folder, folder / "checkpoints", folder / "logs", folder / "model")
     if before is not None:
         job_dir.write("result.json", before)
-    return RunResult.of_job(CONFIG, job_dir, began)
+    return ResultWriter.of_job(CONFIG, job_dir, began)
 
 
-def written(run_result: RunResult, folder: Path, state: str = "running") -> Any:
+def written(run_result: ResultWriter, folder: Path, state: str = "running") -> Any:
     run_result.write(state, {})
     return read_result(folder)[0]
 

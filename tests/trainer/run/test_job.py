@@ -26,7 +26,7 @@ from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.reporting.error_lines import half_precision, is_out_of_memory, out_of_memory
-from trainer.reporting.result import versions
+from trainer.reporting.result import library_versions
 from trainer.run import job
 from trainer.run.start import StartedJob
 
@@ -49,7 +49,7 @@ def test_a_run_leaves_what_the_contract_says(small_config: Make) -> None:
     described = {
         "batch": "global batch 8 = 2 replicas x 4", "devices": ["CPU:0", "CPU:1"], "gpus": [],
         "strategy": "MirroredStrategy", "collectives": "ring", "command": "python -m trainer.task '--x=a b'",
-        "config": json.loads(json.dumps(dataclasses.asdict(config))), "versions": versions(),
+        "config": json.loads(json.dumps(dataclasses.asdict(config))), "versions": library_versions(),
     }  # fmt: skip
     assert {name: value for name, value in read(folder / "run.json").items() if name in described} == described
 

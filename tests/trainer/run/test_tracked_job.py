@@ -11,7 +11,7 @@ from tests.drill import lines, read
 from tests.fixtures import Make, Patch
 from tests.support import run_job as run
 from trainer.base.errors import UserError
-from trainer.base.tracker import Address, Opened, Point, TrackedRun
+from trainer.base.tracker import Opened, Point, TrackedRun, TrackerAddress
 
 DIVERGES = ("--model=tests.models:diverging", "--steps_per_loop=1", "--checkpoint_every_steps=1")
 TRACK = f"--track={__name__}:tracker#x"
@@ -94,5 +94,5 @@ def test_a_new_start_with_other_settings_after_a_failure_is_another_run(kept: Ke
     assert (kept.runs[-1].state, "NaN" in kept.runs[-1].tags["error"]) == ("failed", True)
 
 
-def tracker(address: Address) -> Any:
+def tracker(address: TrackerAddress) -> Any:
     """Is replaced by `kept`."""

@@ -37,7 +37,7 @@ class Goodput:
     """
 
     def __init__(self, began: float, before: Mapping[str, Any]) -> None:
-        self._seconds = classes_of(before) or dict.fromkeys(CLASSES, 0.0)
+        self._seconds = seconds_by_class(before) or dict.fromkeys(CLASSES, 0.0)
         self._seconds[OTHER] += (number(before.get("wall_seconds")) or 0.0) - sum(self._seconds.values())
         self._since, self.phase = began, START
         self.unpaid_seconds = number(before.get("between_jobs_seconds")) or 0.0
@@ -82,7 +82,7 @@ class Goodput:
         return dict(self._seconds)
 
 
-def classes_of(result: Mapping[str, Any]) -> dict[str, float]:
+def seconds_by_class(result: Mapping[str, Any]) -> dict[str, float]:
     """Returns the seconds of each class in the content of a result.json; {} if it has none."""
     seconds = mapping(result, "goodput")
     return {name: number(seconds.get(name)) or 0.0 for name in CLASSES} if seconds else {}

@@ -248,7 +248,7 @@ def _field(module: _Module, parameter: ast.arg, default: ast.expr | None) -> Fie
     field.type = kind | None if optional else kind
     fits = value is REQUIRED or (value is None and optional) or type(value) is kind
     if not fits and not (kind is float and type(value) is int):
-        raise UserError(f"{where} is {described(field)}: the default must be of its type")
+        raise UserError(f"{where} is {type_and_default(field)}: the default must be of its type")
     try:
         field.default = value if value is REQUIRED else coerce(field, value)
     except UserError as error:
@@ -256,7 +256,7 @@ def _field(module: _Module, parameter: ast.arg, default: ast.expr | None) -> Fie
     return field
 
 
-def described(field: Field) -> str:
+def type_and_default(field: Field) -> str:
     """Returns type and default of a field for people: `int | None = 3`."""
     choices = field.metadata["choices"]
     optional = isinstance(field.type, UnionType)
@@ -335,10 +335,10 @@ class OwnSettings:
                     )
                 earlier = added.get(name, field)
                 functions = (*earlier.metadata.get(_FUNCTIONS_KEY, ()), flag)
-                if described(earlier) != described(field):
+                if type_and_default(earlier) != type_and_default(field):
                     raise UserError(
-                        f"{functions[0]} and {flag} both have a setting {name}, as {described(earlier)} and as "
-                        f"{described(field)}: give it one type and default, or two names"
+                        f"{functions[0]} and {flag} both have a setting {name}, as {type_and_default(earlier)} and as "
+                        f"{type_and_default(field)}: give it one type and default, or two names"
                     )
                 group = f"settings of {' and '.join(functions)}"
                 metadata = {**field.metadata, "group": group, _FUNCTIONS_KEY: functions}

@@ -226,7 +226,7 @@ def first_values(words: Sequence[str], names: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def to_yaml(config: TrainConfig) -> str:
+def to_recipe(config: TrainConfig) -> str:
     """Returns the settings as a recipe for the same run."""
     fields = fields_of(type(config))
     values = {name: getattr(config, name) for name in fields if name != "recipe"}

@@ -17,8 +17,8 @@ from deploy.__main__ import main as deploy
 from tests.fixtures import Capture, Patch
 from tests.support import refused, run_job
 from trainer.base.run_files.job_directory import open_job_dir
-from trainer.base.settings.own_settings import described, read_parameters, refuse_missing_modules
-from trainer.base.settings.request import Overrides, resolve, to_yaml
+from trainer.base.settings.own_settings import read_parameters, refuse_missing_modules, type_and_default
+from trainer.base.settings.request import Overrides, resolve, to_recipe
 from trainer.base.settings.train_config import TrainConfig
 
 NETS = """
@@ -82,7 +82,7 @@ def test_they_are_flags_and_fields_like_ours(mine: Path) -> None:
 def test_they_are_keys_of_a_recipe(mine: Path, tmp_path: Path) -> None:
     config = resolve([*OWN, "--rows=9", "--l2=none", "--act=relu"]).config
     recipe = tmp_path / "mine.yaml"
-    recipe.write_text(to_yaml(config))
+    recipe.write_text(to_recipe(config))
     again = resolve([f"--recipe={recipe}", "--depth=4"]).config
     changed: dict[str, Any] = {"recipe": "", "depth": 2}
     assert dataclasses.replace(again, **changed) == config
@@ -170,7 +170,7 @@ def test_definitions_of_all_kinds_are_read(mine: Path, source: str, expected: st
     deeper = {"deeper": "from .deepest import build", "deepest": "def build(c, d, *, a: int = -4): pass"}
     write(mine.parent, nets=source, other=other, **deeper)
     parameters = read_parameters("mine.nets:build", "model")
-    assert {name: described(field) for name, field in parameters.items()} == {"a": expected}
+    assert {name: type_and_default(field) for name, field in parameters.items()} == {"a": expected}
 
 
 @pytest.mark.parametrize("source", [

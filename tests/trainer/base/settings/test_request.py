@@ -9,7 +9,7 @@ import pytest
 from tests.support import refused
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.model_settings import FROM_SCRATCH
-from trainer.base.settings.request import recipe_names, resolve, to_yaml
+from trainer.base.settings.request import recipe_names, resolve, to_recipe
 from trainer.base.settings.yaml_file import read_yaml
 
 
@@ -133,7 +133,7 @@ def test_models_and_measures_that_are_not_known_before_they_run_are_let_through(
 def test_every_recipe_resolves_and_print_config_shows_one_for_the_same_run(name: str, tmp_path: Path) -> None:
     data = ["--data=digits"] if name.endswith("_photos") else []
     config = resolve([f"--recipe={name}", "--seed=3", *data]).config
-    (tmp_path / "again.yaml").write_text(to_yaml(config))
+    (tmp_path / "again.yaml").write_text(to_recipe(config))
     again = resolve([f"--recipe={tmp_path / 'again.yaml'}"]).config
     assert {**vars(again), "recipe": name} == vars(config)
 

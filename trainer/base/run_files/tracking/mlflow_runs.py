@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.base.errors import UserError, reason
 from trainer.base.log import log
-from trainer.base.tracker import Address, Opened, Point, TrackedRun
+from trainer.base.tracker import Opened, Point, TrackedRun, TrackerAddress
 
 # MLflow's own retries would delay the next report; it would also send telemetry, and print to stdout.
 _ENVIRONMENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -25,7 +25,7 @@ _METRICS, _TAGS = 1000, 100  # the most that one request may have
 class MlflowRuns:
     """Implements `Tracker` for MLflow. It finds a run by our id in a tag, so that a restart creates no second run."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: TrackerAddress) -> None:
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient

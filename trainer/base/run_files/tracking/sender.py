@@ -31,7 +31,7 @@ from trainer.base.run_files.job_files import (
     read_run_info,
     read_stats,
 )
-from trainer.base.tracker import Address, Opened, Point, TrackedRun, Tracker, read_addresses, text_of
+from trainer.base.tracker import Opened, Point, TrackedRun, Tracker, TrackerAddress, read_addresses, text_of
 
 TAGS = "TRAINER_TAGS"  # environment variable of a job: tags as JSON, which only the submitting machine knows
 # The state in result.json -> the state in a tracker. A run that has ended in any other state was killed.
@@ -135,7 +135,7 @@ _BUILT_IN = {
 }
 
 
-def open_tracker(address: Address) -> Tracker:
+def open_tracker(address: TrackerAddress) -> Tracker:
     """Imports and returns the tracker of an address. Raises UserError if its package or a login is missing."""
     name, _, function = _BUILT_IN.get(address.kind, address.kind).partition(":")
     advice = ": install the packages that docs/tracking.md lists for it" if address.kind in _BUILT_IN else ""
@@ -154,7 +154,7 @@ class Sender(threading.Thread):
     As a thread it follows a training; `send` alone sends a run that has ended. `begun` is set after the first answer.
     """
 
-    def __init__(self, address: Address, source: RunFiles) -> None:
+    def __init__(self, address: TrackerAddress, source: RunFiles) -> None:
         super().__init__(name="tracking", daemon=True)
         self.text, self._tracker, self._source = f"track={address.text}", open_tracker(address), source
         self._steps: dict[str, int] = {}  # the last step that was read, by metric

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.base.errors import UserError, shortened
 from trainer.base.storage.login import credentials, gcloud_property
-from trainer.base.tracker import Address, Opened, Point, TrackedRun
+from trainer.base.tracker import Opened, Point, TrackedRun, TrackerAddress
 
 TENSORBOARD = "TRAINER_TENSORBOARD"  # a variable of a job: the instance of `--tensorboard_instance`
 _DISPLAY_NAME = "vertex-trainer"  # of the TensorBoard instance that is created if none is named
@@ -86,7 +86,7 @@ class VertexApi:
 class VertexRuns:
     """Implements `Tracker` for Vertex AI: resumes a run by its id. Raises UserError without project or region."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: TrackerAddress) -> None:
         self._name, self._text = address.name, f"track={address.text}"
         self._api = VertexApi(gcloud_property("core", "project"), gcloud_property("ai", "region"), self._text)
         self._context, self._board_run, self._metadata = "", "", Json()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer.base.errors import UserError, reason
-from trainer.base.tracker import Address, Opened, Point, TrackedRun
+from trainer.base.tracker import Opened, Point, TrackedRun, TrackerAddress
 
 # Only what `send` passes is logged: no code, packages, host name, console output or load of the machine.
 _SETTINGS: dict[str, Any] = {
@@ -23,7 +23,7 @@ _REFUSALS = ("permission denied", "401", "403", "not found")  # in the text of a
 class WandbRuns:
     """Implements `Tracker` for W&B: resumes a run by its id. Raises UserError if a login is missing."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: TrackerAddress) -> None:
         import wandb
         from requests.utils import get_netrc_auth
 

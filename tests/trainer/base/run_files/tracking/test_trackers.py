@@ -26,7 +26,7 @@ from tests.workers import until
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import append_stats, drop_stats_after, write_json
 from trainer.base.run_files.tracking.sender import TAGS, RunFiles, Sender, Tracking
-from trainer.base.tracker import Address, Opened, Point, TrackedRun, read_addresses
+from trainer.base.tracker import Opened, Point, TrackedRun, TrackerAddress, read_addresses
 
 Capture = pytest.CaptureFixture[str]
 
@@ -240,7 +240,7 @@ def test_points_have_the_times_of_their_lines_or_the_start_of_the_run(started: s
 
 def test_several_addresses_are_read() -> None:
     first, second = read_addresses(["wandb:project", "mlflow:https://host:5000#an experiment"])
-    assert first == Address("wandb:project", "wandb", "", "project")
+    assert first == TrackerAddress("wandb:project", "wandb", "", "project")
     assert (second.server, second.name) == ("https://host:5000", "an experiment")
 
 
