@@ -135,7 +135,7 @@ CUTOFFS = {
     "deploy bill": "deploy.cli.bill.find_attempt",
     "deploy clean": "deploy.cli.clean.ThreadPoolExecutor",
     "deploy report": "deploy.cli.runs.write_report",
-    "deploy track": "deploy.cli.runs.tracked_runs.track",
+    "deploy track": "deploy.cli.runs.tracked_runs.track_runs",
     "deploy register": "deploy.cli.runs.read_registration",
     "deploy predict": "deploy.cli.predict.find_version",
 }

@@ -53,7 +53,7 @@ def documents(session: Session, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 
     def documents_of(*words: str, code: int = 0) -> list[dict[str, Any]]:
         module = importlib.import_module(f"deploy.cli.{MODULES.get(words[0], words[0])}")
-        name = words[0] if words[0] in MODULES else "main"
+        name = f"run_{words[0]}" if words[0] in MODULES else "main"
         verb = getattr(module, name)
         if "session" in verb.__annotations__:
             monkeypatch.setattr(module, name, lambda arguments, given=session: verb(arguments, given))

@@ -282,5 +282,5 @@ def test_end_to_end_on_this_machine(tmp_path: Path) -> None:
     assert one.final_loss == pytest.approx(two.final_loss, rel=1e-3)
     assert (one.step_seconds.count, one.values["step_seconds"]) == (3, None)
     page = (tmp_path / "out" / "report.html").read_text()
-    assert f"<summary>l4x1, l4x2</summary><pre>python -m deploy compare l4x1 l4x2 {FLAGS[0]}" in page
+    assert f"<summary>l4x1, l4x2</summary><pre>python -m deploy compare l4x1 l4x2 --out={tmp_path / 'out'}" in page
     assert "trainer.task" not in page

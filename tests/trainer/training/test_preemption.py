@@ -171,7 +171,7 @@ def test_on_vertex_a_hopeless_restart_ends_before_training(small_config: Make, m
     def trained(*given: Any) -> None:
         raise AssertionError("it came to train")
 
-    monkeypatch.setattr(job, "prepare", trained)
+    monkeypatch.setattr(job, "prepare_run", trained)
     for _ in range(2):
         with pytest.raises(UserError) as again:
             run(config)

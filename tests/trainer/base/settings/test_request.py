@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures import Patch
 from tests.support import refused
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.model_settings import FROM_SCRATCH
@@ -91,7 +92,10 @@ def test_a_flag_in_any_form_wins_over_the_recipe_and_the_recipe_over_the_default
     (["--model=cnn", "--image_size=16"], "cnn needs at least 20 pixels"),
     (["--strategy=one_device", "--replicas=2"], "strategy=one_device and replicas=2 contradict each other"),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else "")  # fmt: skip
-def test_a_mistake_is_one_line_that_says_what_to_do(flags: list[str], line: str) -> None:
+def test_a_mistake_is_one_line_that_says_what_to_do(
+    flags: list[str], line: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a user's own modules may lie in the folder of the tests
     with refused(line):
         resolve(flags)
 
