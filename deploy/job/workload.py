@@ -282,8 +282,7 @@ def check_devices(tier: Tier, config: TrainConfig) -> None:
 
 
 # Values of inputs that are no paths, as the image has or can fetch what they name; other inputs may be empty.
-_NAMED = {"data": DATA_SOURCES, "weights": ("imagenet", "none"), "fid_features": ("inception",),
-          "fid_weights": ("imagenet",)}  # fmt: skip
+_NAMED = {"data": DATA_SOURCES, "weights": ("imagenet", "none"), "fid_features": ("inception",)}
 
 
 def check_inputs(config: TrainConfig, packages: Sequence[Package]) -> None:

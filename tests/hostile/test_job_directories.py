@@ -54,7 +54,7 @@ RUN: dict[str, Any] = {
 }  # fmt: skip
 RESULT: dict[str, Any] = {
     "state": "done", "error": None, "steps": 30, "asked_steps": 30, "wall_seconds": 9.5, "startup_seconds": 5.0,
-    "training_seconds": 4.0, "peak_memory_gib": 1.5, "restarts": 1, "rollbacks": 0, "saving_seconds": 0.1,
+    "training_seconds": 4.0, "peak_memory_gib": 1.5, "restarts": 1, "saving_seconds": 0.1,
     "steps_repeated": 2, "exit_code": 2, "vertex_job": "1", "settings": "x",
     "final": {"losses": {"loss": 0.5}, "metrics": {"accuracy": 0.9, "fid": 12.0}},
 }  # fmt: skip

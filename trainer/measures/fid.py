@@ -123,26 +123,32 @@ def kernel_distance(reals: Features, fakes: Features) -> float:
 class Extractor:
     """Extracts features of images with a network: `inception`, or a saved classifier's penultimate layer.
 
+    name: inception, which downloads the weights of ImageNet; the path of a .h5 file with these; or that of a .keras
+    file of a classifier.
+
     The features do not depend on the run's precision: inception computes in float32, a classifier in the precision in
     which it was saved, and neither in TensorFloat-32.
     """
 
-    def __init__(self, name: str, weights: str, cache_dir: str = "") -> None:
+    def __init__(self, name: str, cache_dir: str = "") -> None:
         self.name = name  # as the user gave it
         floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
         try:  # in float32, whatever the precision of the run
             keras.config.set_floatx("float32")
             keras.config.set_dtype_policy("float32")
-            if name == "inception":
-                file = weights if weights == "imagenet" else str(stage(weights, "fid_weights", cache_dir))
+            file = None if name == "inception" else stage(name, "fid_features", cache_dir)
+            if file is None or file.suffix == ".h5":
                 backbone = keras.applications.InceptionV3(
-                    include_top=False, weights=file, pooling="avg", input_shape=(_INCEPTION_SIZE, _INCEPTION_SIZE, 3)
+                    include_top=False,
+                    weights=str(file or "imagenet"),
+                    pooling="avg",
+                    input_shape=(_INCEPTION_SIZE, _INCEPTION_SIZE, 3),
                 )
                 images = keras.Input(backbone.input_shape[1:])
                 scaled = keras.layers.Rescaling(1 / 127.5, offset=-1)(images)
                 network = keras.Model(images, backbone(scaled))
             else:  # a saved classifier up to its penultimate layer
-                model = keras.models.load_model(stage(name, "fid_features", cache_dir), compile=False)
+                model = keras.models.load_model(file, compile=False)
                 shape = model.input_shape
                 network = keras.Model(model.inputs, model.layers[-2].output)
                 if len(shape) != 4 or shape[1] != shape[2] or shape[3] not in (1, 3):
@@ -153,7 +159,8 @@ class Extractor:
             raise
         except Exception as error:  # Keras raises many types without a network, and for a file of something else
             advice = "a classifier of yours with --fid_features=PATH/model.keras"
-            advice = f"use its weights with --fid_weights=PATH, or {advice}" if name == "inception" else f"use {advice}"
+            weights = "its weights of ImageNet, without the top, with --fid_features=PATH.h5, or "
+            advice = f"use {weights if name == 'inception' else ''}{advice}"
             raise UserError(f"fid_features={name}: cannot be loaded ({reason(error)}): {advice}") from error
         finally:
             keras.config.set_floatx(floatx)
@@ -199,7 +206,7 @@ class Fid:
             )
         self._model, self._replicas = interface.generator, replicas
         with replicas.strategy.scope():
-            self._extract = Extractor(config.fid_features, config.fid_weights, config.cache_dir)
+            self._extract = Extractor(config.fid_features, config.cache_dir)
         self.samples = min(config.fid_samples, reals.count)
         self._real_features: Features | None = None  # (samples, features)
         batch = replicas.global_batch_size

@@ -39,30 +39,6 @@ def number_of_classes(config: TrainConfig, dataset: Dataset, setting: str, kind:
     return classes
 
 
-def _are_soft(y_true: Any, y_pred: Any) -> bool:
-    """Returns whether y_true holds soft labels, (rows, classes): a probability of each class."""
-    return len(y_true.shape) == len(y_pred.shape) and y_true.shape[-1] == y_pred.shape[-1]
-
-
-class SoftCrossentropy(keras.losses.SparseCategoricalCrossentropy):
-    """Computes the cross-entropy for integer labels and for soft labels, which only training has."""
-
-    def call(self, y_true: Any, y_pred: Any) -> Any:
-        """Returns the loss of each row, (rows,)."""
-        if _are_soft(y_true, y_pred):
-            return keras.losses.categorical_crossentropy(y_true, y_pred, from_logits=self.from_logits)
-        return super().call(y_true, y_pred)
-
-
-class SoftAccuracy(keras.metrics.SparseCategoricalAccuracy):
-    """Computes the accuracy for integer labels and for soft labels, of which the most probable class counts."""
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        """Counts the rows of a batch."""
-        labels = keras.ops.argmax(y_true, axis=-1) if _are_soft(y_true, y_pred) else y_true
-        return super().update_state(labels, y_pred, sample_weight)
-
-
 def compile_classifier(
     model: keras.Model,
     config: TrainConfig,
@@ -74,17 +50,17 @@ def compile_classifier(
 
     later: (step, the learning rate from that step on).
     """
-    soft = config.label_smoothing or config.mixup
-    loss = SoftCrossentropy if soft else keras.losses.SparseCategoricalCrossentropy
-    accuracy = SoftAccuracy if soft else keras.metrics.SparseCategoricalAccuracy
-    rate = learning_rate(config, dataset, later=later)
-    model.compile(optimizer(rate), loss=loss(from_logits=True), metrics=[accuracy(name="accuracy")])
-    # The saved model is compiled with Keras's own classes and a constant rate, so that it loads without this package.
-    model.plain_compile = lambda: {
-        "optimizer": optimizer(config.learning_rate),
-        "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        "metrics": [keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
-    }
+
+    def arguments(rate: Any) -> dict[str, Any]:
+        return {
+            "optimizer": optimizer(rate),
+            "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            "metrics": [keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+        }
+
+    model.compile(**arguments(learning_rate(config, dataset, later=later)))
+    # The saved model is compiled with a constant rate, so that it loads without this package.
+    model.plain_compile = lambda: arguments(config.learning_rate)
     return model
 
 

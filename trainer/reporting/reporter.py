@@ -55,7 +55,6 @@ class Reporter:
     progress: Progress
     latest_checkpoint: Callable[[], str | None]
     devices: Sequence[str] = ()
-    rollbacks: int = 0  # rollbacks of the run so far, noted in each line of stats.jsonl
     metric_names: Sequence[str] = ()  # what evaluation and image quality report; set before the first call
 
     def __post_init__(self) -> None:
@@ -184,11 +183,10 @@ class Reporter:
         log.info(f"least accurate classes: {least}; see {CLASSES}")
 
     def _append(self, kind: str, progress: Progress, entry: StatsEntry) -> None:
-        """Appends a line to stats.jsonl, on the chief, with the step, the time and the rollbacks so far."""
+        """Appends a line to stats.jsonl, on the chief, with the step and the time."""
         head: StatsEntry = {"kind": kind, "step": progress.step, "epoch": round(progress.epoch, 4)}
-        after: StatsEntry = {"rollbacks": self.rollbacks} if self.rollbacks else {}
         if self.job_dir:
-            self.job_dir.append_stats({**head, **entry, "time": round(time.time(), 3), **after})
+            self.job_dir.append_stats({**head, **entry, "time": round(time.time(), 3)})
 
     @property
     def by_epoch(self) -> bool:

@@ -24,7 +24,7 @@ from trainer.reporting.progress import Progress
 from trainer.reporting.resources import peak_memory_gib
 
 # Values that a process takes over from the one before, and values that result.json has if there is something to say.
-_KEPT = ("steps_repeated", "rollbacks", "depends_on_replicas", "not_compared", "replica_checks", "slow_worker")
+_KEPT = ("steps_repeated", "depends_on_replicas", "not_compared", "replica_checks", "slow_worker")
 _IF_ANY = ("depends_on_replicas", "not_compared", "replica_checks", "saved_model", "slow_worker")
 
 
@@ -40,7 +40,6 @@ class ResultWriter:
     restarts: int = 0
     steps_repeated: int = 0  # up to the last reported step of each earlier process
     saving_seconds: float = 0.0  # how long this process waited for checkpoints
-    rollbacks: int = 0
     depends_on_replicas: list[str] = field(default_factory=list)  # differences that the user has allowed
     saved_model: str = ""  # whether model/ agrees with the model in memory, in one line
     not_compared: str = ""  # why it is not known whether the number of replicas changes the result
@@ -78,15 +77,11 @@ class ResultWriter:
     def resume(self, progress: Progress) -> None:
         """Takes the progress to resume from, and counts the steps since then that have to be repeated.
 
-        They go up to the last step in stats.jsonl or result.json or, after a rollback, up to that of this process.
+        They go up to the last step in stats.jsonl or result.json.
         """
-        if self.progress:
-            reached = trained = self.progress.step
-            pace = self.progress.whole.step_seconds
-        else:
-            trained = self.before.get("steps", 0)  # goodput has the time of these as that of steps
-            pace = self.before.get("step_seconds")
-            reached = max(trained, last_reported_step(self.job_dir.root) if self.job_dir else 0)
+        trained = self.before.get("steps", 0)  # goodput has the time of these as that of steps
+        pace = self.before.get("step_seconds")
+        reached = max(trained, last_reported_step(self.job_dir.root) if self.job_dir else 0)
         self.steps_repeated += max(0, reached - progress.step)
         self.goodput.move(max(0, trained - progress.step) * (pace or 0.0), STEP, REPEATED)
         self.progress = progress
@@ -141,7 +136,6 @@ class ResultWriter:
             "peak_memory_gib": round(peak_memory_gib(), 3),
             "restarts": self.restarts,
             "steps_repeated": self.steps_repeated,
-            "rollbacks": self.rollbacks,
             **cast(Result, {name: value for name in _IF_ANY if (value := getattr(self, name))}),
             "saving_seconds": round(self.before.get("saving_seconds", 0.0) + self.saving_seconds, 3),
         }

@@ -44,8 +44,6 @@ from trainer.training.xla_choice import XlaChoice
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import message_of
 
-_MOST_ROLLBACKS = 2
-
 
 def run(
     config: TrainConfig,
@@ -69,7 +67,6 @@ def run(
         if job.cluster.is_chief:
             job.refuse_changed_data("files", job.files)
         replicas = job.connect()
-        job.result.rollbacks = replicas.from_chief(job.result.rollbacks)
         unchecked = job.cluster.is_chief and "replica_check" not in job.earlier
         compares = unchecked and needs_check(config, replicas.count)
         with closing(ReplicaCheck(command[3:])) if compares else nullcontext() as check:
@@ -83,19 +80,10 @@ def run(
             job.tracking.begin()
             if check and not run.state.saved:
                 _act_on_check(run, check.verdict())
-            while True:
-                try:
-                    with closing(run.state.reporter):
-                        run.state.reporter.begin(repeats_step=run.state.pending)
-                        control = _train_and_export(run)
-                    return _finish(run, control)
-                except NotFinite as error:
-                    if config.on_nan != "rollback" or job.result.rollbacks >= _MOST_ROLLBACKS:
-                        raise
-                    job.result.rollbacks += 1
-                    log.warning(f"{error}; resumes from the last checkpoint with half the learning rate")
-                del run  # frees its model before another one is built
-                run = prepare_run(job, replicas)
+            with closing(run.state.reporter):
+                run.state.reporter.begin(repeats_step=run.state.pending)
+                control = _train_and_export(run)
+            return _finish(run, control)
 
 
 def _act_on_check(run: TrainingRun, verdict: ReplicaVerdict) -> None:
@@ -111,16 +99,13 @@ def _act_on_check(run: TrainingRun, verdict: ReplicaVerdict) -> None:
 
 
 def prepare_run(job: StartedJob, replicas: Replicas) -> TrainingRun:
-    """Builds callbacks, data and model, and restores the newest checkpoint or sets the first weights.
-
-    Each rollback of the run so far halves the learning rates.
-    """
+    """Builds callbacks, data and model, and restores the newest checkpoint or sets the first weights."""
     config, job_dir, goodput = job.config, job.job_dir, job.result.goodput
     goodput.enter(START)
     set_precision_and_seed(config)  # first, as importing a user's file may draw random numbers
     config_of_callbacks, used = recording_reads(config)
     callbacks = load_callbacks(config_of_callbacks)
-    setup = build_setup(config, replicas, job.result.rollbacks)
+    setup = build_setup(config, replicas)
     used |= {*setup.used, *(["sample_every_steps"] if ModelInterface.of(setup.model).sampler else [])}
     refuse_unused(job.named, used, config)
     for reason in _dependences(setup):
@@ -144,9 +129,7 @@ def prepare_run(job: StartedJob, replicas: Replicas) -> TrainingRun:
         step, total, schedule.steps_per_epoch, schedule.examples_per_step,
         unit=setup.dataset.unit, peak_tflops=replicas.count * peak_tflops((*gpu_names(), "")[0], config),
     )  # fmt: skip
-    reporter = Reporter(
-        config, job.result.job_dir, progress, lambda: checkpoints.latest, replicas.devices, job.result.rollbacks
-    )
+    reporter = Reporter(config, job.result.job_dir, progress, lambda: checkpoints.latest, replicas.devices)
     best, rates = Best(config, setup.model), LearningRates(setup.model)
     state = RunState(progress, reporter, best, callbacks, rates, str(checkpoints.restored))
     if saved is not None:

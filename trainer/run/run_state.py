@@ -58,7 +58,7 @@ class Best:
         metric = next((name for name in names if name in values), None)
         if metric is None or math.isnan(values[metric]):
             return
-        features = f"{config.fid_features}, {config.fid_weights}, {config.fid_samples} images"
+        features = f"{config.fid_features}, {config.fid_samples} images"
         compared = {"metric": metric, "features": features if metric in IMAGE_MEASURES else None}
         comparable = all(self.state.get(name) == value for name, value in compared.items())
         better = operator.gt if higher_is_better(self.model, metric, "best_metric") else operator.lt

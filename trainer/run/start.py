@@ -29,7 +29,7 @@ from trainer.user_code.mistakes import as_user_mistake
 
 @dataclass
 class StartedJob:
-    """Holds what a job needs from start to end, across rollbacks, each of which builds the model again."""
+    """Holds what a job needs from start to end."""
 
     config: TrainConfig
     command: Sequence[str]
@@ -113,7 +113,7 @@ class StartedJob:
         return replicas
 
     def refuse_changed_data(self, name: str, now: Mapping[str, Any]) -> None:
-        """Raises UserError if the data differ from those of the run's checkpoints, unless data_changed=accept.
+        """Raises UserError if the data differ from those of the run's checkpoints.
 
         name: what to compare `now` with in run.json of an earlier start: "files" or "content". Built-in sources never
         change, but another version of TensorFlow may round their rows differently, so their digests are not compared.
@@ -122,16 +122,12 @@ class StartedJob:
         before = mapping(mapping(self.earlier, "data"), name)
         compared = {key: old for key, old in before.items() if config.data not in DATA_SOURCES or "digest" not in key}
         changes = changed_values(compared, now)
-        if not changes or not job_dir.mirror.holds(job_dir.checkpoints):
-            return
-        if config.data_changed == "accept":
-            log.warning(f"data={config.data} have changed ({changes}): the run goes on with other numbers")
-            return
-        raise UserError(
-            f"data={config.data} have changed since this run began ({changes}): restore them or, after a listing that "
-            "was late, run the same command again; or use another --job_dir, or continue with the changed data: "
-            "--data_changed=accept"
-        )
+        if changes and job_dir.mirror.holds(job_dir.checkpoints):
+            raise UserError(
+                f"data={config.data} have changed since this run began ({changes}): restore them or, after a listing "
+                "that was late, run the same command again; or begin another run with the weights of this one: "
+                f"--initial_checkpoint={config.job_dir}, and another --job_dir"
+            )
 
     def versions_by_step(self, before: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
         """Returns TensorFlow, Keras and the user's code as the run has used them, each with the step from which it did.

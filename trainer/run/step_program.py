@@ -77,7 +77,7 @@ class StepProgram:
         return self.runner(self._rows, first_step, count)
 
     def _keep(self, choice: XlaChoice) -> None:
-        """Keeps the choice for a rollback and, in run.json, for a restart."""
+        """Keeps the choice, in run.json, for a restart."""
         self.job.xla_choice = choice
         if self.job.cluster.is_chief:
             steps = {"at_once": self.runner.steps_per_program}

@@ -1,7 +1,7 @@
 """Builds the data, schedule and model of a run, for training, checks and benchmarks alike."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,7 @@ from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.settings.use import recording_reads
 from trainer.cluster.strategy import Replicas
-from trainer.data.augmentation import augmentation, softening, weighted_by_class
+from trainer.data.augmentation import augmentation, weighted_by_class
 from trainer.data.batches import batches, copied_ahead
 from trainer.data.dataset import Dataset
 from trainer.data.fingerprint import content_of
@@ -91,8 +91,7 @@ class TrainingSetup:
         with the same `steps_per_program`.
         """
         as_fit = weighted_by_class(self.dataset.as_fit, self.config.class_weight)
-        soften = softening(self.config, len(self.dataset.class_names))
-        data = ReplicaData(self.replicas, ModelInterface.of(self.model), as_fit, augmentation(self.config), soften)
+        data = ReplicaData(self.replicas, ModelInterface.of(self.model), as_fit, augmentation(self.config))
         gather = self.gather if steps_per_program > 1 else None
         return StepRunner(self.model, data, self.config.seed, compiled, steps_per_program, gather)
 
@@ -103,11 +102,10 @@ def free_memory(device: str) -> float:
     return 2**20 * min((mib for (mib,) in gpus if mib), default=0.0)
 
 
-def build_setup(config: TrainConfig, replicas: Replicas, rollbacks: int = 0) -> TrainingSetup:
+def build_setup(config: TrainConfig, replicas: Replicas) -> TrainingSetup:
     """Loads the data and builds the model with the precision and the seed of `config`.
 
-    Each rollback of the run so far halves the learning rates of the model. Raises UserError for data that draw at
-    random if the settings need the same rows at every reading.
+    Raises UserError for data that draw at random if the settings need the same rows at every reading.
     """
     set_precision_and_seed(config)
     config_of_data, used = recording_reads(config)
@@ -122,7 +120,7 @@ def build_setup(config: TrainConfig, replicas: Replicas, rollbacks: int = 0) -> 
         log.warning(f"{differ}: the same command gives other numbers each time, and so does a resumed run")
     content = content_of(dataset, rows=is_named(config.data) and not dataset.drawn)
     replicas.refuse_differences(content, "read the same data")
-    return setup_with(config, replicas, dataset, content, rollbacks, used)
+    return setup_with(config, replicas, dataset, content, used)
 
 
 def setup_with(
@@ -130,16 +128,13 @@ def setup_with(
     replicas: Replicas,
     dataset: Dataset,
     content: Mapping[str, Any] | None = None,
-    rollbacks: int = 0,
     used: Collection[str] = (),
 ) -> TrainingSetup:
     """Builds the model and the schedule for a loaded dataset. Call `set_precision_and_seed` before.
 
     used: the settings that loading the data has read.
     """
-    names = [name for name in ("learning_rate", "fine_tune_learning_rate") if hasattr(config, name)]
-    rates = {name: getattr(config, name) * 0.5**rollbacks for name in names}
-    config_of_model, used_by_model = recording_reads(replace(config, **rates))
+    config_of_model, used_by_model = recording_reads(config)
     with replicas.strategy.scope():
         model = build_model(config_of_model, dataset)
     per_step = ModelInterface.of(model).batches_per_step

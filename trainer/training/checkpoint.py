@@ -60,10 +60,7 @@ def of_networks(variables: Variables) -> dict[str, Any]:
 
 
 class LearningRates:
-    """Holds by what factors callbacks changed constant learning rates.
-
-    They are factors because a rollback lowers the configured rates, to which they then apply.
-    """
+    """Holds by what factors callbacks changed constant learning rates."""
 
     def __init__(self, model: keras.Model) -> None:
         self._rates = [variable for variable in _all(model, set()) if _is_rate(variable)]

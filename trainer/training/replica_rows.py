@@ -17,18 +17,16 @@ from trainer.user_code.interface import ModelInterface
 class ReplicaData:
     """Makes the `data` that train_step takes on a replica.
 
-    as_fit: makes the data of the parts of a replica's rows, such as x and y; augment: changes the images in these;
-    soften: their images and labels together.
+    as_fit: makes the data of the parts of a replica's rows, such as x and y; augment: changes the images in these.
     """
 
     replicas: Replicas
     interface: ModelInterface
     as_fit: AsFit
     augment: Change | None = None
-    soften: Change | None = None
 
     def of_step(self, batch: Any, step: StepContext) -> Any:
-        """Returns the data of this replica's step as `fit` passes it, augmented and with soft labels.
+        """Returns the data of this replica's step as `fit` passes it, augmented.
 
         If the model is stacked, the batch has the batches of several critic updates, in front of the rows. With virtual
         replicas each shard (virtual replica) draws by itself, so that its numbers do not depend on how many real
@@ -51,15 +49,13 @@ class ReplicaData:
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *changed)
 
     def _augmented(self, data: Any, step: StepContext) -> Any:
-        """Returns `data` with its images changed at random and with soft labels, as far as the run has them.
-
-        Each global batch of a step has separate draws.
-        """
+        """Returns `data` with its images changed at random; each global batch of a step has separate draws."""
+        if not self.augment:
+            return data
         images = data[0] if isinstance(data, tuple) else data
-        if self.augment and self.interface.stacked:
+        if self.interface.stacked:
             batches = range(self.interface.batches_per_step)
             images = tf.stack([self.augment(images[i], step.within(f"batch {i}")) for i in batches])
-        elif self.augment:
+        else:
             images = self.augment(images, step)
-        data = (images, *data[1:]) if isinstance(data, tuple) else images
-        return self.soften(data, step) if self.soften else data
+        return (images, *data[1:]) if isinstance(data, tuple) else images

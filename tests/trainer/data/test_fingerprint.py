@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.drill import read
-from tests.fixtures import Log, Make
+from tests.fixtures import Make
 from tests.support import refused
 from tests.support import run_job as run
 from trainer.base.settings.train_config import TrainConfig
@@ -109,7 +109,7 @@ def test_a_source_may_supply_its_fingerprint_and_examples_may_be_any_nest() -> N
     assert (found["training digest"], len(found["evaluation digest"])) == ("generation 7", 32)
 
 
-def test_changed_data_end_a_resumed_run_or_are_accepted(small_config: Make, caplog: Log, tmp_path: Path) -> None:
+def test_changed_data_end_a_resumed_run(small_config: Make, tmp_path: Path) -> None:
     file = tmp_path / "data.npz"
     flags = ["--image_size=8", "--model=mlp", f"--data={file}", "--data_memory_mib=1"]
 
@@ -122,10 +122,6 @@ def test_changed_data_end_a_resumed_run_or_are_accepted(small_config: Make, capl
     write(32, level=2)
     with refused("have changed since this run began (sample of data: "):
         run(small_config(*flags, "--steps=6"))
-    write(24, level=1)
-    run(small_config(*flags, "--steps=6", "--data_changed=accept"))
-    assert "the run goes on with other numbers" in caplog.text
-    assert read(tmp_path / "job" / "run.json")["data"]["content"]["training examples"] == 24
 
 
 def test_what_a_worker_computes_with() -> None:

@@ -19,8 +19,8 @@ from trainer.training.checkpoint import digest_of, snapshot, variables_of
 
 FOUR = "--virtual_replicas=4"
 SLOW = pytest.mark.slow
-# Dropout, augmentation, clipping of the sum and decay; the exponentials of mixup; masks, an embedding and attention.
-MLP = ("--model=mlp", "--dropout=0.3", "--augment=flip,crop", "--mixup=0.2")
+# Dropout, augmentation, clipping of the sum and decay; masks, an embedding and attention.
+MLP = ("--model=mlp", "--dropout=0.3", "--augment=flip,crop")
 TEXT = ("--model=tests.own_data:masked_text", "--data=tests.own_data:next_tokens", "--learning_rate=0.01")
 NORMAL = ("--model=tests.trainer.invariance.test_micro_batches:normalised",)
 

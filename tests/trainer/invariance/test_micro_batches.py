@@ -24,9 +24,7 @@ def own(model: str, data: str) -> tuple[str, ...]:
     return (f"--model=tests.own_data:{model}", f"--data=tests.own_data:{data}", *OWN)
 
 
-ONE_REPLICA_TOO = (
-    "--model=mlp", "--dropout=0.3", "--augment=flip,crop", "--class_weight=1:3", "--label_smoothing=0.1", "--mixup=0.4",
-)  # fmt: skip
+ONE_REPLICA_TOO = ("--model=mlp", "--dropout=0.3", "--augment=flip,crop", "--class_weight=1:3")
 
 
 @pytest.mark.parametrize("flags", [

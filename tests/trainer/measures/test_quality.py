@@ -95,11 +95,11 @@ def test_features_are_never_computed_in_tf32(features: Path, tf32: bool) -> None
 PRECISIONS = ["mixed_bfloat16", "mixed_float16", "float64"]
 
 
-def features_in(precision: str, name: str, weights: str) -> tuple[str, np.ndarray]:
+def features_in(precision: str, name: str) -> tuple[str, np.ndarray]:
     """Returns the network's identity and the features of an image, in a run of that precision."""
     set_precision_and_seed(TrainConfig(precision=precision))
     images = tf.random.stateless_uniform((1, 32, 32, 1), (1, 2), maxval=256, dtype=tf.int32)
-    extract = Extractor(name, weights)
+    extract = Extractor(name)
     found = extract(images)
     assert (found.dtype, keras.config.dtype_policy().name) == (tf.float32, precision)
     return extract.identity, found.numpy()
@@ -114,7 +114,7 @@ def test_features_do_not_depend_on_precision(precision: str, features: Path, mon
 
     monkeypatch.setattr(keras.applications, "InceptionV3", small_network)
     for name in ("inception", str(features)):
-        one, other = (features_in(each, name, "imagenet") for each in ("float32", precision))
+        one, other = (features_in(each, name) for each in ("float32", precision))
         assert one[0] == other[0]
         np.testing.assert_allclose(one[1], other[1], rtol=1e-6)
 
@@ -122,7 +122,7 @@ def test_features_do_not_depend_on_precision(precision: str, features: Path, mon
 @pytest.mark.parametrize(("name", "line"), [
     ("nothing.keras", "use a classifier of yours"),
     ("text.keras", "use a classifier of yours"),
-    ("inception", "use its weights with --fid_weights=PATH"),
+    ("inception", "use its weights of ImageNet, without the top, with --fid_features=PATH.h5"),
 ])  # fmt: skip
 def test_a_network_that_cannot_be_loaded_says_what_to_do(
     tmp_path: Path, name: str, line: str, monkeypatch: pytest.MonkeyPatch
@@ -133,7 +133,7 @@ def test_a_network_that_cannot_be_loaded_says_what_to_do(
     monkeypatch.setattr(keras.applications, "InceptionV3", offline)
     (tmp_path / "text.keras").write_text("no model")
     with pytest.raises(UserError, match=rf"cannot be loaded \(.*: {line}"):
-        Extractor(name if name == "inception" else str(tmp_path / name), "imagenet")
+        Extractor(name if name == "inception" else str(tmp_path / name))
 
 
 @pytest.mark.slow  # it builds InceptionV3
@@ -143,7 +143,7 @@ def test_inception_gives_its_pooled_features(tmp_path: Path) -> None:
     network.save_weights(tmp_path / "i.weights.h5")
     images = tf.random.stateless_uniform((1, 32, 32, 1), (1, 2), maxval=256, dtype=tf.int32)
     set_precision_and_seed(TrainConfig(precision="mixed_bfloat16"))  # it is the run's, not that of the features
-    found = Extractor("inception", str(tmp_path / "i.weights.h5"))(images)
+    found = Extractor(str(tmp_path / "i.weights.h5"))(images)
     resized = tf.image.resize(tf.repeat(tf.cast(images, tf.float32), 3, axis=-1), shape[:2], antialias=True)
     np.testing.assert_allclose(found, network(resized / 127.5 - 1), rtol=1e-4, atol=1e-5)
 
@@ -154,7 +154,7 @@ def test_features_come_from_a_classifier_of_square_images(shape: tuple[int, ...]
     keras.Sequential(layers).save(file := tmp_path / "model.keras")
     line = f"its input is {(None, *shape)}: a classifier of square images is required"
     with refused(f"fid_features={file}: {line}"):
-        Extractor(str(file), "")
+        Extractor(str(file))
 
 
 def fid_config(features: Path, folder: Path) -> TrainConfig:

@@ -48,9 +48,6 @@ def test_repeated_steps_are_counted_from_the_last_reported_one(tmp_path: Path) -
     run_result = begun(tmp_path, {"state": "running", "steps": 50, "steps_repeated": 2})
     run_result.resume(progress(50))
     assert written(run_result, tmp_path)["steps_repeated"] == 2 + 7
-    run_result.progress = progress(60)
-    run_result.resume(progress(55))  # rolled back within this process
-    assert written(run_result, tmp_path)["steps_repeated"] == 2 + 7 + 5
 
 
 def test_seconds_add_up_over_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ def kept(state: dict[str, Any]) -> dict[str, Any]:
     (("--best_metric=val_loss",), {"val_loss": 2.3}, ("--best_metric=val_accuracy",), {"val_accuracy": 0.9}),
     ((), {"val_accuracy": 0.9}, ("--early_stopping=val_loss",), {"val_accuracy": 0.9, "val_loss": 2.3}),
     ((), {"fid": 10.0}, ("--fid_features=mine.keras", "--fid_every_steps=4"), {"fid": 90.0}),
-    ((), {"fid": 10.0}, ("--fid_weights=mine.h5", "--fid_every_steps=4"), {"fid": 90.0}),
     ((), {"fid": 10.0}, ("--fid_samples=50", "--fid_every_steps=4"), {"fid": 90.0}),
 ])  # fmt: skip
 def test_the_best_of_another_measure_starts_from_scratch(

@@ -13,7 +13,6 @@ from tests.support import run_job as run
 from trainer.base.errors import UserError
 from trainer.base.tracker import Opened, Point, TrackedRun, TrackerAddress
 
-DIVERGES = ("--model=tests.models:diverging", "--steps_per_loop=1", "--checkpoint_every_steps=1")
 TRACK = f"--track={__name__}:tracker#x"
 Points = list[tuple[str, int, float]]
 
@@ -44,13 +43,12 @@ def kept(monkeypatch: Patch) -> Kept:
     return known
 
 
-def losses(known: Points, suffix: str = "") -> list[tuple[int, float]]:
-    return [(step, value) for name, step, value in known if name == f"loss{suffix}"]
+def losses(known: Points) -> list[tuple[int, float]]:
+    return [(step, value) for name, step, value in known if name == "loss"]
 
 
-def in_file(folder: Path, *, rollbacks: int = 0) -> list[tuple[int, float]]:
-    return [(entry["step"], entry["losses"]["loss"]) for entry in lines(folder, "report")
-            if entry.get("rollbacks", 0) == rollbacks]  # fmt: skip
+def in_file(folder: Path) -> list[tuple[int, float]]:
+    return [(entry["step"], entry["losses"]["loss"]) for entry in lines(folder, "report")]
 
 
 def test_restarts_on_more_replicas_go_on_with_the_same_run(kept: Kept, small_config: Make) -> None:
@@ -64,15 +62,6 @@ def test_restarts_on_more_replicas_go_on_with_the_same_run(kept: Kept, small_con
     last = kept.runs[-1]
     assert (last.state, last.id, last.parameters["replicas"]) == ("finished", read(folder / "run.json")["id"], "2")
     assert last.tags["data_fingerprint"]
-
-
-def test_steps_after_a_rollback_have_other_names(kept: Kept, small_config: Make) -> None:
-    flags = (*DIVERGES, "--learning_rate=0.1", "--on_nan=rollback", "--report_every_steps=1", TRACK)
-    folder = run(small_config(*flags, "--steps=6"))
-    [points] = kept.points.values()
-    assert losses(points)[:2] == in_file(folder)
-    assert losses(points, "@3") == in_file(folder, rollbacks=2)
-    assert kept.runs[-1].tags["rollbacks"] == "2"
 
 
 def test_a_refusal_ends_the_run_before_training(kept: Kept, small_config: Make) -> None:

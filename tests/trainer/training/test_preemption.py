@@ -143,25 +143,6 @@ def test_the_budget_counts_over_restarts_and_ends_the_run(small_config: Make) ->
 DIVERGES = ("--model=tests.models:diverging", "--steps_per_loop=1", "--checkpoint_every_steps=1")
 
 
-def test_rollback_halves_the_rate_also_after_a_restart(small_config: Make) -> None:
-    flags = (*DIVERGES, "--learning_rate=0.1", "--on_nan=rollback", "--report_every_steps=1")
-    folder = run(small_config(*flags, "--steps=6"))
-    assert (result_of(folder)["state"], result_of(folder)["rollbacks"]) == ("done", 2)
-    run(small_config(*flags, "--steps=8"))  # at the full rate, or half of it, it would be NaN again
-    assert result_of(folder)["rollbacks"] == 2
-    assert [kind[:2] for kind in numbers(folder)] == [("report", step) for step in range(1, 9)]
-    assert losses(folder) == pytest.approx([0.1, 0.1, *[0.025] * 6])
-
-
-def test_rollback_happens_at_most_twice(small_config: Make) -> None:
-    config = small_config(*DIVERGES, "--learning_rate=0.2", "--on_nan=rollback", "--steps=6")
-    for _ in range(2):  # nor does the same command start from scratch
-        with pytest.raises(UserError, match="step 3: loss is NaN"):
-            run(config)
-        result = result_of(Path(config.job_dir))
-        assert (result["state"], result["rollbacks"]) == ("failed", 2)
-
-
 def test_on_vertex_a_hopeless_restart_ends_before_training(small_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOUD_ML_JOB_ID", "7")
     config = small_config(*DIVERGES, "--learning_rate=0.1", "--steps=6")

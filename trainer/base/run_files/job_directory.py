@@ -43,7 +43,7 @@ from trainer.base.storage import (
 from trainer.base.storage.staging import home_of, naming
 
 # Numbers in result.json that the next start of the run continues; a negative one is damaged.
-_COUNTS = {"steps", "asked_steps", "restarts", "steps_repeated", "rollbacks", "wall_seconds", "saving_seconds"}
+_COUNTS = {"steps", "asked_steps", "restarts", "steps_repeated", "wall_seconds", "saving_seconds"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -103,7 +103,6 @@ class StatsEntry(Speeds, total=False):
 
     kind: str
     time: float  # when it was reported, in seconds since 1970
-    rollbacks: int  # before this line; absent while there was none
     step: int
     epoch: float
     seconds: float
@@ -141,7 +140,6 @@ class Result(Speeds, total=False):
     peak_device_memory_gib: list[float]  # of this process, as in stats.jsonl
     restarts: int
     steps_repeated: int
-    rollbacks: int
     saved_model: str  # whether the loaded model/ predicts and evaluates as the model in memory; or why not compared
     not_compared: str  # why one replica and two were not compared before training, though they should have been
     replica_checks: dict[str, str]  # by kind of step: whether one replica and two agreed; or why they were not compared

@@ -69,12 +69,6 @@ def check(config: TrainConfig) -> None:
         raise UserError(
             f"profile_steps={config.profile_steps}, but the run ends at step {config.steps}: take earlier ones"
         )
-    for name in ("label_smoothing", "mixup"):
-        if getattr(config, name) and model not in CLASSIFIERS:
-            raise UserError(
-                f"{name}={getattr(config, name)}: only {', '.join(CLASSIFIERS)} have soft labels: drop it; a model of "
-                "your own may have them in its loss or its data"
-            )
     if fid and model in CLASSIFIERS:
         raise UserError(f"fid_every_steps={fid}: {model} generates no images: drop the flag")
     config.check_model()

@@ -107,9 +107,6 @@ class TrainConfig:
     max_minutes: float = _training(
         0.0, "save, export and end after this training time, restarts included; 0: never", unit="minutes", minimum=0
     )
-    on_nan: str = _training(
-        "stop", "at NaN: stop, or go back with half the learning rate, twice at most", choices=("stop", "rollback")
-    )
     initial_checkpoint: str = _training(
         "", "start from the weights of another run's checkpoint (or job directory)", reads=True
     )
@@ -119,9 +116,6 @@ class TrainConfig:
         4096, "prepared data larger than this are read row by row, in constant memory", unit="MiB", minimum=0
     )
     cache_dir: str = _data("", "folder for the cache of gs:// data; empty: ~/.cache/vertex-trainer")
-    data_changed: str = _data(
-        "refuse", "whether a run may resume after its data have changed", choices=("refuse", "accept")
-    )
 
     strategy: str = _devices(
         "auto", "strategy; auto: by devices and TF_CONFIG", choices=("auto", "one_device", "mirrored", "multi_worker")
@@ -187,12 +181,6 @@ class TrainConfig:
     skip_bad_images: bool = _images(
         False, "leave out image files that cannot be decoded", used_by="the data are not read from image files"
     )
-    label_smoothing: float = _images(
-        0.0, "share of each label that a classifier's loss spreads evenly over all classes", minimum=0, maximum=0.9
-    )
-    mixup: float = _images(
-        0.0, "alpha of mixup's Beta distribution, for pairs of a classifier's images; 0: off", minimum=0, maximum=100
-    )
     sample_every_steps: int = _images(
         250,
         "write a sample grid this often, and at the end; 0: only at the end",
@@ -206,13 +194,7 @@ class TrainConfig:
     fid_samples: int = _images(10_000, "images to compare, real and generated", minimum=2, used_with="fid_every_steps")
     fid_features: str = _images(
         "inception",
-        "network of FID's features: inception, or the model.keras of a saved classifier",
-        reads=True,
-        used_with="fid_every_steps",
-    )
-    fid_weights: str = _images(
-        "imagenet",
-        "weights of inception: imagenet, or a weights file",
+        "network of FID's features: inception, its weights in a .h5 file, or a classifier's .keras file",
         reads=True,
         used_with="fid_every_steps",
     )
@@ -251,7 +233,7 @@ class TrainConfig:
     def rows_per_replica(self, replicas: int) -> int:
         """Returns how many rows of a global batch each of `replicas` gets. Raises UserError if it does not divide.
 
-        A replica's rows must also divide into micro-batches and, with mixup, into pairs.
+        A replica's rows must also divide into micro-batches.
         """
         count, batch = self.virtual_replicas, self.global_batch_size
         if count:
@@ -269,8 +251,6 @@ class TrainConfig:
             factors = {flag: count}
         else:
             factors = {f"{replicas} replicas": replicas, f"micro_batches={self.micro_batches}": self.micro_batches}
-        if self.mixup and self.micro_batches % 2:
-            factors[f"2 rows (mixup={self.mixup} mixes pairs)"] = 2
         unit = math.prod(factors.values())
         if left_over := batch % unit:
             over = " x ".join(words for words, factor in factors.items() if factor > 1)
@@ -294,10 +274,10 @@ USUAL = (
 MAY_CHANGE = frozenset({
     "recipe", "job_dir", "callbacks", "epochs", "steps", "strategy", "replicas", "expect_devices", "steps_per_loop",
     "jit_compile", "checkpoint_every_steps", "keep_checkpoints", "report_every_steps", "sample_every_steps",
-    "tensorboard", "tuning_metric", "fid_every_steps", "fid_samples", "fid_features", "fid_weights", "patience",
+    "tensorboard", "tuning_metric", "fid_every_steps", "fid_samples", "fid_features", "patience",
     "early_stopping", "data_memory_mib", "communication", "worker_timeout_seconds", "checkpoint_every_minutes",
-    "best_metric", "deterministic", "max_minutes", "on_nan", "initial_checkpoint", "initial_model", "cache_dir",
-    "data_changed", "track", "evaluation_batch_size", "profile_steps", "micro_batches", "allow_replica_dependence",
+    "best_metric", "deterministic", "max_minutes", "initial_checkpoint", "initial_model", "cache_dir",
+    "track", "evaluation_batch_size", "profile_steps", "micro_batches", "allow_replica_dependence",
     "save_optimizer",
 })  # fmt: skip
 

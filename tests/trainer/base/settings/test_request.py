@@ -67,7 +67,6 @@ def test_a_flag_in_any_form_wins_over_the_recipe_and_the_recipe_over_the_default
     (["--virtual_replicas=6"], "virtual_replicas=6: use a power of 2 from 2 on, as sums are added in pairs: take 4"),
     (["--virtual_replicas=4", "--replicas=8"], "virtual_replicas=4 does not divide over 8 replicas: use 1, 2, 4 … 4"),
     (["--virtual_replicas=8", "--global_batch_size=20"], "=20 does not divide over virtual_replicas=8: take 16"),
-    (["--model=mlp", "--virtual_replicas=8", "--global_batch_size=8", "--mixup=0.2"], "mixes pairs): take 16"),
     (["--virtual_replicas=4", "--micro_batches=2"], "virtual_replicas=4 and micro_batches=2 contradict each other"),
     (["--print_config=maybe"], "print_config='maybe' must be true or false"),
     (["--replicas=2", "--expect_devices=4"], "devices that are paid for would not be used"),
@@ -148,7 +147,7 @@ def test_settings_and_local_paths_import_neither_tensorflow_nor_cloud_storage() 
         "try: trainer.task.main(['--help'])\n"
         "except SystemExit as end: code = end.code\n"
         "trainer.task.main(['--recipe=wgan_gp_digits', '--print_config'])\n"
-        "trainer.task.preflight({'data': 'digits', 'fid_weights': 'imagenet'}, {'job_dir': 'runs'})\n"
+        "trainer.task.preflight({'data': 'digits', 'fid_features': 'inception'}, {'job_dir': 'runs'})\n"
         "heavy = ('tensorflow', 'keras', 'google.cloud.storage', 'google.auth', 'requests')\n"
         "print('LOADED', [name for name in heavy if name in sys.modules], code)"
     )

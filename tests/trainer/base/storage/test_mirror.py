@@ -167,7 +167,7 @@ def test_checkpoints_made_faster_than_they_are_sent(bucket: Bucket, proxy: Proxy
 
 
 def test_a_checkpoint_made_again_is_kept(bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path) -> None:
-    """Simulates a rollback, or a damaged checkpoint that was skipped."""
+    """Simulates a damaged checkpoint that was skipped."""
     proxy.faults.append(Fault("stall", "POST", "/upload/", times=1))
     sender.put(write_one(root, "first"))
     folder = checkpoint(root, 5)

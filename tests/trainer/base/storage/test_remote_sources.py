@@ -97,24 +97,24 @@ def test_the_same_examples_and_pieces_as_from_local_files(
     assert pieces[0]
 
 
-@pytest.mark.parametrize("setting", ["fid_features", "fid_weights"])
+@pytest.mark.parametrize("name", ["network", "weights.h5"])
 def test_what_fid_looks_with_is_kept_in_cache_dir(
-    setting: str, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(**given: object) -> None:
         raise OSError("no weights")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(keras.applications, "InceptionV3", refused)
-    bucket.put("c/network", b"no network")
-    flags = [f"--{setting}={bucket.url('c/network')}", f"--cache_dir={tmp_path / 'cache'}", "--fid_every_steps=9"]
+    bucket.put(f"c/{name}", b"no network")
+    flags = [f"--fid_features={bucket.url(f'c/{name}')}", f"--cache_dir={tmp_path / 'cache'}", "--fid_every_steps=9"]
     settings = small(*flags)
     replicas = make_replicas(settings)
     with pytest.raises(UserError):
         setup = build_setup(settings, replicas)
         train: Any = setup.dataset.train
         Fid(settings, setup.model, train, replicas)
-    assert [file.read_bytes() for file in tmp_path.rglob("network") if file.is_file()] == [b"no network"]
+    assert [file.read_bytes() for file in tmp_path.rglob(name) if file.is_file()] == [b"no network"]
     assert not (tmp_path / "home").exists()
 
 

@@ -38,7 +38,7 @@ TAGS = "TRAINER_TAGS"  # environment variable of a job: tags as JSON, which only
 _STATES = {"done": "finished", "budget": "finished", "failed": "failed"}
 # Values of result.json that no result/… shows: clock times, and what other points hold.
 _NOT_RESULTS = ("final", "epoch_seconds", "steps", "history", "written_at", "job_began_at")
-_NOT_VALUES = ("kind", "step", "time", "rollbacks", "quality", "losses", "metrics")
+_NOT_VALUES = ("kind", "step", "time", "quality", "losses", "metrics")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,18 +58,16 @@ class RunFiles:
         """Returns a point for each step; for a run that has `ended`, the last point holds `result/…`.
 
         For a running one the newest step is left out, because more lines of it may follow. Means over an epoch are
-        named `epoch/NAME`. After a rollback names end in @2, after the second one in @3: the run then reports other
-        values than it would have without it.
+        named `epoch/NAME`.
         """
         started = str(read_run_info(self.folder)[0].get("started", "1970-01-01T00:00:00Z"))
         time = datetime.fromisoformat(started).timestamp()  # of lines without a time of their own
         points = []
-        entries = groupby(read_stats(self.folder)[0], lambda entry: (entry["step"], entry.get("rollbacks", 0)))
-        for (step, rollbacks), group in entries:
+        for step, group in groupby(read_stats(self.folder)[0], lambda entry: entry["step"]):
             values: dict[str, float] = {}
             for entry in group:
-                before, after = "epoch/" if entry["kind"] == "epoch" else "", f"@{rollbacks + 1}" if rollbacks else ""
-                values |= {f"{before}{name}{after}": value for name, value in _numbers(entry)}
+                prefix = "epoch/" if entry["kind"] == "epoch" else ""
+                values |= {f"{prefix}{name}": value for name, value in _numbers(entry)}
                 time = number(entry.get("time")) or time
             points.append(Point(step, time, values))
         result = read_result(self.folder)[0]
@@ -94,7 +92,7 @@ class RunFiles:
         tags: dict[str, Any] = {
             "commit": info.get("git_commit"), "data_fingerprint": digest(data) if data else "",
             "devices": ", ".join(map(str, items(info, "devices"))), "gpus": ", ".join(map(str, items(info, "gpus"))),
-            "rollbacks": result.get("rollbacks", 0), "restarts": result.get("restarts", 0),
+            "restarts": result.get("restarts", 0),
             "error": result.get("error"), "job_dir": where,
             "model": f"{where}/{MODEL}" if result.get("state") in ("done", "budget") else "",
             **{f"version.{package}": version for package, version in mapping(info, "versions").items()}, **submitted,

@@ -21,7 +21,7 @@ def plant_run(folder: Path, steps: int = 30, *, state: str = "done", first: int 
             append_stats(folder, {"kind": "epoch", "step": step, "losses": {"loss": 0.5}, "time": 1.7e9 + step})
         values |= {"kind": "report", "step": step, "step_seconds": 0.01}
         append_stats(folder, values)
-    write_json(folder / "result.json", {"state": state, "steps": steps, "wall_seconds": 12.5, "rollbacks": 0,
+    write_json(folder / "result.json", {"state": state, "steps": steps, "wall_seconds": 12.5,
                                         "history": {"loss": [0.5]}, "written_at": 1.7e9,
                                         "final": {"losses": {"loss": 1.0 / steps}}})  # fmt: skip
     picture = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x00\x00\x00\x00:~\x9bU"
