@@ -17,7 +17,6 @@ if Path(next(iter(trainer.__path__))).parent != _PACKAGE_ROOT:  # some of Google
     sys.exit(2)
 
 from trainer.base.errors import DONE, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError  # noqa: E402
-from trainer.base.settings.fields import nearest  # noqa: E402
 
 # Only the module of the requested verb is imported. Its `main` runs the verb, or the function of the verb's name if the
 # module, named here, has several verbs; both return the exit code.
@@ -143,6 +142,8 @@ def _run(words: Sequence[str]) -> int:
         os.execv(sys.executable, [sys.executable, "-m", f"trainer.{program}", *arguments])  # noqa: S606 (no shell)
     if verb not in VERBS:
         known = [*PROGRAMS, *VERBS]
+        from trainer.base.settings.fields import nearest  # slow for a --help
+
         hint = f"; did you mean '{_SYNONYMS[verb]}'?" if verb in _SYNONYMS else nearest(verb, known)
         raise UserError(f"{verb}: unknown verb{hint} Known: {', '.join(known)}")
     module = importlib.import_module(f"deploy.cli.{MODULES.get(verb, verb)}")

@@ -1,6 +1,7 @@
 """Declares the settings of each built-in model: those of every run, and those that this model alone takes.
 
-A class here is TrainConfig with the fields of one model; its `check_model` refuses what does not fit the model.
+A class here is TrainConfig with the fields of one model; its `check_model` refuses what does not fit the model. Its
+own `__eq__` and `__repr__` would only slow down the start of each command: those of TrainConfig do.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ def _of_model(default: Any, meaning: str, **limits: Any) -> Any:
     return setting(default, meaning, group="settings of the model", may_be_empty=default in ("", ()), **limits)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class MLPConfig(TrainConfig):
     """Holds every setting of a run of the dense classifier."""
 
@@ -28,7 +29,7 @@ class MLPConfig(TrainConfig):
     dropout: float = _of_model(0.0, "share of hidden units to drop", minimum=0, maximum=0.95)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CNNConfig(TrainConfig):
     """Holds every setting of a run of the convolutional classifier."""
 
@@ -41,7 +42,7 @@ class CNNConfig(TrainConfig):
             raise UserError(f"image_size={self.image_size}: cnn needs at least 20 pixels")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class EfficientNetConfig(TrainConfig):
     """Holds every setting of a run of EfficientNet."""
 
@@ -79,7 +80,7 @@ class EfficientNetConfig(TrainConfig):
             raise contradiction(self, "weights", "fine_tune_from", advice)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class GANConfig(TrainConfig):
     """Holds every setting of a run of a GAN."""
 
@@ -112,7 +113,7 @@ class GANConfig(TrainConfig):
             )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class WGANGPConfig(GANConfig):
     """Holds every setting of a run of WGAN-GP."""
 
@@ -120,7 +121,7 @@ class WGANGPConfig(GANConfig):
     gradient_penalty_weight: float = _of_model(10.0, "weight of the critic's gradient penalty", minimum=0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class R3GANConfig(GANConfig):
     """Holds every setting of a run of R3GAN."""
 

@@ -376,7 +376,14 @@ def _with_fields(base: Any, parts: tuple[Any, ...]) -> type[TrainConfig]:
         for name, kind, default, metadata in parts
     ]
     settings = dataclasses.make_dataclass(
-        base.__name__, fields, bases=(base,), frozen=True, kw_only=True, namespace={"__module__": __name__}
+        base.__name__,
+        fields,
+        bases=(base,),
+        namespace={"__module__": __name__},
+        frozen=True,
+        kw_only=True,
+        eq=False,
+        repr=False,
     )
     return cast(type[TrainConfig], settings)
 

@@ -52,7 +52,7 @@ _OPTIMIZER = (
 _PIXELS = "the data have examples of their own shape: let their function read it from its config"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class TrainConfig:
     """Holds every setting of a run. Field names are the flags, the keys of a recipe and the keys of run.json.
 
@@ -198,6 +198,10 @@ class TrainConfig:
         reads=True,
         used_with="fid_every_steps",
     )
+
+    def __eq__(self, other: object) -> bool:
+        """Returns whether all settings are the same, those of the model, too."""
+        return type(self) is type(other) and vars(self) == vars(other)
 
     def check_model(self) -> None:
         """Raises UserError if the settings do not fit a built-in model, whose config class overrides this."""
