@@ -37,7 +37,7 @@ from deploy.platform import buckets
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.report.collection import collect
 from deploy.report.formatting import html_table, markdown_table, money, terminal_table
-from deploy.tiers.gcp_config import GcpConfig, NoMachines, check_region, checked_address, checked_region
+from deploy.tiers.gcp_config import checked_address
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import STRATEGIES, load_tier, read_tiers, tier_names
 from trainer.base.errors import UserError
@@ -67,25 +67,24 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 @dataclass(frozen=True)
 class OfferChoice:
-    """Holds a tier under a scheduling strategy, with the hours and the USD of the whole job. `region`: "" for any."""
+    """Holds a tier under a scheduling strategy, with the hours and the USD of the whole job."""
 
     tier: str
-    region: str
     strategy: str
     hours: Interval
     usd: Interval
 
     @property
     def flags(self) -> dict[str, Any]:
-        """Returns the flags of `submit` that ask for this strategy and region."""
-        return {"spot": self.strategy == "SPOT", "flex_start": self.strategy == "FLEX_START", "region": self.region}
+        """Returns the flags of `submit` that ask for this strategy."""
+        return {"spot": self.strategy == "SPOT", "flex_start": self.strategy == "FLEX_START"}
 
 
 @dataclass(frozen=True)
 class Plan:
     """Holds the forecasts of all tiers, each with its offers: the hours and USD under each scheduling strategy.
 
-    `forecasts`: one for each tier, or for each TIER@REGION if regions were planned; `names`: the name that `submit`
+    `forecasts`: one for each tier; `names`: the name that `submit`
     takes, by tier.
     """
 
@@ -123,8 +122,8 @@ class Plan:
         for end in ("high", "middle"):
             for of_tier, offer in self.offers:  # the cheapest first
                 if getattr(offer.hours, end) <= hours and getattr(offer.usd, end) <= most:
-                    tier, _, region = of_tier.tier.partition("@")
-                    return OfferChoice(self.names.get(tier, tier), region, offer.strategy, offer.hours, offer.usd)
+                    tier = self.names.get(of_tier.tier, of_tier.tier)
+                    return OfferChoice(tier, offer.strategy, offer.hours, offer.usd)
         raise UserError(f"no tier ends within={within or 'any time'} for budget={budget}: {' '.join(self.sentences())}")
 
     def cells(self) -> list[list[str]]:
@@ -276,11 +275,6 @@ class PlanOptions:
         above=0,
         maximum=999_999,
     )
-    regions: str = setting(
-        "",
-        "plan each region, by --prices=prices-REGION.yaml, files of `prices`",
-        metavar="A,B",
-    )
     fit: bool = setting(False, FIT)
     prices: str = setting("", "YAML of your own prices, in USD an hour", metavar="FILE")
     price_per_hour: Mapping[str, float] = setting(
@@ -308,20 +302,18 @@ USAGE = verb_usage("plan", "[TIER …] --recipe=NAME [--from=DIR] [any trainer f
 def plan(
     *tiers: str,
     recipe: str | None = None,
-    regions: Sequence[str] | None = None,
     settings: Mapping[str, Value] | None = None,
     stream: TextIO | None = None,
     session: Session = SESSION,
     **options: Value,
 ) -> Plan:
-    """Returns the plan of a run on these tiers, by default on all; `regions` need prices="prices-REGION.yaml".
+    """Returns the plan of a run on these tiers, by default on all.
 
     `settings`: the trainer's; `options`: fields of PlanOptions. The first plan of new settings measures steps on
     this machine's CPU, which takes a minute. Writes no file of its own. Raises UserError as the command does.
     """
     with printed_on(stream):
-        keywords = {"recipe": recipe, "regions": regions, **options}
-        return plan_by_options(call_verb(PlanOptions, tiers, keywords, settings, USAGE), session)
+        return plan_by_options(call_verb(PlanOptions, tiers, {"recipe": recipe, **options}, settings, USAGE), session)
 
 
 def plan_by_options(
@@ -342,17 +334,9 @@ def plan_by_options(
         checked_address("bucket", asked.bucket)
     elif asked.max_cost is not None or asked.bucket or dry_run:
         raise UserError("--max_cost, --bucket and --dry_run are for the job of --measure=TIER: add it, or drop them")
-    if asked.regions and "REGION" not in asked.prices:
-        raise UserError(
-            f"regions={asked.regions}: each has its prices in a file: give --prices=prices-REGION.yaml, in "
-            "which REGION stands for its name; `python -m deploy prices --region=us-east4 --out=prices-us-east4.yaml` "
-            "makes one"
-        )
-    # Each region with its price file, or "", which stands for any region, with the only price file.
-    regions = map(checked_region, asked.regions.split(",")) if asked.regions else [""]
-    places = [(region, asked.prices.replace("REGION", region) if region else asked.prices) for region in regions]
     names, sources, usd_by_tier = asked.tiers or tier_names(), asked.from_, asked.price_per_hour
-    specs, config = read_tiers(names, places[0][1], usd_by_tier), overrides.resolve()
+    specs = read_tiers(names, asked.prices, usd_by_tier)
+    config = overrides.resolve()
     if out:
         make_writable(out, "out")
     step_plan = read_plan(expanded(asked.plan)) if asked.plan else plan_of(config, overrides)
@@ -368,20 +352,14 @@ def plan_by_options(
         extrapolations, assumed = extrapolate(collect(sources), [tier.facts for tier in specs], config)
     by_name = {extrapolation.tier: extrapolation for extrapolation in extrapolations}
     forecasts: list[Forecast] = []
-    for region, file in places:
-        for tier in read_tiers(names, file, usd_by_tier):
-            if region:
-                try:
-                    check_region(tier, GcpConfig("", region, ""))
-                except NoMachines:  # neither of Google's two pages lists them there
-                    continue
-            extrapolation, own_image = by_name.get(tier.name), remembered() is not None
-            if asked.fit and extrapolation:
-                say(f"# {tier.name}: --fit is ignored: a run of --from shows this tier as it is")
-            chosen = best_memory_option(tier, step_plan, config) if asked.fit and not extrapolation else None
-            run = replace(config, **{chosen.name: chosen.value}) if chosen else config
-            of_tier = forecast(tier, step_plan, run, load_machines(file), extrapolation, own_image=own_image)
-            forecasts.append(replace(of_tier, tier=f"{tier.name}@{region}") if region else of_tier)
+    for tier in specs:
+        extrapolation, own_image = by_name.get(tier.name), remembered() is not None
+        if asked.fit and extrapolation:
+            say(f"# {tier.name}: --fit is ignored: a run of --from shows this tier as it is")
+        chosen = best_memory_option(tier, step_plan, config) if asked.fit and not extrapolation else None
+        run = replace(config, **{chosen.name: chosen.value}) if chosen else config
+        table = load_machines(asked.prices)
+        forecasts.append(forecast(tier, step_plan, run, table, extrapolation, own_image=own_image))
     as_typed = {tier.name: name for tier, name in zip(specs, names, strict=True)}
     # Tiers may differ, and there may be no time that comes from the graph.
     compiled = sorted({forecast.compiled for forecast in forecasts if forecast.basis == BY_GRAPH})

@@ -10,8 +10,8 @@ from deploy.job.options import JobOptions
 from deploy.report.formatting import terminal_table
 from deploy.tiers.machine_table import Price, load_machines
 from deploy.tiers.tier import Tier, load_tier, tier_names
-from trainer.base.errors import DONE, UserError
-from trainer.base.settings.fields import nearest, parse_options, setting, setting_of
+from trainer.base.errors import DONE
+from trainer.base.settings.fields import parse_options, setting, setting_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,23 +19,20 @@ class MachinesFlags:
     """Holds the flags of `machines`."""
 
     all: bool = setting(False, "all machines, not only those of the tiers")
-    accelerator: str = setting("", "part of an accelerator's name, such as L4", metavar="TEXT")
     prices: str = setting_of(JobOptions, "prices")
     json: bool = JSON
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the tiers; with --all or --accelerator the machines."""
-    summary = (
-        "Lists the tiers or, with one of its flags, the machines of Vertex AI training: price an hour, quota, regions."
-    )
-    args = parse_options(MachinesFlags, arguments, verb_usage("machines", "[--all] [--accelerator=TEXT]", summary))
+    """Prints the tiers; with --all the machines."""
+    summary = "Lists the tiers or, with --all, the machines of Vertex AI training: price an hour, quota, regions."
+    args = parse_options(MachinesFlags, arguments, verb_usage("machines", "[--all]", summary))
     table = load_machines(args.prices)
     source = (
         f"~ an estimate: Compute Engine's price of {table.date} in {table.region} and Vertex AI's fee of 15 % of its "
         "list price (for spot inferred); > without that fee: a lower bound"
     )
-    if not (args.all or args.accelerator):
+    if not args.all:
         tiers = [load_tier(name, args.prices) for name in tier_names()]
         lines = [(tier.name, tier.machine, f"{usd}{'*' if tier.strategy == 'FLEX_START' else ''}", spot)
                  for tier in tiers for usd, spot in [_prices(_own_price(tier))]]  # fmt: skip
@@ -45,16 +42,8 @@ def main(arguments: Sequence[str]) -> int:
         priced = [{"tier": tier.name, "machine": tier.machine, "price": _own_price(tier)} for tier in tiers]
         write_document(args, "machines", date=table.date, region=table.region, tiers=priced)
         return DONE
-    part = args.accelerator.upper().replace("-", "_")
-    if part and not any(part in name for name in table.accelerators):
-        raise UserError(
-            f"accelerator={args.accelerator}: unknown accelerator{nearest(part, table.accelerators)} "
-            f"Known: {', '.join(table.accelerators)}"
-        )
     rows, listed, accelerators = [], [], {}
     for machine, name, count in table.options():
-        if part not in name:
-            continue
         accelerator, price = table.accelerators.get(name), table.price(machine.name, name, count)
         facts = (count or None, accelerator and accelerator.memory_gb, machine.vcpus, machine.memory_gb)
         cells = ["" if value is None else f"{value:g}" for value in facts]

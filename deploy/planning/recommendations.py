@@ -68,11 +68,10 @@ def answers(
             yield Answer("not timed", f"{count} tiers: {problem}")
     # Whether the largest number of devices of a kind is worth its price against the smallest; for the cheapest kind of
     # which there are several numbers of devices.
-    kinds: dict[tuple[str, str, str], list[Choice]] = {}
+    kinds: dict[tuple[str, str], list[Choice]] = {}
     for forecast, offer in offers:
         if forecast.kind in load_machines().accelerators:
-            place = forecast.tier.partition("@")[2]
-            kinds.setdefault((forecast.kind, offer.strategy, place), []).append((forecast, offer))
+            kinds.setdefault((forecast.kind, offer.strategy), []).append((forecast, offer))
     ends = ((min(alike, key=_devices), max(alike, key=_devices)) for alike in kinds.values())
     scaled = next(((few, many) for few, many in ends if _devices(few) < _devices(many)), None)
     if scaled:
@@ -93,7 +92,7 @@ def answers(
         low, high = (figures(end / forecast.step.middle, 2) for end in (forecast.step.low, forecast.step.high))
         source = "as on an H100" if forecast.kind.startswith(CONSTANTS.card) else "by rates alone"
         source = "by steps on this CPU" if forecast.basis == BY_CPU else source
-        predicted = f"{source}; surer: --measure={forecast.tier.partition('@')[0]}"
+        predicted = f"{source}; surer: --measure={forecast.tier}"
         basis = f"measured on {forecast.measured}" if forecast.measured else predicted
         yield Answer("how sure?", f"a step may take {low} to {high} x as long, {basis}")
 

@@ -94,7 +94,7 @@ def test_help_shows_the_usual_flags_and_all_when_asked(verb: str, flag: str, sel
         ["submit", "cpu", "--recipe=wgan_gp_digits", "--project=p", *WHERE, "--machine_type=", "--dry_run"],
         ["compare", "cpu", "--recipe=wgan_gp_digits", "--out="],
         ["jobs", "--project=", "--region=us-central1"],
-        ["machines", "--accelerator="],
+        ["machines", "--prices="],
     ],
     ids=" ".join,
 )

@@ -138,10 +138,8 @@ def make_replicas(config: TrainConfig, cluster: Cluster = ONE_MACHINE) -> Replic
     """
     devices = local_devices(config, cluster)
     rows = config.rows_per_replica(len(devices) * cluster.workers)
-    # GPUs sum by NCCL. TensorFlow's own AUTO uses the ring, by gRPC through the hosts, even between workers with GPUs;
-    # on one machine --communication=ring has no effect, as TensorFlow chooses by itself.
-    by_ring = cluster.several and config.communication == "ring"
-    collectives = "nccl" if devices[0].startswith("GPU") and not by_ring else "ring"
+    # GPUs sum by NCCL. TensorFlow's own AUTO uses the ring, by gRPC through the hosts, even between workers with GPUs.
+    collectives = "nccl" if devices[0].startswith("GPU") else "ring"
     if cluster.several:
         await_silent_workers(config.worker_timeout_seconds)
         kinds = tf.distribute.experimental.CommunicationImplementation

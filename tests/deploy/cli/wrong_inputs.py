@@ -210,7 +210,6 @@ _VERTEX = ["compare", "l4x1", _DIGITS, "--on=vertex"]
 # (a command of another verb, the line)
 COMMANDS: list[tuple[list[str], str]] = [
     (["submitt"], "submitt: unknown verb; did you mean 'submit'?"),
-    (["machines", "--accelerator=L5"], "unknown accelerator"),
     (["machines", "--prices=none.yaml"], "not found: write lines such as"),
     (["image"], "--image is missing: python -m deploy image --image="),
     (["image", "--image=trainer"], "use REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG"),

@@ -9,7 +9,6 @@ import pytest
 import yaml
 from google.auth.credentials import AnonymousCredentials
 
-from deploy.__main__ import main
 from deploy.cli import bill, prices
 from deploy.job.ledger import Attempt, Submission
 from deploy.platform import rest
@@ -17,7 +16,6 @@ from deploy.platform.gcloud_and_sdk import Session
 from deploy.tiers.machine_table import load_machines
 from tests.deploy.conftest import ROOT, Capture
 from tests.deploy.emulator import Emulator, Fault
-from tests.deploy.planted import planted_plan
 from tests.deploy.platform.billing_services import BILL, COMPUTE, VERTEX, sku
 from trainer.base.errors import UserError
 
@@ -106,18 +104,6 @@ def test_a_page_that_is_none_and_a_failure_are_asked_for_again(services: Emulato
     services.faults = [Fault(CATALOG, kind)]
     assert asked(session) == 0
     assert len(yaml.safe_load(FILE.read_text())) == 5
-
-
-def test_each_region_is_planned_by_its_own_file(services: Emulator, tmp_path: Path, capsys: Capture) -> None:
-    for region, usd in (("us-central1", 6), ("europe-west4", 8)):
-        Path(f"prices-{region}.yaml").write_text(f"g2-standard-12: {usd}\n")
-    flags = ["--recipe=mlp_mnist", f"--plan={planted_plan(tmp_path)}", "--global_batch_size=64", "--out=plan"]
-    regions = "--regions=us-central1,europe-west4"
-    assert main(["plan", "l4x1", *flags, regions, "--prices=prices-REGION.yaml"]) == 0
-    assert "\n  cheapest    l4x1@us-central1 standard " in capsys.readouterr().out
-    assert "| l4x1@europe-west4 | standard |" in Path("plan/plan.md").read_text()
-    assert main(["plan", "l4x1", *flags, regions]) == 2
-    assert "each has its prices in a file: give --prices=prices-REGION.yaml" in capsys.readouterr().err
 
 
 def submitted(spent_usd: float | None = 12.4) -> None:

@@ -120,9 +120,6 @@ class TrainConfig:
     strategy: str = _devices(
         "auto", "strategy; auto: by devices and TF_CONFIG", choices=("auto", "one_device", "mirrored", "multi_worker")
     )
-    communication: str = _devices(
-        "auto", "all-reduce between workers; auto, nccl: NCCL on GPUs, else ring", choices=("auto", "ring", "nccl")
-    )
     worker_timeout_seconds: int = _devices(
         600, "how long to wait for a worker that is late, silent or behind the others", unit="seconds", minimum=1
     )
@@ -279,7 +276,7 @@ MAY_CHANGE = frozenset({
     "recipe", "job_dir", "callbacks", "epochs", "steps", "strategy", "replicas", "expect_devices", "steps_per_loop",
     "jit_compile", "checkpoint_every_steps", "keep_checkpoints", "report_every_steps", "sample_every_steps",
     "tensorboard", "tuning_metric", "fid_every_steps", "fid_samples", "fid_features", "patience",
-    "early_stopping", "data_memory_mib", "communication", "worker_timeout_seconds", "checkpoint_every_minutes",
+    "early_stopping", "data_memory_mib", "worker_timeout_seconds", "checkpoint_every_minutes",
     "best_metric", "deterministic", "max_minutes", "initial_checkpoint", "initial_model", "cache_dir",
     "track", "evaluation_batch_size", "profile_steps", "micro_batches", "allow_replica_dependence",
     "save_optimizer",
