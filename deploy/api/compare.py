@@ -13,6 +13,7 @@ from deploy.base.console import printed_on, say
 from deploy.comparison.directory import any_begun
 from deploy.comparison.execution import ComparisonRequest, Runner, announce, run_comparison
 from deploy.comparison.runners import LocalRunner, VertexRunner
+from deploy.comparison.tracked_runs import track_runs, trackers_in
 from deploy.job.options import JobOptions
 from deploy.job.script import Script
 from deploy.job.spec import machine_spec
@@ -20,7 +21,6 @@ from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.report.formatting import figures, html_table
 from deploy.report.html_page import write_report
 from deploy.report.measures import FIGURES, figures_of
-from deploy.report.tracked_runs import track_runs, trackers_in
 from deploy.tiers.tier import read_tiers
 from trainer.base.errors import DONE, UserError
 from trainer.base.settings.fields import fields_of, setting
@@ -40,7 +40,7 @@ _LOCAL_OPTIONS = (
 class Comparison:
     """Holds what a comparison found: its folder, its exit code, and the content of table.json.
 
-    `tiers`: the numbers of each tier, by the keys of table.csv; `verdict` and `notes`: sentences.
+    `tiers`: the numbers of each tier, by the keys of table.json; `verdict` and `notes`: sentences.
     """
 
     folder: Path

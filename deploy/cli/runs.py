@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from deploy.api.compare import CompareOptions, read_comparison
 from deploy.api.request import verb_usage
 from deploy.cli.output import JSON, write_document
+from deploy.comparison import tracked_runs
 from deploy.job.options import JobOptions
 from deploy.platform.errors import api_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.model_registry import checked_name, read_registration, register_run
-from deploy.report import tracked_runs
 from deploy.report.collection import report_folder
 from deploy.report.html_page import write_report
 from deploy.tiers.gcp_config import GcpConfig, needed_project, needed_region, read_project

@@ -12,7 +12,7 @@ from deploy.base.console import say
 from deploy.report import plots
 from deploy.report.collection import Collection, collect
 from deploy.report.measures import TierSummary, loss_curve, summarize
-from deploy.report.table import notes, shown, to_csv, to_json, to_markdown, to_terminal
+from deploy.report.table import notes, shown, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
 from trainer.base.run_files.job_files import step_of
 from trainer.base.storage import local_path, make_writable, write_whole
@@ -21,7 +21,7 @@ from trainer.base.storage import local_path, make_writable, write_whole
 def write_report(
     folders: Sequence[str], out: str, baseline: str = "", usd_by_tier: Mapping[str, float] | None = None
 ) -> None:
-    """Writes table.md, .csv and .json, time_and_money.png and report.html into `out`; prints the verdict and a table.
+    """Writes table.md and .json, time_and_money.png and report.html into `out`; prints the verdict and a table.
 
     `baseline`: the tier that speed-ups relate to, by default the first; `usd_by_tier`: prices of an hour of all
     machines. The pictures come last, so that a UserError for a missing matplotlib comes after the tables. Nothing is
@@ -34,7 +34,6 @@ def write_report(
     target = local_path(out, "out")
     make_writable(target, "out")
     write_whole(target / "table.md", to_markdown(rows, [*sentences, *remarks]))
-    write_whole(target / "table.csv", to_csv(rows))
     write_whole(target / "table.json", to_json(rows, remarks, sentences))
     try:
         if plots.measured(rows):

@@ -1,4 +1,4 @@
-"""Defines the measures of a tier: MEASURES is the one list from which tables, CSV, JSON and pages are made.
+"""Defines the measures of a tier: MEASURES is the one list from which tables, JSON and pages are made.
 
 A measure is read from each run and combined over the repeats of a tier, or it is read from the tier or is a property of
 TierSummary. A new measure is one entry in MEASURES.
@@ -269,7 +269,7 @@ class TierSummary:
 class Measure:
     """Describes a measure of a tier.
 
-    `key`: its name in CSV and JSON. `title`: its name in tables, with the unit; "" if tables do not show it. `read`:
+    `key`: its name in JSON. `title`: its name in tables, with the unit; "" if tables do not show it. `read`:
     returns its value, or a list of values, of a run; without `combine` it takes the TierSummary instead of a run, and
     None stands for a property of TierSummary. `combine`: makes one value of those of all repeats. `show`: formats the
     value.

@@ -1,15 +1,12 @@
-"""Shows the tiers as a table, in Markdown, CSV, JSON and for the terminal, with notes on how they were measured."""
+"""Shows the tiers as a table, in Markdown, JSON and for the terminal, with notes on how they were measured."""
 
-import csv
-import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from deploy.report.collection import Collection
 from deploy.report.formatting import markdown_table, terminal_table
-from deploy.report.measures import FIRST, MEASURES, TierSummary, in_units, spread
+from deploy.report.measures import FIRST, MEASURES, TierSummary, in_units
 from deploy.tiers.machine_table import load_machines
 
 
@@ -38,28 +35,6 @@ def to_markdown(rows: Sequence[TierSummary], below: Sequence[str]) -> str:
     """Returns a Markdown table with a row for each tier, and the lines `below` under it."""
     titles, *cells = zip(*shown(rows), strict=True)
     return markdown_table(titles, cells, below)
-
-
-def to_csv(rows: Sequence[TierSummary]) -> str:
-    """Returns all values as CSV with a row for each tier; a missing value is empty.
-
-    A spread becomes the columns KEY (its median), KEY_low, KEY_high and KEY_count.
-    """
-    spreads = {measure.key for measure in MEASURES if measure.combine is spread}
-    records = []
-    for row in rows:
-        record: dict[str, Any] = {}
-        for key, value in row.values.items():
-            record[key] = value
-            if key in spreads:
-                parts = asdict(value) if value else dict.fromkeys(("median", "low", "high", "count"))
-                record |= {key if part == "median" else f"{key}_{part}": number for part, number in parts.items()}
-        records.append({**record, "missing": "; ".join(row.missing)})
-    file = io.StringIO()
-    writer = csv.DictWriter(file, records[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return file.getvalue()
 
 
 def to_json(rows: Sequence[TierSummary], remarks: Sequence[str], verdict: Sequence[str]) -> str:

@@ -1,30 +1,18 @@
 """Writes the verdict: which tier to buy for this work, when another, and what makes the numbers unreliable."""
 
 import statistics
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from deploy.report.collection import Collection
-from deploy.report.formatting import counted_devices, figures, money, percent
-from deploy.report.measures import UNKNOWN, TierSummary, in_units, loss_curve
-from trainer.base.run_files.goodput import (
-    CLASSES,
-    COMPILATION,
-    INPUT,
-    MUCH,
-    REPEATED,
-    RESTART,
-    SAVE,
-    START,
-    shares_in_words,
-)
-from trainer.base.run_files.job_files import mapping, number
+from deploy.report.formatting import figures, money, percent
+from deploy.report.measures import TierSummary, in_units, loss_curve
+from trainer.base.run_files.goodput import MUCH
+from trainer.base.run_files.job_files import mapping
 
 _RESOLUTION = 0.01  # speeds that differ by less than this share are equal, even if no spread is known
 _LOSS_TOLERANCE = 0.05  # final losses that differ by less than this share of the larger one agree
 _ROUNDING = 1e-6  # a relative difference that float32's rounding makes
-_MORE_WORK = "use a larger batch per replica or a larger model."
 
 
 def verdict(collection: Collection, rows: Sequence[TierSummary]) -> list[str]:
@@ -41,7 +29,6 @@ def verdict(collection: Collection, rows: Sequence[TierSummary]) -> list[str]:
         sentences += _advice(real) if len(real) > 1 else []
         losses = [row for row in done if row.final_loss is not None and collection.scaling != "weak"]
         sentences += _final_losses(losses)
-        sentences += _scaling(real)
     if simulated:
         names = ", ".join(simulated)
         sentences.append(
@@ -145,48 +132,8 @@ def _speed(row: TierSummary) -> float:
     return float(row.images_per_second.median)
 
 
-def _scaling(rows: Sequence[TierSummary]) -> Iterator[str]:
-    """Yields sentences on how the speed grows with the devices of a kind, and on tiers that more devices do not help.
-
-    The tiers of a kind are compared with the one that has the fewest devices.
-    """
-    by_kind: dict[str, list[TierSummary]] = {}
-    for row in sorted(rows, key=lambda row: (row.devices, -_speed(row))):
-        if row.kind != UNKNOWN:
-            by_kind.setdefault(row.kind, []).append(row)
-    for alike in by_kind.values():
-        gains: list[str] = []
-        reasons: list[str] = []
-        for row in alike:
-            fewer = [smaller for smaller in alike if smaller.devices < row.devices]
-            if not fewer:
-                continue
-            smaller = max(fewer, key=_speed)
-            ratio = _speed(row) / _speed(smaller)
-            if _equally_fast(row, smaller):
-                reasons.append(f"{_devices(row)} and {_devices(smaller)} are equally fast, within the spread")
-            elif ratio < 1:
-                slower = f"{row.devices} devices are slower than {smaller.devices}"
-                reasons.append(f"{slower}: {row.tier} reaches {ratio:.2f} x {smaller.tier}")
-            else:
-                usd = row.cost_per_million_images
-                least = alike[0].cost_per_million_images
-                dearer = f" for {usd / least:.2f} x the cost per million images" if usd and least else ""
-                gains.append(f"{_devices(row)} {_speed(row) / _speed(alike[0]):.2f} x as fast{dearer}")
-        if gains:
-            yield f"Against {_devices(alike[0])}: {', '.join(gains)}."
-        yield from (f"{reason}; {_MORE_WORK}" for reason in reasons)
-
-
-def _devices(row: TierSummary) -> str:
-    return f"{row.tier} ({counted_devices(row.devices)})"
-
-
 def _remarks(row: TierSummary) -> Iterator[str]:
-    """Yields what there is to know of a tier: runs that did not end well, and what its seconds went to.
-
-    The seconds include those that were billed without being seen by a run, if they are known.
-    """
+    """Yields what there is to know of a tier: runs that did not end well, waited for input, or are not comparable."""
     bad = [run for run in row.group.runs if run.state != "done"]
     if bad or not row.done:
         count = f"{len(bad)} of {len(row.group.runs)} repeats: " if row.done else ""
@@ -204,20 +151,6 @@ def _remarks(row: TierSummary) -> Iterator[str]:
             yield f"{row.tier}: its steps were not compared with those of one replica: {why}."
         if slow := mapping(run.result, "slow_worker"):
             yield f"{row.tier}: {slow.get('name')} is slow: {slow.get('why')}."
-    # There the time is paid for.
-    runs = [run for run in row.runs if row.on_vertex and run.goodput]
-    seconds = Counter[str]()
-    for run in runs:
-        seconds.update(run.goodput)
-    if not runs:
-        return
-    most = max((INPUT, SAVE, REPEATED, RESTART, COMPILATION, START), key=lambda name: seconds[name])
-    share = seconds[most] / seconds.total()
-    lost = f", and lost {percent(share)} to {CLASSES[most]}" if share > MUCH else ""
-    verb = "paid" if row.paid_seconds else "took"
-    unpaid = sum(number(run.result.get("between_jobs_seconds")) or 0.0 for run in runs)
-    apart = f"; {_time(unpaid)} between its jobs are not paid" if unpaid >= 1 else ""
-    yield f"{row.tier} {verb} {_time(seconds.total())}{lost}: {shares_in_words(seconds)}{apart}."
 
 
 def _time(seconds: float) -> str:

@@ -14,7 +14,7 @@ from deploy.report.collection import collect
 from deploy.report.html_page import to_html, write_report
 from deploy.report.measures import summarize
 from deploy.report.run_reader import RunRecord
-from deploy.report.table import notes, to_csv, to_json, to_markdown, to_terminal
+from deploy.report.table import notes, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
 from tests.deploy.planted import plant
 from tests.fuzz import WORDS, at_most, examples, json_like, like, one_line
@@ -174,7 +174,7 @@ def write_all_forms(folder: Path) -> None:
     rows = summarize(collection)
     lines = verdict(collection, rows)
     more = [*notes(rows, collection)]
-    assert all((to_markdown(rows, lines + more), to_csv(rows), to_json(rows, lines, more), to_terminal(rows)))
+    assert all((to_markdown(rows, lines + more), to_json(rows, lines, more), to_terminal(rows)))
     assert "<script>alert" not in to_html(collection, rows, lines, more)
 
 

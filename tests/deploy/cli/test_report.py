@@ -43,7 +43,7 @@ def test_the_page_is_whole_and_needs_nothing_from_outside(runs: Path, capsys: Ca
     assert (opened["picture"], opened["source"], text.count("samples of")) == (2, 8, 2)
     assert len(re.findall("prefers-color-scheme: dark", text)) == 5
     assert (out / "time_and_money.png").read_bytes().startswith(b"\x89PNG")
-    for form in ("table.md", "table.csv", "table.json"):
+    for form in ("table.md", "table.json"):
         assert "two" in (out / form).read_text()
     verdict, table, rest = capsys.readouterr().out.split("\n\n", 2)
     assert verdict.startswith("Buy three")

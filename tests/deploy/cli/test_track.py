@@ -37,7 +37,7 @@ def test_a_comparison_is_a_parent_with_a_child_for_each_repeat(store: str, tmp_p
     table = [{"tier": "l4x1", "repeats": 2, "images_per_second": {"median": 9.0}, "final_loss": None},
              {"tier": "l4x4", "repeats": 1, "speed_up": 3.5}]  # fmt: skip
     write_json(out / "table.json", {"tiers": table, "verdict": ["l4x1 is cheaper.", "The losses agree."]})
-    for file in ("table.csv", "table.md", "report.html"):
+    for file in ("table.md", "report.html"):
         (out / file).write_text("| tier |\n\n- A note.")
     for _ in range(2):
         assert main(["track", str(out), f"--track=mlflow:{store}#compared"]) == 0
@@ -45,7 +45,7 @@ def test_a_comparison_is_a_parent_with_a_child_for_each_repeat(store: str, tmp_p
     assert sorted(runs) == ["l4x1/repeat-1", "l4x1/repeat-2", "l4x4/repeat-1", "out"]
     parent = runs.pop("out")
     assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {parent.info.run_id}
-    assert mlflow_files(store, parent) == ["report.html", "table.csv", "table.md"]
+    assert mlflow_files(store, parent) == ["report.html", "table.md"]
     assert parent.data.metrics == {"l4x1/images_per_second": 9.0, "l4x4/speed_up": 3.5}
     assert parent.data.tags["mlflow.note.content"] == "- l4x1 is cheaper.\n- The losses agree.\n\n| tier |"
     assert (parent.data.tags["verdict"], parent.data.params["flags"]) == ("l4x1 is cheaper.", "['--steps=30']")

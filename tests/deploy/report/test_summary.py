@@ -1,7 +1,5 @@
-"""Tests the table against an independent reading of the files, and in its four forms."""
+"""Tests the table against an independent reading of the files, and in its three forms."""
 
-import csv
-import io
 import json
 import re
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 from deploy.report.collection import collect
 from deploy.report.formatting import figures
 from deploy.report.measures import MEASURES, TierSummary, summarize
-from deploy.report.table import notes, shown, to_csv, to_json, to_markdown, to_terminal
+from deploy.report.table import notes, shown, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
 from tests.deploy.planted import edit, noisy, plant
 from trainer.base.errors import UserError
@@ -133,13 +131,9 @@ def test_what_was_paid_is_what_vertex_ai_billed(tmp_path: Path) -> None:
     advice = "Buy l4x2, $0.0889 and 200 s a run; if money counts more, l4x1, $0.08 and 360 s a run, and none is"
     assert words.startswith(advice)
     assert (one.paid, two.paid) == (0.08, 0.08)
-    assert (
-        "l4x2 paid 200 s: other 92 %, steps 4 %, input 2 %, start 1.6 %; 40.0 s between its jobs are not paid." in words
-    )
     assert "l4x1: workerpool1-0 is slow: the others wait for its batches, 20 % of the time of all steps." in words
     alone = tmp_path / "l4x1" / "repeat-1"
     (alone / "billed.json").unlink()
-    assert "l4x1 took 26.0 s, and lost 30 % to input: steps 50 %, input 30 %, start 20 %; 40.0 s" in words_of(tmp_path)
     edit(alone / "run.json", on_vertex=True)
     (row,) = summarize(collect([str(alone)]), "", {"l4x1": 0.8})  # a job directory by itself
     assert (row.cost, row.missing[0]) == (None, "what Vertex AI billed is not recorded")
@@ -190,11 +184,8 @@ def test_noise_is_called_equal_and_a_difference_is_not(tmp_path: Path) -> None:
     plant(tmp_path / "b", noisy(0.102), devices=("GPU:0", "GPU:1"))
     words = words_of(tmp_path)
     assert re.search(r"Fastest: a, .* images/s; b is equal within the spread\.", words)
-    assert "b (2 devices) and a (1 device) are equally fast, within the spread" in words
     plant(tmp_path / "c", noisy(0.080))  # faster by more than the spread
-    words = words_of(tmp_path)
-    assert "b (2 devices) and c (1 device)" not in words
-    assert "2 devices are slower than 1: b reaches 0.78 x c" in words
+    assert re.search(r"Fastest: c, .* images/s, 1.25 x a\.", words_of(tmp_path))
 
 
 FALLING = np.linspace(2, 0.5, 20).tolist()
@@ -245,11 +236,7 @@ def test_devices_are_compared_with_their_own_kind(tmp_path: Path) -> None:
         l4x1={"seconds": noisy(0.1), "gpu": "NVIDIA L4"},
         l4x2={"seconds": noisy(0.05), "gpu": "NVIDIA L4", "devices": ("GPU:0", "GPU:1")},
     )  # fmt: skip
-    words, rows = words_of(tmp_path), rows_of(tmp_path)
-    assert "slower" not in words
-    assert "Against l4x1 (1 device): l4x2 (2 devices) 2.00 x as fast." in words
-    faster = "l4x2 (2 devices) 2.00 x as fast for 0.75 x the cost per million images."
-    assert f"Against l4x1 (1 device): {faster}" in words_of(tmp_path, l4x1=1.0, l4x2=1.5)
+    rows = rows_of(tmp_path)
     assert (rows["l4x2"].speed_up, rows["l4x2"].efficiency) == (pytest.approx(0.2), None)
     assert rows_of(tmp_path, "l4x1")["l4x2"].efficiency == pytest.approx(1)
 
@@ -271,11 +258,11 @@ def test_simulated_devices_are_marked_and_have_times_but_neither_efficiency_nor_
         words = words_of(tmp_path, **prices)
         simulated = "Simulated devices: l4x1, l4x2: their speeds do not apply to real machines, so they are not shown."
         assert words.startswith(f"The final losses are equal: loss 0.0500.\n{simulated}")
-        for claim in ("Fastest", "slower", "Best buy", "Not ranked"):
+        for claim in ("Fastest", "Best buy", "Not ranked"):
             assert claim not in words
     remarks = [*notes([one, two], collect([str(tmp_path)]))]
     assert [row.simulated for row in (one, two)] == ["NVIDIA_L4 simulated on a CPU"] * 2
-    forms = to_markdown([one, two], remarks), to_csv([one, two]), to_json([one, two], [], [])
+    forms = to_markdown([one, two], remarks), to_json([one, two], [], [])
     assert all("simulated" in text.lower() for text in forms)
     assert not re.search("images/s|speed-up|paid", to_terminal([one, two]))
 
@@ -287,7 +274,6 @@ def test_an_unknown_machine_is_not_guessed(tmp_path: Path) -> None:
     for row in rows_of(tmp_path).values():
         assert (row.kind, row.efficiency, row.cost) == ("unknown", None, None)
         assert row.price_per_hour is None
-    assert "slower" not in words_of(tmp_path)
 
 
 def test_an_unknown_tier_is_refused_with_the_nearest(tmp_path: Path) -> None:
@@ -297,18 +283,16 @@ def test_an_unknown_tier_is_refused_with_the_nearest(tmp_path: Path) -> None:
             summarize(collect([str(tmp_path)]), **given)
 
 
-def test_the_four_forms_hold_the_same_values(tmp_path: Path) -> None:
+def test_the_three_forms_hold_the_same_values(tmp_path: Path) -> None:
     plant(tmp_path / "a|b", noisy(0.1))
     plant(tmp_path / "c", noisy(0.05), devices=("GPU:0", "GPU:1"), tflop=1.0)
     collection = collect([str(tmp_path)])
     rows = summarize(collection, usd_by_tier={"c": 2.0})
     remarks = [*notes(rows, collection)]
-    records = list(csv.DictReader(io.StringIO(to_csv(rows))))
     content = json.loads(to_json(rows, remarks, ["words"]))
-    assert [record["tier"] for record in records] == ["a|b", "c"]
-    assert float(records[1]["step_seconds"]) == content["tiers"][1]["step_seconds"]["median"]
-    assert (records[0]["cost"], content["tiers"][0]["cost"]) == ("", None)
-    assert records[0]["missing"] == content["tiers"][0]["missing"][0]
+    assert [tier["tier"] for tier in content["tiers"]] == ["a|b", "c"]
+    assert content["tiers"][1]["step_seconds"]["median"] == rows[1].step_seconds.median
+    assert content["tiers"][0]["cost"] is None
     markdown = to_markdown(rows, remarks).splitlines()
     assert markdown[2].startswith(r"| a\|b | done |")
     titled = [measure for measure in MEASURES if measure.title]

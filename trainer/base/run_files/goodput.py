@@ -15,18 +15,8 @@ STEP, START, COMPILATION, INPUT = "step", "training_prep", "program_startup", "d
 SAVE, RESTORE = "unproductive_checkpoint_save_time", "unproductive_checkpoint_restore_time"
 REPEATED, RESTART = "wasted_progress_from_disruption", "infrastructure_recovery_from_disruption"
 EVENTS, OTHER = "custom_badput_events", "other"
-CLASSES = {
-    STEP: "steps",
-    START: "start",
-    COMPILATION: "compilation",
-    INPUT: "input",
-    SAVE: "saving",
-    RESTORE: "restoring",
-    EVENTS: "evaluation and samples",
-    REPEATED: "repeated steps",
-    RESTART: "restarts",  # of one job, whose machines are paid for meanwhile
-    OTHER: "other",
-}
+# RESTART is that of one job, whose machines are paid for meanwhile.
+CLASSES = (STEP, START, COMPILATION, INPUT, SAVE, RESTORE, EVENTS, REPEATED, RESTART, OTHER)
 MUCH = 0.2  # of the time: a class other than steps with this share calls for advice
 
 
@@ -92,12 +82,3 @@ def share_of_steps(*runs: Mapping[str, float]) -> float | None:
     """Returns the seconds of steps as a share of all seconds of these runs; None if there are no seconds."""
     total = sum(sum(seconds.values()) for seconds in runs)
     return sum(seconds.get(STEP, 0.0) for seconds in runs) / total if total else None
-
-
-def shares_in_words(seconds: Mapping[str, float], least: float = 0.005) -> str:
-    """Returns `steps 84 %, start 7 %`: the shares of the sum, the largest first, without those below `least`."""
-    total = sum(seconds.values())
-    shares = sorted(((value / total, CLASSES[name]) for name, value in seconds.items() if total), reverse=True)
-    return ", ".join(
-        f"{words} {100 * share:.{1 if share < 0.02 else 0}f} %" for share, words in shares if share >= least
-    )

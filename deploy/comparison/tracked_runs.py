@@ -74,7 +74,7 @@ def _sources(path: str) -> Iterator[RunFiles]:
     settings = {name: text_of(value) for name, value in request.items() if name != "command"}
     verdict = [*map(str, items(table, "verdict"))]
     tags = {"verdict": text_of(" ".join(verdict[:1])), "command": text_of(request.get("command"))}
-    files = [file for name in ("table.csv", "table.md", "report.html") if (file := folder / name).is_file()]
+    files = [file for name in ("table.md", "report.html") if (file := folder / name).is_file()]
     shown = file.read_text(encoding="utf-8").partition("\n\n")[0] if (file := folder / "table.md") in files else ""
     description = "\n".join([*(f"- {sentence}" for sentence in verdict), "", shown])[:5000]  # a tag in MLflow
     key, name = digest([where, settings]), where.rsplit("/", 1)[-1]
