@@ -157,6 +157,11 @@ def classes(config: TrainConfig) -> Any:
     return _and_first(inputs_alone(config), np.argmax(inputs_alone(config), axis=1)[:, None])
 
 
+def classes_as_floats(config: TrainConfig) -> Any:
+    (x, y), (other_x, other_y) = classes(config)
+    return (x, y.astype(np.float32)), (other_x, other_y.astype(np.float32))
+
+
 def weighted_classes(config: TrainConfig) -> Any:
     return *classes(config)[0], np.ones(ROWS)
 

@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from trainer.base.errors import UserError
+from trainer.base.settings.fields import as_text
 from trainer.base.settings.train_config import TrainConfig
 from trainer.invariance.step import StepContext
 
@@ -58,14 +60,26 @@ def augmentation(config: TrainConfig) -> Change | None:
     return augment
 
 
+def check_class_weight(weights: Mapping[int, float], y: Any, classes: int) -> None:
+    """Raises UserError for the weight of a class that the model does not have, and for targets that are no classes.
+
+    y: the targets of some rows; classes: the number of classes; 0 if it is not known.
+    """
+    largest = max(weights, default=0)
+    if largest >= classes > 0:
+        raise UserError(f"class_weight={as_text(weights)}: there is no class {largest}: there are {classes}, from 0 on")
+    if not tf.nest.is_nested(y) and y.dtype.kind == "f" and np.any(y != np.round(y)):
+        raise UserError("class_weight: the targets are not one class each: use sample weights instead")
+
+
 AsFit = Callable[[tuple[Any, ...]], Any]  # as Dataset.as_fit: from the parts of rows to what `fit` passes
 
 
 def weighted_by_class(as_fit: AsFit, weights: Mapping[int, float]) -> AsFit:
     """Returns `as_fit` with the weight of each row's class added as its sample_weight; other classes have weight 1.
 
-    y: (rows,) or (rows, 1) integers, or (rows, classes) one-hot. Raises UserError for other targets and, as `fit`
-    does, for data with a sample_weight.
+    y: (rows,) or (rows, 1) numbers of classes, also as 0.0 and 1.0, or (rows, classes) one-hot. Raises UserError for
+    other targets and, as `fit` does, for data with a sample_weight.
     """
     if not weights:
         return as_fit
@@ -78,8 +92,8 @@ def weighted_by_class(as_fit: AsFit, weights: Mapping[int, float]) -> AsFit:
         shape = None if y is None or tf.nest.is_nested(y) else y.shape
         if shape is not None and shape.rank == 2 and shape[1] > 1:
             labels = tf.argmax(y, axis=1, output_type=tf.int32)
-        elif shape is not None and shape.rank in (1, 2) and y.dtype.is_integer:
-            labels = tf.cast(tf.reshape(y, (-1,)), tf.int32)
+        elif shape is not None and shape.rank in (1, 2) and (y.dtype.is_integer or y.dtype.is_floating):
+            labels = tf.cast(tf.round(tf.reshape(y, (-1,))), tf.int32)  # as in fit
         else:
             raise UserError("class_weight: the targets are not one class each: use sample weights instead")
         table_weights = tf.gather(

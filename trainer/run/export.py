@@ -312,7 +312,7 @@ def compiled_as(template: keras.Model, model: keras.Model, *, save_optimizer: bo
 
 
 def _why_not_compiled(model: keras.Model, *, has_steps: bool) -> str:
-    """Returns why loading what `compile` got needs the user's code; "" if Keras finds each part by itself.
+    """Returns why what `compile` got cannot be loaded without the user's code, or not as it was; "" if it can.
 
     has_steps: whether the template has the model's own train_step and test_step.
     """
@@ -335,4 +335,17 @@ def _why_not_compiled(model: keras.Model, *, has_steps: bool) -> str:
             of_keras = hasattr(keras.losses, name) or hasattr(keras.metrics, name)
         if name and not of_keras:
             return f"its {name} is code of yours"
+    for loss in keras.tree.flatten(model.loss):
+        if isinstance(loss, keras.Loss) and _is_saved_with_less(loss):
+            return f"Keras {keras.__version__} saves its {type(loss).__name__} without what it was made with"
     return ""
+
+
+def _is_saved_with_less(loss: keras.Loss) -> bool:
+    """Returns whether saving a loss loses an argument, as delta of Huber in Keras 3.15."""
+    copy = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss))
+    before, after = (
+        {name: value for name, value in vars(part).items() if isinstance(value, (int, float, str, dict))}
+        for part in (loss, copy)
+    )
+    return before != after

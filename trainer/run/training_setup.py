@@ -18,9 +18,10 @@ from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.settings.use import recording_reads
 from trainer.cluster.strategy import Replicas
-from trainer.data.augmentation import augmentation, weighted_by_class
+from trainer.data.augmentation import augmentation, check_class_weight, weighted_by_class
 from trainer.data.batches import batches, copied_ahead
 from trainer.data.dataset import Dataset
+from trainer.data.examples import HEAD_ROWS
 from trainer.data.fingerprint import content_of
 from trainer.data.sources import is_named, load_dataset
 from trainer.invariance.internals import reset_layer_names, seed_initializers
@@ -137,6 +138,10 @@ def setup_with(
     config_of_model, used_by_model = recording_reads(config)
     with replicas.strategy.scope():
         model = build_model(config_of_model, dataset)
+    if config.class_weight and len(parts := dataset.train.first(HEAD_ROWS)) > 1:
+        shape = getattr(model, "output_shape", None)
+        units = shape[-1] if isinstance(shape, tuple) and len(shape) == 2 else 0
+        check_class_weight(config.class_weight, parts[1], len(dataset.class_names) or (units and max(2, units)))
     per_step = ModelInterface.of(model).batches_per_step
     schedule = Schedule(dataset.train.count, config.global_batch_size, per_step, config.seed)
     return TrainingSetup(config, replicas, dataset, model, schedule, dict(content or {}), {*used, *used_by_model})

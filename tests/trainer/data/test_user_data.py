@@ -214,12 +214,13 @@ def test_two_replicas_give_the_numbers_of_one(model: str, data: str) -> None:
         assert logs_of_two.means() == pytest.approx(logs.means(), rel=1e-10)
 
 
-def test_class_weights_are_those_of_fit() -> None:
+@pytest.mark.parametrize("data", ["classes", "classes_as_floats"])
+def test_class_weights_are_those_of_fit(data: str) -> None:
     flags = ("--class_weight=0:1,1:3", "--replicas=2")
-    config = settings("classes", "classifier", *flags)
+    config = settings(data, "classifier", *flags)
     dataset = loaded(config)
     found, _ = run_steps(config, 3)
-    rows = steps_of("classes", 0, 1, 1, 0, 3)
+    rows = steps_of(data, 0, 1, 1, 0, 3)
     set_precision_and_seed(config)
     expected = build_model(config, dataset)
     expected.optimizer.apply = type(expected.optimizer).apply.__get__(expected.optimizer)
@@ -249,6 +250,8 @@ def test_losses_of_layers_are_enough_to_train_on() -> None:
 
 @pytest.mark.parametrize(("model", "data", "line", "flags"), [
     ("regression", "arrays", "class_weight: the targets are not one class each", ["--class_weight=0:2"]),
+    ("classifier", "classes", "class_weight=0:2.0,7:5.0: there is no class 7: there are 4, from 0 on",
+     ["--class_weight=0:2,7:5"]),
     ("classifier", "weighted_classes", "class_weight: the data have a sample_weight, and fit takes only one",
      ["--class_weight=0:2"]),
     ("regression", "words", "x holds text, but no input of the model has dtype='string': turn text into", []),
