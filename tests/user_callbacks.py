@@ -177,7 +177,6 @@ def all_kinds() -> list[keras.callbacks.Callback]:
         keras.callbacks.LearningRateScheduler(scheduled),
         keras.callbacks.ModelCheckpoint(str(FOLDER / "often.weights.h5"), save_weights_only=True, save_freq=2),
         keras.callbacks.CSVLogger(str(FOLDER / "log.csv")),
-        keras.callbacks.BackupAndRestore(str(FOLDER / "backup")),
     ]  # fmt: skip
 
 

@@ -8,15 +8,16 @@ from dataclasses import dataclass, field, fields
 from typing import SupportsFloat
 
 import keras
-from keras.callbacks import Callback, CallbackList, History
+from keras.callbacks import Callback, CallbackList, CSVLogger, History
 
 from trainer.base.errors import UserError
 from trainer.base.settings.rules import IMAGE_MEASURES
 from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.progress import Progress, SavedProgress, State
 from trainer.reporting.reporter import Reporter
-from trainer.training.callbacks import callback_list, higher_is_better, restore_callbacks, state_of_callbacks
-from trainer.training.checkpoint import LearningRates
+from trainer.training.callback_states import CallbackStates
+from trainer.training.callbacks import callback_list, higher_is_better
+from trainer.training.checkpoint import Arrays, LearningRates
 
 
 @dataclass
@@ -24,7 +25,8 @@ class SavedState(SavedProgress):
     """Holds what the manifest of a checkpoint has under "state", by the names of its entries."""
 
     reporter: State
-    callbacks: State
+    callbacks: State  # as in `CallbackStates.changed`
+    arrays: Arrays  # of callbacks; not in the manifest, but beside the variables
     history: Mapping[str, Sequence[float | None]]  # the values of each epoch, as in History.history of `fit`
     learning_rates: Sequence[float]  # as in `LearningRates.state`
     best: State
@@ -80,6 +82,9 @@ class RunState:
     saved: SavedState | None = None  # the content of that checkpoint; None for a new run
     history: History = field(default_factory=History)
 
+    def __post_init__(self) -> None:
+        self._callback_states = CallbackStates(self.callbacks)
+
     @property
     def pending(self) -> bool:
         """Returns whether the hooks of the restored step must still run, because a signal came first."""
@@ -94,10 +99,12 @@ class RunState:
 
     def content(self, *, pending: bool = False) -> SavedState:
         """Returns what a checkpoint stores; `pending`: the hooks of this step have not run."""
+        callbacks, arrays = self._callback_states.changed()
         return SavedState(
             **vars(self.progress.state()),
             reporter=self.reporter.state(),
-            callbacks=state_of_callbacks(self.callbacks),
+            callbacks=callbacks,
+            arrays=arrays,
             history=self.values_of_epochs(),
             learning_rates=self.rates.state(),
             best=self.best.state,
@@ -119,11 +126,15 @@ class RunState:
         """
         callbacks = callback_list([*self.callbacks, self.history], model, self.progress, evaluated)
         model.stop_training = False
+        for callback in self.callbacks if self.saved else ():
+            if isinstance(callback, CSVLogger):
+                callback.append = True  # else it would erase the epochs so far
         callbacks.on_train_begin()
         # Keras's callbacks reset themselves and learning rates in on_train_begin.
+        self._callback_states.begin()
         if self.saved:
             with self._refusing_other_versions():
-                restore_callbacks(self.callbacks, self.saved.callbacks)
+                self._callback_states.restore(self.saved.callbacks, self.saved.arrays)
                 self.history.history = {
                     name: [math.nan if value is None else float(value) for value in values]
                     for name, values in self.saved.history.items()

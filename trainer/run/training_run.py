@@ -184,7 +184,9 @@ class RunHooks:
 
     def _copy_state(self, progress: Progress) -> None:
         """Keeps what a signal saves that comes before the other hooks have run; raises Interrupted if it has come."""
-        self.run.before_hooks = copy.deepcopy(self.run.state.content(pending=True))
+        content = self.run.state.content(pending=True)
+        copied = {id(array): array for array in content.arrays.values()}  # as `content` has copied them
+        self.run.before_hooks = copy.deepcopy(content, copied)
         if self.control.signal:
             raise Interrupted
 

@@ -29,7 +29,7 @@ from trainer.base.run_files.job_files import Scalars
 from trainer.base.settings.rules import IMAGE_MEASURES, LOWER_IS_BETTER, check_known
 from trainer.base.settings.train_config import TrainConfig
 from trainer.invariance.internals import floats_of_variables
-from trainer.reporting.progress import Progress, State, is_loss
+from trainer.reporting.progress import Progress, is_loss
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import load_function
 
@@ -105,23 +105,13 @@ def load_callbacks(config: TrainConfig) -> list[Callback]:
             f"callbacks: {', '.join(unheard)}: {' and '.join(_TEST_HOOKS)} are not called, as replicas evaluate "
             "batches in turn: use on_test_begin and on_test_end"
         )
-    return [*callbacks, *([EarlyStopping(config.early_stopping, config.patience)] if config.early_stopping else [])]
-
-
-_STATE = ("monitor", "wait", "best", "best_epoch", "stopped_epoch")
-
-
-def state_of_callbacks(callbacks: list[Callback]) -> State:
-    """Returns the state of early stopping. That of other callbacks is not kept, but LearningRates keeps their rates."""
-    return {name: getattr(item, name) for item in callbacks if isinstance(item, EarlyStopping) for name in _STATE}
-
-
-def restore_callbacks(callbacks: list[Callback], state: State) -> None:
-    """Restores early stopping, unless it now monitors another value. Call it after on_train_begin, which resets it."""
-    for callback in callbacks:
-        if isinstance(callback, EarlyStopping) and state.get("monitor") == callback.monitor:
-            for name, value in state.items():
-                setattr(callback, name, value)
+    kept = [callback for callback in callbacks if not isinstance(callback, BackupAndRestore)]
+    if len(kept) < len(callbacks):
+        log.info(
+            "callbacks: BackupAndRestore is left out, and its folder untouched: the run resumes from its own "
+            "checkpoints, over which it would load older weights"
+        )
+    return [*kept, *([EarlyStopping(config.early_stopping, config.patience)] if config.early_stopping else [])]
 
 
 def refuse_unevaluated(setting: str, value: str, evaluated: Sequence[str]) -> None:
@@ -138,7 +128,7 @@ _TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 # Their hooks may run once in each call to the device, unless they count batches by save_freq or update_freq.
 _ONCE_A_CALL = {
-    EarlyStopping, BackupAndRestore, Callback, ModelCheckpoint, OrbaxCheckpoint, ProgbarLogger, TensorBoard,
+    EarlyStopping, Callback, ModelCheckpoint, OrbaxCheckpoint, ProgbarLogger, TensorBoard,
     TerminateOnNaN
 }  # fmt: skip
 

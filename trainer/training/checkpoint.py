@@ -37,6 +37,7 @@ from trainer.reporting.progress import State
 Variables = Mapping[str, Any]  # of a model, or their values, by name
 Arrays = dict[str, npt.NDArray[Any]]
 WEIGHTS = "model/"  # the prefix of a network's variables; all others have "training/"
+CALLBACKS = "callbacks/"  # the prefix of arrays that callbacks hold, such as the best weights of EarlyStopping
 
 
 def variables_of(model: keras.Model) -> Variables:
@@ -164,9 +165,13 @@ class Checkpoints:
         self._writing: Future[None] | None = None
 
     def restore(self) -> tuple[int, State] | None:
-        """Restores the newest intact checkpoint on all workers; returns its step and state, None if none exists."""
+        """Restores the newest intact checkpoint on all workers; returns its step and state, None if none exists.
+
+        The state has the arrays of `save` on the chief, none on other workers.
+        """
         manifest: State | None = None
         values: Arrays | None = None
+        arrays: Arrays = {}
         damaged: list[str] = []
         folders = checkpoint_folders(self.folder) if self.replicas.cluster.is_chief else []
         for folder in reversed(folders):
@@ -178,6 +183,7 @@ class Checkpoints:
                 damaged.append(str(error))
                 continue
             self.restored = self.mirror.where(folder)
+            arrays = {name: values.pop(name) for name in [*values] if name.startswith(CALLBACKS)}
             check_fits(self._variables, values, self.restored)
             break
         if damaged and manifest is None:
@@ -190,13 +196,13 @@ class Checkpoints:
             return None
         assign_values(self._variables, values, self.replicas)
         self._saved = (manifest["step"], bool(manifest["state"].get("pending")))
-        return manifest["step"], manifest["state"]
+        return manifest["step"], {**manifest["state"], "arrays": arrays}
 
     def save(self, step: int, state: State) -> None:
         """Takes a snapshot after `step` steps and writes it in the background; first raises what `wait` raises.
 
         The chief writes, and a step only once, or again when its pending hooks have run. `state` is stored beside the
-        variables; the checkpoint of its ["best"]["step"] is kept as well.
+        variables, its "arrays" with them; the checkpoint of its ["best"]["step"] is kept as well.
         """
         saved = (step, bool(state.get("pending")))
         if saved == self._saved:
@@ -206,7 +212,8 @@ class Checkpoints:
         self._saved = saved
         if not self.replicas.cluster.is_chief:
             return
-        values = snapshot(self._variables)
+        state = dict(state)
+        values = snapshot(self._variables) | state.pop("arrays", {})
         # Text now: later steps change the state while the thread writes. Arrays are the counts of metrics.
         manifest = json.dumps({"step": step, "trained": self._trained, "state": state}, default=np.ndarray.tolist)
         self._writing = self._thread.submit(self._write, step, values, manifest)
@@ -228,10 +235,8 @@ class Checkpoints:
         """
         # Before anything is written, so that the last good checkpoint stays the newest.
         for name, value in values.items():
-            if not np.isfinite(value).all():
-                error = NotFinite.at(step, name)
-                # Only the chief checks, so the other workers would not roll back with it.
-                raise UserError(str(error)) if self.replicas.cluster.several else error
+            if not name.startswith(CALLBACKS) and not np.isfinite(value).all():
+                raise NotFinite.at(step, name)
         folder, manifest = self.folder / step_name(step), json.loads(text)
         write_checkpoint(folder, values, manifest)
         self.mirror.put(folder)

@@ -10,7 +10,8 @@ import pytest
 from tests.support import refused, small
 from trainer.base.run_files.job_files import finite
 from trainer.run.run_state import Best
-from trainer.training.callbacks import EarlyStopping, restore_callbacks, state_of_callbacks
+from trainer.training.callback_states import CallbackStates
+from trainer.training.callbacks import EarlyStopping
 
 NAN = float("nan")
 OWN = "--model=tests.models:classifier"  # the values of a named model are checked earlier
@@ -97,8 +98,10 @@ def test_early_stopping_refuses_what_has_no_better_side_after_the_first_call() -
 @pytest.mark.parametrize(("monitor", "continues"), [("loss", True), ("accuracy", False)])
 def test_early_stopping_starts_from_scratch_with_another_value(monitor: str, continues: bool) -> None:
     before, after = began("loss", keras.Model(), patience=9), began(monitor, keras.Model(), patience=9)
+    states = CallbackStates([before])
+    states.begin()
     stops_after(before, [2.0, 1.0, 3.0])
-    state = kept(state_of_callbacks([before]))
-    restore_callbacks([after], state)
+    state, arrays = states.changed()
+    CallbackStates([after]).restore(kept(state), arrays)
     assert (after.wait, after.best) == ((1, 1.0) if continues else (0, None))
     assert after.monitor == monitor

@@ -1,0 +1,129 @@
+"""Tests that what callbacks have changed goes on after a resume, as in a run that was never interrupted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support import run_job
+from trainer.base.settings.request import resolve
+from trainer.training.callback_states import AttributeValue, CallbackStates, decoded
+
+EPOCHS, ROWS, BATCH = 8, 32, 8  # four steps an epoch
+
+
+class Best(keras.callbacks.Callback):
+    """Keeps state of all kinds, as users do."""
+
+    def __init__(self, patience: int = 1) -> None:
+        super().__init__()
+        self.patience = patience
+        self.losses: list[Any] = []
+        self.file: Any = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.lowest, self.by_epoch, self.sums = float("inf"), {}, np.zeros(2)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        loss = round(logs["loss"], 12)  # a mean's last digit depends on where calls to the device end
+        self.lowest = min(self.lowest, loss)
+        self.by_epoch[epoch] = (loss, {"odd"} if epoch % 2 else set())
+        self.losses.append(np.float64(loss))
+        self.sums += loss
+        self.file = open(__file__)  # noqa: SIM115 (a callback that holds a file)
+        self.file.close()
+        SEEN[epoch] = (self.lowest, dict(self.by_epoch), [*map(float, self.losses)], self.sums.tolist())
+
+
+SEEN: dict[int, Any] = {}
+
+
+def build(config: Any, dataset: Any) -> keras.Model:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.3), "mse")  # a rate at which the loss goes up and down
+    return model
+
+
+def data(config: Any) -> Any:
+    x = np.random.default_rng(0).normal(size=(ROWS, 3))
+    return (x, x.sum(1, keepdims=True)), (x[:8], np.abs(x[:8]).sum(1, keepdims=True))
+
+
+def callbacks(config: Any) -> list[Any]:
+    folder = Path(config.job_dir)
+    return [
+        keras.callbacks.ReduceLROnPlateau(monitor="val_loss", factor=0.5, patience=1, min_delta=1e-3),
+        keras.callbacks.EarlyStopping(monitor="val_loss", patience=4, restore_best_weights=True),
+        keras.callbacks.ModelCheckpoint(str(folder / "best.keras"), monitor="val_loss", save_best_only=True),
+        keras.callbacks.CSVLogger(str(folder / "log.csv")),
+        keras.callbacks.BackupAndRestore(str(folder / "backup")),
+        Best(),
+    ]
+
+
+def trained(folder: Path, *parts: int) -> dict[str, Any]:
+    """Returns what a run leaves that ends, and goes on, after each of these numbers of steps."""
+    SEEN.clear()
+    for steps in parts:
+        flags = [
+            f"--{name}={__name__}:{name if name != 'model' else 'build'}" for name in ("model", "data", "callbacks")
+        ]
+        run_job(resolve([
+            *flags, f"--steps={steps}", f"--global_batch_size={BATCH}", "--precision=float64", f"--job_dir={folder}",
+            "--tensorboard=false", "--checkpoint_every_steps=3",
+        ]).config)  # fmt: skip
+    result = json.loads((folder / "result.json").read_text())
+    model = keras.saving.load_model(folder / "model" / "model.keras", compile=False)
+    best = keras.saving.load_model(folder / "best.keras", compile=False)
+    rows = (folder / "log.csv").read_text().splitlines()
+    return {
+        "history": result["history"], "steps": result["steps"], "seen": dict(SEEN), "rows": len(rows),
+        "weights": [weight.tobytes() for network in (model, best) for weight in network.get_weights()],
+    }  # fmt: skip
+
+
+def test_an_interrupted_run_ends_as_one_that_never_was(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    calm = trained(tmp_path / "calm", 4 * EPOCHS)
+    parts = trained(tmp_path / "parts", 6, 15, 4 * EPOCHS)
+    for name, values in calm.pop("history").items():
+        assert parts["history"][name] == pytest.approx(values, rel=1e-12)
+    assert {name: parts[name] for name in calm} == calm
+    assert not (tmp_path / "parts" / "backup").exists()
+    assert "callbacks: BackupAndRestore is left out" in caplog.text
+    assert "callbacks: Best: file begins anew" in caplog.text
+    assert "CSVLogger" not in caplog.text
+
+
+def test_settings_are_those_of_the_new_command() -> None:
+    before, after = Best(patience=1), Best(patience=7)
+    states = CallbackStates([before])
+    before.on_train_begin()
+    states.begin()
+    before.on_epoch_end(0, {"loss": 0.5})
+    state, arrays = states.changed()
+    after.on_train_begin()
+    CallbackStates([after]).restore(json.loads(json.dumps(state)), arrays)
+    assert (after.patience, after.lowest, after.losses, after.sums.tolist()) == (7, 0.5, [0.5], [0.5, 0.5])
+
+
+plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+arrays_of = st.lists(st.floats(width=32), max_size=3).map(lambda values: np.array(values, np.float32))
+values = st.recursive(
+    plain | arrays_of,
+    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner) | st.dictionaries(st.integers(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.mark.hypothesis
+@given(values)
+def test_a_value_comes_back_as_it_was(value: Any) -> None:
+    kept = AttributeValue.of(value, "callbacks/x")
+    again = decoded(json.loads(json.dumps(kept.text)), kept.arrays)
+    np.testing.assert_equal(again, value)
+    assert AttributeValue.of(again, "callbacks/x").text == kept.text
