@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from trainer.base.errors import UserError
@@ -286,6 +287,28 @@ def optimizers_of(model: keras.Model) -> list[Any]:
     optimizers = [item for item in reachable(model) if isinstance(item, keras.optimizers.Optimizer)]
     inner = (getattr(optimizer, "inner_optimizer", optimizer) for optimizer in optimizers)
     return [*{id(optimizer): optimizer for optimizer in inner}.values()]
+
+
+def copies_of_weights(model: keras.Model) -> list[tuple[Any, Any]]:
+    """Returns the variables of optimizers that copied weights when they were built, each with its weight.
+
+    ScheduleFreeAdamW has such. A list of them counts only if each equals its weight and one of these is not constant:
+    Adam's zeros equal every bias of zeros.
+    """
+    copies: list[tuple[Any, Any]] = []
+    for optimizer in optimizers_of(model):
+        weights = trained_by(optimizer)
+        for slots in vars(optimizer).values():
+            pairs = (
+                [*zip(slots, weights, strict=True)] if isinstance(slots, list) and len(slots) == len(weights) else []
+            )
+            if not all(isinstance(slot, keras.Variable) and slot is not weight for slot, weight in pairs):
+                continue
+            values = [tuple(map(keras.ops.convert_to_numpy, pair)) for pair in pairs]
+            equal = all(np.array_equal(slot, weight) for slot, weight in values)
+            if equal and any(weight.size and np.ptp(weight) for _, weight in values):
+                copies += pairs
+    return copies
 
 
 _LIBRARIES = ("keras", "tensorflow", "numpy", "builtins", "functools", "types")  # whose objects are searched no further

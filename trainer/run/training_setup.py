@@ -24,6 +24,7 @@ from trainer.data.dataset import Dataset
 from trainer.data.examples import HEAD_ROWS
 from trainer.data.fingerprint import content_of
 from trainer.data.sources import is_named, load_dataset
+from trainer.invariance.gradients import copies_of_weights
 from trainer.invariance.internals import reset_layer_names, seed_initializers
 from trainer.invariance.layers import refresh_normalization
 from trainer.models.construction import build_model
@@ -169,6 +170,7 @@ def set_precision_and_seed(config: TrainConfig) -> None:
 
 def starting_weights(config: TrainConfig, setup: TrainingSetup) -> None:
     """Loads the weights of --initial_checkpoint or --initial_model, if given, and logs where the run starts from."""
+    copies = copies_of_weights(setup.model) if config.initial_checkpoint or config.initial_model else []
     if config.initial_checkpoint:
         folder = fetch_checkpoint(config.initial_checkpoint, "initial_checkpoint", config.cache_dir)
         load_weights(setup.model, folder, setup.replicas)
@@ -180,4 +182,7 @@ def starting_weights(config: TrainConfig, setup: TrainingSetup) -> None:
         log.info(f"starts from the weights of {config.initial_model}")
     else:
         log.info("starts from scratch")
+    with setup.replicas.strategy.scope():
+        for copy, weight in copies:
+            copy.assign(weight)
     refresh_normalization(setup.model)

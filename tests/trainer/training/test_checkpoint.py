@@ -305,3 +305,22 @@ def test_first_weights_that_do_not_fit_are_refused_in_one_line(
     places = {kind: str(folder) for kind, folder in trained.items()}
     with refused(line):
         prepared(small_config("--model=wgan_gp", *(flag.format(**places) for flag in flags)))
+
+
+def schedule_free(config: Any, dataset: Any) -> keras.Model:
+    """Its optimizer copies the weights when it is built, and so does any Lookahead of a user."""
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.ScheduleFreeAdamW(1e-9), "mse")
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def test_an_optimizer_that_copied_the_weights_gets_the_loaded_ones(small_config: Make, tmp_path: Path) -> None:
+    own = (f"--model={__name__}:schedule_free", "--data=tests.own_data:arrays", "--precision=float64", "--steps=1")
+    start = schedule_free(None, None)
+    start.set_weights([weight + 1 for weight in start.get_weights()])
+    start.save(tmp_path / "start.keras")
+    folder = run(small_config(*own, f"--initial_model={tmp_path / 'start.keras'}"))
+    trained = keras.saving.load_model(folder / "model" / "model.keras", compile=False)
+    for before, after in zip(start.get_weights(), trained.get_weights(), strict=True):
+        np.testing.assert_allclose(after, before, atol=1e-5)
