@@ -114,6 +114,7 @@ class RunState:
     def resume(self, content: State) -> None:
         """Restores all but callbacks from the `content` of a checkpoint; raises UserError for another version's."""
         with self._refusing_other_versions():
+            content = {"arrays": {}, **content}
             self.saved = SavedState(**{entry.name: content[entry.name] for entry in fields(SavedState)})
             self.progress.resume(self.saved)
             self.reporter.resume(self.saved.reporter)

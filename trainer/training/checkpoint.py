@@ -167,7 +167,7 @@ class Checkpoints:
     def restore(self) -> tuple[int, State] | None:
         """Restores the newest intact checkpoint on all workers; returns its step and state, None if none exists.
 
-        The state has the arrays of `save` on the chief, none on other workers.
+        The state has the "arrays" of `save`, if there are any, on the chief alone.
         """
         manifest: State | None = None
         values: Arrays | None = None
@@ -196,7 +196,7 @@ class Checkpoints:
             return None
         assign_values(self._variables, values, self.replicas)
         self._saved = (manifest["step"], bool(manifest["state"].get("pending")))
-        return manifest["step"], {**manifest["state"], "arrays": arrays}
+        return manifest["step"], manifest["state"] | ({"arrays": arrays} if arrays else {})
 
     def save(self, step: int, state: State) -> None:
         """Takes a snapshot after `step` steps and writes it in the background; first raises what `wait` raises.
