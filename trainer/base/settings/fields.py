@@ -179,7 +179,7 @@ def _converted(field: Field, kind: type, value: Any) -> Any:
         return tuple(_scalar(str, text) for text in texts)
     if kind is dict:
         sign = ":" if parts[0] is int else "="
-        items = value.items() if isinstance(value, Mapping) else [pair.split(sign, 1) for pair in _split(value)]
+        items = value.items() if isinstance(value, Mapping) else [str(pair).split(sign, 1) for pair in _split(value)]
         converted = {_scalar(parts[0], key): _scalar(parts[1], part) for key, part in items}
         if len(converted) < len(items) or "" in converted:
             raise ValueError
