@@ -1,20 +1,9 @@
 """Starts servers of models in processes of their own, and asks them."""
 
-import json
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Sequence
-from typing import Any
-
-
-def ask(port: int, instances: Sequence[Any]) -> Any:
-    """Returns the predictions of one request."""
-    body = json.dumps({"instances": instances}).encode()
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/predict", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as response:
-        return json.load(response)["predictions"]
 
 
 def started(run: str, port: int) -> subprocess.Popen[bytes]:

@@ -22,6 +22,7 @@ LOSSES = {"conditional_gan": {"generator_loss", "discriminator_loss"}}
 # Its batch norm of maps of one pixel magnifies rounding some tenfold a step: it is not compared.
 LARGE = "fine_tuning"
 SLOW = {
+    "image_and_metadata",
     "text",
     "segmentation",
     "multi_label",

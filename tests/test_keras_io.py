@@ -25,9 +25,8 @@ def settings(name: str, *more: str) -> TrainConfig:
     ).config
 
 
-@pytest.mark.parametrize("name", [
-    "conditional_gan", pytest.param(SERIES, marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.slow  # quick ones, of our examples: tests/test_examples.py
+@pytest.mark.parametrize("name", ["conditional_gan", SERIES])
 def test_an_example_trains_on_two_replicas_with_the_numbers_of_one(name: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(replica_check, "COMPARED_STEPS", 2)
     assert replica_check.compare_replicas(settings(name)) == ([], [], [])
@@ -47,10 +46,15 @@ def test_an_example_with_a_loop_of_its_own_is_refused() -> None:
 
 
 # A subclassed model of several networks, callbacks, no get_config.
-@pytest.mark.parametrize(("name", "loss"), [
-    ("conditional_gan", "g_loss"), pytest.param(SERIES, "loss", marks=pytest.mark.slow),
-    pytest.param("collaborative_filtering_movielens", "loss", marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [
+        ("conditional_gan", "g_loss"),
+        (SERIES, "loss"),
+        ("collaborative_filtering_movielens", "loss"),
+    ],
+)
 @pytest.mark.exports
 def test_a_whole_job_runs_and_saves_its_model(name: str, loss: str, tmp_path: Path) -> None:
     more = [f"--callbacks=tests.keras_io.{SERIES}:callbacks"] * (name == SERIES)

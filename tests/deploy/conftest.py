@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,6 +55,13 @@ def _own_folder(tmp_path: Path, dist: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("CLOUDSDK_CORE_PROJECT", raising=False)
 
 
+@pytest.fixture(autouse=True)
+def _pictures_of_reports_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws no picture but in tests of reports: matplotlib takes a second for each."""
+    if "report" not in request.node.path.as_posix():
+        monkeypatch.setattr("deploy.report.plots.picture", lambda *plot, **look: b"")
+
+
 def put(folder: Path, address: Address) -> None:
     """Uploads all files of `folder`."""
     for file in sorted(folder.rglob("*")):
@@ -70,6 +78,14 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]
         for name, value in google.environment(token).items():
             monkeypatch.setenv(name, value)
         yield google
+
+
+@pytest.fixture(scope="session")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the Python of an environment without any package."""
+    folder = tmp_path_factory.mktemp("bare")
+    assert run([sys.executable, "-m", "venv", "--without-pip", str(folder)]).returncode == 0
+    return folder / "bin" / "python3"
 
 
 class FlyingClock:

@@ -152,7 +152,7 @@ WRITTEN = ["report.html", "table.json", "table.md", "time_and_money.png"]
     ("arguments", "code", "written"),
     [
         (["machines"], 75, []),
-        (["report", "run"], 75, ["report.html", "table.json", "table.md", "time_and_money.png"]),
+        (["report", "run"], 75, WRITTEN),
     ],
 )
 def test_a_reader_that_ends_gets_no_traceback_and_the_files_are_written(

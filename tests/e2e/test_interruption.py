@@ -54,11 +54,3 @@ def test_one_of_two_workers_is_killed(tmp_path: Path) -> None:
     for name, kills in (("drill", ["saving, SIGKILL"]), ("control", [])):
         drill(tmp_path / name, 60, kills, SEED, count=(2,), flags=["--deterministic"])
     check_same(tmp_path / "drill", tmp_path / "control")
-
-
-@pytest.mark.slow  # on 1 and 2 replicas: tests/trainer/run/test_job.py
-def test_every_life_on_another_number_of_workers(tmp_path: Path) -> None:
-    flags = ["--precision=float64", "--sample_every_steps=0"]
-    drill(tmp_path / "drill", 60, ["training, SIGTERM"], SEED, count=(2, 1), flags=flags)
-    drill(tmp_path / "control", 60, [], SEED, flags=flags)
-    check_same(tmp_path / "drill", tmp_path / "control", tolerance=1e-10)

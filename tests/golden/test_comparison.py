@@ -1,7 +1,5 @@
 """Tests how the numbers of a run are compared with those of a golden file."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +10,7 @@ from tests.golden.comparison import (
     EQUAL,
     ROUNDING,
     compare,
-    distances,
-    losses_apart,
     moment,
-    write_golden,
 )
 
 STEPS = [1, 2]
@@ -71,32 +66,3 @@ def test_a_change_of_a_small_tensor_is_not_hidden_by_large_ones() -> None:
         measured["moments"][str(step)] = moment({**tensors(), "bias": tensors()["bias"] + 1e-8}, {"loss": 1.0})
     verdict = compare(recorded(), measured, "avx2")
     assert (verdict.kind, verdict.where) == (CHANGED, "bias")
-
-
-def test_projections_estimate_the_norm_of_a_difference() -> None:
-    draw, ratios = np.random.default_rng(1), []
-    for place in range(200):
-        a, b = draw.normal(size=(2, 50))
-        names = {str(other): np.zeros(1) for other in range(place)}  # the signs depend on the place
-        pair = (moment({**names, "a": values}, {}) for values in (a, b))
-        ratios.append(distances(*pair)[-1] / np.linalg.norm(a - b))
-    assert 0.85 < np.sqrt(np.mean(np.square(ratios))) < 1.15
-    assert max(ratios) < 4
-    backwards = (moment({"a": np.arange(50.0)[::way]}, {}) for way in (1, -1))  # the same sum
-    assert distances(*backwards)[0] > 0
-
-
-@pytest.mark.parametrize(("losses", "others", "apart"), [
-    ({"loss": 1.0}, {"loss": 1.0}, 0.0), ({"loss": 2.0, "acc": 0.5}, {"loss": 1.0, "acc": 0.5}, 1.0),
-    ({"loss": 1.0, "auc": 0.5}, {"loss": 1.0, "mse": 2.0}, 0.0), ({"loss": np.nan}, {"loss": 1.0}, np.inf),
-    ({"loss": None}, {"loss": None}, 0.0), ({"loss": 2e-6}, {"loss": 1e-6}, 1.0),
-])  # fmt: skip
-def test_losses_are_compared_with_the_largest(losses: Any, others: Any, apart: float) -> None:
-    assert losses_apart(losses, others) == apart
-
-
-def test_a_file_has_a_line_for_each_step(tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    write_golden(path, recorded())
-    assert json.loads(path.read_text()) == recorded()
-    assert sum(line.startswith('  "1": ') for line in path.read_text().splitlines()) == 2  # moments, control

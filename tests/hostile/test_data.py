@@ -24,7 +24,7 @@ from tests.fuzz import NUMBERS, at_most, damaged, examples, json_like, one_line
 from trainer.base.errors import UserError
 from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
-from trainer.data.image_files import IMAGE_SUFFIXES, BadImage, decode
+from trainer.data.image_files import BadImage, decode
 from trainer.data.sources import load_dataset
 
 IMAGES, LABELS = np.arange(4 * 64, dtype=np.uint8).reshape(4, 8, 8), np.array([0, 1, 2, 1], np.uint8)
@@ -237,27 +237,3 @@ def test_images(content: bytes, size: int, channels: int) -> None:
         assert str(error)
     else:
         assert (image.shape, image.dtype) == ((size, size, channels), np.uint8)
-
-
-@examples(5)
-@given(contents=st.lists(_picture | st.just(b""), min_size=1, max_size=4), end=st.sampled_from(sorted(IMAGE_SUFFIXES)))
-def test_a_folder_of_images(contents: list[bytes], end: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.getbasetemp() / HERE / f"images{end}"
-    for number, content in enumerate(contents):
-        put(folder / "one", **{f"{number}{end}": content})
-        put(folder / "two", **{f"{number}{end}": PICTURES["PNG"]})
-    load(folder, "--skip_bad_images", "--channels=3")
-
-
-def test_images_that_other_programs_would_read_are_none(tmp_path: Path) -> None:
-    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(was-run) (w) file closefile\n"
-    with pytest.raises(BadImage, match="no image of a known kind"):
-        decode(eps, 8, 1)
-
-
-def test_folders_that_link_to_themselves(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        put(tmp_path / name, **{f"{number}.png": PICTURES["PNG"] for number in range(2)})
-        for link in ("again", "up"):
-            (tmp_path / name / link).symlink_to(tmp_path / name)
-    assert load(tmp_path).train.count == 4

@@ -98,15 +98,3 @@ def test_a_machine_spec(spec: Any, tmp_path_factory: pytest.TempPathFactory) -> 
         assert tier.workers >= 1
         assert tier.timeout_s > 0
         assert tier.price_per_hour is None or tier.price_per_hour >= 0
-
-
-_machine = st.sampled_from(["g2-standard-12", "NVIDIA_L4", "n1-standard-8", "n1-none", "list", "spot"]) | texts
-
-
-@examples(20)
-@given(prices=st.dictionaries(_machine, st.dictionaries(_machine, scalars, max_size=3) | values, max_size=3) | values)
-def test_prices(prices: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = written(tmp_path_factory.getbasetemp() / "prices.yaml", yaml.dump(prices))
-    table = one_line(lambda: load_machines(path))
-    if table:
-        assert all((table.price(machine.name, name, count).list or 1) > 0 for machine, name, count in table.options())

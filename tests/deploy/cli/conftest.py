@@ -3,23 +3,14 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from deploy.platform.local import free_addresses
-from tests.deploy.conftest import FlyingClock, Job, run
+from tests.deploy.conftest import FlyingClock, Job
 from tests.deploy.emulator import PARENT, Emulator
 from tests.deploy.platform.test_backends import SPEC
-
-
-@pytest.fixture(scope="session")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the Python of an environment without any package."""
-    folder = tmp_path_factory.mktemp("bare")
-    assert run([sys.executable, "-m", "venv", "--without-pip", str(folder)]).returncode == 0
-    return folder / "bin" / "python3"
 
 
 def runs_spec(google: Emulator, job: Job, python: Path, folder: Path) -> None:

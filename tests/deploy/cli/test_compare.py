@@ -202,18 +202,6 @@ def test_what_can_be_known_to_fail_is_refused_before_anything_runs(tmp_path: Pat
         assert (runner.asked, (tmp_path / "out").exists()) == ([], False)
 
 
-def test_parallel_runs_overlap(tmp_path: Path) -> None:
-    together = threading.Barrier(2, timeout=30)  # each waits for the other: one at a time would break it
-
-    def script(tier: TierFacts, job_dir: Path) -> None:
-        together.wait()
-
-    assert compare(planned((ONE, TWO), FLAGS, repeats=2), tmp_path, Planting(script), parallel=2) == 0
-    assert collect([str(tmp_path)]).parallel == 2
-    compare(planned((ONE, TWO), FLAGS, repeats=2), tmp_path, Planting(script))
-    assert collect([str(tmp_path)]).parallel == 2  # of the runs that are there
-
-
 @pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGHUP, signal.SIGHUP]], ids=["SIGTERM", "closed"])
 def test_an_interrupt_stops_the_runs_and_starts_no_other(
     tmp_path: Path, numbers: list[signal.Signals], monkeypatch: pytest.MonkeyPatch

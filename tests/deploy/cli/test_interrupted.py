@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -125,37 +124,6 @@ def test_what_gcloud_sent_is_read_from_its_log(
     assert attempts()[0]["state"] == ("INTERRUPTED" if connected else "NOT SUBMITTED")
 
 
-def process(cloud: Emulator, folder: Path, backend: str, *flags: str) -> subprocess.Popen[str]:
-    """Starts a submission in `folder`, which has its records and a token, as a process of its own."""
-    (folder / "token").write_text("x")
-    command = [sys.executable, "-m", "deploy", "submit", "cpu", "--region=us-central1", "--bucket=gs://my-bucket",
-               "--model=mlp", "--data=digits", "--image=us-docker.pkg.dev/p/r/x:1", f"--backend={backend}",
-               "--detach"]  # fmt: skip
-    environment = {**os.environ, **cloud.environment(folder / "token"), "PYTHONPATH": str(Path(__file__).parents[3]),
-                   "CLOUDSDK_CONFIG": str(folder / "gcloud")}  # fmt: skip
-    return subprocess.Popen(
-        [*command, *flags], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=needs_gcloud), "sdk"])
-def test_ctrl_c_in_a_slow_create_makes_one_job(backend: str, cloud: Emulator, tmp_path: Path) -> None:
-    """With real processes and the real clock: what the interrupt leaves open, the same command finds."""
-    cloud.faults = [Fault(POSTS, "slow", times=99, seconds=2.0)]
-    first = process(cloud, tmp_path, backend)
-    while not any(re.search(POSTS, request) for request in cloud.requests):
-        assert first.poll() is None, first.communicate()
-        time.sleep(0.01)
-    time.sleep(0.3)
-    first.send_signal(signal.SIGINT)
-    first.communicate(timeout=120)
-    assert first.returncode in (75, STATE_UNKNOWN)
-    again = process(cloud, tmp_path, backend)
-    _, error = again.communicate(timeout=120)
-    assert (again.returncode, len(cloud.jobs)) == (0, 1), error
-
-
 @pytest.mark.parametrize(("code", "message"), [(400, "x"), (403, "x"), (404, "x"), (429, QUOTA)])
 def test_a_refusal_is_final_at_once_and_leaves_the_job_directory_free(
     code: int, message: str, cloud: Emulator, session: Session, flying: FlyingClock
@@ -243,28 +211,6 @@ def test_a_laptop_that_slept_does_not_send(cloud: Emulator, session: Session, fl
     )
     assert (cloud.requests.count(CREATES), cloud.jobs) == (1, {})
     assert json.loads(cloud.objects[RECORD])["submission"] == "s2"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=needs_gcloud), "sdk"])
-def test_kill_9_between_reservation_and_request_locks_nothing(backend: str, cloud: Emulator, tmp_path: Path) -> None:
-    """A real process is killed as soon as its record is stored; the same command then goes through at once."""
-    held: list[subprocess.Popen[str]] = []
-    ready = threading.Event()
-
-    def kill() -> None:
-        assert ready.wait(60)
-        held[0].kill()
-
-    cloud.faults = [Fault("POST .*upload.*/o$", 503, after=True, action=kill)]
-    held.append(process(cloud, tmp_path, backend, "--name=dup"))
-    ready.set()
-    held[0].communicate(timeout=100)
-    assert held[0].returncode == -signal.SIGKILL
-    again = process(cloud, tmp_path, backend, "--name=dup")
-    _, error = again.communicate(timeout=100)
-    assert (again.returncode, error.count("looks for it")) == (0, 0), error
-    assert len(cloud.jobs) == 1
 
 
 @pytest.mark.slow

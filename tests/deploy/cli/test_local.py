@@ -176,26 +176,6 @@ LOCAL = [sys.executable, "-m", "deploy", "local"]
 
 
 @pytest.mark.slow
-def test_a_lost_worker_is_restarted_and_the_run_how_to_resume(tmp_path: Path) -> None:
-    flags = [*SMALL, "--steps=300", "--report_every_steps=10", "--checkpoint_every_steps=50"]
-    given = ["l4x1-2workers", *flags, f"--job_dir={tmp_path / 'job'}", "--restarts=2"]
-    lines: list[str] = []
-    with subprocess.Popen([*LOCAL, *given], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        for line in process.stdout:
-            lines.append(line)
-            worker = next((said for said in lines if said.startswith("[workerpool1-0] starts as process ")), "")
-            if "step 100/" in line and not any("[workerpool1-0] exited" in said for said in lines):
-                os.kill(int(worker.split()[-1]), signal.SIGKILL)
-    assert process.returncode == 0, lines
-    shown = "".join(lines)
-    assert "[workerpool0-0] resumes at step" in shown
-    assert "JOB_STATE_SUCCEEDED, 2 restarts" in shown
-    assert json.loads((tmp_path / "job" / "run.json").read_text())["simulated"] is True
-    result = json.loads((tmp_path / "job" / "result.json").read_text())
-    assert (result["state"], result["steps"], result["restarts"]) == ("done", 300, 1)
-
-
-@pytest.mark.slow
 def test_ctrl_c_stops_all_and_keeps_the_state(tmp_path: Path) -> None:
     flags = [*SMALL, "--steps=100000", "--report_every_steps=5", "--checkpoint_every_steps=0"]
     flags += [f"--job_dir={tmp_path / 'job'}"]

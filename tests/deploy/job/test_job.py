@@ -143,14 +143,6 @@ def test_a_job_installs_the_versions_of_the_desk_if_they_are_admitted(
     assert why in made.about[0]
 
 
-def test_an_image_of_ones_own_becomes_a_container_spec_in_every_pool() -> None:
-    made = job("l4x1-2workers", image="us-docker.pkg.dev/p/r/mine:1")
-    task = {"imageUri": "us-docker.pkg.dev/p/r/mine:1", "args": [*FLAGS, "--expect_devices=1"]}
-    assert made.packages == ()
-    assert [pool.get("containerSpec") for pool in made.spec["workerPoolSpecs"]] == [task, task]
-    CustomJobSpec.from_json(json.dumps(made.spec))
-
-
 def test_a_tier_that_names_an_image_keeps_it_unless_another_is_asked_for(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     text = (JOB_CONFIGS / "cpu.yaml").read_text()

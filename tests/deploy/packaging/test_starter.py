@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,6 @@ FILES = {
 }
 
 
-@pytest.fixture(scope="module")
-def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the Python of a new environment, which has pip alone."""
-    folder = tmp_path_factory.mktemp("clean")
-    assert run([sys.executable, "-m", "venv", str(folder)]).returncode == 0
-    return folder / "bin" / "python"
-
-
 @pytest.fixture
 def wheel(cloud: Emulator, tmp_path: Path) -> str:
     """Stores a small wheel in the bucket and returns its SHA-256."""
@@ -46,7 +37,7 @@ def wheel(cloud: Emulator, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def start(clean: Path, cloud: Emulator, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Any:
+def start(bare: Path, cloud: Emulator, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Returns a function that runs the start command with a plan, and returns it with its log."""
     monkeypatch.setattr("deploy.api.submit.packages_with", lambda *_: [])
     assert main(["submit", "--spec", "cpu", *WHERE, *JOB, "--project=p"]) == 0
@@ -62,15 +53,16 @@ def start(clean: Path, cloud: Emulator, tmp_path: Path, capsys: Capture, monkeyp
         plan = {"gpus": gpus, "requirements": ["--no-index"], "packages": packages, "module": "hello"}
         variables = {"TRAINER_START": json.dumps(plan), "GCE_METADATA_HOST": cloud.url.removeprefix("http://"), **more}
         given = {name: os.environ[name] for name in ("PATH", "STORAGE_EMULATOR_HOST")}
-        done = run([str(clean), *code, *task["args"]], env={**given, **variables}, cwd=tmp_path)
+        done = run([str(bare), *code, *task["args"]], env={**given, **variables}, cwd=tmp_path)
         return done, [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
     return started
 
 
 @pytest.mark.slow
-def test_a_wheel_of_the_bucket_is_installed_and_run(start: Any, wheel: str, cloud: Emulator) -> None:
+def test_a_wheel_of_the_bucket_is_installed_and_run(bare: Path, start: Any, wheel: str, cloud: Emulator) -> None:
     """The job's account reads it, with a token of the metadata server."""
+    assert run([str(bare), "-m", "ensurepip"]).returncode == 0
     cloud.accounts = {}
     cloud.faults = [Fault("GET /storage.*starter", 503), Fault("GET /storage.*hello", 503)]
     done, log = start(wheel)

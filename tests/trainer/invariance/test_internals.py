@@ -357,6 +357,7 @@ print([float(part) for part in strategy.experimental_local_results(total)], limi
 """
 
 
+@pytest.mark.slow  # a process of TensorFlow
 @meaning("_initialize_local_devices", "context.context", "configure_coordination_service")
 def test_a_worker_has_several_devices_and_waits_for_silent_ones() -> None:
     with socket.create_server(("localhost", 0)) as server:

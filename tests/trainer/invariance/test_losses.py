@@ -54,6 +54,7 @@ def test_a_root_mean_square_spans_all_replicas(data: str) -> None:
     assert largest_difference(weights(one_device), weights(apart)) > 1e-5
 
 
+@pytest.mark.slow  # how a mean is evaluated: tests/trainer/measures/test_evaluation.py
 def test_a_root_mean_square_is_evaluated_as_on_one_device() -> None:
     found = []
     for name in ("plain_root", "global_root"):

@@ -34,7 +34,7 @@ ONE_REPLICA_TOO = ("--model=mlp", "--dropout=0.3", "--augment=flip,crop", "--cla
     pytest.param(("--model=dcgan",), id="dcgan", marks=SLOW),
     pytest.param(("--model=wgan_gp", "--conditional"), id="conditional", marks=SLOW),
     pytest.param(("--model=examples.conditional_gan:build",), id="own train_step", marks=SLOW),
-    pytest.param(own("by_weight", "weighted"), id="by_weight"),
+    pytest.param(own("by_weight", "weighted"), id="by_weight", marks=SLOW),
     *(pytest.param(own(*names), id=names[0], marks=SLOW) for names in [
         ("masked_text", "next_tokens"), ("regularized", "weighted"), ("scalar_loss", "arrays"),
     ]),

@@ -100,7 +100,7 @@ def plain_r3gan_step(self: R3GAN, data: Any) -> dict[str, Any]:
     ("wgan_gp", ("--critic_steps=3", "--diff_augment=color,translation,cutout"), False),
     pytest.param("wgan_gp", ("--replicas=2",), True, marks=pytest.mark.slow),
     pytest.param("wgan_gp", ("--conditional", "--replicas=2"), False, marks=pytest.mark.slow),
-    ("dcgan", ("--conditional",), True),
+    pytest.param("dcgan", ("--conditional",), True, marks=pytest.mark.slow),
     pytest.param("r3gan", ("--conditional", "--gradient_penalty_weight=3"), False, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_step_has_the_numbers_of_a_plain_one(

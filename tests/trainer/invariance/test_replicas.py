@@ -47,7 +47,7 @@ def recomputing(config: TrainConfig, dataset: Dataset, *, mode: str = "") -> ker
     return classifier_of(dataset.image_shape, *layers, keras.layers.GlobalAveragePooling2D())
 
 
-@pytest.mark.parametrize("mode", ["full", "activations"])
+@pytest.mark.parametrize("mode", ["full", pytest.param("activations", marks=pytest.mark.slow)])
 def test_layers_that_keras_recomputes_train_to_the_same_numbers_on_any_number_of_replicas(mode: str) -> None:
     """With RematScope, which takes only layers whose call has no `training` in its mode "full"."""
     flags = (f"--model={__name__}:recomputing", "--precision=float64", "--jit_compile=false")

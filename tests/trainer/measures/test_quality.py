@@ -15,7 +15,7 @@ import tensorflow as tf
 from tests.conftest import SMALL
 from tests.drill import losses, numbers
 from tests.fixtures import Patch
-from tests.support import Signals, refused, run_job, run_steps, small
+from tests.support import Signals, of_model, refused, run_job, small
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
@@ -25,7 +25,7 @@ from trainer.measures.evaluation import evaluation
 from trainer.measures.fid import Extractor, Fid
 from trainer.models.construction import build_model
 from trainer.run import job
-from trainer.run.training_setup import set_precision_and_seed
+from trainer.run.training_setup import build_setup, set_precision_and_seed
 
 
 def on(replicas: int, batch: int = 16) -> Replicas:
@@ -61,13 +61,12 @@ def saved_classifier(folder: Path) -> Path:
 def test_fid_does_not_depend_on_replicas_and_keeps_real_features(features: Path, monkeypatch: Patch) -> None:
     found = []
     for replicas in (1, 2):
-        config = small(
-            f"--replicas={replicas}", "--fid_every_steps=9", "--fid_samples=50", f"--fid_features={features}"
-        )
-        gan, _ = run_steps(config, 3)
-        model = SimpleNamespace(averaged_generator=gan.averaged_generator, latent_dim=gan.latent_dim)  # the contract
+        own = [f"--replicas={replicas}", "--fid_samples=50", f"--fid_features={features}"]
+        config = small("--fid_every_steps=9", *own)
         where = make_replicas(config)
-        reals: Any = load_dataset(config).train
+        setup = build_setup(config, where)
+        gan, reals = setup.model, setup.dataset.train
+        model = SimpleNamespace(averaged_generator=gan.averaged_generator, latent_dim=gan.latent_dim)  # the contract
         fid = Fid(config, model, reals, where)
         found.append(fid())
         monkeypatch.setattr(fid, "_of_reals", None)  # they are read once
@@ -158,8 +157,9 @@ def test_features_come_from_a_classifier_of_square_images(shape: tuple[int, ...]
 
 
 def fid_config(features: Path, folder: Path) -> TrainConfig:
-    flags = ["--fid_every_steps=2", "--fid_samples=20", f"--fid_features={features}", "--report_every_steps=2"]
-    return resolve([*SMALL, *flags, f"--job_dir={folder}"]).config
+    flags = ["--model=dcgan", "--fid_every_steps=2", "--fid_samples=20", "--report_every_steps=2"]
+    own = [*of_model(SMALL, flags), *flags, f"--fid_features={features}"]
+    return resolve([*own, f"--job_dir={folder}"]).config
 
 
 @pytest.fixture(scope="module")

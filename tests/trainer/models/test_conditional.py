@@ -24,7 +24,7 @@ from trainer.models.gan import build_generator
 from trainer.run import served_model
 
 CLASSES = 10
-SMALL = ("--image_size=16", "--width=2", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2")
+SMALL = ("--model=dcgan", "--image_size=16", "--width=2", "--latent_dim=8", "--global_batch_size=8")
 
 
 def test_the_class_lies_beside_the_noise_as_long_as_it_is_on_average() -> None:

@@ -1,7 +1,5 @@
 """Tests every model on 1, 2 and 4 replicas, the parts of classifiers, and the rules for a user's own model."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,7 +30,7 @@ from trainer.models.construction import build_model
 from trainer.models.efficientnet import _freeze_below
 from trainer.models.optimizers import StepSchedule
 from trainer.run import replica_check
-from trainer.run.export import export, plain_copy
+from trainer.run.export import plain_copy
 
 ROOT = Path(__file__).parents[3]
 RANDOM = np.random.default_rng(0)
@@ -84,23 +82,6 @@ def test_dcgan_starts_with_the_papers_weights_and_the_losses_of_a_guess() -> Non
     assert len(norms) == 2 * 2 + 1  # generator, its average, and all but the discriminator's first layer
     assert logs.means()["generator_loss"] == pytest.approx(np.log(2), abs=0.1)
     assert logs.means()["discriminator_loss"] == pytest.approx(2 * np.log(2), abs=0.1)
-
-
-@pytest.mark.slow  # a compiled model: tests/trainer/run/test_export.py
-@pytest.mark.exports
-def test_saved_models_load_without_this_package(tmp_path: Path) -> None:
-    names = ("mlp", "wgan_gp", "conditional")
-    for name in names:
-        model, _ = run_steps(small(*FAMILIES[name]), 0)
-        export(model, tmp_path / name, tf.TensorSpec((None, 24, 24, 1)))
-    program = (
-        "import sys, keras, tensorflow as tf\n"
-        f"for folder in ({', '.join(repr(str(tmp_path / name)) for name in names)}):\n"
-        "    for name in ('model.keras', 'model.h5'): keras.models.load_model(f'{folder}/{name}')\n"
-        "    tf.saved_model.load(f'{folder}/saved_model')\n"
-        "assert 'trainer' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-I", "-c", program], check=True, capture_output=True)
 
 
 def context(rows: int = 1000, step: int = 0) -> StepContext:
@@ -252,13 +233,10 @@ def test_efficientnet_from_scratch_does_not_depend_on_replicas() -> None:
     assert runs[0][1].means() == pytest.approx(runs[1][1].means(), rel=1e-8)
 
 
-@pytest.mark.parametrize(("flag", "line"), [
-    ("--weights=/no/such/file", "cannot be loaded for EfficientNetB0"),
-    (f"--weights={__file__}", "cannot be loaded for EfficientNetB0"),
-])  # fmt: skip
-def test_efficientnets_weights_that_cannot_be_loaded(flag: str, line: str) -> None:
-    with refused(line):
-        build_model(resolve([*EFFICIENT, flag]).config, labelled(2))
+@pytest.mark.usefixtures("_two_blocks")
+def test_efficientnets_weights_that_cannot_be_loaded() -> None:
+    with refused("cannot be loaded for EfficientNetB0"):
+        build_model(resolve([*EFFICIENT, f"--weights={__file__}"]).config, labelled(2))
 
 
 def test_an_unknown_block_is_named(efficientnet_weights: Path) -> None:
@@ -271,9 +249,11 @@ CHECKED = ["--image_size=16", "--global_batch_size=8", "--expect_devices=1"]  # 
 
 
 @pytest.mark.parametrize(("flags", "line"), [
-    (["--model=tests.models:own_batch_norm", "--sync_batch_norm=false"], "use --sync_batch_norm=true"),
-    (["--model=tests.models:mixed_rows"], "mix_up mixes the rows of one replica"),
     (["--model=tests.planted_dependences:own_noise"], "the step draws by tf.random.uniform"),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in [
+        (["--model=tests.models:own_batch_norm", "--sync_batch_norm=false"], "use --sync_batch_norm=true"),
+        (["--model=tests.models:mixed_rows"], "mix_up mixes the rows of one replica"),
+    ]),
 ])  # fmt: skip
 def test_check_finds_what_depends_on_replicas(flags: list[str], line: str) -> None:
     data = "tests.own_data:arrays" if "noise" in flags[0] else "digits"

@@ -13,13 +13,12 @@ from benchmarks.plan_memory import CASES, tried
 from deploy.__main__ import main
 from tests.fixtures import Capture
 from tests.support import small
-from tests.trainer.training.test_work_of_replicas import MOST_BYTES, MOST_OPERATIONS
 from trainer.base.run_files.plan_file import read_plan
 from trainer.base.settings.request import resolve
 from trainer.data.sources import load_dataset
 from trainer.invariance.internals import uses_onednn
-from trainer.planning.planner import MeasuredStep, work_of_replicas
-from trainer.training.step_operations import NO_KERNEL, operations
+from trainer.planning.planner import MeasuredStep
+from trainer.training.step_operations import operations
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -82,22 +81,3 @@ def test_a_model_that_fails_has_its_own_line(tmp_path: Path) -> None:
     assert (done.returncode, (tmp_path / "plan.json").exists()) == (2, False)
     assert "no_such_part" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-def test_each_of_two_replicas_does_what_a_traced_step_of_two_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batch norm over replicas has more operations than TensorFlow's kernel; 16 rows lie between those traced."""
-    monkeypatch.setattr("trainer.models.image_layers._planned", [None])
-    config = small("--data=digits", "--critic_steps=2")
-    dataset = load_dataset(config)
-    alone, of_two = (work_of_replicas(config, dataset, replicas) for replicas in (1, 2))
-    traced = operations(MeasuredStep(config, dataset, 16, 2).graph, rows=16)
-    in_graph = [op for op in traced if op.type not in NO_KERNEL]
-    assert (of_two.all_reduces, alone.all_reduces) == (2 + 2 * 2 + 3, 0)  # as test_all_reduces_of_a_step says
-    assert of_two.reduced_bytes == sum(op.reduced_bytes for op in in_graph) / 2
-    assert of_two.flops(16) == alone.flops(16) == sum(op.flops for op in in_graph) / 2
-    moved, moved_by_two = (sum(op.times * op.moved_bytes.at(16) for op in work.operations) for work in (alone, of_two))
-    assert moved_by_two == pytest.approx(sum(op.moved_bytes for op in in_graph if not op.reduced_bytes) / 2, rel=0.01)
-    assert moved < moved_by_two < MOST_BYTES * moved
-    count, count_of_two = (sum(op.times for op in work.operations) for work in (alone, of_two))
-    assert count < count_of_two < MOST_OPERATIONS * count

@@ -178,7 +178,8 @@ def test_an_export_that_cannot_be_loaded_is_told_before_training(lost: str, monk
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("job")
-    flags = ["--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--steps=3"]
+    flags = ["--model=dcgan", "--image_size=16", "--width=4", "--latent_dim=8", "--steps=3"]
+    flags += ["--global_batch_size=8"]
     return run_job(resolve([*flags, f"--job_dir={folder}"]).config)
 
 

@@ -3,10 +3,8 @@
 import contextlib
 import dataclasses
 import json
-import random
 import shutil
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ import tensorflow as tf
 from tests import models
 from tests.drill import lines, read
 from tests.fixtures import Log, Make, Patch
-from tests.support import Signals, largest_difference, prepared, refused, run_steps, small, weights
+from tests.support import Signals, largest_difference, prepared, refused, run_steps, weights
 from tests.support import run_job as run
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.settings.model_settings import MODELS
@@ -36,7 +34,7 @@ MLP = ("--model=mlp", "--dropout=0.3")  # where the model does not matter: a GAN
 @pytest.mark.exports
 def test_a_run_leaves_what_the_contract_says(small_config: Make) -> None:
     every = ("--report_every_steps=2", "--sample_every_steps=3")
-    config = small_config("--model=wgan_gp", "--replicas=2", "--steps=6", *every)
+    config = small_config("--model=dcgan", "--replicas=2", "--steps=6", *every)
     folder = run(config)
     assert {path.name for path in folder.iterdir()} == {
         "run.json", "stats.jsonl", "result.json", "samples", "checkpoints", "logs", "model", ".lock",
@@ -56,8 +54,8 @@ def test_a_run_leaves_what_the_contract_says(small_config: Make) -> None:
     reports = lines(folder, "report")
     assert [entry["step"] for entry in reports] == [2, 4, 6]
     last = reports[-1]
-    assert (*last["losses"], *last["metrics"]) == MODELS["wgan_gp"].metrics
-    assert last["images_per_second"] == pytest.approx(16 / last["step_seconds"], rel=1e-3)
+    assert (*last["losses"], *last["metrics"]) == MODELS["dcgan"].metrics
+    assert last["images_per_second"] == pytest.approx(8 / last["step_seconds"], rel=1e-3)
     assert last["memory_gib"] > 0.05
 
     result = read(folder / "result.json")
@@ -249,21 +247,6 @@ def test_a_callback_can_stop_the_run_and_a_fault_is_kept_in_the_result(small_con
 def test_what_does_not_fit_is_refused(small_config: Make, flag: str, line: str) -> None:
     with refused(line):
         run(small_config(*flag.split()))
-
-
-def test_what_other_threads_draw_does_not_change_the_first_weights() -> None:
-    config = small("--model=mlp")
-    first = weights(run_steps(config, 1)[0])
-    drawing = threading.Event()
-
-    def draw() -> None:
-        while not drawing.wait(1e-5):
-            random.random()
-
-    threading.Thread(target=draw, daemon=True).start()
-    again = weights(run_steps(config, 1)[0])
-    drawing.set()
-    assert largest_difference(first, again) == 0
 
 
 @pytest.mark.slow

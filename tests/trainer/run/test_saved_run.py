@@ -112,7 +112,7 @@ def test_both_are_kerass_own_with_a_remainder_on_two_replicas(
     ("4", "step-00000004", 2), pytest.param("newest", "step-00000008", 1, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_checkpoint_is_taken_on_request(wanted: str, name: str, replicas: int, runs: Runs, tmp_path: Path) -> None:
-    run = runs("two_outputs", "named_pair")
+    run = runs("regression", "weighted_pair")
     check_as_keras(run, tmp_path, f"--checkpoint={wanted}", f"--replicas={replicas}", checkpoint=name)
 
 

@@ -5,10 +5,8 @@ import base64
 import io
 import json
 import random
-import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,20 +21,15 @@ import tensorflow as tf
 import uvicorn
 from PIL import Image
 
-from deploy.platform.local import free_addresses
 from tests.fixtures import Capture, Log
-from tests.own_runs import arguments_of, recipe_flags
-from tests.servers import ask, started
-from tests.support import refused, run_job
+from tests.support import refused
 from tests.workers import until
 from trainer import predict as command
 from trainer import serve
 from trainer.base.errors import USER_MUST_CHANGE, UserError
 from trainer.base.run_files.serving_file import model_folder, read_servable
-from trainer.base.settings.request import resolve
 from trainer.base.storage.gcs import connect
 from trainer.base.storage.local_files import Address
-from trainer.data.sources import load_dataset
 from trainer.run import http_server as server_module
 from trainer.run.export import export, load_template
 from trainer.run.http_server import MOST_BYTES, Server
@@ -127,30 +120,6 @@ def test_an_answer_is_the_same_up_to_rounding_in_every_batch(folder: Path, url: 
             answers += post(url, rows[len(answers) :][: draw.randint(1, 15)].tolist()).json()["predictions"]
         assert np.array(answers) == pytest.approx(alone, abs=1e-6)
     assert np.array(post(url, rows.tolist()).json()["predictions"]) == pytest.approx(alone, abs=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", [recipe_flags("cnn_mnist"), arguments_of("text")])
-def test_the_model_of_a_recipe_or_an_example_answers_a_row_as_trainer_predict(flags: list[str], tmp_path: Path) -> None:
-    """A row alone, in any batch and in the file of trainer.predict is the same up to rounding."""
-    short = ["--steps=2", "--global_batch_size=16", "--evaluation_fraction=0.2", f"--job_dir={tmp_path}/run"]
-    job = run_job(resolve([*flags, *short]).config)
-    assert command.main([str(job), f"--out={tmp_path}/out.npz"]) == 0
-    with np.load(tmp_path / "out.npz") as file:
-        predicted = file["predictions"][:60]
-    examples = load_dataset(resolve([*flags, *short]).config).evaluation
-    assert examples is not None
-    x = tf.nest.flatten(examples.first(60)[0])
-    model = ServedModel(job / "model", "run")
-
-    def answers(first: int, after: int) -> list[Any]:
-        return model.answer(tuple(np.asarray(leaf)[first:after] for leaf in x))
-
-    for at in range(0, 60, 7):
-        for index, answer in enumerate(answers(at, min(at + 7, 60)), at):
-            for same in (answer, *answers(index, index + 1)):
-                outputs = same["predictions"] if isinstance(same, dict) else same
-                assert np.array(outputs) == pytest.approx(predicted[index], rel=1e-5, abs=1e-6)
 
 
 def test_images_are_decoded_as_in_training(url: str) -> None:
@@ -424,32 +393,6 @@ def test_a_lambda_is_served_from_the_saved_model_and_never_unpickled(tmp_path: P
     model = ServedModel(tmp_path / "model", "run")
     assert "served from saved_model/" in capsys.readouterr().out
     assert answered(model, [[1, 2.5]]) == [[2.0, 5.0]]
-
-
-@pytest.mark.slow
-def test_a_stopped_server_answers_open_requests(folder: Path) -> None:
-    port = int(free_addresses(1)[0].rpartition(":")[2])
-    rows = images(6).tolist()
-    body = json.dumps({"instances": rows[3:]}).encode()
-    server = started(str(folder), port)
-    try:
-        answers = ask(port, rows)
-        with socket.create_connection(("127.0.0.1", port)) as connection:
-            connection.sendall(
-                b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:9]
-            )
-            time.sleep(0.5)
-            server.terminate()
-            time.sleep(0.5)
-            connection.sendall(body[9:])
-            reply = connection.makefile("rb").read()
-        assert reply.startswith(b"HTTP/1.1 200")
-        late = json.loads(reply.split(b"\r\n\r\n")[1])["predictions"]
-        assert np.array(late) == pytest.approx(np.array(answers[3:]), abs=1e-6)
-        assert server.wait(30) == -signal.SIGTERM  # as uvicorn ends, once all is answered
-    finally:
-        server.kill()
-        server.wait()
 
 
 def test_rows_of_a_bucket_are_answered_into_a_bucket(folder: Path, model: ServedModel, bucket: Address) -> None:

@@ -246,7 +246,7 @@ def test_a_state_with_nan_is_not_kept(tmp_path: Path, model: keras.Model) -> Non
 
 
 MLP = ("--model=mlp", "--global_batch_size=64")
-KINDS = {"GAN": ("--model=wgan_gp",), "classifier": MLP}
+KINDS = {"GAN": ("--model=dcgan",), "classifier": MLP}
 
 
 @pytest.fixture(scope="module")
@@ -304,7 +304,7 @@ def test_first_weights_that_do_not_fit_are_refused_in_one_line(
 ) -> None:
     places = {kind: str(folder) for kind, folder in trained.items()}
     with refused(line):
-        prepared(small_config("--model=wgan_gp", *(flag.format(**places) for flag in flags)))
+        prepared(small_config(*KINDS["GAN"], *(flag.format(**places) for flag in flags)))
 
 
 def schedule_free(config: Any, dataset: Any) -> keras.Model:

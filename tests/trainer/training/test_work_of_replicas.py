@@ -2,38 +2,36 @@
 
 import pytest
 
-from benchmarks.trainer_loop import setup_of, traced_steps
 from tests.fixtures import Patch
-from tests.gpu_graph import GpuStep, optimised
+from tests.support import small
+from trainer.data.sources import load_dataset
+from trainer.planning.planner import MeasuredStep, work_of_replicas
 from trainer.training.step_operations import NO_KERNEL, operations
 
-ROWS = 64  # of a replica
 MOST_BYTES, MOST_OPERATIONS = 1.4, 1.9  # of those of one replica
 
 
-def of_replicas(replicas: int, *flags: str) -> tuple[float, int]:
-    """Returns the GB that a replica's step moves, and its operations as TensorFlow simplifies them.
-
-    CPU:1 and CPU:2 stand for GPUs, as in test_gpu_steps.py.
-    """
-    traced = traced_steps(setup_of(*flags, f"--replicas={replicas}", f"--global_batch_size={ROWS * replicas}"))
-    moved = sum(op.moved_bytes for op in operations(traced.graph) if op.type not in NO_KERNEL)
-    return moved / 1e9 / replicas, GpuStep(optimised(traced)).counts(0 if replicas > 1 else None)["operations"]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [
-    pytest.param(("--recipe=dcgan_mnist", "--data=digits"), id="dcgan"),
-    pytest.param(("--recipe=wgan_gp_mnist", "--data=digits"), id="wgan_gp"),
-])  # fmt: skip
-def test_a_replica_of_two_does_little_more_than_one(flags: tuple[str, ...], monkeypatch: Patch) -> None:
-    """Batch norm over replicas takes 12 passes over an activation, TensorFlow's kernel 5 for one."""
-    monkeypatch.setattr(
-        "trainer.cluster.strategy.local_devices",
-        lambda config, cluster: tuple(f"CPU:{i + 1}" for i in range(max(1, config.replicas))),
-    )
+def test_each_of_two_replicas_does_what_a_traced_step_of_two_does_and_little_more_than_one(
+    monkeypatch: Patch,
+) -> None:
+    """Batch norm over replicas takes 12 passes over an activation, TensorFlow's kernel 5 for one.
+
+    16 rows lie between those traced.
+    """
     monkeypatch.setattr("trainer.models.image_layers._planned", [None])
-    (gb, count), (gb_of_two, count_of_two) = (of_replicas(replicas, *flags) for replicas in (1, 2))
-    print(f"{gb:.2f} GB and {count:,.0f} operations; of two {gb_of_two:.2f} and {count_of_two:,.0f}")
-    assert gb < gb_of_two <= MOST_BYTES * gb
-    assert count < count_of_two <= MOST_OPERATIONS * count
+    config = small("--data=digits", "--critic_steps=2")
+    dataset = load_dataset(config)
+    alone, of_two = (work_of_replicas(config, dataset, replicas) for replicas in (1, 2))
+    traced = operations(MeasuredStep(config, dataset, 16, 2).graph, rows=16)
+    in_graph = [op for op in traced if op.type not in NO_KERNEL]
+    all_reduces = 2 + 2 * 2 + 3  # as test_all_reduces_of_a_step says
+    assert (of_two.all_reduces, alone.all_reduces) == (all_reduces, 0)
+    assert of_two.reduced_bytes == sum(op.reduced_bytes for op in in_graph) / 2
+    assert of_two.flops(16) == alone.flops(16) == sum(op.flops for op in in_graph) / 2
+    moved, moved_by_two = (sum(op.times * op.moved_bytes.at(16) for op in work.operations) for work in (alone, of_two))
+    in_trace = sum(op.moved_bytes for op in in_graph if not op.reduced_bytes)
+    assert moved_by_two == pytest.approx(in_trace / 2, rel=0.01)
+    assert moved < moved_by_two < MOST_BYTES * moved
+    count, count_of_two = (sum(op.times for op in work.operations) for work in (alone, of_two))
+    assert count < count_of_two < MOST_OPERATIONS * count

@@ -2,10 +2,7 @@
 
 import dataclasses
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +27,6 @@ from trainer.run.step_program import MOST_BYTES, steps_per_program
 from trainer.training import xla_choice
 from trainer.training.checkpoint import assign_values, checkpoint_folders, read_checkpoint, snapshot, variables_of
 from trainer.training.loop import OPTIONS
-from trainer.training.steps import StepRunner
 from trainer.training.xla_choice import XlaChoice, choose, failure_of
 
 STEPS = 3
@@ -341,40 +337,6 @@ def final(job_dir: Path) -> dict[str, Any]:
     return read_checkpoint(checkpoint_folders(job_dir / "checkpoints")[-1])[1]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("without_onednn")
-def test_killed_equals_never_killed_where_auto_compiles(small_config: Make, tmp_path: Path, monkeypatch: Patch) -> None:
-    """A run that auto compiles, killed before its first step and in the midst of a call, against one told to compile.
-
-    It goes on with another report interval, which is also that of its programs.
-    """
-    call, stops = StepRunner.__call__, [0, 70]
-
-    class Killed(BaseException):
-        pass
-
-    def killed(self: StepRunner, iterator: Any, first: int, count: int) -> StepLogs:
-        for stop in [stop for stop in stops if first <= stop < first + count]:
-            stops.remove(stop)
-            if stop > first:
-                call(self, iterator, first, stop - first)
-            raise Killed
-        return call(self, iterator, first, count)
-
-    flags = ("--model=mlp", "--image_size=16", "--steps=120", "--checkpoint_every_steps=50", "--dropout=0.3")
-    auto = small_config(*flags, f"--job_dir={tmp_path}/auto")
-    run_job(small_config(*flags, "--jit_compile", f"--job_dir={tmp_path}/told"))
-    monkeypatch.setattr(StepRunner, "__call__", killed)
-    for _ in range(2):
-        with pytest.raises(Killed):
-            run_job(auto)
-        assert (compilation(auto)["compiled"], compilation(auto)["at_once"]) == (True, 50)
-    run_job(auto := small_config(*flags, f"--job_dir={tmp_path}/auto", "--report_every_steps=7"))
-    assert compilation(auto)["at_once"] == 7
-    assert compilation(auto)["why"].startswith("on this processor")
-    assert largest_difference(final(tmp_path / "told"), final(tmp_path / "auto")) == 0
-
-
 @pytest.mark.usefixtures("without_onednn")
 @pytest.mark.parametrize("how", [pytest.param("in a loop", marks=pytest.mark.slow), "without a kernel"])
 def test_a_run_whose_first_step_xla_cannot_compile_has_the_numbers_of_a_plain_one(
@@ -387,16 +349,3 @@ def test_a_run_whose_first_step_xla_cannot_compile_has_the_numbers_of_a_plain_on
     assert compilation(config)["compiled"] is False
     assert largest_difference(final(tmp_path / "plain"), final(tmp_path / "auto")) == 0
     assert (f"jit_compile: the steps run plain: {compilation(config)['why']}" in caplog.text) is (how != "in a loop")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", [
-    ["wgan_gp_digits", "--critic_steps=2"], ["wgan_gp_digits", "--model=r3gan"], ["cnn_mnist", "--data=digits"],
-])  # fmt: skip
-def test_xla_compiles_once(flags: list[str], tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.trainer.training.compiled_steps", str(tmp_path), *flags],
-        env={**os.environ, "XLA_FLAGS": f"--xla_dump_to={tmp_path}"}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    first, last = map(int, done.stdout.split()[-2:])
-    assert first == last > 0

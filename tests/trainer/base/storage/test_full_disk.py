@@ -1,6 +1,5 @@
 """Tests a full disk: one line, exit code 2, the last checkpoint is intact, and the same command resumes."""
 
-import os
 import subprocess
 from collections.abc import Iterator
 from functools import partial
@@ -89,15 +88,3 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(disk: Path, capsys: pytest.
     assert task.main(command) == 0
     assert f"resumes at step {int(kept[-1].name[5:])} from" in capsys.readouterr().out
     assert (disk / "job" / "model" / "model.keras").is_file()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file system read-only")
-def test_a_disk_that_becomes_read_only(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    remount = ["mount", "-o", "remount,ro", str(disk)]
-    PLAN.update(disk=disk, at_step=5, saved=4, act=partial(subprocess.run, remount, check=True))
-    flags = ["--checkpoint_every_steps=4", "--report_every_steps=100", "--tensorboard=false"]
-    assert task.main([*RUN, *flags, f"--job_dir={disk / 'job'}"]) == 2
-    told = capsys.readouterr().err
-    assert "cannot be written: Read-only file system" in told
-    assert told.count("\n") == 1
-    read_checkpoint(disk / "job" / "checkpoints" / "step-00000004")

@@ -12,7 +12,6 @@ from typing import Any
 import keras
 import pytest
 
-from tests import workers
 from tests.support import refused
 from tests.trainer.base.storage.conftest import Bucket
 from tests.trainer.base.storage.fault_proxy import FOREVER, Fault, Proxy
@@ -216,16 +215,3 @@ def test_a_damaged_result_is_named_by_its_address_and_markers_of_folders_are_no_
         job_dir = open_job_dir(config_of(bucket, tmp_path))
         with closing(job_dir.mirror), refused(f"{bucket.url('runs/7/result.json')}{line}"):
             job_dir.read_result()
-
-
-@pytest.mark.slow
-def test_two_workers_and_one_writer(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
-    flags = [flag for flag in FLAGS if not flag.startswith("--replicas")]
-    flags += [f"--job_dir={bucket.url('runs/7')}", f"--cache_dir={tmp_path / 'cache'}"]
-    assert workers.run(2, [*flags, "--steps=20"], tmp_path / "log") == [DONE, DONE]
-    assert workers.run(2, [*flags, "--steps=30"], tmp_path / "again") == [DONE, DONE]
-    assert steps_kept(bucket) == ["step-00000020", "step-00000030"]
-    assert reported(bucket) == [5, 10, 15, 20, 25, 30]
-    assert len([name for name in bucket.names() if "/logs/events" in name]) == 4  # each start says so in one more
-    assert re.search("resumes at step 20 from gs://", (tmp_path / "again.0").read_text())
-    assert json.loads(bucket.content("runs/7/run.json"))["cluster"]["workers"] == 2
