@@ -48,11 +48,6 @@ _SMALL = {
 }  # fmt: skip
 
 
-def recipe_flags(recipe: str) -> list[str]:
-    """Returns the flags by which a recipe trains on the digits of the package."""
-    return [f"--recipe={recipe}", "--data=digits", *_SMALL.get(recipe, [])]
-
-
 def settings(case: str, *flags: str) -> TrainConfig:
     """Returns the settings of an example's own command, or of models of the tests, for a short run in float64."""
     if case in EXAMPLES:

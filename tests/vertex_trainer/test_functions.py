@@ -15,7 +15,6 @@ import pytest
 import vertex_trainer
 from deploy.api.plan import USAGE, PlanOptions
 from deploy.api.request import call_verb
-from deploy.cli import submit as verb
 from deploy.platform.errors import STATE_UNKNOWN
 from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.conftest import ROOT, Capture, FlyingClock, error_of, output_of, put, run
@@ -166,16 +165,6 @@ def test_two_threads_submit_at_once(cloud: Emulator, session: Session, capsys: C
     assert capsys.readouterr().out == ""
 
 
-def test_ctrl_c_ends_the_wait_and_the_same_call_goes_on(cloud: Emulator, session: Session, flying: FlyingClock) -> None:
-    job = submit("cpu", settings=TINY, session=session, **WHERE)
-    flying.asleep = flying.interrupt
-    assert (job.wait().over, job.exit_code) == (False, 75)
-    flying.asleep = lambda: cloud.end(next(iter(cloud.jobs.values())), "SUCCEEDED")
-    again = submit("cpu", settings=TINY, session=session, **WHERE)
-    assert (again.name, again.wait().state, len(cloud.jobs)) == (job.name, "SUCCEEDED", 1)
-    assert submit("cpu", settings=TINY, session=session, **WHERE).name != job.name, "it is over"
-
-
 class Interrupted(io.StringIO):
     """Is interrupted in place of the line that names a job in us-east4."""
 
@@ -205,17 +194,6 @@ def test_a_job_that_does_not_end_is_not_called_cancelled(cloud: Emulator, sessio
     with pytest.raises(PlatformFault, match="still PENDING: `python -m deploy watch` shows its end") as caught:
         job.cancel()
     assert caught.value.exit_code == STATE_UNKNOWN
-
-
-def test_the_body_is_that_of_the_verb(cloud: Emulator, session: Session) -> None:
-    cloud.run = ends("SUCCEEDED")
-    flags = {**WHERE, "labels": {"team": "vision"}, "spot": True, "env": {"A": "1", "B": "2"}, "name": "same"}
-    submit("l4x1", settings=TINY, session=session, max_cost=5, **flags).wait()
-    typed = [f"--{name}={value}" for name, value in {**TINY, **WHERE, "max_cost": 5, "name": "same"}.items()]
-    assert verb.main(["l4x1", *typed, "--labels=team=vision", "--spot", "--env=A=1", "--env=B=2"], session) == 0
-    bodies = [{**body, "labels": {**body["labels"], "submission": ""}} for body in cloud.bodies]
-    assert bodies[0] == bodies[1]
-    assert bodies[0]["labels"]["team"] == "vision"
 
 
 def test_plan_returns_the_best_offer_and_writes_nothing(tmp_path: Path, capsys: Capture) -> None:

@@ -147,13 +147,6 @@ def test_a_list_that_lags_makes_no_second_job_and_the_name_is_told_as_soon_as_it
     assert (flying.slept, states(cloud), cloud.requests.count(CREATES)) == (listings * sending.LOOK_S, ["PENDING"], 1)
 
 
-def test_the_second_request_ends_the_wait(cloud: Emulator, session: Session, flying: FlyingClock) -> None:
-    """Its response has the name: nobody waits for a list any more."""
-    cloud.faults = [Fault(POSTS, 503)]
-    assert submit.main(["cpu", *SDK, "--detach"], session) == 0
-    assert sending.LISTED_S <= flying.slept < sending.LISTED_S + sending.LOOK_S
-
-
 def reserved(cloud: Emulator, now: float, **changed: Any) -> None:
     """Puts the record of a submission whose process has ended on this machine."""
     done = subprocess.Popen([sys.executable, "-c", ""])

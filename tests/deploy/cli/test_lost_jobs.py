@@ -170,16 +170,6 @@ def test_a_job_that_waits_too_long_is_cancelled_and_the_next_tried(
     assert shown.count("PENDING for ") == 2
 
 
-def test_flex_start_waits_by_itself(cloud: Emulator, session: Session, tmp_path: Path) -> None:
-    cloud.run = ends("SUCCEEDED")
-    assert submit.main(["h100x1", *SDK, "--max_wait=90m", "--detach"], session) == 0
-    (job,) = cloud.jobs.values()
-    assert job["jobSpec"]["scheduling"]["maxWaitDuration"] == "5400s"
-    assert "--detach contradicts --max_wait: nobody would cancel the job then" in error_of(
-        submit.main, ["l4x1", *SDK, "--max_wait=90m", "--detach"], session
-    )
-
-
 NOT_SUPPORTED = "Machine type g2-standard-24 is not supported in region us-central1."
 
 

@@ -176,17 +176,14 @@ def test_a_check_of_a_tier_is_a_short_job_on_one_machine(
     assert "trains wgan_gp" not in shown
 
 
-@pytest.mark.parametrize(("words", "detached"), [
-    ("--detach", True), ("--detach=yes", True), ("--detach false", False), ("--no_detach", False), ("", False),
-])  # fmt: skip
-def test_the_record_says_whether_anybody_follows_the_job(
-    words: str, detached: bool, cloud: Emulator, session: Session
-) -> None:
+@pytest.mark.parametrize("detached", [True, False])
+def test_the_record_says_whether_anybody_follows_the_job(detached: bool, cloud: Emulator, session: Session) -> None:
     cloud.run = ends("SUCCEEDED")
-    assert submit.main(["cpu", *BY_SDK, *words.split()], session) == 0
+    assert submit.main(["cpu", *BY_SDK, f"--detach={detached}"], session) == 0
     (file,) = Path("runs/submitted").glob("*.json")
-    (in_bucket,) = [text for name, text in cloud.objects.items() if name.endswith("/submission.json")]
-    assert [json.loads(text)["detached"] for text in (file.read_text(), in_bucket)] == [detached, detached]
+    (in_bucket,) = [text for name, text in cloud.objects.items() if "/submission.json" in name]
+    assert json.loads(file.read_text())["detached"] == detached
+    assert json.loads(in_bucket)["detached"] == detached
 
 
 def test_a_fallback_has_its_packages_too(cloud: Emulator, session: Session) -> None:

@@ -140,17 +140,6 @@ def test_a_job_number_is_in_gclouds_region(session: Session, monkeypatch: pytest
         )
 
 
-def test_a_job_that_ended_before_is_shown_at_once(
-    cloud: Emulator, watched: Watched, job: Job, flying: FlyingClock
-) -> None:
-    cloud.begin(job)
-    cloud.log(job, "the last words")
-    cloud.end(job, "SUCCEEDED")
-    flying.time += 3600
-    assert "the last words" in watched()[0]
-    assert flying.slept == 0
-
-
 @pytest.mark.parametrize(
     ("flags", "texts"),
     [

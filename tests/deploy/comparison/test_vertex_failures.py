@@ -22,7 +22,6 @@ from tests.deploy.conftest import JOB, Capture, Command, FlyingClock, Job, outpu
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault, ends
 from tests.deploy.planted import plant
 from tests.support import refused
-from trainer.base.errors import UserError
 from trainer.base.storage.local_files import Address
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -76,15 +75,6 @@ def test_what_stops_all_jobs_is_reported_once(
     with refused(line):
         command("l4x1", "l4x2", "--repeats=3", *missing)
     assert len(cloud.requests) == 1 or not status
-
-
-def test_a_job_of_unknown_state_is_named_and_found_again(command: Command, cloud: Emulator) -> None:
-    cloud.faults = [Fault("GET .*/customJobs/", 401)]
-    shown = command("cpu", code=1)
-    (job,) = cloud.jobs.values()
-    assert f"the job may still be running; watch it: python -m deploy watch {job['name']}" in shown
-    command("cpu")
-    assert len(cloud.jobs) == 1
 
 
 def test_a_tier_without_quota_is_recorded_and_the_others_run(command: Command, cloud: Emulator, tmp_path: Path) -> None:
@@ -171,14 +161,3 @@ def test_a_partly_fetched_run_is_fetched_again_and_a_missing_result_is_reported(
     cloud.run = ends("SUCCEEDED")
     shutil.rmtree(tmp_path / "out")
     assert re.search(r"cpu, repeat 1: gs://.* has no result.json, though the job succeeded", command("cpu", code=2))
-
-
-def test_a_damaged_record_is_named(command: Command, cloud: Emulator, tmp_path: Path) -> None:
-    command("cpu")
-    folder = tmp_path / "out" / "cpu" / "repeat-1"
-    (folder / "result.json").unlink()
-    record = folder / "submission.json"
-    record.write_text('{"job": 1}')
-    with pytest.raises(UserError, match=f"^{record} is damaged: see `python -m deploy jobs`"):
-        command("cpu")
-    assert len(cloud.jobs) == 1

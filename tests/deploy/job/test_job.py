@@ -27,7 +27,7 @@ from deploy.packaging.images import IMAGE_RECORD, START, STARTER, BuiltImage, re
 from deploy.packaging.packages import Package
 from deploy.platform import buckets
 from deploy.platform.gcloud_and_sdk import to_yaml
-from deploy.tiers.gcp_config import GcpConfig, NoMachines, check_region
+from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.tier import JOB_CONFIGS, Tier, load_tier, machine_tier
 from tests.deploy.cli.wrong_inputs import TWO
 from tests.deploy.conftest import Capture, error_of
@@ -333,10 +333,3 @@ def test_a_package_of_ones_own_may_be_named() -> None:
     (start,) = (variable["value"] for variable in task(made)["env"] if variable["name"] == "TRAINER_START")
     wheels = [uri.rsplit("/", 1)[-1] for uri, _ in json.loads(start)["packages"]]
     assert wheels == ["my_models-0-py3-none-any.whl", "vertex_trainer-1.0-py3-none-any.whl"]
-
-
-def test_a_region_that_no_page_has_is_refused_and_one_page_is_enough() -> None:
-    for tier, region in (("t4x1", "us-central1"), ("v100x1", "us-east1"), ("l4x1", "europe-west2"), ("cpu", "x")):
-        check_region(load_tier(tier), GcpConfig("p", region, "gs://abc"))
-    with pytest.raises(NoMachines, match=r"region=africa-south1 has no NVIDIA_L4 .*europe-west2"):
-        check_region(load_tier("l4x1"), GcpConfig("p", "africa-south1", "gs://abc"))

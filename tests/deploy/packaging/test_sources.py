@@ -85,14 +85,11 @@ def test_a_syntax_error_is_told_here(code: str, what: str, mine: Path) -> None:
 @pytest.mark.parametrize(
     ("requirement", "refused"),
     [
-        ("tensorflow==2.15", True), ("tensorflow==2", True), ("tensorflow<2.20", True), ("TensorFlow <= 2.19.1", True),
+        ("tensorflow==2", True), ("tensorflow<2.20", True), ("TensorFlow <= 2.19.1", True),
         ("tensorflow-cpu~=2.10.0", True), ("tensorflow[and-cuda]==2.19.*", True), ("keras<3", True),
-        ("keras==2.15.0", True), ("tensorflow>=2.22", True), ("tensorflow==2.22.0", True), ("keras>=3.16", True),
-        ("keras>=2,<3.15", True), ("keras==3.14.1", True), ("keras~=3.14.1", True), ("keras==3.16.*", True),
-        ("keras>=3.13,<3.16", False), ("keras==3.15.1", False),
-        ("tensorflow", False), ("tensorflow>=2.10", False), ("tensorflow==2.20.0", False),
-        ("tensorflow~=2.10", False), ("tensorflow==2.*", False), ("tensorflow<=2.20", False), ("keras>=3.4", False),
-        ("keras==3.*", False), ("tensorflow-datasets==4.9", False), ("keras-cv==0.9", False), ("einops>=0.7", False),
+        ("tensorflow>=2.22", True), ("keras>=2,<3.15", True), ("keras==3.16.*", True),
+        ("keras>=3.13,<3.16", False), ("tensorflow", False), ("tensorflow==2.20.0", False),
+        ("tensorflow~=2.10", False), ("keras==3.*", False), ("tensorflow-datasets==4.9", False),
         ("tensorflow; python_version < '3.9'", False), ("tensorflow>2.20,<2.22", False),
         ("tensorflow @ https://example.com/tensorflow.whl", False),
     ],

@@ -99,13 +99,6 @@ def test_a_catalog_that_cannot_be_read_writes_nothing(services: Emulator, sessio
     assert not FILE.exists()
 
 
-@pytest.mark.parametrize("kind", [500, "html"])
-def test_a_page_that_is_none_and_a_failure_are_asked_for_again(services: Emulator, session: Session, kind: Any) -> None:
-    services.faults = [Fault(CATALOG, kind)]
-    assert asked(session) == 0
-    assert len(yaml.safe_load(FILE.read_text())) == 5
-
-
 def submitted(spent_usd: float | None = 12.4) -> None:
     attempt = Attempt("l4x4", "my-proj", "us-central1", 4.6, "gs://b/x", "SUCCEEDED", "projects/1/j/7", "", spent_usd)
     Submission("20261101-1", [attempt]).write()

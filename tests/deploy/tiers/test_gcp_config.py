@@ -8,17 +8,8 @@ from pathlib import Path
 import pytest
 
 from deploy.tiers.gcp_config import checked_address, checked_region, transfer_usd_per_gib
-from tests.deploy.conftest import needs_gcloud, run
 from tests.support import refused
 from trainer.base.storage.login import gcloud_property
-
-
-@needs_gcloud
-def test_gclouds_configuration_is_read_as_gcloud_reads_it(tmp_path: Path, cloud: object) -> None:
-    assert run(["gcloud", "config", "set", "--quiet", "ai/region", "europe-west4"]).returncode == 0
-    assert gcloud_property("ai", "region") == "europe-west4"
-    assert gcloud_property("core", "project") == "my-proj"  # from the environment
-    assert gcloud_property("ai", "endpoint") == ""
 
 
 def test_the_environment_wins_and_nothing_configured_is_empty(tmp_path: Path) -> None:
