@@ -22,11 +22,14 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
 
-COMMON = ["--steps=12", "--global_batch_size=48", "--learning_rate=1e-3", "--image_size=16", "--report_every_steps=6"]
+COMMON = ["--steps=12", "--global_batch_size=48", "--learning_rate=1e-3", "--report_every_steps=6"]
+SMALL = ["--image_size=16", "--width=4", "--latent_dim=16"]
 MODELS = {
-    "mlp": ["--model=mlp", "--width=32", "--dropout=0.3", "--evaluation_fraction=0.2"],
-    "dcgan": ["--model=dcgan", "--width=4", "--latent_dim=16"],
-    "wgan_gp": ["--model=wgan_gp", "--width=4", "--latent_dim=16", "--critic_steps=2"],
+    "mlp": ["--model=mlp", *SMALL[:1], "--width=32", "--dropout=0.3", "--evaluation_fraction=0.2"],
+    "dcgan": ["--model=dcgan", *SMALL],
+    "wgan_gp": ["--model=wgan_gp", *SMALL, "--critic_steps=2"],
+    "two_outputs": ["--model=tests.own_data:two_outputs", "--data=tests.own_data:named_inputs"],
+    "masked_text": ["--model=tests.own_data:masked_text", "--data=tests.own_data:next_tokens"],
 }
 
 
@@ -89,8 +92,8 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ("mlp", 2, ["--replicas=2", "--jit_compile"]),  # in programs of XLA
     ("dcgan", 2, ["--replicas=2", "--jit_compile"]),
     ("wgan_gp", 3, []),
-], ids=["mlp-2 workers x 2 micro-batches", "mlp-2 workers x 2 devices",
-        "dcgan-2 workers x 2 devices", "wgan_gp-3 workers"])  # fmt: skip
+    ("two_outputs", 2, ["--replicas=2"]), ("masked_text", 2, ["--replicas=2"]),  # of a user's own
+])  # fmt: skip
 def test_any_cluster_gives_the_numbers_of_one_worker(
     model: str,
     count: int,
