@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-AUGMENTATION = keras.layers.RandomFlip("horizontal")  # unused: it draws a seed when this module is imported
 _DRAWN = np.random.default_rng(0)
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from examples import table
 from tests.own_runs import EXAMPLES, arguments_of
-from tests.support import largest_difference, real_data, refused, run_job, run_steps, weights
+from tests.support import largest_difference, real_data, run_job, run_steps, weights
 from trainer.base.run_files.job_files import read_stats
 from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
@@ -78,16 +78,3 @@ def test_a_table_may_have_a_header_missing_cells_and_text(header: str, name: str
     np.testing.assert_array_equal(x["numbers"], [[1], [np.nan]])
     assert x["categories"].tolist() == [[f"{name}=red"], [f"{name}=light, blue"]]
     assert y.tolist() == [2, 3]
-
-
-@pytest.mark.parametrize(("text", "line"), [
-    ("", "0 cells in '': two lines or more"),
-    ("a,b\n", "0 cells in '': two lines or more"),
-    ("a,b\n1,2\n3\n", "1 cells in '3'"),
-    ("a;b\n1;2\n", "1 cells in 'a;b'"),
-], ids=["empty", "header", "short", "semicolons"])  # fmt: skip
-def test_a_table_that_is_none_is_refused(text: str, line: str, tmp_path: Path) -> None:
-    file = tmp_path / "table.csv"
-    file.write_text(text)
-    with refused(f"csv={file}: {line}"):
-        load_dataset(settings("table", f"--csv={file}"))

@@ -255,10 +255,3 @@ def test_workers_that_do_not_run_the_same_job_on_the_same_data_fail(
         output = (tmp_path / f"{index}.log").read_text()
         assert output.count(DIFFERENT[kind]) == 1, output
         assert "Traceback" not in output
-
-
-@pytest.mark.slow
-def test_workers_whose_file_draws_at_its_import_read_the_same_data(tmp_path: Path) -> None:
-    own = [f"--{setting}=tests.drawing:{name}" for setting, name in
-           (("model", "build"), ("data", "data"), ("callbacks", "callbacks"))]  # fmt: skip
-    trained(tmp_path / "job", 2, [*own, "--steps=2", "--global_batch_size=8"])

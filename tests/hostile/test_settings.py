@@ -1,7 +1,6 @@
 """Tests flags, recipes, machine specs and price files that nobody writes by accident: one line each, exit code 2."""
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.__main__ import main as deploy
-from deploy.tiers.machine_table import load_machines
 from deploy.tiers.spec_rules import MESSAGES
 from deploy.tiers.tier import JOB_CONFIGS, load_tier
 from tests.fixtures import Capture
-from tests.fuzz import MANY, WORDS, at_most, examples, like, one_line, scalars, texts, values
+from tests.fuzz import MANY, at_most, examples, like, one_line, scalars, texts, values
 from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.task import main as task
@@ -72,17 +70,6 @@ def test_files_that_blow_up_are_refused_in_every_place(number: int, text: str, t
         for command, arguments, code in places if MANY else [places[number % 3]]:
             assert command(arguments) == code
     assert "Traceback" not in capsys.readouterr().err
-
-
-@pytest.mark.hypothesis
-@pytest.mark.parametrize(("number", "word"), [*enumerate(WORDS)], ids=range(len(WORDS)))
-def test_a_word_in_every_place(number: int, word: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each word in an eighth of the settings; in all of them where many inputs are asked for."""
-    monkeypatch.chdir(tmp_path)
-    for name in NAMES if MANY else NAMES[number % 8 :: 8]:
-        one_line(partial(resolve, [f"--{name}={word}"]))
-    one_line(lambda: load_tier(word))
-    one_line(lambda: load_machines(word))
 
 
 _SPEC: dict[str, Any] = yaml.safe_load((JOB_CONFIGS / "l4x1-2workers.yaml").read_text())

@@ -38,7 +38,10 @@ def test_a_dry_run_is_a_few_lines_and_sends_nothing(cloud: Emulator, capsys: Cap
 
 @needs_gcloud
 def test_the_pasted_command_makes_the_same_job(cloud: Emulator, capsys: Capture) -> None:
-    assert main(["submit", "l4x4", "--out=job.yaml", *WHERE, *JOB, "--image=us-docker.pkg.dev/p/r/x:1"]) == 0
+    key = "projects/my-proj/locations/us-central1/keyRings/r/cryptoKeys/k"
+    flags = ["--labels=team=vision,cost=", f"--kms_key={key}", "--out=my job.yaml"]
+    image = "--image=us-docker.pkg.dev/p/r/x:1"
+    assert main(["submit", "l4x4", *flags, *WHERE, *JOB, image]) == 0
     pasted = capsys.readouterr().out.splitlines()[-1]
     done = subprocess.run(["bash", "-c", pasted], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -47,6 +50,8 @@ def test_the_pasted_command_makes_the_same_job(cloud: Emulator, capsys: Capture)
         "imageUri": "us-docker.pkg.dev/p/r/x:1", "args": [*JOB, "--expect_devices=4"],
     }  # fmt: skip
     assert job["labels"]["submission"] == job["displayName"].removeprefix("mlp-l4x4-") + "-1"
+    assert (job["labels"]["team"], job["labels"]["cost"]) == ("vision", "")
+    assert job["encryptionSpec"] == {"kmsKeyName": key}
 
 
 def test_no_quota_here_goes_on_there_and_everything_is_recorded(

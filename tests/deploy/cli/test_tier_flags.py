@@ -1,7 +1,6 @@
 """Tests flags that change or replace a tier, what a job may cost, and the lists of machines and jobs."""
 
 import json
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -62,19 +61,6 @@ def test_flags_change_any_tier(
     shown = capsys.readouterr().out
     assert f", {scheduling['strategy']}" in shown
     assert ("SPOT machines away: the job then starts again on others" in shown) == (strategy == "spot")
-
-
-def test_the_command_of_a_staged_job_has_what_a_spec_cannot_hold(cloud: Emulator, capsys: Capture) -> None:
-    assert main(["submit", "l4x4", *WHERE, *JOB, *CHANGES, "--spot", "--project=p", "--out=my job.yaml"]) == 0
-    spec, shown = Path("my job.yaml").read_text(), capsys.readouterr().out.splitlines()
-    assert yaml.safe_load(spec)["serviceAccount"] == ACCOUNT
-    command = shlex.split(shown[-1])
-    assert command[:6] == ["gcloud", "ai", "custom-jobs", "create", "--project=p", "--region=us-central1"]
-    assert {"--config=my job.yaml", f"--kms-key={KEY}"} <= {*command}
-    (labels,) = [word.removeprefix("--labels=") for word in command if word.startswith("--labels=")]
-    assert ",team=vision,cost=,submission=" in labels
-    assert [line.partition(" gs://")[0] for line in shown if line.startswith("package")] == ["package", "package"]
-    assert not cloud.jobs
 
 
 def test_what_is_shown_is_what_is_sent(cloud: Emulator, session: Session, capsys: Capture) -> None:

@@ -45,17 +45,6 @@ def test_the_cheapest_within_a_time_and_whether_four_gpus_are_worth_it(tmp_path:
     assert re.search(r" l4x4 is \S+ x as fast as l4x1 for ", four)
 
 
-def test_what_a_resnet_of_256_rows_needs_and_90_epochs_of_imagenet_on_eight_a100(tmp_path: Path) -> None:
-    """As ResNet-50, 80 MiB and some 25 GFLOP a row."""
-    plan = dataclasses.replace(read_plan(planted_plan(tmp_path, row_gib=0.08, gflop=0.25)), examples=1_281_167)
-    fits = line_of("fits?", answered(plan, "t4x1", global_batch_size=256, steps=1000))
-    assert fits.startswith("  fits?   no: needs ")
-    assert "; up to a batch of " in fits
-    lines = answered(plan, "a100x8", global_batch_size=256, epochs=90)
-    assert line_of("fits?", lines).startswith("  fits?       yes: ")
-    assert " h (" in line_of("cheapest", lines)
-
-
 def test_a_model_with_loops_has_times_on_cpus_alone_and_the_answer_says_so(tmp_path: Path) -> None:
     plan = dataclasses.replace(read_plan(planted_plan(tmp_path)), own_loops=True)
     lines = answered(plan, global_batch_size=32, steps=500)

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from tests.fixtures import Capture, Patch
-from tests.support import classifier_of, refused, run_steps, small
+from tests.support import classifier_of, run_steps, small
 from trainer import check as command
 from trainer.base.errors import DONE, USER_MUST_CHANGE
 from trainer.base.log import start_logging
@@ -136,18 +136,6 @@ def test_with_deterministic_the_same_steps_must_give_the_same_bits(model: str, e
     assert found["rows"][-1]["name"] == "float32, again"
     assert (found["rows"][-1]["problem"] == "") is found["agrees"] is equal
     assert found["left_out"] == []
-
-
-def test_the_flags_of_the_check() -> None:
-    request = command.read_check(["--on-gpus", "--seconds", "7", "--model", "mlp", "--replicas=2"])
-    assert (request.options.on_gpus, request.options.seconds, request.config.model, request.config.replicas) == (
-        True,
-        7,
-        "mlp",
-        2,
-    )
-    with refused("seconds=-1 must be at least 0"):
-        command.read_check(["--on_gpus", "--seconds=-1"])
 
 
 def trained(after: float = 1.0, loss: float = -4.0, norm: float = 10.0) -> Trained:

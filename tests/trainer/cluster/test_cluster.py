@@ -46,22 +46,17 @@ def test_the_chief_comes_first_and_alone_writes(cluster: Any, tasks: list[tuple[
 
 @pytest.mark.parametrize(("environment", "message"), [
     ({"TF_CONFIG": "{"}, "not valid JSON"),
-    ({"TF_CONFIG": "[" * 100_000}, "not valid JSON"),
     ({"TF_CONFIG": "3"}, "the variable must be a JSON object"),
     (tf_config(3), "cluster must be a JSON object"),
     (tf_config({"chief": CHIEF}), "cluster.chief must be a list of host:port"),
-    (tf_config({"chief": ["nowhere"]}), "cluster.chief must be a list of host:port"),
     (tf_config({"chief": ["host:99999"]}), "cluster.chief must be a list of host:port"),
     (tf_config({"chief": [CHIEF], "worker": [CHIEF]}), "appears more than once"),
     (tf_config({"chief": [CHIEF, ONE]}), "2 chiefs: use only one"),
     (tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", 1), "use 0 to 0"),
-    (tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", -1), "use 0 to 0"),
     (tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", True), "use 0 to 0"),
     (tf_config({"master": [CHIEF], "worker": [ONE]}, "worker", 0), "this trainer has no tasks of role 'master'"),
     (tf_config({"worker": [ONE, TWO]}, "chief"), "task.type is chief, but the cluster has no chief"),
     (tf_config({"chief": [CHIEF], "ps": [ONE]}), "this trainer has no tasks of role 'ps': supported are"),
-    (tf_config({"chief": [CHIEF], "worker": [ONE]}, "evaluator"), "no tasks of role 'evaluator'"),
-    (tf_config({"chief": [CHIEF], "gardener": [ONE]}), "no tasks of role 'gardener'"),
 ])  # fmt: skip
 def test_what_is_malformed_is_one_line(environment: dict[str, str], message: str) -> None:
     with refused(message):

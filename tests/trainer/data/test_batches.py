@@ -8,11 +8,10 @@ import tensorflow as tf
 
 from tests.support import refused
 from trainer.base.errors import PlatformFault, UserError
-from trainer.base.settings.request import resolve
 from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
-from trainer.cluster.strategy import Replicas, make_replicas
+from trainer.cluster.strategy import Replicas
 from trainer.data.batches import ReplicaRows, batches, copied_ahead, row_order
 from trainer.data.dataset import Arrays, Dataset, NestedArrays
 from trainer.data.examples import Examples, InSequence, Subset, unfilled
@@ -20,8 +19,6 @@ from trainer.data.image_arrays import load_digits
 from trainer.data.sources import load_dataset
 from trainer.data.user_data import RandomAccess
 from trainer.invariance.internals import separate_collectives
-from trainer.run.training_setup import build_setup
-from trainer.training.checkpoint import assign_values, snapshot, variables_of
 
 
 def numbered(examples: int) -> Arrays:
@@ -116,22 +113,6 @@ def test_rows_copied_ahead_are_those_of_the_host_on_each_device(replicas: int) -
             assert images.device[-5:] == labels.device[-5:] == device
             assert np.array_equal(images, expected[0][number : number + 1])
             assert np.array_equal(labels, expected[1][number : number + 1])
-
-
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_step_of_rows_copied_ahead_has_the_same_bits(replicas: int) -> None:
-    """Two iterators one after the other, as a trial of XLA and a run have them, need one trace."""
-    flags = ("--recipe=mlp_mnist", "--data=digits", "--image_size=8", "--global_batch_size=32")
-    config = resolve([*flags, "--steps=9", f"--replicas={replicas}", "--precision=float64"]).config
-    setup = build_setup(config, make_replicas(config))
-    start, losses = snapshot(variables_of(setup.model)), []
-    for rows in (setup.rows_from, lambda step: copied_ahead(setup.batches_from(step), setup.replicas)):
-        runner = setup.step_runner()
-        for _ in range(2):
-            assign_values(variables_of(setup.model), start, setup.replicas)
-            losses.append(runner(rows(2), 2, 3).means())
-        assert runner._run.experimental_get_tracing_count() == 1
-    assert losses[0] == losses[1] == losses[2] == losses[3]
 
 
 def test_text_stays_on_the_host() -> None:

@@ -183,23 +183,16 @@ Damage = Callable[[Path], object]
 
 @pytest.mark.parametrize(("damage", "line"), [
     (lambda f: (f / "pieces.json").write_text("{"), "pieces.json is damaged"),
-    (lambda f: (f / "pieces.json").write_text("{}"), "pieces.json is damaged"),
     (lambda f: (f / "pieces.json").write_text('{"format": "trainer-shards-2"}'), "its format is not trainer-pieces-1"),
     (lambda f: (f / "pieces.json").unlink(), "No such file"),
     (lambda f: (f / "train-00000.x.npy").unlink(), "cannot be read"),
-    (lambda f: (f / "train-00000.x.npy").write_bytes(b"x"), "cannot be read"),
     (lambda f: os.truncate(f / "train-00000.x.npy", 50 * 256), "uint8 (50, 16, 16, 1) is required"),
     (lambda f: flip(f / "train-00000.x.npy"), "differs from its checksum"),
-    (lambda f: flip(f / "train-00000.y.npy"), "differs from its checksum"),
-    (lambda f: np.save(f / "train-00000.x.npy", np.zeros((49, 16, 16, 1), np.uint8)), "uint8 (49, 16, 16, 1)"),
     (lambda f: np.save(f / "train-00000.x.npy", np.zeros((50, 16, 16, 1), np.int8)), "int8 (50, 16, 16, 1)"),
-    (lambda f: np.save(f / "train-00000.x.npy", np.zeros((50, 256), np.uint8)), "uint8 (50, 256)"),
     (lambda f: np.save(f / "train-00000.y.npy", np.zeros(50)), "float64 (50,)"),
     (lambda f: linked(f, "train-00000.x.npy"), "it is a link or no file"),
     (lambda f: changed(f, examples=49), "uint8 (49, 16, 16, 1) is required"),
-    (lambda f: changed(f, examples=-1), "pieces.json is damaged"),
     (lambda f: changed(f, files={"../../etc/passwd": ""}), "pieces.json is damaged"),
-    (lambda f: changed(f, files={"/etc/passwd": ""}), "pieces.json is damaged"),
     (lambda f: changed(f, files={}), "pieces.json is damaged"),
 ])  # fmt: skip
 def test_damaged_pieces_are_named(photos: Path, tmp_path: Path, damage: Damage, line: str) -> None:

@@ -251,7 +251,7 @@ def test_what_does_not_fit_is_refused(small_config: Make, flag: str, line: str) 
 
 @pytest.mark.slow
 def test_a_file_that_draws_at_its_import_does_so_after_the_seed_in_every_start(tmp_path: Path) -> None:
-    """Its callbacks are imported first, and a resumed run refuses other rows; workers: tests/e2e/test_workers.py."""
+    """Its callbacks are imported first, and a resumed run refuses other rows."""
 
     starts = []
     drawn = "--callbacks=tests.drawing:callbacks"

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import SMALL
-from tests.drill import losses, numbers
+from tests.drill import numbers
+from tests.e2e.test_interruption import check_same
 from tests.fixtures import Make
 from tests.support import Signals, of_model
 from tests.support import run_job as run
@@ -177,15 +178,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def check_same(folder: Path, undisturbed: Path) -> None:
-    assert numbers(folder) == numbers(undisturbed)
-    assert losses(folder) == pytest.approx(losses(undisturbed), rel=1e-5)
-    results = [result_of(one) for one in (folder, undisturbed)]
-    assert [(result["state"], result["steps"]) for result in results] == [("done", results[1]["steps"])] * 2
-    kept = [checkpoint_folders(one / "checkpoints") for one in (folder, undisturbed)]
-    assert [path.name for path in kept[0]] == [path.name for path in kept[1]]
-    ours, theirs = (read_checkpoint(paths[-1])[0]["state"] for paths in kept)
-    assert [state["pending"] for state in (ours, theirs)] == [False, False]
+def check_stopped_alike(folder: Path, undisturbed: Path) -> None:
+    check_same(folder, undisturbed, tolerance=1e-5)
+    ours, theirs = (
+        read_checkpoint(checkpoint_folders(one / "checkpoints")[-1])[0]["state"] for one in (folder, undisturbed)
+    )
     assert ours["best"]["step"] == theirs["best"]["step"]
     assert ours["callbacks"].keys() == theirs["callbacks"].keys() == {"EarlyStopping-1"}
     stopping, expected = (state["callbacks"]["EarlyStopping-1"] for state in (ours, theirs))
@@ -224,7 +221,7 @@ def test_a_signal_before_or_in_the_midst_of_a_measurement_leaves_it_to_the_same_
         assert job.run(config, ["test"], time.monotonic()) == INTERRUPTED
         assert (result_of(folder)["state"], result_of(folder)["steps"]) == ("interrupted", step)
         assert step not in [number[1] for number in numbers(folder)]
-    check_same(run(config), undisturbed)
+    check_stopped_alike(run(config), undisturbed)
 
 
 class Killed(BaseException):
@@ -254,7 +251,7 @@ def test_early_stopping_survives_restarts(
             if saves[-1] == stopped_at:
                 break
             saves.clear()
-    check_same(run(config), undisturbed)
+    check_stopped_alike(run(config), undisturbed)
 
 
 @pytest.mark.slow

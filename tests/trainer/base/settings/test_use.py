@@ -11,7 +11,6 @@ from tests.support import refused
 from trainer.base.settings.fields import fields_of
 from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
-from trainer.base.settings.use import recording_reads
 from trainer.run import job
 
 FIELDS = {name: field for name, field in fields_of(TrainConfig).items() if field.metadata["used_by"]}
@@ -60,12 +59,3 @@ def test_it_counts_as_used_by_whatever_reads_it_and_in_a_recipe_file_too(tmp_pat
         train(tmp_path / "other", f"--recipe={recipe}")
     assert train(tmp_path / "other", f"--recipe={recipe}", reads_it) == 0
     assert train(tmp_path / "built_in", "--recipe=mlp_mnist") == 0  # its rate is not the user's
-
-
-def test_reads_are_recorded() -> None:
-    config = resolve(["--model=mlp", "--width=3"]).config
-    copy, names = recording_reads(config)
-    assert (vars(copy)["width"], names) == (3, {"__dict__"})
-    assert (copy.learning_rate, copy.evaluation_batch) == (config.learning_rate, 64)
-    assert {"learning_rate", "evaluation_batch", "global_batch_size"} <= names
-    assert isinstance(copy, type(config))

@@ -7,13 +7,10 @@ from trainer.base.storage import Address, output_address, parse
 
 
 @pytest.mark.parametrize(("path", "address"), [
-    ("gs://my-bucket/photos", Address("my-bucket", "photos")),
     ("gs://my-bucket/photos/a b/", Address("my-bucket", "photos/a b")),
     ("gs://my-bucket", Address("my-bucket", "")),
-    ("gs://my-bucket/", Address("my-bucket", "")),
     ("/gcs/my-bucket/photos", None),
     ("photos", None),
-    ("C:/photos", None),
     ("gsx:photos", None),
 ])  # fmt: skip
 def test_paths(path: str, address: Address | None) -> None:
@@ -22,15 +19,12 @@ def test_paths(path: str, address: Address | None) -> None:
 
 @pytest.mark.parametrize(("path", "line"), [
     ("gs:/bucket/x", "did you mean gs://bucket/x?"),
-    ("gs:///bucket/x", "did you mean gs://bucket/x?"),
     ("gs:bucket/x", "did you mean gs://bucket/x?"),
-    ("GS://bucket/x", "did you mean gs://bucket/x?"),
     ("gcs://bucket/x", "did you mean gs://bucket/x?"),
     ("https://storage.googleapis.com/bucket/x", "did you mean gs://bucket/x?"),
     ("gs://", "'' is not a valid bucket name"),
     ("gs:///", "did you mean gs://BUCKET/…?"),
     ("gs://Bucket/x", "'Bucket' is not a valid bucket name"),
-    ("gs://my bucket/x", "'my bucket' is not a valid bucket name"),
     ("s3://bucket/x", "must be a local path, gs://BUCKET/… or /gcs/BUCKET/…"),
 ])  # fmt: skip
 def test_typos(path: str, line: str) -> None:

@@ -157,18 +157,6 @@ def test_an_upload_replaces_only_what_it_has_looked_up(bucket: Bucket, tmp_path:
     assert bucket.content("out") == b"third"
 
 
-@pytest.mark.parametrize("size", [0, 1, 9 * 2**20])
-def test_uploads_of_every_size(bucket: Bucket, tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        gcs, "LIMITS", gcs.TransferLimits()
-    )  # a busy machine needs more than half a second for the longest
-    file = tmp_path / "file"
-    file.write_bytes(b"x" * size)
-    connect().upload(file, bucket.address("out"))
-    assert bucket.content("out") == b"x" * size
-    assert stage(bucket.url("out"), "data", str(tmp_path / "cache")).stat().st_size == size
-
-
 def test_a_lost_answer_to_a_delete_is_no_error(bucket: Bucket, proxy: Proxy) -> None:
     bucket.put("x", b"1")
     found = connect().get(bucket.address("x"))

@@ -149,15 +149,6 @@ def test_the_folders_that_vertex_names(bucket: Bucket, tmp_path: Path, monkeypat
     assert result(bucket, "base/result.json")["steps"] == 15
 
 
-def test_a_local_run_whose_logs_go_to_a_bucket_locks_its_own_folder(bucket: Bucket, tmp_path: Path) -> None:
-    environment = {"AIP_MODEL_DIR": f"{tmp_path}/base/model/", "AIP_TENSORBOARD_LOG_DIR": bucket.url("logs/")}
-    config = resolve([*FLAGS, f"--cache_dir={tmp_path / 'cache'}"]).config
-    job_dir = open_job_dir(config, environment)
-    base = tmp_path / "base"
-    assert (job_dir.root, job_dir.model, job_dir.checkpoints) == (base, base / "model", base / "checkpoints")
-    assert [file.parent for file in tmp_path.rglob(".lock")] == [base]
-
-
 @pytest.mark.slow
 def test_one_run_begins_from_another(bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     gan = [

@@ -98,19 +98,6 @@ def test_an_outage_is_outlived(bucket: Bucket, proxy: Proxy, sender: Mirror, roo
     assert bucket.content("runs/7/x") == b"1"
 
 
-def test_a_refusal_reaches_the_next_put(bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path) -> None:
-    sender.put(write_one(root, "x"))
-    assert sender.join(10) == []
-    proxy.faults.append(Fault(403, "POST", "/upload/", times=FOREVER))
-    sender.put(write_one(root, "y"))
-    assert sender.join(10) == [bucket.url("runs/7/y")]
-    assert sender.rejection is not None
-    with pytest.raises(UserError, match=r"no permission to write it \(roles/storage.objectUser\)"):
-        sender.put(write_one(root, "z"))
-    sender.remove(root / "checkpoints" / "step-00000001")  # does nothing, and raises nothing
-    assert bucket.names() == ["runs/7/x"]
-
-
 def test_of_two_runs_in_one_folder_the_first_ends(
     bucket: Bucket, sender: Mirror, root: Path, monkeypatch: Patch
 ) -> None:
