@@ -65,7 +65,8 @@ def test_fid_does_not_depend_on_replicas_and_keeps_real_features(features: Path,
         config = small("--fid_every_steps=9", *own)
         where = make_replicas(config)
         setup = build_setup(config, where)
-        gan, reals = setup.model, setup.dataset.train
+        gan = setup.model
+        reals: Any = setup.dataset.train
         model = SimpleNamespace(averaged_generator=gan.averaged_generator, latent_dim=gan.latent_dim)  # the contract
         fid = Fid(config, model, reals, where)
         found.append(fid())
