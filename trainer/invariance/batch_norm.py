@@ -153,7 +153,9 @@ def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: 
         beta = tf.cast(layer.beta, method.dtype) if layer.center else tf.zeros(channels, method.dtype)
         groups = tf.split(inputs, group_count) if group_count > 1 else [inputs]
         # Each group's mean and variance by channel: (groups, channels).
-        if replicas == 1 and isinstance(method, Kernel):
+        if getattr(replica, "traced", False):
+            outputs, means, variances = _by_plain_sums(layer.epsilon, method, gamma, beta, groups)
+        elif replicas == 1 and isinstance(method, Kernel):
             outputs, *statistics = zip(*(method.training(group, gamma, beta) for group in groups), strict=True)
             means, variances = map(_stacked, statistics)
         else:
@@ -253,6 +255,26 @@ def _over_replicas(
         return outputs, lambda *upstreams: gradient(gamma, *upstreams, *groups)
 
     return tuple(tf.custom_gradient(normalized)(gamma, beta, *groups)), means, variances
+
+
+def _by_plain_sums(
+    epsilon: float, kind: Formula, gamma: Any, beta: Any, groups: Sequence[Any]
+) -> tuple[list[Any], Any, Any]:
+    """Returns what `_over_replicas` does, by sums over replicas alone, which a proof can follow: see `trainer.proof`."""
+    method = Formula(epsilon, kind.axis, kind.mask, kind.dtype)
+    outputs, statistics = [], []
+    for group in groups:
+        mask = tf.ones_like(group) if method.mask is None else tf.cast(method.mask, method.dtype) * tf.ones_like(group)
+        (count,) = all_reduce_sum([method._channel_sums(mask)])
+        count += 0.0 if method.mask is None else keras.config.epsilon()
+        (total,) = all_reduce_sum([method._channel_sums(mask * group)])
+        mean = total / count
+        squares = mask * tf.square(group - method._beside(mean, group))
+        variance = all_reduce_sum([method._channel_sums(squares)])[0] / count
+        outputs.append(method.normalized(group, mean, variance, gamma, beta))
+        statistics.append((mean, variance))
+    means, variances = zip(*statistics, strict=True)
+    return outputs, _stacked(means), _stacked(variances)
 
 
 def _stacked(of_groups: Sequence[Any]) -> Any:

@@ -93,6 +93,11 @@ class StepRunner:
         """Returns the FLOPs of a step over all replicas, after the first call; 0 where they are not known."""
         return self.replicas.cluster.workers * flops_of(self._graph, self.replicas.rows) if self._graph else 0
 
+    def one_step(self, batch: Any, step: Any) -> Any:
+        """Returns the scalars of each replica's step number `step`; call it in a graph."""
+        with self._losses_reduced():  # around the threads of all replicas
+            return tf.autograph.experimental.do_not_convert(self._on_replicas)(batch, step)
+
     def traced(self, iterator: Any) -> Any:
         """Returns the ConcreteFunction of the loop over steps, traced now if no step was run yet."""
         return self._run.get_concrete_function(iterator, tf.constant(0, tf.int64), tf.constant(0))
@@ -133,8 +138,7 @@ class StepRunner:
                 batch = next(iterator)
             with tf.device("CPU:0"):
                 times = tf.stack([requested, timestamp(after=batch)])
-            with self._losses_reduced():  # around the threads of all replicas
-                on_each = tf.autograph.experimental.do_not_convert(self._on_replicas)(batch, step)
+            on_each = self.one_step(batch, step)
             total = tf.add_n(list(strategy.experimental_local_results(on_each)))
             scalars = scalars.write(i, tf.concat([total, times], axis=0))
         return scalars.stack()

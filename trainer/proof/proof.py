@@ -1,0 +1,150 @@
+"""Says whether the step of a run gives on several replicas what one device with all rows would give, by its graph."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer.base.settings.train_config import TrainConfig
+from trainer.data.dataset import Dataset
+from trainer.invariance.gradients import optimizers_of, reachable
+from trainer.proof.labels import MIXED, ROWS, SAME, Label, label_of_values
+from trainer.proof.trace import REPLICAS, Trace, trace
+from trainer.proof.walk import Different, Variable, Walk
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Holds what the graph shows; all lists are empty if every update is that of one device with all rows."""
+
+    mixes: list[str] = field(default_factory=list)  # what mixes rows, with the line of the user's file
+    unknown: list[str] = field(default_factory=list)  # what has no rule
+    metrics: list[str] = field(default_factory=list)  # metrics that mix rows
+    parts: list[str] = field(default_factory=list)  # variables that each micro-batch assigns
+
+    @property
+    def holds(self) -> bool:
+        """Returns whether every update is proved."""
+        return not (self.mixes or self.unknown or self.parts)
+
+
+def prove(config: TrainConfig, dataset: Dataset) -> Proof:
+    """Traces the step of a run twice and returns what its graph shows."""
+    parts = REPLICAS
+    traces = trace(config, dataset, parts, parts), trace(config, dataset, parts // 2, parts)
+    try:
+        walk = _walked(traces)
+    except Different as error:
+        return Proof(unknown=[str(error)])
+    return Proof(**_findings(walk))
+
+
+def _walked(traces: tuple[Trace, Trace]) -> Walk:
+    """Labels both traces. Raises Different if they do not fit each other."""
+    walk = Walk((traces[0].rows, traces[1].rows))
+    variables = [_variables(each.model) for each in traces]
+    labels: list[Label] = []
+    known: list[Any] = []
+    held: list[Variable | None] = []
+    captured = [{id(inside): outside for outside, inside in each.graph.captures} for each in traces]
+    for first, second in zip(traces[0].graph.inputs, traces[1].graph.inputs, strict=True):
+        if id(first) not in captured[0]:  # rows: (1, batches of the step, rows, …); the step's number has no axes
+            labels.append(Label(ROWS, axis=2) if first.shape.rank else Label(SAME))
+            known.append(None)
+            held.append(None)
+            continue
+        outside = captured[0][id(first)], captured[1][id(second)]
+        if first.dtype.is_numpy_compatible:
+            values = outside[0].numpy(), outside[1].numpy()
+            labels.append(label_of_values(*map(np.asarray, values)))
+            known.append(values)
+            held.append(None)
+            continue
+        pair = [of.get(id(tensor)) for of, tensor in zip(variables, outside, strict=True)]
+        labels.append(Label(SAME))
+        known.append(None)
+        held.append(pair[0][0] if pair[0] else None)
+        if pair[0] and pair[1]:
+            values = pair[0][1].numpy(), pair[1][1].numpy()
+            if pair[0][0] != pair[1][0] or not np.array_equal(*values):
+                raise Different(f"{pair[0][0].name} starts from other values with another number of replicas")
+    walk.graphs((traces[0].graph, traces[1].graph), labels, known, held)
+    return walk
+
+
+def _variables(model: keras.Model) -> dict[int, tuple[Variable, Any]]:
+    """Returns the variables that a step of the model may use, with their values, by the ids of their handles."""
+    metrics = {id(variable) for metric in model.metrics for variable in metric.variables}
+    kept = [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
+    updated = {id(variable) for variable in (*kept, *model.trainable_variables)}
+    counted = [variable for metric in model.metrics for variable in metric.variables]
+    found: dict[int, tuple[Variable, Any]] = {}
+    for variable in (*model.variables, *counted, *kept, *reachable(model)):
+        if not isinstance(variable, (keras.Variable, tf.Variable)):
+            continue
+        value = variable.value if isinstance(variable, keras.Variable) else variable
+        is_metric, is_updated = id(variable) in metrics, id(variable) in updated
+        combined = {tf.VariableAggregation.MEAN: "mean", tf.VariableAggregation.SUM: "sum"}.get(value.aggregation, "")
+        found.setdefault(id(value.handle), (Variable(
+            name=getattr(variable, "path", variable.name),
+            is_metric=is_metric,
+            own_value=value.synchronization == tf.VariableSynchronization.ON_READ and not is_metric,
+            combined="" if is_updated else combined,
+            updated=is_updated,
+        ), value))  # fmt: skip
+    return found
+
+
+# What to write instead, by what the line of the user's file does.
+_ADVICE = (
+    ("clip_by_global_norm|global_norm|clip_by_norm", "give the optimizer global_clipnorm (or clipnorm), which clips the sum"),
+    ("metric", "compute it from this step's rows instead"),
+    ("divides by a sum|ratio", "a sum over a mask's sum is the reduction mean_with_sample_weight of a loss"),
+    ("pairs", "a loss of pairs needs all rows on one device: --replicas=1"),
+    ("over the rows of one replica", "use a mean over rows, or a constant, instead of what the whole batch decides"),
+    ("number of this replica", "draw by current_step() or keras.random, which know the rows"),
+    ("TensorFlow's own state", "draw by keras.random (normal, uniform, randint) or a layer, such as GaussianNoise"),
+    ("not linear in a sum", "use a loss that is a mean of one value a row"),
+    ("by a factor|divided by the rows", "take the mean over the rows at hand, or divide by the GLOBAL batch"),
+)  # fmt: skip
+
+
+def _findings(walk: Walk) -> dict[str, list[str]]:
+    """Returns what the assignments of a step show, as a Proof holds it."""
+    found: dict[str, list[str]] = {"mixes": [], "unknown": [], "metrics": []}
+    for assignment in walk.assignments:
+        label = assignment.label
+        if not label.is_bad:
+            continue
+        kind = "mixes" if label.kind == MIXED else "unknown"
+        if assignment.variable.is_metric:
+            kind = "metrics"
+        found[kind].append(_line(label, walk.mixed, assignment.variable.name))
+    found["unknown"] += [_line(label, []) for label in walk.stateful]
+    return {kind: [*dict.fromkeys(lines)] for kind, lines in found.items()}
+
+
+def _line(label: Label, mixed: list[Label], name: str = "") -> str:
+    """Returns a line about the operation of a label, with the file and line of the user's code and some advice."""
+    chosen = label
+    if label.kind == MIXED and not _frames(label.operation):  # such as a gradient, whose forward pass tells more
+        scope = label.operation.name.removeprefix("gradient_tape/").rpartition("/")[0]
+        others = [other for other in mixed if _frames(other.operation)]
+        near = [other for other in others if other.operation.name.rpartition("/")[0].startswith(scope)]
+        chosen = next(iter(near or others), label)
+    operation = chosen.operation
+    frames = _frames(operation)
+    where = f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else operation.name
+    about = f"{where}: {operation.type} {chosen.why}"
+    advice = next((advice for words, advice in _ADVICE if re.search(words, f"{where} {chosen.why}")), "")
+    return f"{about}: {advice}" if advice and chosen.kind == MIXED or "draws" in chosen.why else about
+
+
+def _frames(operation: Any) -> list[Any]:
+    """Returns the frames of the user's files in which an operation was made."""
+    libraries = ("site-packages", "/trainer/", "<", "/lib/python3")
+    return [frame for frame in operation.traceback or () if not any(part in frame.filename for part in libraries)]

@@ -1,0 +1,116 @@
+"""Traces the step of one replica of several, twice: with some number of rows, and with twice as many.
+
+The global batch is the same both times, so that one trace stands for four replicas and the other for two. Each builds a
+model of its own, in one thread, on this machine's CPU: what a model computes from the number of replicas while it is
+built counts too. Nothing of the step runs.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.strategy import Replicas
+from trainer.data.batches import ReplicaRows
+from trainer.data.dataset import Dataset
+from trainer.invariance.gradients import with_tables_as_of
+from trainer.invariance.step import StepContext
+from trainer.run.training_setup import set_precision_and_seed, setup_with
+from trainer.user_code.interface import ModelInterface
+
+# A number that sizes of layers rarely have; a multiple of the four numbers that a counter draws at once.
+ROWS = 76
+REPLICAS = 4
+# The names of identity operations that mark what the graph cannot show.
+SUMMED, DRAWN, NUMBER = "trainer_summed", "trainer_drawn", "trainer_replica_number"
+
+
+class OneOfSeveral(tf.distribute.OneDeviceStrategy):
+    """Runs one replica on this machine's CPU and says that there are `count`."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__("CPU:0")
+        self._count = count
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Returns how many replicas the one stands for."""
+        return self._count
+
+    def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+        """Returns what `fn` returns in the context of the one replica."""
+        with TracedReplica(self, 0):
+            return tf.autograph.experimental.do_not_convert(fn)(*args, **(kwargs or {}))
+
+
+class TracedReplica(tf.distribute.ReplicaContext):
+    """Marks in the graph what depends on the other replicas."""
+
+    traced = True
+
+    @property
+    def replica_id_in_sync_group(self) -> Any:
+        """Returns a tensor that stands for the number of this replica."""
+        # Not a constant, so that nobody can compute with the number 0 while the step is traced.
+        return tf.identity(tf.raw_ops.PlaceholderWithDefault(input=0, shape=()), name=NUMBER)
+
+    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        """Returns tensors that stand for the sums, or means, over replicas; so do their gradients."""
+        mean = reduce_op in (tf.distribute.ReduceOp.MEAN, "MEAN", "mean")
+
+        @tf.custom_gradient
+        def marked(tensor: Any) -> tuple[Any, Any]:
+            summed = tf.identity(tensor, name=SUMMED)
+            return (summed / self.num_replicas_in_sync if mean else summed), marked
+
+        return tf.nest.map_structure(lambda part: marked(tf.convert_to_tensor(part)), value)
+
+
+@dataclass(frozen=True)
+class TracedStep(StepContext):
+    """Is the context of the step: it marks what is drawn by row, and notes the operations of a micro-batch."""
+
+    def draw(self, draw: Any, shape: Sequence[Any], stream: str) -> Any:
+        """Returns the numbers of `StepContext.draw`, marked."""
+        return tf.identity(super().draw(draw, shape, stream), name=DRAWN)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Holds the graph of one trace."""
+
+    graph: Any
+    rows: int
+    model: keras.Model
+
+
+def trace(config: TrainConfig, dataset: Dataset, count: int, parts: int) -> Trace:
+    """Traces the step of one of `count` parts of a global batch of `parts` * ROWS rows.
+
+    dataset: as the run has it. Raises UserError, or whatever the user's code raises for such a number of rows.
+    """
+    size = parts * ROWS
+    config = replace(
+        config, global_batch_size=size, replicas=count, strategy="auto", jit_compile="false",
+        micro_batches=1, virtual_replicas=0, sync_batch_norm=True,
+    )  # fmt: skip
+    set_precision_and_seed(config)
+    rows = size // count
+    replicas = Replicas(OneOfSeveral(count), ("CPU:0",) * count, rows, size)
+    setup = setup_with(config, replicas, dataset)
+    interface = ModelInterface.of(setup.model)
+    runner = setup.step_runner()
+    runner.context = TracedStep
+    shape = (1, interface.batches_per_step, rows)
+    specs = tf.nest.map_structure(lambda spec: tf.TensorSpec((*shape, *spec.shape), spec.dtype), dataset.train.spec)
+
+    def one_step(parts: Any, step: Any) -> Any:
+        return runner.one_step(ReplicaRows(parts), step)
+
+    with with_tables_as_of(math.inf):
+        function = tf.function(one_step, autograph=False).get_concrete_function(specs, tf.TensorSpec((), tf.int64))
+    return Trace(function.graph, rows, setup.model)

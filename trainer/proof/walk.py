@@ -1,0 +1,386 @@
+"""Walks through the graphs of both traces at once and labels every tensor: see `trainer.proof.labels`.
+
+Functions are walked where they are called, both branches of a condition count, and a loop is walked until the labels of
+what it carries stay as they are.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.invariance.internals import graph_of_function
+from trainer.proof import places
+from trainer.proof.arithmetic import RULES
+from trainer.proof.labels import (
+    MIXED,
+    ROWS,
+    SAME,
+    SUM,
+    UNKNOWN,
+    ZERO,
+    Label,
+    Mixes,
+    NoRule,
+    fits,
+    joined,
+    label_of_values,
+)
+from trainer.proof.node import Node, Values, bad, shapes_of
+from trainer.proof.trace import DRAWN, NUMBER, SUMMED
+
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_BRANCHES = {
+    "If": ("then_branch", "else_branch"), "StatelessIf": ("then_branch", "else_branch"),
+    "Case": ("branches",), "StatelessCase": ("branches",),
+}  # fmt: skip
+_LOOPS = ("While", "StatelessWhile")
+_MOST_TURNS = 20  # after which a loop's labels should stay as they are
+# Operations with a state that no variable and no other tensor sees.
+_HARMLESS = {"Assert", "PrintV2", "Timestamp", "NoOp", "VarHandleOp", "VarIsInitializedOp", "LookupTableFindV2",
+             "VariableShape", "WriteScalarSummary"}  # fmt: skip
+# Attributes that follow from shapes, or name functions: the walk compares what they stand for.
+_IGNORED = re.compile(r"_|shape$|.*shapes$|f$|cond$|body$|then_branch$|else_branch$|branches$|value$|element_shape$|N$")
+_DRAWS = re.compile("Random|Multinomial|TruncatedNormal|Stateful|Rng|Shuffle|DistortedBoundingBox")
+
+
+class Different(Exception):
+    """Reports that the traces differ in more than the number of rows: the text says how."""
+
+
+class Variable(NamedTuple):
+    """Describes a variable that the step captures."""
+
+    name: str
+    is_metric: bool = False
+    own_value: bool = False  # whether each replica keeps a value of its own
+    combined: str = ""  # "mean" or "sum", if the values of the replicas are combined where they are assigned
+    updated: bool = False  # whether an optimizer updates it, or keeps it
+
+
+class Assignment(NamedTuple):
+    """Describes what a variable is given: the label is that of the worst value among an operation's inputs."""
+
+    variable: Variable
+    operation: Any
+    label: Label
+    in_part: bool  # whether a micro-batch makes it
+
+
+@dataclass
+class _Frame:
+    """Holds what is known of the tensors of one call of a function, by the names that the first trace gives them."""
+
+    labels: dict[str, Label] = field(default_factory=dict)
+    known: dict[str, Values] = field(default_factory=dict)
+    variables: dict[str, Variable] = field(default_factory=dict)
+
+
+@dataclass
+class Walk:
+    """Labels the tensors of two traces with so many rows, and collects what their operations assign."""
+
+    rows: tuple[int, int]
+    assignments: list[Assignment] = field(default_factory=list)
+    mixed: list[Label] = field(default_factory=list)  # of the operations that mix rows, in the order of the graph
+    stateful: list[Label] = field(default_factory=list)  # of operations with a state and without a rule
+    _doubt: list[Label] = field(default_factory=list)  # of the conditions and loops around, if they are bad
+
+    def graphs(
+        self,
+        graphs: tuple[Any, Any],
+        labels: Sequence[Label],
+        known: Sequence[Values | None],
+        variables: Sequence[Variable | None],
+    ) -> tuple[list[Label], list[Values | None]]:
+        """Labels all tensors of two graphs, given what their inputs are; returns the labels and values of outputs.
+
+        Raises Different if the graphs do not have the same operations in the same order.
+        """
+        frame = _Frame()
+        for tensor, label, value, variable in zip(graphs[0].inputs, labels, known, variables, strict=True):
+            frame.labels[tensor.name] = label
+            if value is not None:
+                frame.known[tensor.name] = value
+            if variable is not None:
+                frame.variables[tensor.name] = variable
+        first, second = (graph.get_operations() for graph in graphs)
+        if [operation.type for operation in first] != [operation.type for operation in second]:
+            raise Different("the step has other operations with twice as many rows")
+        places_of = [{tensor.name: place for place, tensor in enumerate(_tensors(graph))} for graph in graphs]
+        for pair in zip(first, second, strict=True):
+            wired = [[of[tensor.name] for tensor in operation.inputs] for of, operation in zip(places_of, pair, strict=True)]
+            if wired[0] != wired[1]:
+                raise Different("the operations of the step are joined in another way with twice as many rows")
+            if pair[0].outputs and pair[0].outputs[0].name in frame.labels:
+                continue
+            self._visit(pair, frame)
+        names = [tensor.name for tensor in graphs[0].outputs]
+        return [frame.labels[name] for name in names], [frame.known.get(name) for name in names]
+
+    def _visit(self, pair: tuple[Any, Any], frame: _Frame) -> None:
+        """Labels the outputs of an operation."""
+        operation, count = pair[0], len(pair[0].outputs)
+        names = [tensor.name for tensor in operation.inputs]
+        labels = [frame.labels[name] for name in names]
+        node = Node(pair, labels, [frame.known.get(name) for name in names], self.rows)
+        variables = [frame.variables.get(name) for name in names]
+        values: list[Values | None] = [None] * count
+        try:
+            found = self._special(node, variables)
+            if found is None:
+                results, values = self._result(node)
+            else:
+                results, values = found
+        except (Mixes, NoRule) as error:
+            results = [bad(operation, error)] * count
+        results = [self._checked(node, number, label) for number, label in enumerate(results)]
+        of_metric = any(label.of_metric for label in labels)
+        for tensor, label, value in zip(operation.outputs, results, values, strict=True):
+            if label.is_bad and label.operation is None:
+                label = label._replace(operation=operation)
+            if label.kind == MIXED and label.operation is operation:
+                self.mixed.append(label)
+            frame.labels[tensor.name] = label._replace(of_metric=label.of_metric or (of_metric and value is None))
+            if value is not None:
+                frame.known[tensor.name] = value
+        if operation.type in ("Identity", "IdentityN", "ReadVariableOp"):
+            for tensor, variable in zip(operation.outputs, variables, strict=False):
+                if variable is not None and operation.type != "ReadVariableOp":
+                    frame.variables[tensor.name] = variable
+
+    def _checked(self, node: Node, number: int, label: Label) -> Label:
+        """Returns a label, or one of UNKNOWN if the shapes of the output contradict it."""
+        operation = node.operations[0]
+        if not operation.outputs[number].dtype.is_numpy_compatible or label.is_bad:
+            return label
+        shapes = shapes_of([each.outputs[number] for each in node.operations], label, self.rows)
+        if label.kind == ZERO or fits(label, shapes, self.rows):
+            return label
+        return Label(UNKNOWN, operation=operation, why=f"is labelled {label.kind}, which its shape {shapes} is not")
+
+    def _result(self, node: Node) -> tuple[list[Label], list[Values | None]]:
+        """Returns the labels and values of what an operation without a state gives."""
+        operation, count = node.operations[0], len(node.operations[0].outputs)
+        if (computed := self._computed(node)) is not None:
+            return [label_of_values(*pair) for pair in computed], [*computed]
+        settings = places.SETTINGS.get(node.type, ())
+        if node.type in ("ConcatV2",):
+            settings = (len(node.labels) - 1,)
+        for number, label in enumerate(node.labels):
+            if label.is_bad and not (number in settings and node.known[number] is not None):
+                return [label] * count, [None] * count
+        if node.type in RULES:
+            results = RULES[node.type](node)
+            results = results[:count] if isinstance(results, list) else [results] * count
+            keeps_value = node.type in ("Identity", "PlaceholderWithDefault")
+            return results, [node.known[0] if keeps_value else None] * count
+        if operation.op_def.is_stateful:
+            raise NoRule("keeps a state of its own, or draws from one" if not _DRAWS.search(node.type) else
+                         "draws from TensorFlow's own state, which differs on each replica")  # fmt: skip
+        if all(label.kind in (SAME, ZERO) and not label.power for label in node.labels):
+            self._refuse_other_attributes(node)
+            return [Label(SAME)] * count, [None] * count
+        if _DRAWS.search(node.type):
+            raise Mixes("draws the same numbers on each replica, by their places in its rows")
+        raise NoRule("has no rule")
+
+    def _computed(self, node: Node) -> list[Values] | None:
+        """Returns the values of the outputs, if they follow from constants and shapes alone."""
+        operations = node.operations
+        if node.type == "Const":
+            first, second = (np.asarray(tf.get_static_value(operation.outputs[0])) for operation in operations)
+            return [(first, second)]
+        if node.type in ("Shape", "ShapeN", "Size", "Rank"):
+            pairs = node.shapes
+            if any(shape is None or None in shape for pair in pairs for shape in pair):
+                return None
+            make = {"Size": lambda shape: np.prod(shape, dtype=int), "Rank": len}.get(node.type, lambda shape: shape)
+            dtype = operations[0].outputs[0].dtype.as_numpy_dtype
+            return [tuple(np.asarray(make(shape), dtype) for shape in pair) for pair in pairs]  # type: ignore[misc]
+        if node.type == "PlaceholderWithDefault":
+            return None
+        return node.constants()
+
+    def _refuse_other_attributes(self, node: Node) -> None:
+        """Raises NoRule if an operation without a rule has other attributes in the other trace."""
+        first, second = (operation.node_def.attr for operation in node.operations)
+        for name in first:
+            if not _IGNORED.match(name) and first[name] != second[name]:
+                raise NoRule(f"{name} follows from the number of rows")
+
+    def _special(
+        self, node: Node, variables: Sequence[Variable | None]
+    ) -> tuple[list[Label], list[Values | None]] | None:
+        """Returns the outputs of marks, calls, conditions, loops and operations on variables; None for others."""
+        operation, count = node.operations[0], len(node.operations[0].outputs)
+        nothing: list[Values | None] = [None] * count
+        if node.type == "Identity" and (mark := _mark(operation)):
+            return [self._marked(node, mark)], nothing
+        if node.type == "Placeholder":
+            raise NoRule("is fed from outside")
+        if node.type in _CALLS:
+            return self._call(node, node.operations[0].get_attr("f").name, variables, "f")
+        if node.type in _BRANCHES:
+            return self._condition(node, variables)
+        if node.type in _LOOPS:
+            return self._loop(node, variables), nothing
+        if not operation.op_def.is_stateful or node.type in _HARMLESS:
+            return None
+        if variables and variables[0] is not None:
+            return self._of_variable(node, variables), nothing
+        self._note_state(node)
+        return None
+
+    def _note_state(self, node: Node) -> None:
+        """Notes an operation whose state nobody knows, whatever goes in."""
+        why = "keeps a state of its own, or has effects that the graph does not show"
+        if _DRAWS.search(node.type):
+            why = "draws from TensorFlow's own state, which differs on each replica"
+        self.stateful.append(Label(UNKNOWN, operation=node.operations[0], why=why))
+
+    def _marked(self, node: Node, mark: str) -> Label:
+        """Returns the label of a marked tensor: see `trainer.proof.trace`."""
+        label = node.labels[0]
+        if mark == DRAWN:
+            return Label(ROWS)
+        if mark == NUMBER:
+            raise Mixes("reads the number of this replica")
+        if label.is_bad or label.kind == ZERO:
+            return label
+        if label.has_rows:
+            raise Mixes("adds the rows of replicas up place by place")
+        return label.as_sum()._replace(kind=SAME)
+
+    def _of_variable(self, node: Node, variables: Sequence[Variable | None]) -> list[Label]:
+        """Returns the outputs of an operation that reads or assigns a variable."""
+        variable, count = variables[0], len(node.operations[0].outputs)
+        assert variable is not None
+        if variable.own_value:
+            raise NoRule(f"uses {variable.name}, of which each replica has a value of its own")
+        read = Label(SUM, of_metric=True) if variable.is_metric else Label(SAME)
+        if node.type == "ReadVariableOp":
+            return [read]
+        if node.type in ("ResourceGather", "ResourceGatherNd") and not variable.is_metric:
+            places_label = node.labels[1]
+            if places_label.is_bad:
+                return [places_label]
+            if places_label.kind not in (SAME, ZERO) and not places_label.has_rows or places_label.power:
+                raise Mixes("takes entries of a table by a sum over the rows of one replica")
+            inner = node.type == "ResourceGatherNd" and places_label.axis == len(node.shape(1)) - 1
+            if inner or (node.type == "ResourceGather" and node.attribute("batch_dims")):
+                raise NoRule("takes entries of a table by several places")
+            return [places_label if places_label.has_rows else Label(SAME)]
+        if not re.match("Assign|ResourceApply|ResourceScatter|ResourceSparseApply|ResourceStridedSliceAssign", node.type):
+            self._note_state(node)
+            raise NoRule("has no rule")
+        given = [label for label, held in zip(node.labels, variables, strict=True) if held is None]
+        for held in variables:
+            if held is not None:
+                self.assignments += [self._assignment(node, held, label) for label in given or [Label(SAME)]]
+        return [read] * count
+
+    def _assignment(self, node: Node, variable: Variable, label: Label) -> Assignment:
+        """Returns what a variable is given, with a label that is bad unless every replica gives what it must."""
+        operation = node.operations[0]
+        plain = node.type.startswith("Assign")
+        why = ""
+        if self._doubt:
+            label = self._doubt[-1]
+        elif not label.is_bad and label.kind != ZERO:
+            as_sum = label.as_sum()
+            combined = {"mean": -1, "sum": 0}.get("sum" if variable.is_metric else variable.combined if plain else "")
+            if combined is not None:
+                good = as_sum.kind == SUM and as_sum.power == combined
+            else:
+                good = label.kind == SAME and label.power == 0
+            if not good:
+                why = f"gives {variable.name} " + (
+                    "the rows of one replica" if label.has_rows
+                    else "what differs with the number of replicas by a factor" if label.kind == SAME or combined is not None
+                    else "a sum over the rows of one replica, which is not added up over the replicas"
+                )  # fmt: skip
+        if variable.is_metric is False and label.of_metric and not why and not label.is_bad:
+            why = "is computed from a metric, which is reset between reports"
+        if why:
+            label = Label(MIXED, operation=operation, why=why)
+        return Assignment(variable, operation, label, False)
+
+    def _call(
+        self, node: Node, name: str, variables: Sequence[Variable | None], attribute: str, skipped: int = 0
+    ) -> tuple[list[Label], list[Values | None]]:
+        """Returns the outputs of a function for the inputs after `skipped` of them."""
+        graphs = self._graphs(node, attribute)
+        return self.graphs(graphs, node.labels[skipped:], node.known[skipped:], variables[skipped:])
+
+    def _graphs(self, node: Node, attribute: str, place: int | None = None) -> tuple[Any, Any]:
+        """Returns the graphs of a function that an attribute names, in both traces."""
+        named = [operation.get_attr(attribute) for operation in node.operations]
+        names = [(of if place is None else of[place]).name for of in named]
+        first, second = (graph_of_function(operation.graph, name) for operation, name in zip(node.operations, names, strict=True))
+        return first, second
+
+    def _condition(
+        self, node: Node, variables: Sequence[Variable | None]
+    ) -> tuple[list[Label], list[Values | None]]:
+        """Returns what both branches give."""
+        count = len(node.operations[0].outputs)
+        doubt = self._doubt_of(node.labels[0], node.operations[0], "a condition")
+        self._doubt += doubt
+        graphs = []
+        for attribute in _BRANCHES[node.type]:
+            if attribute == "branches":
+                graphs += [self._graphs(node, attribute, place) for place in range(len(node.operations[0].get_attr(attribute)))]
+            else:
+                graphs.append(self._graphs(node, attribute))
+        results: list[Label] | None = None
+        for pair in graphs:
+            labels, _ = self.graphs(pair, node.labels[1:], node.known[1:], variables[1:])
+            results = labels if results is None else [joined(*both) for both in zip(results, labels, strict=True)]
+        if doubt:
+            self._doubt.pop()
+            results = [doubt[0]] * count
+        return results or [], [None] * count
+
+    def _loop(self, node: Node, variables: Sequence[Variable | None]) -> list[Label]:
+        """Returns what a loop carries in the end."""
+        body, condition = self._graphs(node, "body"), self._graphs(node, "cond")
+        inputs, outputs = body[0].inputs, body[0].outputs
+        kept = [given is result for given, result in zip(inputs, outputs, strict=True)]
+        known = [value if same else None for value, same in zip(node.known, kept, strict=True)]
+        labels = list(node.labels)
+        for _ in range(_MOST_TURNS):
+            before = len(self.assignments), len(self.mixed), len(self.stateful)
+            (decides,), _ = self.graphs(condition, labels, known, variables)
+            doubt = self._doubt_of(decides, node.operations[0], "the end of a loop")
+            self._doubt += doubt
+            after, _ = self.graphs(body, labels, known, variables)
+            del self._doubt[len(self._doubt) - len(doubt) :]
+            carried = [joined(*both) for both in zip(labels, after, strict=True)]
+            if carried == labels:
+                return [doubt[0]] * len(labels) if doubt else labels
+            labels = carried
+            del self.assignments[before[0] :], self.mixed[before[1] :], self.stateful[before[2] :]
+        raise NoRule("is a loop whose labels go on changing")
+
+    def _doubt_of(self, label: Label, operation: Any, what: str) -> list[Label]:
+        """Returns the label of what depends on a condition, if that may differ with the number of replicas."""
+        if label.is_bad:
+            return [label]
+        if label.kind in (SAME, ZERO) and not label.power and not label.of_metric:
+            return []
+        return [Label(MIXED, operation=operation, why=f"{what} follows from the rows of one replica")]
+
+
+def _mark(operation: Any) -> str:
+    """Returns the mark that an identity operation is, or ""."""
+    name = re.sub(r"_\d+$", "", operation.name.rpartition("/")[2])
+    return name if name in (DRAWN, NUMBER, SUMMED) else ""
+
+
+def _tensors(graph: Any) -> list[Any]:
+    """Returns all tensors of a graph in the order of its operations."""
+    return [tensor for operation in graph.get_operations() for tensor in operation.outputs]
