@@ -68,8 +68,8 @@ def power_between(first: Any, second: Any) -> int | None:
     return int(powers[0]) if exact else None
 
 
-def label_of_values(first: Any, second: Any) -> Label:
-    """Returns the label of a tensor whose values in both traces are known."""
+def label_of_values(first: Any, second: Any, rows: tuple[int, int]) -> Label:
+    """Returns the label of a tensor whose values in both traces, with so many rows, are known."""
     if first.dtype.kind == "V":  # bfloat16 is no kind of NumPy's own
         first, second = first.astype(np.float32), second.astype(np.float32)
     if first.shape == second.shape:
@@ -84,11 +84,22 @@ def label_of_values(first: Any, second: Any) -> Label:
     axes = [axis for axis, sizes in enumerate(zip(first.shape, second.shape, strict=False)) if sizes[0] != sizes[1]]
     if first.ndim == second.ndim and len(axes) == 1 and first.size:
         (axis,) = axes
-        slices = [np.take(values, [0], axis) for values in (first, second)]
-        if all(np.array_equal(values, np.broadcast_to(part, values.shape))
-               for values, part in zip((first, second), slices, strict=True)):  # fmt: skip
-            of_slice = label_of_values(*slices)
-            return of_slice._replace(kind=UNIFORM, axis=axis) if of_slice.kind == SAME else of_slice
+        # Whether each batch of one or several has one value for all of its rows: (…, batches, rows, …).
+        blocks = first.shape[axis] // rows[0]
+        sizes = zip((first, second), rows, strict=True)
+        if blocks and all(values.shape[axis] == blocks * count for values, count in sizes):
+            cut = [
+                values.reshape(*values.shape[:axis], blocks, count, *values.shape[axis + 1 :])
+                for values, count in zip((first, second), rows, strict=True)
+            ]
+            parts = [np.take(values, 0, axis + 1) for values in cut]
+            if all(np.array_equal(values, np.broadcast_to(np.expand_dims(part, axis + 1), values.shape))
+                   for values, part in zip(cut, parts, strict=True)):  # fmt: skip
+                label = label_of_values(*parts, rows)
+                alike = np.array_equal(parts[0], np.broadcast_to(np.take(parts[0], [0], axis), parts[0].shape))
+                if label.kind == SAME:
+                    return label._replace(kind=UNIFORM if alike else ROWS, axis=axis, blocks=1 if alike else blocks)
+                return label
     return Label(MIXED, why="a constant has a value for each place in the batch")
 
 

@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,8 @@ import tensorflow as tf
 from trainer.proof.labels import MIXED, ROWS, SAME, UNIFORM, UNKNOWN, ZERO, Label, Mixes, NoRule, Shape, Shapes
 
 Values = tuple[Any, Any]  # of a tensor in both traces, as arrays
+BROADCASTING = {"Add", "AddV2", "Sub", "Mul", "RealDiv", "Maximum", "Minimum", "SelectV2", "Cast", "Identity",
+                "Square", "Neg", "AddN", "ZerosLike", "OnesLike"}  # fmt: skip
 MOST_VALUES = 4096  # of a tensor that is computed while labels are found
 
 
@@ -22,6 +23,7 @@ class Node:
     operations: tuple[Any, Any]
     labels: list[Label]  # of the inputs
     known: list[Values | None]  # of the inputs: their values, where they are constants
+    shapes: list[Shapes]  # of the inputs, in both traces
     rows: tuple[int, int]
 
     @property
@@ -35,12 +37,6 @@ class Node:
         if first != second:
             raise NoRule(f"{name} follows from the number of rows")
         return first
-
-    @cached_property
-    def shapes(self) -> list[Shapes]:
-        """Returns the shapes of the inputs; an unknown number of rows is filled in."""
-        pairs = zip(*(operation.inputs for operation in self.operations), strict=True)
-        return [shapes_of(pair, label, self.rows) for pair, label in zip(pairs, self.labels, strict=True)]
 
     def shape(self, number: int) -> Shape:
         """Returns the shape of an input in the first trace. Raises NoRule if its number of axes is unknown."""
@@ -84,8 +80,30 @@ class Node:
 
     def output_shapes(self, number: int = 0) -> Shapes:
         """Returns an output's shape in both traces, as the graphs have it."""
-        first, second = (operation.outputs[number].shape for operation in self.operations)
-        return _sizes(first), _sizes(second)
+        first, second = (sizes_of(operation.outputs[number].shape) for operation in self.operations)
+        if not (first and second and (None in first or None in second)):
+            return first, second
+        try:
+            return self._inferred(0), self._inferred(1)
+        except (NoRule, ValueError):
+            return first, second
+
+    def _inferred(self, trace: int) -> Shape:
+        """Returns the first output's shape in a trace by what is known here and was not when the step was traced."""
+        shapes = [pair[trace] for pair in self.shapes]
+        if self.type in ("Reshape", "BroadcastTo") and -1 not in (sizes := self.values(1)[trace]):
+            return tuple(map(int, sizes))
+        if any(shape is None or None in shape for shape in shapes):
+            raise NoRule("a shape is unknown")
+        given = [shape for shape in shapes if shape is not None]
+        if self.type in ("Sum", "Mean", "Max", "Min"):
+            axes = {int(axis) % len(given[0]) for axis in np.ravel(self.values(1)[trace])}
+            reduced = [1 if axis in axes else size for axis, size in enumerate(given[0])]
+            keeps = self.attribute("keep_dims")
+            return tuple(size for axis, size in enumerate(reduced) if keeps or axis not in axes)
+        if self.type in BROADCASTING:
+            return np.broadcast_shapes(*given)
+        raise NoRule("a shape is unknown")
 
     def rank(self) -> int:
         """Returns the number of axes of the first output. Raises NoRule if it is unknown."""
@@ -114,15 +132,16 @@ def scaled_axes(shapes: Shapes) -> list[int]:
     return [axis for axis, (size, other) in enumerate(zip(first, second, strict=True)) if size != other]
 
 
-def shapes_of(tensors: Sequence[Any], label: Label, rows: tuple[int, int]) -> Shapes:
-    """Returns a tensor's shapes in both traces; a label of rows tells the length of their axis."""
-    first, second = (_sizes(tensor.shape) for tensor in tensors)
-    if label.kind == ROWS and first is not None and second is not None and label.axis < len(first):
-        lengths = [label.blocks * label.inner * count for count in rows]
-        first, second = (
-            (*shape[: label.axis], length, *shape[label.axis + 1 :])
-            for shape, length in zip((first, second), lengths, strict=True)
-        )
+def shapes_with(shapes: Shapes, label: Label, rows: tuple[int, int]) -> Shapes:
+    """Returns a tensor's shapes in both traces with the length of the axis of rows, which its label tells."""
+    first, second = shapes
+    if label.kind != ROWS or first is None or second is None or label.axis >= len(first):
+        return shapes
+    first, second = (
+        (*shape[: label.axis], label.blocks * label.inner * count, *shape[label.axis + 1 :])
+        if shape[label.axis] is None else shape
+        for shape, count in zip((first, second), rows, strict=True)
+    )  # fmt: skip
     return first, second
 
 
@@ -131,7 +150,8 @@ def bad(operation: Any, error: Exception) -> Label:
     return Label(MIXED if isinstance(error, Mixes) else UNKNOWN, operation=operation, why=str(error))
 
 
-def _sizes(shape: Any) -> Shape | None:
+def sizes_of(shape: Any) -> Shape | None:
+    """Returns the sizes of a tf.TensorShape; None if their number is unknown."""
     return None if shape.rank is None else tuple(shape.as_list())
 
 

@@ -1,5 +1,6 @@
 """Says whether the step of a run gives on several replicas what one device with all rows would give, by its graph."""
 
+import linecache
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from trainer.data.dataset import Dataset
 from trainer.invariance.gradients import optimizers_of, reachable
 from trainer.proof.labels import MIXED, ROWS, SAME, Label, label_of_values
 from trainer.proof.trace import REPLICAS, Trace, trace
+from trainer.proof.trace import __file__ as trace_file
 from trainer.proof.walk import Different, Variable, Walk
 
 
@@ -60,7 +62,7 @@ def _walked(traces: tuple[Trace, Trace]) -> Walk:
         outside = captured[0][id(first)], captured[1][id(second)]
         if first.dtype.is_numpy_compatible:
             values = outside[0].numpy(), outside[1].numpy()
-            labels.append(label_of_values(*map(np.asarray, values)))
+            labels.append(label_of_values(*map(np.asarray, values), walk.rows))
             known.append(values)
             held.append(None)
             continue
@@ -138,13 +140,17 @@ def _line(label: Label, mixed: list[Label], name: str = "") -> str:
         chosen = next(iter(near or others), label)
     operation = chosen.operation
     frames = _frames(operation)
-    where = f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else operation.name
+    where = "{}:{}: {}".format(*frames[-1]) if frames else operation.name
     about = f"{where}: {operation.type} {chosen.why}"
     advice = next((advice for words, advice in _ADVICE if re.search(words, f"{where} {chosen.why}")), "")
     return f"{about}: {advice}" if advice and chosen.kind == MIXED or "draws" in chosen.why else about
 
 
-def _frames(operation: Any) -> list[Any]:
-    """Returns the frames of the user's files in which an operation was made."""
+def _frames(operation: Any) -> list[tuple[str, int, str]]:
+    """Returns (file, line, text) of the user's files in which an operation was made, the innermost last."""
+    frames = [(frame.filename, frame.lineno) for frame in operation.traceback or ()]
+    ours = [place for place, (file, _) in enumerate(frames) if file == trace_file]
+    frames = frames[ours[-1] :] if ours else frames
     libraries = ("site-packages", "/trainer/", "<", "/lib/python3")
-    return [frame for frame in operation.traceback or () if not any(part in frame.filename for part in libraries)]
+    users = [(file, line) for file, line in frames if not any(part in file for part in libraries)]
+    return [(file, line, linecache.getline(file, line).strip()) for file, line in users]

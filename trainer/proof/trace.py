@@ -22,9 +22,11 @@ from trainer.invariance.step import StepContext
 from trainer.run.training_setup import set_precision_and_seed, setup_with
 from trainer.user_code.interface import ModelInterface
 
-# A number that sizes of layers rarely have; a multiple of the four numbers that a counter draws at once.
-ROWS = 76
+# The rows of a trace: a multiple of the four numbers that a counter draws at once, which sizes of layers rarely are, and
+# so many that TensorFlow makes no constant of ones for them (it does up to 1,000 values).
+ROWS = 1004
 REPLICAS = 4
+BUILT_ROWS = 8  # for which a model is built: some data are made for these
 # The names of identity operations that mark what the graph cannot show.
 SUMMED, DRAWN, NUMBER = "trainer_summed", "trainer_drawn", "trainer_replica_number"
 
@@ -89,13 +91,13 @@ class Trace:
 
 
 def trace(config: TrainConfig, dataset: Dataset, count: int, parts: int) -> Trace:
-    """Traces the step of one of `count` parts of a global batch of `parts` * ROWS rows.
+    """Traces the step of one of `count` parts of a global batch of parts * ROWS rows.
 
     dataset: as the run has it. Raises UserError, or whatever the user's code raises for such a number of rows.
     """
     size = parts * ROWS
     config = replace(
-        config, global_batch_size=size, replicas=count, strategy="auto", jit_compile="false",
+        config, global_batch_size=parts * BUILT_ROWS, replicas=count, strategy="auto", jit_compile="false",
         micro_batches=1, virtual_replicas=0, sync_batch_norm=True,
     )  # fmt: skip
     set_precision_and_seed(config)

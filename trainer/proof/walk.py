@@ -25,11 +25,12 @@ from trainer.proof.labels import (
     Label,
     Mixes,
     NoRule,
+    Shapes,
     fits,
     joined,
     label_of_values,
 )
-from trainer.proof.node import Node, Values, bad, shapes_of
+from trainer.proof.node import Node, Values, bad, shapes_with, sizes_of
 from trainer.proof.trace import DRAWN, NUMBER, SUMMED
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -77,6 +78,7 @@ class _Frame:
     labels: dict[str, Label] = field(default_factory=dict)
     known: dict[str, Values] = field(default_factory=dict)
     variables: dict[str, Variable] = field(default_factory=dict)
+    shapes: dict[str, Shapes] = field(default_factory=dict)
 
 
 @dataclass
@@ -101,8 +103,10 @@ class Walk:
         Raises Different if the graphs do not have the same operations in the same order.
         """
         frame = _Frame()
-        for tensor, label, value, variable in zip(graphs[0].inputs, labels, known, variables, strict=True):
+        given = zip(graphs[0].inputs, graphs[1].inputs, labels, known, variables, strict=True)
+        for tensor, other, label, value, variable in given:
             frame.labels[tensor.name] = label
+            frame.shapes[tensor.name] = shapes_with((sizes_of(tensor.shape), sizes_of(other.shape)), label, self.rows)
             if value is not None:
                 frame.known[tensor.name] = value
             if variable is not None:
@@ -126,7 +130,8 @@ class Walk:
         operation, count = pair[0], len(pair[0].outputs)
         names = [tensor.name for tensor in operation.inputs]
         labels = [frame.labels[name] for name in names]
-        node = Node(pair, labels, [frame.known.get(name) for name in names], self.rows)
+        known = [frame.known.get(name) for name in names]
+        node = Node(pair, labels, known, [frame.shapes[name] for name in names], self.rows)
         variables = [frame.variables.get(name) for name in names]
         values: list[Values | None] = [None] * count
         try:
@@ -137,9 +142,11 @@ class Walk:
                 results, values = found
         except (Mixes, NoRule) as error:
             results = [bad(operation, error)] * count
-        results = [self._checked(node, number, label) for number, label in enumerate(results)]
+        shapes = [shapes_with(node.output_shapes(number), label, self.rows) for number, label in enumerate(results)]
+        results = [self._checked(node, number, *both) for number, both in enumerate(zip(results, shapes, strict=True))]
         of_metric = any(label.of_metric for label in labels)
-        for tensor, label, value in zip(operation.outputs, results, values, strict=True):
+        for tensor, label, value, shape in zip(operation.outputs, results, values, shapes, strict=True):
+            frame.shapes[tensor.name] = shape
             if label.is_bad and label.operation is None:
                 label = label._replace(operation=operation)
             if label.kind == MIXED and label.operation is operation:
@@ -152,12 +159,11 @@ class Walk:
                 if variable is not None and operation.type != "ReadVariableOp":
                     frame.variables[tensor.name] = variable
 
-    def _checked(self, node: Node, number: int, label: Label) -> Label:
+    def _checked(self, node: Node, number: int, label: Label, shapes: Shapes) -> Label:
         """Returns a label, or one of UNKNOWN if the shapes of the output contradict it."""
         operation = node.operations[0]
         if not operation.outputs[number].dtype.is_numpy_compatible or label.is_bad:
             return label
-        shapes = shapes_of([each.outputs[number] for each in node.operations], label, self.rows)
         if label.kind == ZERO or fits(label, shapes, self.rows):
             return label
         return Label(UNKNOWN, operation=operation, why=f"is labelled {label.kind}, which its shape {shapes} is not")
@@ -166,7 +172,7 @@ class Walk:
         """Returns the labels and values of what an operation without a state gives."""
         operation, count = node.operations[0], len(node.operations[0].outputs)
         if (computed := self._computed(node)) is not None:
-            return [label_of_values(*pair) for pair in computed], [*computed]
+            return [label_of_values(*pair, self.rows) for pair in computed], [*computed]
         settings = places.SETTINGS.get(node.type, ())
         if node.type in ("ConcatV2",):
             settings = (len(node.labels) - 1,)
