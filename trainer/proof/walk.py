@@ -146,7 +146,7 @@ class Walk:
         results = [self._checked(node, number, *both) for number, both in enumerate(zip(results, shapes, strict=True))]
         of_metric = any(label.of_metric for label in labels)
         for tensor, label, value, shape in zip(operation.outputs, results, values, shapes, strict=True):
-            frame.shapes[tensor.name] = shape
+            frame.shapes[tensor.name] = shape if value is None else (value[0].shape, value[1].shape)
             if label.is_bad and label.operation is None:
                 label = label._replace(operation=operation)
             if label.kind == MIXED and label.operation is operation:
