@@ -268,6 +268,7 @@ def contracted(node: Node, letters: Sequence[Sequence[Any]], output: Sequence[An
     if any(node.labels[number].kind == ZERO for number in numbers):
         return Label(ZERO)
     with_rows = [(label, of[label.axis]) for label, of in zip(labels, letters, strict=True) if label.has_rows]
+    with_axes = [number for number, label in zip(numbers, labels, strict=True) if label.has_rows]
     sums = [label for label in labels if label.kind == SUM]
     if sums and (with_rows or len(sums) > 1):
         raise Mixes(NOT_LINEAR)
@@ -277,16 +278,13 @@ def contracted(node: Node, letters: Sequence[Sequence[Any]], output: Sequence[An
         return Label(SAME, power=power)
     if len({letter for _, letter in with_rows}) > 1:
         raise Mixes("pairs the rows of one replica with each other")
-    if len({(label.blocks, label.inner) for label, _ in with_rows}) > 1:
-        if any(node.labels[number].kind == UNIFORM for number in numbers) and len(with_rows) == 2:
-            with_rows = [pair for pair, number in zip(with_rows, numbers, strict=True)
-                         if node.labels[number].kind == ROWS]  # fmt: skip
-        if len(with_rows) != 1:
-            raise NoRule("meets rows in another order")
-    label, letter = with_rows[0]
+    ordered = [pair for pair, number in zip(with_rows, with_axes, strict=True) if node.settled(number).kind == ROWS]
+    if len({(label.blocks, label.inner) for label, _ in ordered}) > 1:
+        raise NoRule("meets rows in another order")
+    label, letter = (ordered or with_rows)[0]
     if letter not in output:
         return Label(SUM, power=power)
-    return label._replace(axis=output.index(letter), power=power)
+    return label._replace(kind=ROWS if ordered else UNIFORM, axis=output.index(letter), power=power)
 
 
 @rule("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3")
@@ -369,12 +367,13 @@ def by_row(*data: int, linear: int | None = None) -> Rule:
         power = 0 if linear is None else node.labels[linear].power
         if any(label.kind == SUM for label in node.labels):
             return Label(SUM, power=power)
-        with_rows = [node.whole(number) for number, label in zip(data, labels, strict=True) if label.has_rows]
+        with_rows = [label for label in labels if label.has_rows]
         if any(label.axis for label in with_rows):
             raise Mixes("mixes the rows of one replica")
-        if len({(label.blocks, label.inner) for label in with_rows}) > 1:
+        ordered = [label for label in with_rows if label.kind == ROWS]
+        if len({(label.blocks, label.inner) for label in ordered}) > 1:
             raise NoRule("meets rows in another order")
-        return with_rows[0]._replace(power=power) if with_rows else Label(SAME, power=power)
+        return (ordered or with_rows or [Label(SAME)])[0]._replace(power=power)
 
     return of
 

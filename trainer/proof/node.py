@@ -66,7 +66,7 @@ class Node:
         size = self.shape(number)[label.axis]
         if size is None or size % self.rows[0]:
             raise NoRule("a number of rows is unknown")
-        return label._replace(kind=ROWS, blocks=1, inner=size // self.rows[0])
+        return label._replace(kind=ROWS, blocks=size // self.rows[0])
 
     def settled(self, number: int) -> Label:
         """Returns an input's label: zeros as uniform if an axis is as long as there are rows, else as the same."""

@@ -81,19 +81,23 @@ def reshaped(node: Node) -> Label:
             raise NoRule("a shape is unknown")
         rest = math.prod(given) // max(1, math.prod(size for size in target if size is not None))
         sizes.append([rest if size is None else size for size in target])
-    before = math.prod(node.shape(0)[: label.axis]) * label.blocks
-    after = math.prod(node.shape(0)[label.axis + 1 :]) * label.inner
     scaled = scaled_axes((tuple(sizes[0]), tuple(sizes[1])))
     if len(scaled) != 1:
         raise Mixes("cuts the rows of one replica by their number")
     (axis,) = scaled
-    outer = math.prod(sizes[0][:axis])
-    blocks = before // outer
-    inner = sizes[0][axis] // (node.rows[0] * blocks) if blocks else 0
-    if blocks * outer != before or inner * math.prod(sizes[0][axis + 1 :]) != after:
-        raise Mixes("joins several rows of one replica")
-    one_block = node.labels[0].kind == UNIFORM and (blocks, inner) == (label.blocks, label.inner)
-    return label._replace(kind=UNIFORM if one_block else ROWS, axis=axis, blocks=blocks, inner=inner)
+    orders = [(label.blocks, label.inner)]
+    if node.labels[0].kind == UNIFORM:  # whose rows are in any order
+        orders.append((label.inner, label.blocks))
+    for order in orders:
+        before = math.prod(node.shape(0)[: label.axis]) * order[0]
+        after = math.prod(node.shape(0)[label.axis + 1 :]) * order[1]
+        outer = math.prod(sizes[0][:axis])
+        blocks = before // outer
+        inner = sizes[0][axis] // (node.rows[0] * blocks) if blocks else 0
+        if blocks * outer == before and inner * math.prod(sizes[0][axis + 1 :]) == after:
+            one_kind = node.labels[0].kind == UNIFORM and (blocks, inner) == order
+            return label._replace(kind=UNIFORM if one_kind else ROWS, axis=axis, blocks=blocks, inner=inner)
+    raise Mixes("joins several rows of one replica")
 
 
 @rule("Transpose")

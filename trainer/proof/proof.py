@@ -97,6 +97,7 @@ def _variables(model: keras.Model) -> dict[int, tuple[Variable, Any]]:
             own_value=value.synchronization == tf.VariableSynchronization.ON_READ and not is_metric,
             combined="" if is_updated else combined,
             updated=is_updated,
+            shape=tuple(value.shape),
         ), value))  # fmt: skip
     return found
 

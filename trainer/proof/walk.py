@@ -60,6 +60,7 @@ class Variable(NamedTuple):
     own_value: bool = False  # whether each replica keeps a value of its own
     combined: str = ""  # "mean" or "sum", if the values of the replicas are combined where they are assigned
     updated: bool = False  # whether an optimizer updates it, or keeps it
+    shape: tuple[int, ...] = ()
 
 
 class Assignment(NamedTuple):
@@ -234,6 +235,9 @@ class Walk:
             return self._condition(node, variables)
         if node.type in _LOOPS:
             return self._loop(node, variables), nothing
+        if node.type == "VariableShape" and variables[0] is not None:
+            shape = np.asarray(variables[0].shape, operation.outputs[0].dtype.as_numpy_dtype)
+            return [Label(SAME)], [(shape, shape)]
         if not operation.op_def.is_stateful or node.type in _HARMLESS:
             return None
         if variables and variables[0] is not None:
