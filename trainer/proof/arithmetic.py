@@ -129,7 +129,7 @@ rule(
     "Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod NextAfter NotEqual Pow "
     "Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Tan Tanh TruncateDiv "
     "TruncateMod Xdivy Xlog1py Xlogy RightShift LeftShift Bitcast Invert Betainc Igamma Igammac Zeta Polygamma "
-    "BesselI0e BesselI1e AsString StringLower StringUpper StringToHashBucketFast LookupTableFindV2",
+    "BesselI0e BesselI1e StaticRegexReplace AsString StringLower StringUpper StringToHashBucketFast LookupTableFindV2",
     nonlinear,
 )
 
@@ -388,6 +388,22 @@ rule("ResizeBilinearGrad ResizeBicubicGrad ResizeNearestNeighborGrad", by_row(0,
 rule("ImageProjectiveTransformV3 ImageProjectiveTransformV2", by_row(0, 1, linear=0))
 rule("AdjustContrastv2 AdjustHue AdjustSaturation", by_row(0))
 rule("InTopKV2", by_row(0, 1))
+
+
+@rule("DenseBincount")
+def counted(node: Node) -> Label:
+    """Counts, in each row or over all of them, how often each class comes."""
+    node.value(1)
+    if len(node.shape(0)) == 2:
+        label = by_row(0, 2)(node)
+        assert isinstance(label, Label)
+        return label
+    labels = [node.whole(number) for number in (0, 2)]
+    if any(label.kind == SUM or label.power for label in labels):
+        raise Mixes(NOT_LINEAR)
+    if node.attribute("binary_output"):
+        raise Mixes("says what classes the rows of one replica have")
+    return Label(SUM if labels[0].has_rows else SAME)
 
 
 @rule("SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits")

@@ -161,15 +161,17 @@ def _computed(operation: Any, values: Sequence[Any]) -> list[Any] | None:
     if function is None:
         return None
     arguments: dict[str, Any] = {}
-    for argument in operation.op_def.input_arg:
+    parameters = [*inspect.signature(function).parameters]
+    for parameter, argument in zip(parameters, operation.op_def.input_arg, strict=False):
         if argument.type_list_attr:
             return None
+        name = argument.name if argument.name in parameters else parameter
         if argument.number_attr:
             count = operation.get_attr(argument.number_attr)
-            arguments[argument.name], remaining = remaining[:count], remaining[count:]
+            arguments[name], remaining = remaining[:count], remaining[count:]
         else:
-            arguments[argument.name] = remaining.pop(0)
-    names = {attribute.name for attribute in operation.op_def.attr} & {*inspect.signature(function).parameters}
+            arguments[name] = remaining.pop(0)
+    names = {attribute.name for attribute in operation.op_def.attr} & {*parameters}
     try:
         results = function(**arguments, **{name: operation.get_attr(name) for name in names})
     except (tf.errors.OpError, TypeError, ValueError):

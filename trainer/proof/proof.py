@@ -13,39 +13,74 @@ import tensorflow as tf
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.invariance.gradients import optimizers_of, reachable
+from trainer.invariance.internals import all_layers
 from trainer.proof.labels import MIXED, ROWS, SAME, Label, label_of_values
 from trainer.proof.trace import REPLICAS, Trace, trace
 from trainer.proof.trace import __file__ as trace_file
 from trainer.proof.walk import Different, Variable, Walk
 
 
+PROVED, MIXES, MAY_MIX, NOT_PROVED = "proved", "mixes rows", "may mix rows", "not proved"
+
+
 @dataclass(frozen=True)
 class Proof:
-    """Holds what the graph shows; all lists are empty if every update is that of one device with all rows."""
+    """Holds what the graph shows; the first three lists are empty if every update is that of one device."""
 
     mixes: list[str] = field(default_factory=list)  # what mixes rows, with the line of the user's file
     unknown: list[str] = field(default_factory=list)  # what has no rule
-    metrics: list[str] = field(default_factory=list)  # metrics that mix rows
     parts: list[str] = field(default_factory=list)  # variables that each micro-batch assigns
+    metrics: list[str] = field(default_factory=list)  # metrics that mix rows, which changes no update
 
     @property
     def holds(self) -> bool:
         """Returns whether every update is proved."""
         return not (self.mixes or self.unknown or self.parts)
 
+    def verdict(self, *, differ: bool = False) -> str:
+        """Returns the verdict in a few words; differ: whether steps on one and on two replicas gave other numbers."""
+        if self.mixes and differ:
+            return MIXES
+        if self.mixes or self.parts:
+            return MAY_MIX
+        return NOT_PROVED if self.unknown else PROVED
+
 
 def prove(config: TrainConfig, dataset: Dataset) -> Proof:
-    """Traces the step of a run twice and returns what its graph shows."""
-    parts = REPLICAS
-    traces = trace(config, dataset, parts, parts), trace(config, dataset, parts // 2, parts)
+    """Traces the step of a run twice and returns what its graph shows. Raises UserError as building the model does.
+
+    The settings --sync_batch_norm=false and --micro_batches, which ask batch norm for fewer rows, are left out.
+    """
+    traces = [trace(config, dataset, count, REPLICAS) for count in (REPLICAS, REPLICAS // 2)]
     try:
-        walk = _walked(traces)
+        walk = _walked(traces[0], traces[1])
     except Different as error:
         return Proof(unknown=[str(error)])
-    return Proof(**_findings(walk))
+    parts = _assigned_in_parts(walk, traces[0]) if config.micro_batches > 1 else []
+    return Proof(**_findings(walk), parts=parts)
 
 
-def _walked(traces: tuple[Trace, Trace]) -> Walk:
+def _assigned_in_parts(walk: Walk, first: Trace) -> list[str]:
+    """Returns lines about variables that each micro-batch assigns, other than metrics and the averages of batch norm.
+
+    Keras's own train_step has no call of `accumulate`, and then only its optimizer's updates come after all of them.
+    """
+    averages = {
+        variable.path
+        for layer in all_layers(first.model) if isinstance(layer, keras.layers.BatchNormalization)
+        for variable in layer.non_trainable_variables
+    }  # fmt: skip
+    inside = [
+        assignment.variable.name
+        for assignment in walk.assignments
+        if not (assignment.variable.is_metric or assignment.variable.updated)
+        and assignment.variable.name not in averages
+        and (not first.micro_batches or any(assignment.place in places for places in first.micro_batches))
+    ]
+    return [f"{name} is assigned in each micro-batch, not once a step" for name in dict.fromkeys(inside)]
+
+
+def _walked(*traces: Trace) -> Walk:
     """Labels both traces. Raises Different if they do not fit each other."""
     walk = Walk((traces[0].rows, traces[1].rows))
     variables = [_variables(each.model) for each in traces]

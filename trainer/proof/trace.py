@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer.base.settings.model_settings import function_of
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
 from trainer.data.batches import ReplicaRows
@@ -21,6 +22,7 @@ from trainer.invariance.gradients import with_tables_as_of
 from trainer.invariance.step import StepContext
 from trainer.run.training_setup import set_precision_and_seed, setup_with
 from trainer.user_code.interface import ModelInterface
+from trainer.user_code.mistakes import load_function
 
 # The rows of a trace: a multiple of the four numbers that a counter draws at once, which sizes of layers rarely are, and
 # so many that TensorFlow makes no constant of ones for them (it does up to 1,000 values).
@@ -37,6 +39,7 @@ class OneOfSeveral(tf.distribute.OneDeviceStrategy):
     def __init__(self, count: int) -> None:
         super().__init__("CPU:0")
         self._count = count
+        self.micro_batches: list[range] = []  # the places of the operations that each micro-batch has
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -80,6 +83,14 @@ class TracedStep(StepContext):
         """Returns the numbers of `StepContext.draw`, marked."""
         return tf.identity(super().draw(draw, shape, stream), name=DRAWN)
 
+    def accumulate(self, function: Callable[..., Any], *rows: Any) -> Any:
+        """Returns what `function` returns for all rows, which stand for those of one micro-batch."""
+        graph = tf.compat.v1.get_default_graph()
+        first = len(graph.get_operations())
+        result = super().accumulate(function, *rows)
+        tf.distribute.get_strategy().micro_batches.append(range(first, len(graph.get_operations())))
+        return result
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -88,6 +99,7 @@ class Trace:
     graph: Any
     rows: int
     model: keras.Model
+    micro_batches: list[range]  # the places of the operations that each micro-batch has
 
 
 def trace(config: TrainConfig, dataset: Dataset, count: int, parts: int) -> Trace:
@@ -100,9 +112,11 @@ def trace(config: TrainConfig, dataset: Dataset, count: int, parts: int) -> Trac
         config, global_batch_size=parts * BUILT_ROWS, replicas=count, strategy="auto", jit_compile="false",
         micro_batches=1, virtual_replicas=0, sync_batch_norm=True,
     )  # fmt: skip
+    load_function(function_of(config.model), "model")  # a module may draw when it is first imported
     set_precision_and_seed(config)
     rows = size // count
-    replicas = Replicas(OneOfSeveral(count), ("CPU:0",) * count, rows, size)
+    strategy = OneOfSeveral(count)
+    replicas = Replicas(strategy, ("CPU:0",) * count, rows, size)
     setup = setup_with(config, replicas, dataset)
     interface = ModelInterface.of(setup.model)
     runner = setup.step_runner()
@@ -113,6 +127,7 @@ def trace(config: TrainConfig, dataset: Dataset, count: int, parts: int) -> Trac
     def one_step(parts: Any, step: Any) -> Any:
         return runner.one_step(ReplicaRows(parts), step)
 
+    strategy.micro_batches.clear()
     with with_tables_as_of(math.inf):
         function = tf.function(one_step, autograph=False).get_concrete_function(specs, tf.TensorSpec((), tf.int64))
-    return Trace(function.graph, rows, setup.model)
+    return Trace(function.graph, rows, setup.model, strategy.micro_batches)

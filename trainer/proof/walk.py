@@ -69,7 +69,7 @@ class Assignment(NamedTuple):
     variable: Variable
     operation: Any
     label: Label
-    in_part: bool  # whether a micro-batch makes it
+    place: int  # of the operation of the step that makes it, among all of them
 
 
 @dataclass
@@ -91,6 +91,7 @@ class Walk:
     mixed: list[Label] = field(default_factory=list)  # of the operations that mix rows, in the order of the graph
     stateful: list[Label] = field(default_factory=list)  # of operations with a state and without a rule
     _doubt: list[Label] = field(default_factory=list)  # of the conditions and loops around, if they are bad
+    _places: list[int] = field(default_factory=list)  # of the operations that call what is visited, the outermost first
 
     def graphs(
         self,
@@ -116,13 +117,15 @@ class Walk:
         if [operation.type for operation in first] != [operation.type for operation in second]:
             raise Different("the step has other operations with twice as many rows")
         places_of = [{tensor.name: place for place, tensor in enumerate(_tensors(graph))} for graph in graphs]
-        for pair in zip(first, second, strict=True):
+        for place, pair in enumerate(zip(first, second, strict=True)):
             wired = [[of[tensor.name] for tensor in operation.inputs] for of, operation in zip(places_of, pair, strict=True)]
             if wired[0] != wired[1]:
                 raise Different("the operations of the step are joined in another way with twice as many rows")
             if pair[0].outputs and pair[0].outputs[0].name in frame.labels:
                 continue
+            self._places.append(place)
             self._visit(pair, frame)
+            self._places.pop()
         names = [tensor.name for tensor in graphs[0].outputs]
         return [frame.labels[name] for name in names], [frame.known.get(name) for name in names]
 
@@ -174,6 +177,8 @@ class Walk:
         operation, count = node.operations[0], len(node.operations[0].outputs)
         if (computed := self._computed(node)) is not None:
             return [label_of_values(*pair, self.rows) for pair in computed], [*computed]
+        if operation.op_def.is_stateful and node.type not in RULES:
+            raise NoRule(_of_state(node.type))
         settings = places.SETTINGS.get(node.type, ())
         if node.type in ("ConcatV2",):
             settings = (len(node.labels) - 1,)
@@ -185,9 +190,6 @@ class Walk:
             results = results[:count] if isinstance(results, list) else [results] * count
             keeps_value = node.type in ("Identity", "PlaceholderWithDefault")
             return results, [node.known[0] if keeps_value else None] * count
-        if operation.op_def.is_stateful:
-            raise NoRule("keeps a state of its own, or draws from one" if not _DRAWS.search(node.type) else
-                         "draws from TensorFlow's own state, which differs on each replica")  # fmt: skip
         if all(label.kind in (SAME, ZERO) and not label.power for label in node.labels):
             self._refuse_other_attributes(node)
             return [Label(SAME)] * count, [None] * count
@@ -210,6 +212,8 @@ class Walk:
             return [tuple(np.asarray(make(shape), dtype) for shape in pair) for pair in pairs]  # type: ignore[misc]
         if node.type == "PlaceholderWithDefault":
             return None
+        if node.type == "Minimum":
+            return _clamped(node)
         return node.constants()
 
     def _refuse_other_attributes(self, node: Node) -> None:
@@ -242,15 +246,8 @@ class Walk:
             return None
         if variables and variables[0] is not None:
             return self._of_variable(node, variables), nothing
-        self._note_state(node)
+        self.stateful.append(Label(UNKNOWN, operation=operation, why=_of_state(node.type)))
         return None
-
-    def _note_state(self, node: Node) -> None:
-        """Notes an operation whose state nobody knows, whatever goes in."""
-        why = "keeps a state of its own, or has effects that the graph does not show"
-        if _DRAWS.search(node.type):
-            why = "draws from TensorFlow's own state, which differs on each replica"
-        self.stateful.append(Label(UNKNOWN, operation=node.operations[0], why=why))
 
     def _marked(self, node: Node, mark: str) -> Label:
         """Returns the label of a marked tensor: see `trainer.proof.trace`."""
@@ -285,8 +282,8 @@ class Walk:
                 raise NoRule("takes entries of a table by several places")
             return [places_label if places_label.has_rows else Label(SAME)]
         if not re.match("Assign|ResourceApply|ResourceScatter|ResourceSparseApply|ResourceStridedSliceAssign", node.type):
-            self._note_state(node)
-            raise NoRule("has no rule")
+            self.stateful.append(Label(UNKNOWN, operation=node.operations[0], why=_of_state(node.type)))
+            raise NoRule(_of_state(node.type))
         given = [label for label, held in zip(node.labels, variables, strict=True) if held is None]
         for held in variables:
             if held is not None:
@@ -317,7 +314,7 @@ class Walk:
             why = "is computed from a metric, which is reset between reports"
         if why:
             label = Label(MIXED, operation=operation, why=why)
-        return Assignment(variable, operation, label, False)
+        return Assignment(variable, operation, label, self._places[0])
 
     def _call(
         self, node: Node, name: str, variables: Sequence[Variable | None], attribute: str, skipped: int = 0
@@ -383,6 +380,24 @@ class Walk:
         if label.kind in (SAME, ZERO) and not label.power and not label.of_metric:
             return []
         return [Label(MIXED, operation=operation, why=f"{what} follows from the rows of one replica")]
+
+
+def _clamped(node: Node) -> list[Values] | None:
+    """Returns the value of min(max(values, c), c), which is c, or of another minimum of constants."""
+    for number, known in enumerate(node.known):
+        other = node.operations[0].inputs[1 - number].op
+        if known is not None and other.type == "Maximum":
+            bounds = [tf.get_static_value(tensor) for tensor in other.inputs]
+            if any(bound is not None and np.array_equal(bound, known[0]) for bound in bounds):
+                return [known]
+    return node.constants()
+
+
+def _of_state(kind: str) -> str:
+    """Returns why nothing is known of an operation with a state."""
+    if _DRAWS.search(kind):
+        return "draws from TensorFlow's own state, which differs on each replica"
+    return "keeps a state of its own, or has effects that the graph does not show"
 
 
 def _mark(operation: Any) -> str:
