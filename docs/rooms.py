@@ -25,6 +25,7 @@ training
 reporting, models
 data
 cluster
+proof
 invariance
 user_code
 base.run_files

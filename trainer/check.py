@@ -1,6 +1,7 @@
 """Tests whether steps depend on the number of replicas: `python -m trainer.check --recipe=NAME [--model=…] [any flag]`.
 
-It runs a few steps on one and on two replicas of this machine's CPU, in float64, and compares weights and losses. With
+It proves by the graph of a step that every update is what one device with all rows would make. What that does not show
+is compared: a few steps on one and on two replicas of this machine's CPU, in float64, weights and losses. With
 `--bits` it compares all bits of all variables on one replica and on four, in the run's precision, which
 `--virtual_replicas` makes equal. With `--on_gpus` it runs them on all GPUs of this machine instead, in every precision,
 and measures these GPUs (docs/gpus.md); gpu_check.json, in --job_dir or else in this folder, keeps the result. With
@@ -55,7 +56,6 @@ class CheckOptions:
     verbose: bool = VERBOSE
     # For trainer.run.replica_check:
     verdict: str = setting("")
-    from_state: str = setting("")
 
 
 def read_check(arguments: Sequence[str]) -> Request[CheckOptions]:
@@ -115,29 +115,29 @@ def _check_replicas(config: TrainConfig, options: CheckOptions) -> int:
     with quiet_start():
         import tensorflow as tf
 
-        from trainer.run.replica_check import (
-            COMPARED_STEPS,
-            compare_bits,
-            compare_few_rows,
-            compare_replicas,
-            other_numbers,
-        )
+        from trainer.run.proof import Proof
+        from trainer.run.replica_check import COMPARED_STEPS, compare_bits, compare_replicas, judge, proof_of
     tf.config.set_visible_devices([], "GPU")
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
     if options.verdict:
-        state = Path(options.from_state) if options.from_state else None
-        write_json(Path(options.verdict), compare_few_rows(config, state))
+        write_json(Path(options.verdict), judge(config))
         return DONE
     steps = f"{COMPARED_STEPS} steps on 1 and on {replicas} replicas"
     if options.bits:
         problems = compare_bits(config, replicas)
         agreement = f"equal bits: {steps}"
     else:
-        problems, _, draws = compare_replicas(config)
+        proof = Proof(unknown=["--virtual_replicas"]) if config.virtual_replicas else proof_of(config)
+        for line in proof.metrics:
+            log.warning(f"a metric depends on the number of replicas: {line}")
+        if proof.holds:
+            log.info(f"{config.model}: proved: every update is what one device with all rows would make")
+            return DONE
+        problems, _ = compare_replicas(config)
+        lines = [*proof.mixes, *proof.parts, *proof.unknown]
+        log.warning(f"{proof.verdict(differ=bool(problems))}: {'; '.join(lines)}")
         agreement = f"{steps} give the same weights and losses"
-        if draws and not problems:
-            log.warning(other_numbers(draws))
     for problem in problems:
         log.error("%s", problem)
     if problems:

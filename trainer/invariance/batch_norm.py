@@ -66,6 +66,22 @@ class Formula:
         slope = self._channel_sums(upstream * (values - self._beside(mean, values))) * factor
         return upstream * self._beside(gamma * factor, values), [slope, self._channel_sums(upstream)]
 
+    def by_plain_sums(self, gamma: Any, beta: Any, groups: Sequence[Any]) -> tuple[list[Any], Any, Any]:
+        """Returns what `_over_replicas` does, by sums over replicas alone, which `trainer.proof` can follow."""
+        outputs, statistics = [], []
+        for group in groups:
+            mask = tf.ones_like(group) if self.mask is None else tf.cast(self.mask, self.dtype) * tf.ones_like(group)
+            (count,) = all_reduce_sum([self._channel_sums(mask)])
+            count += 0.0 if self.mask is None else keras.config.epsilon()
+            (total,) = all_reduce_sum([self._channel_sums(mask * group)])
+            mean = total / count
+            squares = mask * tf.square(group - self._beside(mean, group))
+            variance = all_reduce_sum([self._channel_sums(squares)])[0] / count
+            outputs.append(self.normalized(group, mean, variance, gamma, beta))
+            statistics.append((mean, variance))
+        means, variances = zip(*statistics, strict=True)
+        return outputs, _stacked(means), _stacked(variances)
+
 
 class Kernel(Formula):
     """Normalises images, (rows, height, width, channels), by TensorFlow's fused kernel, with float32 statistics."""
@@ -154,7 +170,8 @@ def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: 
         groups = tf.split(inputs, group_count) if group_count > 1 else [inputs]
         # Each group's mean and variance by channel: (groups, channels).
         if getattr(replica, "traced", False):
-            outputs, means, variances = _by_plain_sums(layer.epsilon, method, gamma, beta, groups)
+            plain = Formula(layer.epsilon, len(inputs.shape) - 1 if fits_kernel else method.axis, mask, method.dtype)
+            outputs, means, variances = plain.by_plain_sums(gamma, beta, groups)
         elif replicas == 1 and isinstance(method, Kernel):
             outputs, *statistics = zip(*(method.training(group, gamma, beta) for group in groups), strict=True)
             means, variances = map(_stacked, statistics)
@@ -255,26 +272,6 @@ def _over_replicas(
         return outputs, lambda *upstreams: gradient(gamma, *upstreams, *groups)
 
     return tuple(tf.custom_gradient(normalized)(gamma, beta, *groups)), means, variances
-
-
-def _by_plain_sums(
-    epsilon: float, kind: Formula, gamma: Any, beta: Any, groups: Sequence[Any]
-) -> tuple[list[Any], Any, Any]:
-    """Returns what `_over_replicas` does, by sums over replicas alone, which a proof can follow: see `trainer.proof`."""
-    method = Formula(epsilon, kind.axis, kind.mask, kind.dtype)
-    outputs, statistics = [], []
-    for group in groups:
-        mask = tf.ones_like(group) if method.mask is None else tf.cast(method.mask, method.dtype) * tf.ones_like(group)
-        (count,) = all_reduce_sum([method._channel_sums(mask)])
-        count += 0.0 if method.mask is None else keras.config.epsilon()
-        (total,) = all_reduce_sum([method._channel_sums(mask * group)])
-        mean = total / count
-        squares = mask * tf.square(group - method._beside(mean, group))
-        variance = all_reduce_sum([method._channel_sums(squares)])[0] / count
-        outputs.append(method.normalized(group, mean, variance, gamma, beta))
-        statistics.append((mean, variance))
-    means, variances = zip(*statistics, strict=True)
-    return outputs, _stacked(means), _stacked(variances)
 
 
 def _stacked(of_groups: Sequence[Any]) -> Any:

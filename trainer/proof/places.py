@@ -13,7 +13,8 @@ from trainer.proof.node import Node, scaled_axes
 SETTINGS = {
     "ArgMax": (1,), "ArgMin": (1,), "AvgPoolGrad": (0,), "AvgPool3DGrad": (0,), "BroadcastGradientArgs": (0, 1),
     "BroadcastTo": (1,), "Conv2DBackpropFilter": (1,), "Conv2DBackpropInput": (0,), "Conv3DBackpropFilterV2": (1,),
-    "Conv3DBackpropInputV2": (0,), "DenseBincount": (1,), "Cumprod": (1,), "Cumsum": (1,), "DepthwiseConv2dNativeBackpropFilter": (1,),
+    "Conv3DBackpropInputV2": (0,), "Cumprod": (1,), "Cumsum": (1,), "DenseBincount": (1,),
+    "DepthwiseConv2dNativeBackpropFilter": (1,),
     "DepthwiseConv2dNativeBackpropInput": (0,), "ExpandDims": (1,), "Fill": (0,), "GatherV2": (2,),
     "MirrorPad": (1,), "MirrorPadGrad": (1,), "OneHot": (1,), "Pad": (1,), "PadV2": (1,), "Reshape": (1,),
     "ResizeBilinear": (1,), "ResizeBicubic": (1,), "ResizeNearestNeighbor": (1,), "ResizeNearestNeighborGrad": (1,),
@@ -22,7 +23,7 @@ SETTINGS = {
     "TensorListGetItem": (2,), "TensorListReserve": (0,), "EmptyTensorList": (0,), "TensorListPopBack": (1,),
     "TensorListStack": (1,), "Tile": (1,), "Transpose": (1,), "UnsortedSegmentSum": (2,),
     "ImageProjectiveTransformV3": (2,),
-    **{name: (1,) for name in ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm")},
+    **dict.fromkeys(("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm"), (1,)),
 }  # fmt: skip
 _PLACES = "takes some rows of one replica by their places"
 

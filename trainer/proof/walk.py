@@ -31,8 +31,9 @@ from trainer.proof.labels import (
     label_of_values,
 )
 from trainer.proof.node import Node, Values, bad, shapes_with, sizes_of
-from trainer.proof.trace import DRAWN, NUMBER, SUMMED
 
+# The names of identity operations that mark what the graph of one replica cannot show.
+SUMMED, DRAWN, NUMBER = "trainer_summed", "trainer_drawn", "trainer_replica_number"
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _BRANCHES = {
     "If": ("then_branch", "else_branch"), "StatelessIf": ("then_branch", "else_branch"),
@@ -45,6 +46,7 @@ _HARMLESS = {"Assert", "PrintV2", "Timestamp", "NoOp", "VarHandleOp", "VarIsInit
              "VariableShape", "WriteScalarSummary"}  # fmt: skip
 # Attributes that follow from shapes, or name functions: the walk compares what they stand for.
 _IGNORED = re.compile(r"_|shape$|.*shapes$|f$|cond$|body$|then_branch$|else_branch$|branches$|value$|element_shape$|N$")
+_ASSIGNS = re.compile("Assign|ResourceApply|ResourceScatter|ResourceSparseApply|ResourceStridedSliceAssign")
 _DRAWS = re.compile("Random|Multinomial|TruncatedNormal|Stateful|Rng|Shuffle|DistortedBoundingBox")
 
 
@@ -118,8 +120,9 @@ class Walk:
             raise Different("the step has other operations with twice as many rows")
         places_of = [{tensor.name: place for place, tensor in enumerate(_tensors(graph))} for graph in graphs]
         for place, pair in enumerate(zip(first, second, strict=True)):
-            wired = [[of[tensor.name] for tensor in operation.inputs] for of, operation in zip(places_of, pair, strict=True)]
-            if wired[0] != wired[1]:
+            wired = zip(places_of, pair, strict=True)
+            inputs = [[of[tensor.name] for tensor in operation.inputs] for of, operation in wired]
+            if inputs[0] != inputs[1]:
                 raise Different("the operations of the step are joined in another way with twice as many rows")
             if pair[0].outputs and pair[0].outputs[0].name in frame.labels:
                 continue
@@ -275,13 +278,13 @@ class Walk:
             places_label = node.labels[1]
             if places_label.is_bad:
                 return [places_label]
-            if places_label.kind not in (SAME, ZERO) and not places_label.has_rows or places_label.power:
+            if (places_label.kind not in (SAME, ZERO) and not places_label.has_rows) or places_label.power:
                 raise Mixes("takes entries of a table by a sum over the rows of one replica")
             inner = node.type == "ResourceGatherNd" and places_label.axis == len(node.shape(1)) - 1
             if inner or (node.type == "ResourceGather" and node.attribute("batch_dims")):
                 raise NoRule("takes entries of a table by several places")
             return [places_label if places_label.has_rows else Label(SAME)]
-        if not re.match("Assign|ResourceApply|ResourceScatter|ResourceSparseApply|ResourceStridedSliceAssign", node.type):
+        if not _ASSIGNS.match(node.type):
             self.stateful.append(Label(UNKNOWN, operation=node.operations[0], why=_of_state(node.type)))
             raise NoRule(_of_state(node.type))
         given = [label for label, held in zip(node.labels, variables, strict=True) if held is None]
@@ -305,11 +308,12 @@ class Walk:
             else:
                 good = label.kind == SAME and label.power == 0
             if not good:
-                why = f"gives {variable.name} " + (
-                    "the rows of one replica" if label.has_rows
-                    else "what differs with the number of replicas by a factor" if label.kind == SAME or combined is not None
-                    else "a sum over the rows of one replica, which is not added up over the replicas"
-                )  # fmt: skip
+                what = "a sum over the rows of one replica, which is not added up over the replicas"
+                if label.has_rows:
+                    what = "the rows of one replica"
+                elif label.kind == SAME or combined is not None:
+                    what = "what differs with the number of replicas by a factor"
+                why = f"gives {variable.name} {what}"
         if variable.is_metric is False and label.of_metric and not why and not label.is_bad:
             why = "is computed from a metric, which is reset between reports"
         if why:
@@ -327,20 +331,19 @@ class Walk:
         """Returns the graphs of a function that an attribute names, in both traces."""
         named = [operation.get_attr(attribute) for operation in node.operations]
         names = [(of if place is None else of[place]).name for of in named]
-        first, second = (graph_of_function(operation.graph, name) for operation, name in zip(node.operations, names, strict=True))
+        pairs = zip(node.operations, names, strict=True)
+        first, second = (graph_of_function(operation.graph, name) for operation, name in pairs)
         return first, second
 
-    def _condition(
-        self, node: Node, variables: Sequence[Variable | None]
-    ) -> tuple[list[Label], list[Values | None]]:
+    def _condition(self, node: Node, variables: Sequence[Variable | None]) -> tuple[list[Label], list[Values | None]]:
         """Returns what both branches give."""
-        count = len(node.operations[0].outputs)
         doubt = self._doubt_of(node.labels[0], node.operations[0], "a condition")
         self._doubt += doubt
         graphs = []
         for attribute in _BRANCHES[node.type]:
             if attribute == "branches":
-                graphs += [self._graphs(node, attribute, place) for place in range(len(node.operations[0].get_attr(attribute)))]
+                count = len(node.operations[0].get_attr(attribute))
+                graphs += [self._graphs(node, attribute, place) for place in range(count)]
             else:
                 graphs.append(self._graphs(node, attribute))
         results: list[Label] | None = None
@@ -349,8 +352,9 @@ class Walk:
             results = labels if results is None else [joined(*both) for both in zip(results, labels, strict=True)]
         if doubt:
             self._doubt.pop()
-            results = [doubt[0]] * count
-        return results or [], [None] * count
+            results = [doubt[0]] * len(node.operations[0].outputs)
+        assert results is not None
+        return results, [None] * len(results)
 
     def _loop(self, node: Node, variables: Sequence[Variable | None]) -> list[Label]:
         """Returns what a loop carries in the end."""
@@ -385,10 +389,11 @@ class Walk:
 def _clamped(node: Node) -> list[Values] | None:
     """Returns the value of min(max(values, c), c), which is c, or of another minimum of constants."""
     for number, known in enumerate(node.known):
-        other = node.operations[0].inputs[1 - number].op
-        if known is not None and other.type == "Maximum":
-            bounds = [tf.get_static_value(tensor) for tensor in other.inputs]
-            if any(bound is not None and np.array_equal(bound, known[0]) for bound in bounds):
+        others = [operation.inputs[1 - number].op for operation in node.operations]
+        if known is not None and others[0].type == "Maximum":
+            pairs = zip(others, known, strict=True)
+            bounds = [([*map(tf.get_static_value, other.inputs)], limit) for other, limit in pairs]
+            if all(any(np.array_equal(bound, limit) for bound in of if bound is not None) for of, limit in bounds):
                 return [known]
     return node.constants()
 

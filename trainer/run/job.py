@@ -29,6 +29,7 @@ from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
 from trainer.reporting.result import gpu_names, library_versions, refuse_hopeless_restart
 from trainer.run.export import export
+from trainer.run.proof import PROVED
 from trainer.run.replica_check import COMPARED_STEPS, ReplicaCheck, ReplicaVerdict, act_on_verdict, needs_check
 from trainer.run.run_state import Best, RunState
 from trainer.run.saved_model_check import DIFFERS, compare_saved
@@ -92,7 +93,8 @@ def _act_on_check(run: TrainingRun, verdict: ReplicaVerdict) -> None:
     paid = replicas.on_gpus and replicas.count > 1
     act_on_verdict(verdict, allowed=job.config.allow_replica_dependence, paid=paid)
     job.result.depends_on_replicas, job.result.not_compared = verdict.problems, verdict.not_compared
-    job.result.replica_checks = {f"1 to {COMPARED_STEPS}": verdict.outcome}
+    compared = "all" if verdict.proof == PROVED else f"1 to {COMPARED_STEPS}"
+    job.result.replica_checks = {compared: verdict.outcome}
     bits = {"equal_bits": 0} if verdict.problems else {}
     checks = job.result.replica_checks
     job.job_dir.add_to_run_info(replica_check=asdict(verdict), replica_checks=checks, **bits)

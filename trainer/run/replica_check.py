@@ -1,8 +1,8 @@
-"""Compares a few steps of a run on one and on two replicas, in a process of its own.
+"""Proves by its graph that the number of replicas changes nothing in a step, or else compares a few steps in numbers.
 
-While the run starts, a child of the chief runs the steps on the CPU, as `trainer.check` does. It compares weights and
-losses in float64 or, with --virtual_replicas, all bits of weights, slots and averages in the precision of the run.
-Later children compare further steps, from the state of the running job.
+While the run starts, a child of the chief does so on the CPU, as `trainer.check` does. Only what the graph does not
+prove is compared: weights and losses of steps on one and on two replicas, in float64. With --virtual_replicas it
+compares all bits of weights, slots and averages in the precision of the run.
 """
 
 import json
@@ -17,7 +17,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from keras.callbacks import CallbackList
 
 from trainer.base.errors import FAULT, PlatformFault, UserError
 from trainer.base.log import log
@@ -25,47 +24,27 @@ from trainer.base.settings.model_settings import function_of
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.fingerprint import changed_values
-from trainer.data.sources import is_named
-from trainer.invariance.internals import all_layers, floats_of_variables
+from trainer.data.sources import is_named, load_dataset
+from trainer.invariance.internals import all_layers
 from trainer.invariance.layers import depends_on_replicas
-from trainer.reporting.progress import Progress, is_loss
+from trainer.reporting.progress import is_loss
+from trainer.run.proof import MAY_MIX, NOT_PROVED, PROVED, Proof, prove
 from trainer.run.rehearsal import has_own_code
-from trainer.run.start import StartedJob
-from trainer.run.training_setup import TrainingSetup, build_setup, set_precision_and_seed
-from trainer.training.callbacks import load_callbacks
+from trainer.run.training_setup import build_setup, set_precision_and_seed
 from trainer.training.checkpoint import (
-    assign_values,
     digest_of,
-    of_networks,
-    read_checkpoint,
     snapshot,
     variables_of,
-    write_checkpoint,
 )
-from trainer.training.loop import Hook
-from trainer.training.steps import nodes_of
 from trainer.user_code.command import last_error, start_command
 from trainer.user_code.interface import ModelInterface
-from trainer.user_code.mistakes import as_user_mistake, load_function
+from trainer.user_code.mistakes import as_user_mistake, load_function, message_of
 
 # A few steps of a few rows take much less; this limit only ends a comparison that hangs.
 LONGEST_SECONDS = 1800.0
 # This environment variable skips the comparison, for tests of this project that are about something else.
 SKIP = "TRAINER_SKIP_REPLICA_CHECK"
 COMPARED_STEPS = 5
-# Operations that draw from TensorFlow's own random state, and the public functions that create them.
-_DRAWS = {
-    "RandomStandardNormal": "tf.random.normal", "RandomUniform": "tf.random.uniform",
-    "RandomUniformInt": "tf.random.uniform", "TruncatedNormal": "tf.random.truncated_normal",
-    "RandomGamma": "tf.random.gamma", "RandomPoissonV2": "tf.random.poisson", "RandomShuffle": "tf.random.shuffle",
-    "Multinomial": "tf.random.categorical", "StatefulStandardNormalV2": "tf.random.Generator",
-    "StatefulUniform": "tf.random.Generator",
-}  # fmt: skip
-_UNKNOWN_REASON = (
-    "a loss or a metric must be a mean of one value a row: what is computed from a whole batch (a correlation, pairs "
-    "within the batch, the root of a mean) differs on half of its rows; add_loss takes a mean over the rows "
-    "at hand, and a masked sum over a mask's sum is mean_with_sample_weight (docs/training.md)"
-)
 REMEDY = (
     "change that, train on one replica (--replicas=1), or use --allow_replica_dependence: the numbers then hold for "
     "this many replicas only"
@@ -88,11 +67,18 @@ class ReplicaVerdict:
     equal_bits: bool = False  # whether all bits were compared, with --virtual_replicas, and are equal
     by_settings: bool = False  # nothing was compared, as the settings ask for a dependence that the log reports
     fault: bool = False  # whether the comparison itself failed, through no mistake of the user
-    draws: list[str] = field(default_factory=list)  # functions that draw from TensorFlow's state, if the steps agree
+    proof: str = ""  # what the graph shows: "proved", "mixes rows", "may mix rows" or "not proved"
+    lines: list[str] = field(default_factory=list)  # what is not proved, with the lines of the user's files
+    metrics: list[str] = field(default_factory=list)  # metrics that mix rows, which changes no update
 
     @property
     def outcome(self) -> str:
-        """Returns the outcome in the words of result.json: "agree", "equal bits", "differ" or "not compared: why"."""
+        """Returns the outcome in the words of result.json.
+
+        "proved", "agree", "equal bits", "differ" or "not compared: why".
+        """
+        if self.proof == PROVED:
+            return PROVED
         if self.agrees is None:
             return f"not compared: {self.reason}"
         return "differ" if not self.agrees else "equal bits" if self.equal_bits else "agree"
@@ -104,41 +90,30 @@ class ReplicaVerdict:
 
 
 def needs_check(config: TrainConfig, replicas: int) -> bool:
-    """Returns whether a new run needs the comparison: a user's own model or data, on several replicas."""
-    return (replicas > 1 or config.virtual_replicas > 0) and has_own_code(config) and not os.environ.get(SKIP)
+    """Returns whether a new run needs a proof: a user's own model or data, on several replicas or in micro-batches."""
+    parts = replicas * config.micro_batches
+    return (parts > 1 or config.virtual_replicas > 0) and has_own_code(config) and not os.environ.get(SKIP)
 
 
 class ReplicaCheck:
     """Starts the comparison in a child process when it is created, and reads its verdict.
 
-    arguments: the flags of the run. state: nothing, or the values and the manifest that `write_checkpoint` takes, to
-    compare steps from the state of a running job.
+    arguments: the flags of the run.
     """
 
-    def __init__(self, arguments: Sequence[str], *state: Any) -> None:
+    def __init__(self, arguments: Sequence[str]) -> None:
         self._folder = TemporaryDirectory(prefix="trainer-replicas-")
-        self._file, self._log, at = (Path(self._folder.name) / name for name in ("verdict.json", "log", "state"))
-        words = ["trainer.check", *arguments, f"--verdict={self._file}"]
-        if state:
-            write_checkpoint(at, *state)
-            words.append(f"--from_state={at}")
+        self._file, self._log = (Path(self._folder.name) / name for name in ("verdict.json", "log"))
         self._began = time.monotonic()
-        self._child = start_command(words, self._log)
+        self._child = start_command(["trainer.check", *arguments, f"--verdict={self._file}"], self._log)
         with suppress(OSError):
-            if state:  # the job is training: the child yields the processor to it
-                os.setpriority(os.PRIO_PROCESS, self._child.pid, 10)
             # If memory runs short, Linux kills the child first.
             Path(f"/proc/{self._child.pid}/oom_score_adj").write_text("1000")
 
-    @property
-    def ended(self) -> bool:
-        """Returns whether the child has ended or run out of time, so that `verdict` does not wait."""
-        return self._child.poll() is not None or time.monotonic() > self._began + LONGEST_SECONDS
-
-    def verdict(self, most_seconds: float = LONGEST_SECONDS) -> ReplicaVerdict:
-        """Waits for the child, at most `most_seconds` or until LONGEST_SECONDS after its start; returns its verdict."""
+    def verdict(self) -> ReplicaVerdict:
+        """Waits for the child, until LONGEST_SECONDS after its start; returns its verdict."""
         try:
-            self._child.wait(min(most_seconds, max(0.0, self._began + LONGEST_SECONDS - time.monotonic())))
+            self._child.wait(max(0.0, self._began + LONGEST_SECONDS - time.monotonic()))
         except subprocess.TimeoutExpired:
             return ReplicaVerdict(
                 None, reason=f"it took longer than {(time.monotonic() - self._began) / 60:.3g} minutes"
@@ -156,22 +131,29 @@ class ReplicaCheck:
         self._folder.cleanup()
 
 
-def act_on_verdict(
-    verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False, when: str = "before training"
-) -> None:
+def act_on_verdict(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False) -> None:
     """Logs a verdict or, unless `allowed` (--allow_replica_dependence), refuses to train.
 
-    when: when the steps were compared. Raises UserError if they differ, or were not compared though several replicas
-    are `paid` for, and PlatformFault if the comparison itself failed.
+    Raises UserError if steps differ, or if rows may be mixed, or were not compared, though several replicas are `paid`
+    for; PlatformFault if the comparison itself failed.
     """
-    if verdict.draws:
-        log.warning(f"steps on 1 and on 2 replicas agree so far, but {other_numbers(verdict.draws)}")
-    if verdict.equal_bits:
-        log.info(f"equal bits: steps on 1 and on 2 replicas, compared {when}")
+    for line in verdict.metrics:
+        log.warning(f"a metric depends on the number of replicas: {line}")
+    told = "; ".join(verdict.lines)
+    if verdict.proof == PROVED:
+        log.info("proved: every update is what one device with all rows would make, whatever the data")
+    elif verdict.proof == MAY_MIX and verdict.agrees:
+        line = f"{MAY_MIX}, though 5 steps on 1 and on 2 replicas give the same: {told}"
+        if paid and not allowed:
+            raise UserError(f"{line}: {REMEDY}")
+        log.warning(line)
+    elif verdict.equal_bits:
+        log.info("equal bits: steps on 1 and on 2 replicas, compared before training")
     elif verdict.agrees:
-        log.info(f"steps on 1 and on 2 replicas give the same, compared in float64 {when} {verdict.reason}".rstrip())
+        log.info("steps on 1 and on 2 replicas give the same, compared in float64 before training"
+                 f"{f' ({NOT_PROVED}: {told})' if told else ''} {verdict.reason}".rstrip())  # fmt: skip
     elif verdict.agrees is None:
-        line = f"one replica and two were not compared {when}: {verdict.reason}"
+        line = f"one replica and two were not compared before training: {verdict.reason}"
         if verdict.fault and not allowed:
             raise PlatformFault(f"{line}: --allow_replica_dependence trains all the same")
         if paid and verdict.not_compared and not allowed:
@@ -186,37 +168,48 @@ def act_on_verdict(
         raise UserError(f"{'; '.join(verdict.problems)}: {REMEDY}")
 
 
-def other_numbers(draws: Sequence[str]) -> str:
-    """Returns a line that names the functions that draw from TensorFlow's own state, and what to use instead."""
-    return (
-        f"the step draws by {', '.join(dict.fromkeys(draws))}, whose numbers differ on each replica: draw by "
-        "keras.random (normal, truncated_normal, uniform, randint) or a layer, such as GaussianNoise"
-    )
+def proof_of(config: TrainConfig) -> Proof:
+    """Returns what the graph of a step shows; nothing if it cannot be traced for other numbers of rows."""
+    try:
+        set_precision_and_seed(config)
+        return prove(config, load_dataset(config))
+    except Exception as error:
+        line = message_of(as_user_mistake(error) or error)
+        return Proof(unknown=[f"its step cannot be traced as one of several replicas: {line}"])
 
 
-def compare_few_rows(config: TrainConfig, state: Path | None = None) -> dict[str, Any]:
+def judge(config: TrainConfig) -> dict[str, Any]:
+    """Proves that replicas change nothing, or compares steps with few rows; returns a `ReplicaVerdict`'s fields."""
+    proof = Proof(unknown=["its bits are compared"]) if config.virtual_replicas else proof_of(config)
+    if proof.holds:
+        return {"agrees": True, "proof": PROVED, "metrics": proof.metrics}
+    fields = compare_few_rows(config)
+    differ = fields["agrees"] is False
+    lines = [*proof.mixes, *proof.parts, *([] if proof.mixes else proof.unknown)]
+    fields |= {"proof": proof.verdict(differ=differ), "metrics": proof.metrics}
+    if config.virtual_replicas:
+        return {**fields, "proof": ""}
+    if differ:
+        fields["problems"] += lines
+    return {**fields, "lines": lines}
+
+
+def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
     """Compares steps with few rows each, or with whole batches if few rows fail; returns a `ReplicaVerdict`'s fields.
 
     Batch norm without --sync_batch_norm, or over micro-batches, depends on replicas by its settings, as the log says
-    anyway, so the comparison changes these settings. A difference from the `state` of a running job counts only if
-    other rows show it too, because a single row at a kink of the loss may round to either side.
+    anyway, so the comparison changes these settings.
     """
-    fields = _compare_once(config, state, 0)
-    return _compare_once(config, state, COMPARED_STEPS) if state and fields["agrees"] is False else fields
-
-
-def _compare_once(config: TrainConfig, state: Path | None, first_rows: int) -> dict[str, Any]:
-    """Compares once, as `compare_few_rows` describes, on the rows of the steps from number `first_rows` on."""
     cuts = config.virtual_replicas or 2 * config.micro_batches  # of each global batch, all of one size
     few, whole = (max(rows // cuts, 2) * cuts for rows in (_FEW_ROWS, config.global_batch_size))
     for rows in (few, whole):
         try:
             fewer = replace(config, global_batch_size=min(rows, whole))
-            problems = compare_bits(fewer, 2, state, first_rows) if config.virtual_replicas else []
-            warnings, draws = list[str](), list[str]()
+            problems = compare_bits(fewer, 2) if config.virtual_replicas else []
+            warnings = list[str]()
             if not problems:  # with equal bits, the loss of a shard may still differ from that of the whole batch
                 fewer = replace(fewer, virtual_replicas=0, sync_batch_norm=True, micro_batches=1)
-                problems, warnings, draws = compare_replicas(fewer, state, first_rows)
+                problems, warnings = compare_replicas(fewer)
             break
         except UserError:  # a PyDataset fixes its batch size and may refuse few rows
             if rows == whole:
@@ -230,13 +223,12 @@ def _compare_once(config: TrainConfig, state: Path | None, first_rows: int) -> d
         "problems": problems,
         "reason": "" if plain else "with --sync_batch_norm=true and --micro_batches=1",
         "equal_bits": bool(config.virtual_replicas and not problems),
-        "draws": [] if problems else draws,
     }
 
 
-def compare_bits(config: TrainConfig, replicas: int, state: Path | None = None, first_rows: int = 0) -> list[str]:
+def compare_bits(config: TrainConfig, replicas: int) -> list[str]:
     """Returns a line if any bits of the variables differ between one replica and `replicas`, else an empty list."""
-    runs = [_run_steps(config, count, config.precision, state, first_rows) for count in (1, replicas)]
+    runs = [_run_steps(config, count, config.precision) for count in (1, replicas)]
     if other := _different_starts(config, *runs):
         return other
     alone, several = (snapshot(variables_of(run.model)) for run in runs)
@@ -251,19 +243,15 @@ def compare_bits(config: TrainConfig, replicas: int, state: Path | None = None, 
     ]
 
 
-def compare_replicas(
-    config: TrainConfig, state: Path | None = None, first_rows: int = 0
-) -> tuple[list[str], list[str], list[str]]:
-    """Compares weights and losses in float64 on one and two replicas; returns (problems, warnings, draws).
+def compare_replicas(config: TrainConfig) -> tuple[list[str], list[str]]:
+    """Compares weights and losses in float64 on one and two replicas; returns (problems, warnings).
 
     Problems are what differs and the likely reasons; warnings are those reasons that the log of the run gives anyway.
-    Both are empty if nothing differs. Draws are functions in the step that draw from TensorFlow's own state, even if
-    they have not run yet.
+    Both are empty if nothing differs.
     """
-    alone, together = (_run_steps(config, replicas, "float64", state, first_rows) for replicas in (1, 2))
+    alone, together = (_run_steps(config, replicas, "float64") for replicas in (1, 2))
     if other := _different_starts(config, alone, together):
-        return other, [], []
-    draws = [_DRAWS[name] for name in together.draws]
+        return other, []
     # A weight without effect (a bias before batch norm) has only rounding errors for gradients, which Adam, with its
     # epsilon of 1e-7, turns into up to 1e-8 of an update. So a difference is relative to a hundred updates at least.
     rate = float(getattr(ModelInterface.of(alone.model).optimizer, "learning_rate", config.learning_rate))
@@ -280,7 +268,7 @@ def compare_replicas(
         if abs(np.subtract(*pair)) > tolerances[name] * max(*map(abs, pair), 1e-30)
     }  # fmt: skip
     if max(differences) <= factor * TOLERANCE and not uneven:
-        return [], [], draws
+        return [], []
     problems = [f"{config.model}: {name} is {a:.9g} on 1 replica and {b:.9g} on 2" for name, (a, b) in uneven.items()]
     if max(differences) > factor * TOLERANCE:
         worst = alone.model.weights[int(np.argmax(differences))].path
@@ -295,10 +283,9 @@ def compare_replicas(
         "tutorial of TensorFlow's: take the mean over the rows at hand (tf.reduce_mean)" if halved else "",
         f"{doubled[0]} is about twice as large: divide its sum by the GLOBAL batch, not by the rows of one replica "
         "(reduce_mean)" if doubled else "",
-        other_numbers(draws) if draws else "",
         *warnings,
     ]  # fmt: skip
-    return [*problems, *([reason for reason in reasons if reason] or [_UNKNOWN_REASON])], warnings, draws
+    return [*problems, *filter(None, reasons)], warnings
 
 
 @dataclass(frozen=True)
@@ -309,11 +296,10 @@ class _StepsResult:
     content: dict[str, Any]  # counts and classes of the data; for data of a function also digests of the rows
     starts: list[Any]  # the weights before the steps
     means: Mapping[str, float]  # of losses and metrics
-    draws: list[str]  # TensorFlow's random operations in the graph of a step
 
 
-def _run_steps(config: TrainConfig, replicas: int, precision: str, state: Path | None, first_rows: int) -> _StepsResult:
-    """Runs a few steps on so many replicas, from the start or from the `state` of a running job."""
+def _run_steps(config: TrainConfig, replicas: int, precision: str) -> _StepsResult:
+    """Runs a few steps on so many replicas."""
     config = replace(
         config, precision=precision, replicas=replicas, strategy="auto", expect_devices=0, jit_compile="false"
     )
@@ -322,26 +308,15 @@ def _run_steps(config: TrainConfig, replicas: int, precision: str, state: Path |
     load_function(function_of(config.model), "model")
     if is_named(config.data):
         load_function(DATA_SOURCES.get(config.data, config.data), "data")
-    setup, first_step = build_setup(config, make_replicas(config)), 0
-    if state:
-        manifest, values = read_checkpoint(state)
-        first_step, variables = manifest["step"], variables_of(setup.model)
-        if variables.keys() != values.keys():  # float16 wraps the optimizer for loss scaling, float64 does not
-            variables = of_networks(variables)
-        assign_values(variables, values, setup.replicas)
-        floats_of_variables()
-        params = {"epochs": config.epochs or 1, "steps": setup.schedule.steps_per_epoch, "verbose": 0}
-        callbacks = CallbackList(load_callbacks(config), model=setup.model, **params)
-        callbacks.on_epoch_begin(manifest["state"]["epoch"])
+    setup = build_setup(config, make_replicas(config))
     starts = setup.model.get_weights()
     with setup.dataset.reading():
-        runner, rows = setup.step_runner(), setup.rows_from(first_rows)
+        runner, rows = setup.step_runner(), setup.rows_from(0)
         try:
-            means = runner(rows, first_step, COMPARED_STEPS).means()
+            means = runner(rows, 0, COMPARED_STEPS).means()
         except Exception as error:
             raise as_user_mistake(error) or error from error
-        operations = {node.op for node in nodes_of(runner.traced(rows).graph)}
-        return _StepsResult(setup.model, setup.content, starts, means, sorted(_DRAWS.keys() & operations))
+        return _StepsResult(setup.model, setup.content, starts, means)
 
 
 def _different_starts(config: TrainConfig, alone: _StepsResult, together: _StepsResult) -> list[str]:
@@ -358,69 +333,3 @@ def _different_starts(config: TrainConfig, alone: _StepsResult, together: _Steps
             "first: make every initializer and layer inside the function, and draw with generators made there"
         ]
     return []
-
-
-_POWERS = tuple(10**exponent for exponent in range(3, 16))
-_FINAL_WAIT_SECONDS = 300.0  # how long the end of a run waits for a comparison, unless its budget is spent
-_UNFINISHED = ReplicaVerdict(None, reason="the run ended meanwhile")  # kept until a child has its verdict
-
-
-class LaterReplicaChecks:
-    """Compares again beside the running job: after its first epoch, and at steps 1,000, 10,000, …
-
-    The comparison before training cannot see what begins later, such as a loss term whose weight a callback raises. So
-    a child of the chief takes the variables of the running job and fresh callbacks, and compares the next steps on the
-    CPU. Every worker has one of these objects; only the chief's has a child.
-    """
-
-    def __init__(self, job: StartedJob, setup: TrainingSetup, progress: Progress) -> None:
-        self._job = job
-        self._variables = variables_of(setup.model)
-        self._steps = tuple(step for step in sorted({progress.steps_per_epoch, *_POWERS}) if step > progress.step)
-        self._child: ReplicaCheck | None = None
-        self._compared = ""  # which steps the child compares, as text
-        before = [steps for steps, outcome in job.result.replica_checks.items() if outcome == "differ"]
-        if before and not job.config.allow_replica_dependence:
-            raise UserError(f"steps {before[0]} differ on 1 and on 2 replicas, as an earlier start found: {REMEDY}")
-
-    def hook(self) -> Hook:
-        """Returns the hook that ends calls to the device at the compared steps, and acts after each call."""
-        return Hook(0, self._act, requested=lambda: True, cuts=self._steps)
-
-    def close(self) -> None:
-        """Kills the child, if one runs."""
-        if self._child:
-            self._child.close()
-            self._child = None
-
-    def _act(self, progress: Progress) -> None:
-        """Reports the verdict of a child that has ended, waiting for it at the end of the run; starts one if it is due.
-
-        Raises UserError if steps differ and that is not allowed.
-        """
-        if self._child and (self._child.ended or progress.ends):
-            verdict = self._child.verdict(0.0 if progress.budget_spent else _FINAL_WAIT_SECONDS)
-            self.close()
-            self._record(self._compared, verdict)
-            # A comparison that fails by itself ends no run that trains, and the draws are in the log already.
-            where = f"(steps {self._compared}, from the state of this run)"
-            problems = [f"{'; '.join(verdict.problems)} {where}"] if verdict.problems else []
-            verdict = replace(verdict, problems=problems, fault=False, draws=[])
-            allowed = self._job.config.allow_replica_dependence
-            act_on_verdict(verdict, allowed=allowed, when=f"beside the run, steps {self._compared}")
-            self._job.result.depends_on_replicas = [*self._job.result.depends_on_replicas, *problems]
-        if progress.step in self._steps and not progress.ends and self._job.cluster.is_chief:
-            steps = f"{progress.step + 1:,} to {progress.step + COMPARED_STEPS:,}"
-            if self._child:
-                self._record(steps, ReplicaVerdict(None, reason=f"that of steps {self._compared} still ran"))
-            else:
-                values = snapshot(self._variables)
-                manifest = {"step": progress.step, "state": {"epoch": progress.step // progress.steps_per_epoch}}
-                self._child, self._compared = ReplicaCheck(self._job.command[3:], values, manifest), steps
-                self._record(steps, _UNFINISHED)
-
-    def _record(self, steps: str, verdict: ReplicaVerdict) -> None:
-        """Writes the outcome to run.json; the next writing of result.json has it, too."""
-        if self._job.cluster.is_chief:
-            self._job.result.replica_checks[steps] = verdict.outcome
-            self._job.job_dir.add_to_run_info(replica_checks=self._job.result.replica_checks)

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Mapping
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,7 +18,6 @@ from trainer.measures.evaluation import Evaluation, evaluation
 from trainer.measures.fid import Fid
 from trainer.reporting.progress import Progress, StepLogs, WorkerWaits
 from trainer.run.rehearsal import has_own_code, rehearse
-from trainer.run.replica_check import LaterReplicaChecks, needs_check
 from trainer.run.run_state import RunState, SavedState
 from trainer.run.start import StartedJob
 from trainer.run.step_program import MOST_STEPS, StepProgram
@@ -75,10 +74,6 @@ class TrainingRun:
         callbacks = state.begin_callbacks(setup.model, evaluate.names if evaluate else ())
         profile = StepProfile(config.profiled, job.job_dir.logs if job.cluster.is_chief else None, progress)
         hooks = [*RunHooks(self, callbacks, evaluate, control).in_order(), profile.cuts]
-        later_checks = None
-        if needs_check(config, setup.replicas.count):
-            later_checks = LaterReplicaChecks(job, setup, progress)
-            hooks.append(later_checks.hook())
         loop = TrainingLoop(setup.model, progress, hooks, callbacks, control)
         if state.pending:
             loop.run_due_hooks()
@@ -89,7 +84,7 @@ class TrainingRun:
             log.info("builds the training step: seconds, or minutes for a large model with several replicas")
             with job.result.goodput.within(COMPILATION):
                 program.choose(min([most_steps or MOST_STEPS, *(hook.every for hook in hooks if hook.every)]))
-        with closing(profile), closing(later_checks) if later_checks else nullcontext():
+        with closing(profile):
             calls = CallRecord(job, state, program, profile)
             loop.train(CallSize(most_steps), program, calls.begin, calls.end)
         job.result.goodput.enter(SAVE)  # the rest of the run counts as saving, the export too

@@ -2,7 +2,6 @@
 
 import linecache
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +14,9 @@ from trainer.data.dataset import Dataset
 from trainer.invariance.gradients import optimizers_of, reachable
 from trainer.invariance.internals import all_layers
 from trainer.proof.labels import MIXED, ROWS, SAME, Label, label_of_values
-from trainer.proof.trace import REPLICAS, Trace, trace
-from trainer.proof.trace import __file__ as trace_file
 from trainer.proof.walk import Different, Variable, Walk
-
+from trainer.run.one_of_several import REPLICAS, Trace, trace
+from trainer.run.one_of_several import __file__ as trace_file
 
 PROVED, MIXES, MAY_MIX, NOT_PROVED = "proved", "mixes rows", "may mix rows", "not proved"
 
@@ -139,7 +137,7 @@ def _variables(model: keras.Model) -> dict[int, tuple[Variable, Any]]:
 
 # What to write instead, by what the line of the user's file does.
 _ADVICE = (
-    ("clip_by_global_norm|global_norm|clip_by_norm", "give the optimizer global_clipnorm (or clipnorm), which clips the sum"),
+    ("global_norm|clip_by_norm", "give the optimizer global_clipnorm (or clipnorm), which clips the sum"),
     ("metric", "compute it from this step's rows instead"),
     ("divides by a sum|ratio", "a sum over a mask's sum is the reduction mean_with_sample_weight of a loss"),
     ("pairs", "a loss of pairs needs all rows on one device: --replicas=1"),
@@ -179,7 +177,7 @@ def _line(label: Label, mixed: list[Label], name: str = "") -> str:
     where = "{}:{}: {}".format(*frames[-1]) if frames else operation.name
     about = f"{where}: {operation.type} {chosen.why}"
     advice = next((advice for words, advice in _ADVICE if re.search(words, f"{where} {chosen.why}")), "")
-    return f"{about}: {advice}" if advice and chosen.kind == MIXED or "draws" in chosen.why else about
+    return f"{about}: {advice}" if (advice and chosen.kind == MIXED) or "draws" in chosen.why else about
 
 
 def _frames(operation: Any) -> list[tuple[str, int, str]]:

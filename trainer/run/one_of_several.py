@@ -20,17 +20,16 @@ from trainer.data.batches import ReplicaRows
 from trainer.data.dataset import Dataset
 from trainer.invariance.gradients import with_tables_as_of
 from trainer.invariance.step import StepContext
+from trainer.proof.walk import DRAWN, NUMBER, SUMMED
 from trainer.run.training_setup import set_precision_and_seed, setup_with
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import load_function
 
-# The rows of a trace: a multiple of the four numbers that a counter draws at once, which sizes of layers rarely are, and
-# so many that TensorFlow makes no constant of ones for them (it does up to 1,000 values).
+# The rows of a trace: a multiple of the four numbers that a counter draws at once, and so many that TensorFlow makes no
+# constant of ones for them (it does up to 1,000 values).
 ROWS = 1004
 REPLICAS = 4
 BUILT_ROWS = 8  # for which a model is built: some data are made for these
-# The names of identity operations that mark what the graph cannot show.
-SUMMED, DRAWN, NUMBER = "trainer_summed", "trainer_drawn", "trainer_replica_number"
 
 
 class OneOfSeveral(tf.distribute.OneDeviceStrategy):
