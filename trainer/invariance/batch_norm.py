@@ -66,7 +66,7 @@ class Formula:
         slope = self._channel_sums(upstream * (values - self._beside(mean, values))) * factor
         return upstream * self._beside(gamma * factor, values), [slope, self._channel_sums(upstream)]
 
-    def by_plain_sums(self, gamma: Any, beta: Any, groups: Sequence[Any]) -> tuple[list[Any], Any, Any]:
+    def by_plain_sums(self, gamma: Any, beta: Any, groups: Sequence[Any]) -> tuple[tuple[Any, ...], Any, Any]:
         """Returns what `_over_replicas` does, by sums over replicas alone, which `trainer.proof` can follow."""
         outputs, statistics = [], []
         for group in groups:
@@ -80,7 +80,7 @@ class Formula:
             outputs.append(self.normalized(group, mean, variance, gamma, beta))
             statistics.append((mean, variance))
         means, variances = zip(*statistics, strict=True)
-        return outputs, _stacked(means), _stacked(variances)
+        return tuple(outputs), _stacked(means), _stacked(variances)
 
 
 class Kernel(Formula):

@@ -1,7 +1,7 @@
 """Rules of operations that compute: value by value, sums, products of matrices, convolutions, and row by row."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -9,19 +9,20 @@ from trainer.proof.labels import ROWS, SAME, SUM, UNIFORM, ZERO, Label, Mixes, N
 from trainer.proof.node import Node
 
 Rule = Callable[[Node], Label | list[Label]]
+Function = TypeVar("Function", bound=Rule)
 RULES: dict[str, Rule] = {}
 
 NOT_LINEAR = "is not linear in a sum over the rows of one replica"
 
 
-def rule(types: str, function: Any = None) -> Any:
+def rule(types: str) -> Callable[[Function], Function]:
     """Makes a function the rule of operations of these types."""
 
-    def keep(function: Any) -> Any:
+    def keep(function: Function) -> Function:
         RULES.update(dict.fromkeys(types.split(), function))
         return function
 
-    return keep(function) if function else keep
+    return keep
 
 
 def aligned(node: Node, numbers: Sequence[int]) -> Label:
@@ -118,20 +119,19 @@ def linear_in(place: int) -> Rule:
     return of
 
 
-rule("Add AddV2 AddN Sub", added)
-rule("Mul MulNoNan", product)
-rule("RealDiv DivNoNan Div", quotient)
-rule("SigmoidGrad TanhGrad RsqrtGrad SqrtGrad InvGrad ReciprocalGrad", linear_in(1))
-rule("ReluGrad Relu6Grad LeakyReluGrad EluGrad SeluGrad SoftplusGrad SoftsignGrad", linear_in(0))
+rule("Add AddV2 AddN Sub")(added)
+rule("Mul MulNoNan")(product)
+rule("RealDiv DivNoNan Div")(quotient)
+rule("SigmoidGrad TanhGrad RsqrtGrad SqrtGrad InvGrad ReciprocalGrad")(linear_in(1))
+rule("ReluGrad Relu6Grad LeakyReluGrad EluGrad SeluGrad SoftplusGrad SoftsignGrad")(linear_in(0))
 rule(
     "Abs Acos Acosh Asin Asinh Atan Atan2 Atanh BitwiseAnd BitwiseOr BitwiseXor Ceil ClipByValue Cos Cosh Digamma Elu "
     "Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Inv IsFinite IsInf IsNan LeakyRelu "
     "Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod NextAfter NotEqual Pow "
     "Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Tan Tanh TruncateDiv "
     "TruncateMod Xdivy Xlog1py Xlogy RightShift LeftShift Bitcast Invert Betainc Igamma Igammac Zeta Polygamma "
-    "BesselI0e BesselI1e StaticRegexReplace AsString StringLower StringUpper StringToHashBucketFast LookupTableFindV2",
-    nonlinear,
-)
+    "BesselI0e BesselI1e StaticRegexReplace AsString StringLower StringUpper StringToHashBucketFast LookupTableFindV2"
+)(nonlinear)
 
 
 @rule("Identity StopGradient PreventGradient Snapshot Neg EnsureShape PlaceholderWithDefault CheckNumerics")
@@ -338,18 +338,16 @@ def _convolution(numbers: tuple[int, int], batches: tuple[bool, bool], *, batch_
     return of
 
 
-rule("Conv2D DepthwiseConv2dNative Conv3D Conv", _convolution((0, 1), (True, False), batch_in_output=True))
-rule(
-    "Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2",
-    _convolution((2, 1), (True, False), batch_in_output=True),
+rule("Conv2D DepthwiseConv2dNative Conv3D Conv")(_convolution((0, 1), (True, False), batch_in_output=True))
+rule("Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2")(
+    _convolution((2, 1), (True, False), batch_in_output=True)
 )
-rule(
-    "Conv2DBackpropFilter DepthwiseConv2dNativeBackpropFilter Conv3DBackpropFilterV2",
-    _convolution((0, 2), (True, True), batch_in_output=False),
+rule("Conv2DBackpropFilter DepthwiseConv2dNativeBackpropFilter Conv3DBackpropFilterV2")(
+    _convolution((0, 2), (True, True), batch_in_output=False)
 )
 
 
-def by_row(*data: int, linear: int | None = None) -> Rule:
+def by_row(*data: int, linear: int | None = None) -> Callable[[Node], Label]:
     """Returns the rule of an operation that treats each entry of the first axis by itself.
 
     data: the inputs that may have rows, and first axes of one length; linear: the one that may have a power.
@@ -378,16 +376,16 @@ def by_row(*data: int, linear: int | None = None) -> Rule:
     return of
 
 
-rule("MaxPool MaxPool3D LRN RGBToHSV HSVToRGB", by_row(0))
-rule("AvgPool AvgPool3D ResizeBilinear ResizeBicubic ResizeNearestNeighbor ResizeArea", by_row(0, linear=0))
-rule("SpaceToDepth DepthToSpace ExtractImagePatches", by_row(0, linear=0))
-rule("MaxPoolGrad MaxPool3DGrad", by_row(0, 1, 2, linear=2))
-rule("MaxPoolGradGrad", by_row(0, 1, 2, linear=2))
-rule("AvgPoolGrad AvgPool3DGrad", by_row(1, linear=1))
-rule("ResizeBilinearGrad ResizeBicubicGrad ResizeNearestNeighborGrad", by_row(0, linear=0))
-rule("ImageProjectiveTransformV3 ImageProjectiveTransformV2", by_row(0, 1, linear=0))
-rule("AdjustContrastv2 AdjustHue AdjustSaturation", by_row(0))
-rule("InTopKV2", by_row(0, 1))
+rule("MaxPool MaxPool3D LRN RGBToHSV HSVToRGB")(by_row(0))
+rule("AvgPool AvgPool3D ResizeBilinear ResizeBicubic ResizeNearestNeighbor ResizeArea")(by_row(0, linear=0))
+rule("SpaceToDepth DepthToSpace ExtractImagePatches")(by_row(0, linear=0))
+rule("MaxPoolGrad MaxPool3DGrad")(by_row(0, 1, 2, linear=2))
+rule("MaxPoolGradGrad")(by_row(0, 1, 2, linear=2))
+rule("AvgPoolGrad AvgPool3DGrad")(by_row(1, linear=1))
+rule("ResizeBilinearGrad ResizeBicubicGrad ResizeNearestNeighborGrad")(by_row(0, linear=0))
+rule("ImageProjectiveTransformV3 ImageProjectiveTransformV2")(by_row(0, 1, linear=0))
+rule("AdjustContrastv2 AdjustHue AdjustSaturation")(by_row(0))
+rule("InTopKV2")(by_row(0, 1))
 
 
 @rule("DenseBincount")
@@ -396,7 +394,6 @@ def counted(node: Node) -> Label:
     node.value(1)
     if len(node.shape(0)) == 2:
         label = by_row(0, 2)(node)
-        assert isinstance(label, Label)
         return label
     labels = [node.whole(number) for number in (0, 2)]
     if any(label.kind == SUM or label.power for label in labels):
@@ -410,11 +407,10 @@ def counted(node: Node) -> Label:
 def cross_entropy(node: Node) -> list[Label]:
     """Gives the loss and the gradient of each row."""
     label = by_row(0, 1)(node)
-    assert isinstance(label, Label)
     return [label, label]
 
 
-def by_trailing_axes(count: int) -> Rule:
+def by_trailing_axes(count: int) -> Callable[[Node], Label]:
     """Returns the rule of an operation that mixes values along the last `count` axes of its first input alone."""
 
     def of(node: Node) -> Label:
@@ -432,10 +428,10 @@ def by_trailing_axes(count: int) -> Rule:
     return of
 
 
-rule("Softmax LogSoftmax FFT IFFT RFFT IRFFT", by_trailing_axes(1))
-rule("Cholesky MatrixInverse MatrixDeterminant FFT2D RFFT2D IRFFT2D MatrixBandPart", by_trailing_axes(2))
-rule("Svd Qr SelfAdjointEigV2 LogMatrixDeterminant", lambda node: [by_trailing_axes(2)(node)] * 3)
-rule("TopKV2", lambda node: [by_trailing_axes(1)(node)] * 2)
+rule("Softmax LogSoftmax FFT IFFT RFFT IRFFT")(by_trailing_axes(1))
+rule("Cholesky MatrixInverse MatrixDeterminant FFT2D RFFT2D IRFFT2D MatrixBandPart")(by_trailing_axes(2))
+rule("Svd Qr SelfAdjointEigV2 LogMatrixDeterminant")(lambda node: [by_trailing_axes(2)(node)] * 3)
+rule("TopKV2")(lambda node: [by_trailing_axes(1)(node)] * 2)
 
 
 @rule("BiasAdd")
@@ -468,7 +464,6 @@ def batch_norm(node: Node) -> list[Label]:
     if node.attribute("is_training"):
         raise Mixes("normalises by the rows of one replica")
     label = by_row(0)(node)
-    assert isinstance(label, Label)
     return [label, *[Label(SAME)] * 5]
 
 
@@ -478,6 +473,5 @@ def batch_norm_gradient(node: Node) -> list[Label]:
     if node.attribute("is_training"):
         raise Mixes("normalises by the rows of one replica")
     label = by_row(0, 1, linear=0)(node)
-    assert isinstance(label, Label)
     summed = Label(SUM if label.has_rows else label.kind, power=label.power)
     return [label, summed, summed, Label(SAME), Label(SAME)]

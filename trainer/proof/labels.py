@@ -95,7 +95,7 @@ def label_of_values(first: Any, second: Any, rows: tuple[int, int]) -> Label:
             parts = [np.take(values, 0, axis + 1) for values in cut]
             if all(np.array_equal(values, np.broadcast_to(np.expand_dims(part, axis + 1), values.shape))
                    for values, part in zip(cut, parts, strict=True)):  # fmt: skip
-                label = label_of_values(*parts, rows)
+                label = label_of_values(parts[0], parts[1], rows)
                 alike = np.array_equal(parts[0], np.broadcast_to(np.take(parts[0], [0], axis), parts[0].shape))
                 if label.kind == SAME:
                     return label._replace(kind=UNIFORM if alike else ROWS, axis=axis, blocks=1 if alike else blocks)

@@ -121,7 +121,7 @@ class Node:
             _computed(operation, arguments)
             for operation, arguments in zip(self.operations, zip(*values, strict=True), strict=True)
         ]
-        return [*zip(*computed, strict=True)] if None not in computed else None  # type: ignore[arg-type]
+        return [*zip(*computed, strict=True)] if None not in computed else None
 
 
 def scaled_axes(shapes: Shapes) -> list[int]:

@@ -351,7 +351,7 @@ def strided(node: Node) -> Label:
         lengths = tuple(given[label.axis] for given in shapes if given is not None)
         if None in lengths:
             raise NoRule("a number of rows is unknown")
-        cut = spec.batches(label.axis, lengths, node.whole(), node.rows)  # type: ignore[arg-type]
+        cut = spec.batches(label.axis, lengths, node.whole(), node.rows)
         label = cut or label
     place = spec.output[label.axis]
     assert place is not None

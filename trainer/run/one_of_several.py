@@ -66,12 +66,11 @@ class TracedReplica(tf.distribute.ReplicaContext):
         """Returns tensors that stand for the sums, or means, over replicas; so do their gradients."""
         mean = reduce_op in (tf.distribute.ReduceOp.MEAN, "MEAN", "mean")
 
-        @tf.custom_gradient
         def marked(tensor: Any) -> tuple[Any, Any]:
             summed = tf.identity(tensor, name=SUMMED)
-            return (summed / self.num_replicas_in_sync if mean else summed), marked
+            return (summed / self.num_replicas_in_sync if mean else summed), tf.custom_gradient(marked)
 
-        return tf.nest.map_structure(lambda part: marked(tf.convert_to_tensor(part)), value)
+        return tf.nest.map_structure(lambda part: tf.custom_gradient(marked)(tf.convert_to_tensor(part)), value)
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def _walked(*traces: Trace) -> Walk:
         outside = captured[0][id(first)], captured[1][id(second)]
         if first.dtype.is_numpy_compatible:
             values = outside[0].numpy(), outside[1].numpy()
-            labels.append(label_of_values(*map(np.asarray, values), walk.rows))
+            labels.append(label_of_values(np.asarray(values[0]), np.asarray(values[1]), walk.rows))
             known.append(values)
             held.append(None)
             continue

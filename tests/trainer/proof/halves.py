@@ -1,0 +1,105 @@
+"""Holds labels against numbers: an operation is run on two halves of a batch and on the whole."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.proof.labels import ROWS, SAME, SUM, UNIFORM, ZERO, Label
+from trainer.proof.walk import Walk
+
+ROWS_OF_HALF = 5
+COUNTS = (ROWS_OF_HALF, 2 * ROWS_OF_HALF)
+
+
+@dataclass(frozen=True)
+class Given:
+    """Describes an input: what it is to the whole batch, and its sizes, those of rows for one block and neighbour."""
+
+    label: Label
+    sizes: tuple[int, ...]
+    dtype: Any = tf.float64
+    low: float = 0.1
+    high: float = 0.9
+
+    def shape(self, rows: int) -> tuple[int, ...]:
+        """Returns the shape for so many rows."""
+        if not self.label.has_rows:
+            return self.sizes
+        length = self.label.blocks * self.label.inner * rows
+        return (*self.sizes[: self.label.axis], length, *self.sizes[self.label.axis + 1 :])
+
+    def values(self, draw: Any) -> tuple[Any, Any, Any]:
+        """Returns the input of both halves and of the whole."""
+        label, factor = self.label, 2.0**self.label.power
+        whole = self._drawn(draw, self.shape(COUNTS[1]))
+        if label.kind == ROWS:
+            halves = cut(whole, label)
+        elif label.kind == SUM:
+            halves = [self._drawn(draw, whole.shape), self._drawn(draw, whole.shape)]
+            whole = halves[0] + halves[1]
+        else:
+            halves = [whole, whole]
+        return halves[0], halves[1], whole if label.power == 0 else (whole * factor).astype(whole.dtype)
+
+    def _drawn(self, draw: Any, shape: tuple[int, ...]) -> Any:
+        kind = self.dtype.as_numpy_dtype
+        if self.dtype.is_bool:
+            return draw.random(shape) < 0.5
+        if self.dtype.is_integer:
+            return draw.integers(int(self.low), int(self.high), shape).astype(kind)
+        return draw.uniform(self.low, self.high, shape).astype(kind)
+
+
+def cut(whole: Any, label: Label) -> list[Any]:
+    """Returns both halves of what has rows: of each block the first and the second half of its rows."""
+    before, length, after = whole.shape[: label.axis], whole.shape[label.axis], whole.shape[label.axis + 1 :]
+    blocks = whole.reshape(*before, label.blocks, 2, length // (2 * label.blocks), *after)
+    return [
+        np.take(blocks, half, label.axis + 1).reshape(*before, length // 2, *after) for half in (0, 1)
+    ]  # fmt: skip
+
+
+def holds(label: Label, first: Any, second: Any, whole: Any) -> bool:
+    """Returns whether what the halves and the whole gave is what a label says."""
+    expected = whole if label.power == 0 else whole / 2.0**label.power
+
+    def equal(one: Any, other: Any) -> bool:
+        if one.shape != other.shape:
+            return False
+        return bool(np.all(one == other) if one.dtype.kind not in "fc" else np.allclose(one, other, 1e-6, 1e-9))
+
+    if label.kind == ROWS:
+        if first.shape[label.axis] != label.blocks * label.inner * ROWS_OF_HALF:
+            return False
+        return all(equal(*pair) for pair in zip((first, second), cut(expected, label), strict=True))
+    if label.kind == SUM:
+        return equal(first + second, expected)
+    if label.kind == ZERO:
+        return not (np.any(first) or np.any(second) or np.any(whole))
+    if label.kind == UNIFORM:
+        part = np.take(expected, [0], label.axis)
+        return all(equal(each, np.broadcast_to(part, each.shape)) for each in (first, second, expected))
+    assert label.kind == SAME
+    return equal(first, expected) and equal(second, expected)
+
+
+def labels_of(build: Callable[..., Any], given: Sequence[Given], draw: Any) -> list[tuple[Label, bool]]:
+    """Returns the label of each output of `build(rows, *inputs)`, and whether the numbers are what it says."""
+    functions = []
+    for rows in COUNTS:
+        specs = [tf.TensorSpec(each.shape(rows), each.dtype) for each in given]
+        function = tf.function(lambda *tensors, rows=rows: tf.nest.flatten(build(rows, *tensors)), autograph=False)
+        functions.append(function.get_concrete_function(*specs))
+    nothing = [None] * len(given)
+    graphs = functions[0].graph, functions[1].graph
+    labels, _ = Walk(COUNTS).graphs(graphs, [each.label for each in given], nothing, nothing)
+    inputs = [*zip(*(each.values(draw) for each in given), strict=True)]
+    results = [
+        [np.asarray(result) for result in function(*map(tf.constant, arguments))]
+        for function, arguments in zip((functions[0], functions[0], functions[1]), inputs, strict=True)
+    ]
+    outputs = zip(labels, *results, strict=True)
+    return [(label, label.is_bad or holds(label, *values)) for label, *values in outputs]
