@@ -382,7 +382,8 @@ rule("SpaceToDepth DepthToSpace ExtractImagePatches")(by_row(0, linear=0))
 rule("MaxPoolGrad MaxPool3DGrad")(by_row(0, 1, 2, linear=2))
 rule("MaxPoolGradGrad")(by_row(0, 1, 2, linear=2))
 rule("AvgPoolGrad AvgPool3DGrad")(by_row(1, linear=1))
-rule("ResizeBilinearGrad ResizeBicubicGrad ResizeNearestNeighborGrad")(by_row(0, linear=0))
+rule("ResizeBilinearGrad ResizeBicubicGrad")(by_row(0, 1, linear=0))
+rule("ResizeNearestNeighborGrad")(by_row(0, linear=0))
 rule("ImageProjectiveTransformV3 ImageProjectiveTransformV2")(by_row(0, 1, linear=0))
 rule("AdjustContrastv2 AdjustHue AdjustSaturation")(by_row(0))
 rule("InTopKV2")(by_row(0, 1))
@@ -393,8 +394,7 @@ def counted(node: Node) -> Label:
     """Counts, in each row or over all of them, how often each class comes."""
     node.value(1)
     if len(node.shape(0)) == 2:
-        label = by_row(0, 2)(node)
-        return label
+        return by_row(0, 2)(node)
     labels = [node.whole(number) for number in (0, 2)]
     if any(label.kind == SUM or label.power for label in labels):
         raise Mixes(NOT_LINEAR)

@@ -158,7 +158,7 @@ def sizes_of(shape: Any) -> Shape | None:
 def _computed(operation: Any, values: Sequence[Any]) -> list[Any] | None:
     """Returns the outputs of an operation for these inputs; None if it cannot be computed here."""
     function, remaining = getattr(tf.raw_ops, operation.type, None), list(values)
-    if function is None:
+    if function is None or not all(tensor.dtype.is_numpy_compatible for tensor in operation.outputs):
         return None
     arguments: dict[str, Any] = {}
     parameters = [*inspect.signature(function).parameters]

@@ -34,6 +34,7 @@ def rows_of(draw: Any, axis: int, *, batches: bool = True, power: bool = False) 
 def any_label(draw: Any, rank: int, **options: Any) -> Label:
     """Draws any label of a tensor with so many axes."""
     kind = draw.choice([SAME, ROWS, ROWS, UNIFORM, SUM])
+    options["power"] = options.get("power", False) and draw.random() < 0.4
     if kind in (SAME, SUM) or not rank:
         return Label(str(kind) if rank else SAME, power=int(draw.integers(-1, 2)) if options.get("power") else 0)
     label = rows_of(draw, int(draw.integers(0, rank)), **options)
@@ -49,7 +50,7 @@ def tensor(draw: Any, rank: int | None = None, label: Label | None = None, **opt
     return Given(label or any_label(draw, rank, power=True), sizes_of(draw, rank), **options)
 
 
-def together(draw: Any, count: int, *, power: bool, **options: Any) -> list[Given]:
+def together(draw: Any, count: int, *, power: bool, broadcasts: bool = True, **options: Any) -> list[Given]:
     """Draws inputs of one shape, or of one that broadcasts."""
     rank = int(draw.integers(1, 4))
     sizes, label = sizes_of(draw, rank), any_label(draw, rank, power=power)
@@ -61,7 +62,7 @@ def together(draw: Any, count: int, *, power: bool, **options: Any) -> list[Give
         elif power and draw.random() < 0.3:
             own = label._replace(power=int(draw.integers(-1, 2)))
         inputs.append(Given(own, sizes, **options))
-        if label.has_rows and len(inputs) > 1 and draw.random() < 0.5:
+        if label.has_rows and len(inputs) > 1 and broadcasts and draw.random() < 0.5:
             narrow = tuple(1 if axis == label.axis else size for axis, size in enumerate(sizes))
             inputs[-1] = Given(Label(SAME, power=own.power), narrow, **options)
     return inputs
@@ -81,8 +82,9 @@ _KINDS = {
 def value_by_value(name: str, draw: Any) -> Case:
     function = getattr(raw, name)
     names = [each for each in inspect.signature(function).parameters if each in (
-        "x", "y", "features", "a", "b", "q", "clip_value_min", "clip_value_max", "t", "input")]  # fmt: skip
-    inputs = together(draw, len(names), power=name not in ("FloorMod",), **_KINDS.get(name, {}))
+        "x", "y", "x1", "x2", "features", "a", "b", "q", "clip_value_min", "clip_value_max", "t", "input")]  # fmt: skip
+    broadcasts = name not in ("Betainc", "ClipByValue")
+    inputs = together(draw, len(names), power=True, broadcasts=broadcasts, **_KINDS.get(name, {}))
     extra = {"type": tf.int64} if name == "Bitcast" else {}
     return lambda rows, *given: function(**dict(zip(names, given, strict=True)), **extra), inputs
 
@@ -568,7 +570,7 @@ def numbers(name: str, draw: Any) -> Case:
         if kind == 0:
             return lambda rows, x, i: raw.GatherV2(params=x, indices=i, axis=axis), [table, places]
         if kind == 1:
-            return lambda rows, x, i: raw.GatherV2(params=x, indices=i, axis=axis), [tensor(draw, 2, Label(SUM)), same]
+            return lambda rows, x, i: raw.GatherV2(params=x, indices=i, axis=axis), [Given(Label(SUM), (4, 4)), same]
         rows = Given(rows_of(draw, 1 - axis, power=True), (4, 4))
         if kind == 2:
             return lambda _, x, i: raw.GatherV2(params=x, indices=i, axis=axis), [rows, same] if rows.label else []

@@ -37,9 +37,13 @@ class Given:
         whole = self._drawn(draw, self.shape(COUNTS[1]))
         if label.kind == ROWS:
             halves = cut(whole, label)
+        elif label.kind == UNIFORM:
+            part = self._drawn(draw, tuple(1 if axis == label.axis else size for axis, size in enumerate(self.sizes)))
+            halves = [np.broadcast_to(part, self.shape(COUNTS[0])).copy()] * 2
+            whole = np.broadcast_to(part, self.shape(COUNTS[1])).copy()
         elif label.kind == SUM:
             halves = [self._drawn(draw, whole.shape), self._drawn(draw, whole.shape)]
-            whole = halves[0] + halves[1]
+            whole = halves[0] | halves[1] if self.dtype.is_bool else halves[0] + halves[1]
         else:
             halves = [whole, whole]
         return halves[0], halves[1], whole if label.power == 0 else (whole * factor).astype(whole.dtype)
@@ -69,10 +73,13 @@ def holds(label: Label, first: Any, second: Any, whole: Any) -> bool:
     def equal(one: Any, other: Any) -> bool:
         if one.shape != other.shape:
             return False
-        return bool(np.all(one == other) if one.dtype.kind not in "fc" else np.allclose(one, other, 1e-6, 1e-9))
+        return bool(np.all(one == other) if one.dtype.kind not in "fc" else np.allclose(one, other, 1e-6, 1e-9, equal_nan=True))
 
+    if label.has_rows and label.axis >= expected.ndim:
+        return False
     if label.kind == ROWS:
-        if first.shape[label.axis] != label.blocks * label.inner * ROWS_OF_HALF:
+        length = label.blocks * label.inner * ROWS_OF_HALF
+        if (first.shape[label.axis], expected.shape[label.axis]) != (length, 2 * length):
             return False
         return all(equal(*pair) for pair in zip((first, second), cut(expected, label), strict=True))
     if label.kind == SUM:
