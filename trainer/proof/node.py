@@ -177,4 +177,4 @@ def _computed(operation: Any, values: Sequence[Any]) -> list[Any] | None:
     except (tf.errors.OpError, TypeError, ValueError):
         return None
     several = isinstance(results, (list, tuple))
-    return [np.asarray(result) for result in (results if several else [results])]
+    return [np.asarray(result.numpy()) for result in (results if several else [results])]

@@ -132,7 +132,7 @@ def squeezed(node: Node) -> Label:
 @rule("Fill")
 def filled(node: Node) -> Label:
     """Repeats one value."""
-    return _repeated(node, node.labels[1], node.values(0))
+    return node.labels[1] if node.labels[1].kind == ZERO else _repeated(node, node.labels[1], node.values(0))
 
 
 @rule("BroadcastTo")

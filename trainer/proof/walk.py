@@ -119,7 +119,8 @@ class Walk:
         if [operation.type for operation in first] != [operation.type for operation in second]:
             raise Different("the step has other operations with twice as many rows")
         places_of = [{tensor.name: place for place, tensor in enumerate(_tensors(graph))} for graph in graphs]
-        for place, pair in enumerate(zip(first, second, strict=True)):
+        for place in _in_order(first):
+            pair = first[place], second[place]
             wired = zip(places_of, pair, strict=True)
             inputs = [[of[tensor.name] for tensor in operation.inputs] for of, operation in wired]
             if inputs[0] != inputs[1]:
@@ -185,8 +186,10 @@ class Walk:
         settings = places.SETTINGS.get(node.type, ())
         if node.type in ("ConcatV2",):
             settings = (len(node.labels) - 1,)
+        # The rules of lists read no shape, and zeros are zeros whatever their number.
+        unread = "TensorList" in node.type or (node.type == "Fill" and node.labels[1].kind == ZERO)
         for number, label in enumerate(node.labels):
-            if label.is_bad and not (number in settings and node.known[number] is not None):
+            if label.is_bad and not (number in settings and (unread or node.known[number] is not None)):
                 return [label] * count, [None] * count
         if node.type in RULES:
             results = RULES[node.type](node)
@@ -409,6 +412,20 @@ def _mark(operation: Any) -> str:
     """Returns the mark that an identity operation is, or ""."""
     name = re.sub(r"_\d+$", "", operation.name.rpartition("/")[2])
     return name if name in (DRAWN, NUMBER, SUMMED) else ""
+
+
+def _in_order(operations: Sequence[Any]) -> list[int]:
+    """Returns the places of operations, each after those that it takes inputs of: a loop may get some later."""
+    place_of = {operation: place for place, operation in enumerate(operations)}
+    order: dict[int, None] = {}
+    waiting = [*reversed(operations)]
+    while waiting:
+        operation = waiting[-1]
+        before = [tensor.op for tensor in operation.inputs if place_of[tensor.op] not in order]
+        if not before:
+            order[place_of[waiting.pop()]] = None
+        waiting += before
+    return [*order]
 
 
 def _tensors(graph: Any) -> list[Any]:

@@ -94,8 +94,8 @@ def _walked(*traces: Trace) -> Walk:
             continue
         outside = captured[0][id(first)], captured[1][id(second)]
         if first.dtype.is_numpy_compatible:
-            values = outside[0].numpy(), outside[1].numpy()
-            labels.append(label_of_values(np.asarray(values[0]), np.asarray(values[1]), walk.rows))
+            values = np.asarray(outside[0].numpy()), np.asarray(outside[1].numpy())
+            labels.append(label_of_values(*values, walk.rows))
             known.append(values)
             held.append(None)
             continue

@@ -69,16 +69,17 @@ def together(draw: Any, count: int, *, power: bool, broadcasts: bool = True, **o
 
 
 _KINDS = {
-    **dict.fromkeys("LogicalAnd LogicalNot LogicalOr All Any".split(), {"dtype": tf.bool}),
+    **dict.fromkeys(["LogicalAnd", "LogicalNot", "LogicalOr", "All", "Any"], {"dtype": tf.bool}),
     **dict.fromkeys(
-        "BitwiseAnd BitwiseOr BitwiseXor RightShift LeftShift Invert".split(), {"dtype": tf.int32, "low": 0, "high": 5}
+        ["BitwiseAnd", "BitwiseOr", "BitwiseXor", "RightShift", "LeftShift", "Invert"],
+        {"dtype": tf.int32, "low": 0, "high": 5},
     ),
     "Acosh": {"low": 1.1, "high": 3.0},
 }
 
 
-@case(" ".join(name for name, rule in RULES.items() if rule in (nonlinear, added) or name in "Mul MulNoNan RealDiv DivNoNan Div"
-               and name not in ("AddN", "StaticRegexReplace")))  # fmt: skip
+@case(" ".join(name for name, rule in RULES.items() if rule in (nonlinear, added) or (name in "Mul MulNoNan RealDiv DivNoNan Div"
+               and name not in ("AddN", "StaticRegexReplace"))))  # fmt: skip
 def value_by_value(name: str, draw: Any) -> Case:
     function = getattr(raw, name)
     names = [each for each in inspect.signature(function).parameters if each in (
@@ -89,7 +90,11 @@ def value_by_value(name: str, draw: Any) -> Case:
     return lambda rows, *given: function(**dict(zip(names, given, strict=True)), **extra), inputs
 
 
-@case(" ".join(name for name, rule in RULES.items() if name.endswith("Grad") and rule.__qualname__.startswith("linear_in")))
+@case(
+    " ".join(
+        name for name, rule in RULES.items() if name.endswith("Grad") and rule.__qualname__.startswith("linear_in")
+    )
+)
 def gradients(name: str, draw: Any) -> Case:
     function = getattr(raw, name)
     names = [*inspect.signature(function).parameters][:2]
@@ -110,7 +115,9 @@ def of_one(name: str, draw: Any) -> Case:
 def of_several(name: str, draw: Any) -> Case:
     inputs = together(draw, 2 if name == "SquaredDifference" else 3, power=True)
     if name != "SquaredDifference":
-        inputs = [Given(each.label if each.sizes == inputs[0].sizes else inputs[0].label, inputs[0].sizes) for each in inputs]
+        inputs = [
+            Given(each.label if each.sizes == inputs[0].sizes else inputs[0].label, inputs[0].sizes) for each in inputs
+        ]
     axis = int(draw.integers(0, len(inputs[0].sizes) + 1))
     build = {
         "AddN": lambda rows, *given: raw.AddN(inputs=given),
@@ -143,7 +150,9 @@ def casts(name: str, draw: Any) -> Case:
 @case("Select SelectV2")
 def selections(name: str, draw: Any) -> Case:
     first, second, third = together(draw, 3, power=True)
-    condition = Given(first.label._replace(power=0, kind=SAME if first.label.kind == SUM else first.label.kind), first.sizes, tf.bool)
+    condition = Given(
+        first.label._replace(power=0, kind=SAME if first.label.kind == SUM else first.label.kind), first.sizes, tf.bool
+    )
     if name == "Select":
         others = [Given(each.label, first.sizes) if each.sizes == first.sizes else first for each in (second, third)]
         return lambda rows, c, x, y: raw.Select(condition=c, x=x, y=y), [condition, *others]
@@ -212,7 +221,10 @@ def einsums(name: str, draw: Any) -> Case:
         ("ab,cb->ac", (2, 3), (4, 3), label, label),
     ]
     equation, first, second, *labels = choices[int(draw.integers(0, len(choices)))]
-    return lambda rows, x, y: raw.Einsum(inputs=[x, y], equation=equation), [Given(labels[0], first), Given(labels[1], second)]
+    return lambda rows, x, y: raw.Einsum(inputs=[x, y], equation=equation), [
+        Given(labels[0], first),
+        Given(labels[1], second),
+    ]
 
 
 def _batch(draw: Any) -> Label:
@@ -292,10 +304,15 @@ def images(name: str, draw: Any) -> Case:
         if name.endswith("Grad"):
             if name == "ResizeNearestNeighborGrad":
                 return lambda rows, g: raw.ResizeNearestNeighborGrad(grads=g, size=[2, 2]), [x]
-            return lambda rows, g, x: getattr(raw, name)(grads=g, original_image=x), [x, Given(plain.label, (2, 2, 2, channels), kind)]
+            return lambda rows, g, x: getattr(raw, name)(grads=g, original_image=x), [
+                x,
+                Given(plain.label, (2, 2, 2, channels), kind),
+            ]
         return lambda rows, x: getattr(raw, name)(images=x, size=[3, 5]), [x]
     if name == "AvgPoolGrad":
-        return lambda rows, g: raw.AvgPoolGrad(orig_input_shape=[count * rows, 4, 4, channels], grad=g, **_WINDOW), [small]
+        return lambda rows, g: raw.AvgPoolGrad(orig_input_shape=[count * rows, 4, 4, channels], grad=g, **_WINDOW), [
+            small
+        ]
     if name == "MaxPoolGrad":
         return lambda rows, x, g: raw.MaxPoolGrad(
             orig_input=x, orig_output=raw.MaxPool(input=x, **_WINDOW), grad=g, **_WINDOW), [plain, small]  # fmt: skip
@@ -487,7 +504,11 @@ def joins(name: str, draw: Any) -> Case:
     elif label.kind == SUM:
         second = Label(SAME, power=label.power + 1)
     sizes = (3, 3)
-    return lambda rows, *given: raw.ConcatV2(values=given, axis=axis), [Given(label, sizes), Given(second, sizes), Given(label, sizes)]
+    return lambda rows, *given: raw.ConcatV2(values=given, axis=axis), [
+        Given(label, sizes),
+        Given(second, sizes),
+        Given(label, sizes),
+    ]
 
 
 @case("Slice StridedSlice StridedSliceGrad")
@@ -511,17 +532,21 @@ def slices(name: str, draw: Any) -> Case:
             begin=[0, begin], end=[0, end], strides=[1, 1], ellipsis_mask=1, **given)  # fmt: skip
 
     if name == "Slice":
+
         def build(rows: int, x: Any) -> Any:
             begin, end = ends(rows)
             begins, sizes = [0, 0], [*x.shape]
             begins[axis], sizes[axis] = begin, end - begin
             return raw.Slice(input=x, begin=begins, size=sizes)
+
         return build, [Given(label, whole)]
     if name == "StridedSlice":
         return lambda rows, x: strided(rows, raw.StridedSlice, input=x), [Given(label, whole)]
 
     def gradient(rows: int, dy: Any) -> Any:
-        shape = [label.blocks * label.inner * rows if label.has_rows and place == label.axis else 4 for place in range(2)]
+        shape = [
+            label.blocks * label.inner * rows if label.has_rows and place == label.axis else 4 for place in range(2)
+        ]
         return strided(rows, raw.StridedSliceGrad, shape=shape, dy=dy)
 
     if along:

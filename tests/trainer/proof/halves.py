@@ -73,7 +73,9 @@ def holds(label: Label, first: Any, second: Any, whole: Any) -> bool:
     def equal(one: Any, other: Any) -> bool:
         if one.shape != other.shape:
             return False
-        return bool(np.all(one == other) if one.dtype.kind not in "fc" else np.allclose(one, other, 1e-6, 1e-9, equal_nan=True))
+        return bool(
+            np.all(one == other) if one.dtype.kind not in "fc" else np.allclose(one, other, 1e-6, 1e-9, equal_nan=True)
+        )
 
     if label.has_rows and label.axis >= expected.ndim:
         return False

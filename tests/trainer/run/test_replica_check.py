@@ -3,14 +3,13 @@
 import json
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.fixtures import Log, Patch
+from tests.fixtures import Patch
 from tests.planted_dependences import DEPENDENT, INDEPENDENT
-from tests.support import refused, run_steps
+from tests.support import refused
 from trainer.base.errors import PlatformFault
 from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
@@ -21,7 +20,6 @@ from trainer.run.replica_check import (
     act_on_verdict,
     compare_few_rows,
 )
-from trainer.training.checkpoint import snapshot, variables_of, write_checkpoint
 
 
 def flags_of(model: str) -> list[str]:
@@ -81,7 +79,7 @@ def test_a_process_that_compares_twice_keeps_the_sums_apart() -> None:
     """Bits first, then float64: TensorFlow remembers what the key of a sum was first used for."""
     words = ["--model=tests.own_data:masked_text", "--data=tests.own_data:next_tokens"]
     config = resolve([*words, "--steps=2", "--global_batch_size=16", "--virtual_replicas=2"]).config
-    verdict = {"agrees": True, "problems": [], "reason": "", "equal_bits": True, "draws": []}
+    verdict = {"agrees": True, "problems": [], "reason": "", "equal_bits": True}
     assert compare_few_rows(config) == verdict
 
 
@@ -92,64 +90,6 @@ def test_a_process_that_compares_twice_keeps_the_sums_apart() -> None:
 def test_what_differs_before_any_step_is_not_blamed_on_the_loss(flag: str, line: str) -> None:
     (problem,) = compare_few_rows(settings("mean_losses", flag))["problems"]
     assert line in problem
-
-
-def verdict_after(tmp_path: Path, config: TrainConfig, steps: int) -> dict[str, Any]:
-    """Returns the verdict on the steps that follow on so many of one replica."""
-    model, _ = run_steps(config, steps)
-    write_checkpoint(tmp_path / "state", snapshot(variables_of(model)), {"step": steps, "state": {"epoch": steps // 3}})
-    return compare_few_rows(config, tmp_path / "state")
-
-
-@pytest.mark.parametrize(("model", "flags", "drawn"), [
-    ("annealed", ["--callbacks=tests.planted_dependences:annealing"], []),
-    pytest.param("counted", [], [], marks=pytest.mark.slow),
-    pytest.param("drawn_later", [], ["tf.random.normal"], marks=pytest.mark.slow),
-])  # fmt: skip
-def test_what_begins_after_the_compared_steps_is_found_later(
-    model: str, flags: list[str], drawn: list[str], tmp_path: Path, caplog: Log
-) -> None:
-    config = settings(model, *flags)
-    verdict = ReplicaVerdict(**compare_few_rows(config))
-    assert (verdict.agrees, verdict.draws) == (True, drawn)
-    act_on_verdict(verdict, allowed=False)
-    assert ("agree so far, but the step draws by tf.random.normal" in caplog.text) == bool(drawn)
-    later = ReplicaVerdict(**verdict_after(tmp_path, config, 24))
-    assert (later.agrees, later.outcome) == (False, "differ")
-
-
-@pytest.mark.parametrize("model", ["last_layer_in_32_bits", "several_optimizers"])
-def test_steps_that_agree_do_so_later_too(model: str, tmp_path: Path) -> None:
-    assert verdict_after(tmp_path, settings(model, "--precision=mixed_float16"), 24)["agrees"]
-
-
-def child(arguments: Any, *state: Any) -> Any:
-    """Stands for a ReplicaCheck: it finds no difference before training, and one later."""
-    verdict = ReplicaVerdict(not state, ["dense differs"] if state else [])
-    return SimpleNamespace(ended=True, verdict=lambda *seconds: verdict, close=lambda: None)
-
-
-def test_a_later_difference_ends_the_run_and_its_restarts_unless_it_is_allowed(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
-    for module in (job, replica_check):
-        monkeypatch.setattr(module, "ReplicaCheck", child)
-    with refused("dense differs (steps 4 to 8, from the state of this run): change that, train on one replica"):
-        started(tmp_path, "mean_losses", "--steps=9", "--steps_per_loop=1", "--checkpoint_every_steps=1")
-    checks = {"1 to 5": "agree", "4 to 8": "differ"}
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (result["state"], result["replica_checks"]) == ("failed", checks)
-    with refused("steps 4 to 8 differ on 1 and on 2 replicas, as an earlier start found"):
-        started(tmp_path, "mean_losses", "--steps=9")
-    assert started(tmp_path, "mean_losses", "--steps=9", "--allow_replica_dependence")["replica_checks"] == checks
-
-
-@pytest.mark.slow
-def test_a_child_beside_the_job_finds_what_a_callback_begins(tmp_path: Path) -> None:
-    about = started(tmp_path, "annealed", "--callbacks=tests.planted_dependences:annealing", "--steps=9",
-                    "--allow_replica_dependence")  # fmt: skip
-    assert about["replica_check"]["agrees"]
-    assert about["replica_checks"] == {"1 to 5": "agree", "4 to 8": "differ"}
 
 
 def test_what_was_not_compared_is_recorded_and_several_paid_replicas_do_not_train(

@@ -1,0 +1,72 @@
+"""The graph of a step shows whether replicas change its updates, with the line of the user's file that mixes rows."""
+
+import pytest
+
+from tests.golden import RUNS
+from tests.planted_dependences import DEPENDENT, INDEPENDENT
+from tests.rows_mixed import FINDINGS
+from trainer.base.errors import UserError
+from trainer.base.settings.request import resolve
+from trainer.run.proof import MAY_MIX, MIXES, NOT_PROVED, PROVED
+from trainer.run.replica_check import ReplicaVerdict, act_on_verdict, judge, proof_of
+
+
+def flags_of(name: str, *more: str) -> list[str]:
+    data = "tokens" if name in ("recurrent", "attentive") else "table"
+    return [f"--model=tests.rows_mixed:{name}", f"--data=tests.rows_mixed:{data}", "--global_batch_size=16", *more]
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_each_trap_is_found_with_its_line_and_no_other(name: str) -> None:
+    proof = proof_of(resolve(flags_of(name)).config)
+    lines = " ".join([*proof.mixes, *proof.unknown])
+    assert proof.holds == (not FINDINGS[name]), lines
+    assert FINDINGS[name] in lines
+    assert proof.verdict() == (PROVED if proof.holds else MAY_MIX if proof.mixes else NOT_PROVED)
+    if proof.mixes and name not in ("by_number",):
+        assert "rows_mixed.py:" in lines
+
+
+@pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16", "float64"])
+def test_every_precision_is_traced(precision: str) -> None:
+    assert proof_of(resolve(flags_of("attentive", f"--precision={precision}")).config).holds
+
+
+@pytest.mark.parametrize("name", [*DEPENDENT, *INDEPENDENT])
+def test_planted_dependences_are_not_proved(name: str) -> None:
+    words = [f"--model=tests.planted_dependences:{name}", "--data=tests.own_data:arrays", "--global_batch_size=16"]
+    assert proof_of(resolve(words).config).holds == (name in INDEPENDENT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_recipes_and_examples_are_proved(name: str) -> None:
+    """But the text example, whose layer splits texts into as many words as there are."""
+    proof = proof_of(resolve([*RUNS[name], "--global_batch_size=16"]).config)
+    assert (proof.holds, proof.metrics == []) == ((False, False) if name == "examples_text" else (True, True)), proof
+
+
+def test_what_each_micro_batch_assigns_is_told() -> None:
+    proof = proof_of(resolve(flags_of("spectral", "--micro_batches=2")).config)
+    assert (proof.verdict(), proof.mixes) == (MAY_MIX, [])
+    assert proof.parts == [
+        "sequential/spectral_normalization/vector_u is assigned in each micro-batch, not once a step"
+    ]
+    assert proof_of(resolve(flags_of("noisy", "--micro_batches=2")).config).holds
+
+
+def test_rows_that_may_mix_are_told_and_several_paid_replicas_do_not_train(caplog: pytest.LogCaptureFixture) -> None:
+    verdict = ReplicaVerdict(**judge(resolve(flags_of("shifted")).config))
+    assert (verdict.agrees, verdict.proof) == (True, MAY_MIX)
+    act_on_verdict(verdict, allowed=False)
+    assert "may mix rows, though 5 steps on 1 and on 2 replicas give the same" in caplog.text
+    act_on_verdict(verdict, allowed=True, paid=True)
+    with pytest.raises(UserError, match="rows_mixed.py:"):
+        act_on_verdict(verdict, allowed=False, paid=True)
+
+
+def test_rows_that_mix_are_refused_with_the_line() -> None:
+    verdict = ReplicaVerdict(**judge(resolve(flags_of("rolled")).config))
+    assert (verdict.agrees, verdict.proof) == (False, MIXES)
+    with pytest.raises(UserError, match=r"rows_mixed.py:\d+: rolled = .*Roll changes the order"):
+        act_on_verdict(verdict, allowed=False)
