@@ -138,13 +138,24 @@ def noisy(config: Any, dataset: Any) -> Any:
 
 # What the proof says of each: a part of its line, "" where all is proved.
 FINDINGS = {
-    "picked": "Where has as many rows as the values", "mean_of_some": "Where has as many rows as the values",
-    "reversed_rows": "ReverseV2 changes the order", "rolled": "Roll changes the order",
-    "cut": "takes some rows of one replica by their places", "by_place": "a constant has a value for each place",
-    "by_number": "reads the number of this replica", "stateful": "EagerPyFunc keeps a state of its own",
-    "shifted": "Max is over the rows of one replica", "asserted": "", "of_batch_in_branch": "is not linear in a sum over the rows",
-    "combined": "", "not_combined": "gives sequential/averaging/mean a sum over the rows",
+    "picked": "Where has as many rows as the values",
+    "mean_of_some": "Where has as many rows as the values",
+    "reversed_rows": "ReverseV2 changes the order",
+    "rolled": "Roll changes the order",
+    "cut": "takes some rows of one replica by their places",
+    "by_place": "a constant has a value for each place",
+    "by_number": "reads the number of this replica",
+    "stateful": "EagerPyFunc keeps a state of its own",
+    "shifted": "Max is over the rows of one replica",
+    "asserted": "",
+    "of_batch_in_branch": "is not linear in a sum over the rows",
+    "combined": "",
+    "not_combined": "gives sequential/averaging/mean a sum over the rows",
     "rate_by_replicas": "sgd/learning_rate starts from other values",
-    "factor_from_step_26": "adds what is divided by the rows of one replica", "sizes_of_rows": "",
-    "recurrent": "", "attentive": "", "spectral": "", "noisy": "",
-}  # fmt: skip
+    "factor_from_step_26": "adds what is divided by the rows of one replica",
+    "sizes_of_rows": "",
+    "recurrent": "",
+    "attentive": "",
+    "spectral": "",
+    "noisy": "",
+}

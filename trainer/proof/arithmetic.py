@@ -390,7 +390,7 @@ rule("InTopKV2")(by_row(0, 1))
 
 
 @rule("DenseBincount")
-def counted(node: Node) -> Label:
+def counts_of_classes(node: Node) -> Label:
     """Counts, in each row or over all of them, how often each class comes."""
     node.value(1)
     if len(node.shape(0)) == 2:

@@ -17,8 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 SAME, ROWS, UNIFORM, SUM, ZERO, MIXED, UNKNOWN = (
-    "same", "rows", "uniform", "sum", "zero", "mixed", "unknown",
-)  # fmt: skip
+    "same",
+    "rows",
+    "uniform",
+    "sum",
+    "zero",
+    "mixed",
+    "unknown",
+)
 Shape = tuple[Any, ...]  # sizes, None where one is unknown
 Shapes = tuple[Shape | None, Shape | None]  # in the two traces
 
@@ -93,8 +99,10 @@ def label_of_values(first: Any, second: Any, rows: tuple[int, int]) -> Label:
                 for values, count in zip((first, second), rows, strict=True)
             ]
             parts = [np.take(values, 0, axis + 1) for values in cut]
-            if all(np.array_equal(values, np.broadcast_to(np.expand_dims(part, axis + 1), values.shape))
-                   for values, part in zip(cut, parts, strict=True)):  # fmt: skip
+            if all(
+                np.array_equal(values, np.broadcast_to(np.expand_dims(part, axis + 1), values.shape))
+                for values, part in zip(cut, parts, strict=True)
+            ):
                 label = label_of_values(parts[0], parts[1], rows)
                 alike = np.array_equal(parts[0], np.broadcast_to(np.take(parts[0], [0], axis), parts[0].shape))
                 if label.kind == SAME:

@@ -11,8 +11,23 @@ import tensorflow as tf
 from trainer.proof.labels import MIXED, ROWS, SAME, UNIFORM, UNKNOWN, ZERO, Label, Mixes, NoRule, Shape, Shapes
 
 Values = tuple[Any, Any]  # of a tensor in both traces, as arrays
-BROADCASTING = {"Add", "AddV2", "Sub", "Mul", "RealDiv", "Maximum", "Minimum", "SelectV2", "Cast", "Identity",
-                "Square", "Neg", "AddN", "ZerosLike", "OnesLike"}  # fmt: skip
+BROADCASTING = {
+    "Add",
+    "AddV2",
+    "Sub",
+    "Mul",
+    "RealDiv",
+    "Maximum",
+    "Minimum",
+    "SelectV2",
+    "Cast",
+    "Identity",
+    "Square",
+    "Neg",
+    "AddN",
+    "ZerosLike",
+    "OnesLike",
+}
 MOST_VALUES = 4096  # of a tensor that is computed while labels are found
 
 
@@ -139,9 +154,10 @@ def shapes_with(shapes: Shapes, label: Label, rows: tuple[int, int]) -> Shapes:
         return shapes
     first, second = (
         (*shape[: label.axis], label.blocks * label.inner * count, *shape[label.axis + 1 :])
-        if shape[label.axis] is None else shape
+        if shape[label.axis] is None
+        else shape
         for shape, count in zip((first, second), rows, strict=True)
-    )  # fmt: skip
+    )
     return first, second
 
 

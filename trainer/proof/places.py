@@ -11,20 +11,54 @@ from trainer.proof.node import Node, scaled_axes
 
 # Of some operations: the inputs that are sizes, axes or other settings, not values.
 SETTINGS = {
-    "ArgMax": (1,), "ArgMin": (1,), "AvgPoolGrad": (0,), "AvgPool3DGrad": (0,), "BroadcastGradientArgs": (0, 1),
-    "BroadcastTo": (1,), "Conv2DBackpropFilter": (1,), "Conv2DBackpropInput": (0,), "Conv3DBackpropFilterV2": (1,),
-    "Conv3DBackpropInputV2": (0,), "Cumprod": (1,), "Cumsum": (1,), "DenseBincount": (1,),
+    "ArgMax": (1,),
+    "ArgMin": (1,),
+    "AvgPoolGrad": (0,),
+    "AvgPool3DGrad": (0,),
+    "BroadcastGradientArgs": (0, 1),
+    "BroadcastTo": (1,),
+    "Conv2DBackpropFilter": (1,),
+    "Conv2DBackpropInput": (0,),
+    "Conv3DBackpropFilterV2": (1,),
+    "Conv3DBackpropInputV2": (0,),
+    "Cumprod": (1,),
+    "Cumsum": (1,),
+    "DenseBincount": (1,),
     "DepthwiseConv2dNativeBackpropFilter": (1,),
-    "DepthwiseConv2dNativeBackpropInput": (0,), "ExpandDims": (1,), "Fill": (0,), "GatherV2": (2,),
-    "MirrorPad": (1,), "MirrorPadGrad": (1,), "OneHot": (1,), "Pad": (1,), "PadV2": (1,), "Reshape": (1,),
-    "ResizeBilinear": (1,), "ResizeBicubic": (1,), "ResizeNearestNeighbor": (1,), "ResizeNearestNeighborGrad": (1,),
-    "ReverseV2": (1,), "Roll": (1, 2), "ScatterNd": (2,), "Slice": (1, 2), "Split": (0,), "SplitV": (1, 2),
-    "StridedSlice": (1, 2, 3), "StridedSliceGrad": (0, 1, 2, 3), "TensorListFromTensor": (1,),
-    "TensorListGetItem": (2,), "TensorListReserve": (0,), "EmptyTensorList": (0,), "TensorListPopBack": (1,),
-    "TensorListStack": (1,), "Tile": (1,), "Transpose": (1,), "UnsortedSegmentSum": (2,),
+    "DepthwiseConv2dNativeBackpropInput": (0,),
+    "ExpandDims": (1,),
+    "Fill": (0,),
+    "GatherV2": (2,),
+    "MirrorPad": (1,),
+    "MirrorPadGrad": (1,),
+    "OneHot": (1,),
+    "Pad": (1,),
+    "PadV2": (1,),
+    "Reshape": (1,),
+    "ResizeBilinear": (1,),
+    "ResizeBicubic": (1,),
+    "ResizeNearestNeighbor": (1,),
+    "ResizeNearestNeighborGrad": (1,),
+    "ReverseV2": (1,),
+    "Roll": (1, 2),
+    "ScatterNd": (2,),
+    "Slice": (1, 2),
+    "Split": (0,),
+    "SplitV": (1, 2),
+    "StridedSlice": (1, 2, 3),
+    "StridedSliceGrad": (0, 1, 2, 3),
+    "TensorListFromTensor": (1,),
+    "TensorListGetItem": (2,),
+    "TensorListReserve": (0,),
+    "EmptyTensorList": (0,),
+    "TensorListPopBack": (1,),
+    "TensorListStack": (1,),
+    "Tile": (1,),
+    "Transpose": (1,),
+    "UnsortedSegmentSum": (2,),
     "ImageProjectiveTransformV3": (2,),
     **dict.fromkeys(("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm"), (1,)),
-}  # fmt: skip
+}
 _PLACES = "takes some rows of one replica by their places"
 
 
@@ -50,8 +84,10 @@ def _parts(node: Node, numbers: range) -> Label:
     if any(label.kind == SUM for label in labels):
         labels = [label.as_sum() for label in labels]
     power = next(label.power for label in labels if label.kind != ZERO)
-    settled = [node.settled(number)._replace(power=power) if label.kind == ZERO else label
-               for number, label in zip(numbers, labels, strict=True)]  # fmt: skip
+    settled = [
+        node.settled(number)._replace(power=power) if label.kind == ZERO else label
+        for number, label in zip(numbers, labels, strict=True)
+    ]
     if any(label.kind == SUM for label in labels):
         settled = [label._replace(kind=SUM) if label.kind == SAME else label for label in settled]
     return _same_order(settled)
@@ -109,7 +145,7 @@ def transposed(node: Node) -> Label:
 
 
 @rule("ExpandDims")
-def expanded(node: Node) -> Label:
+def with_new_axis(node: Node) -> Label:
     """Adds an axis."""
     label = node.labels[0]
     if not label.has_rows:
@@ -272,8 +308,10 @@ def part(node: Node) -> Label:
         return label
     whole = node.whole()
     output, given = node.output_shapes(), node.shapes[0]
-    if all(of is not None and inside is not None and of[label.axis] == inside[label.axis]
-           for of, inside in zip(output, given, strict=True)):  # fmt: skip
+    if all(
+        of is not None and inside is not None and of[label.axis] == inside[label.axis]
+        for of, inside in zip(output, given, strict=True)
+    ):
         return label
     begins, sizes = node.values(1), node.values(2)
     bounds = tuple(
@@ -308,10 +346,13 @@ class _Spec:
             else:
                 open_ends = masks["begin"] >> place & 1, masks["end"] >> place & 1
                 bounds = [
-                    (None if open_ends[0] else int(begin[place]), None if open_ends[1] else int(end[place]),
-                     int(stride[place]))
+                    (
+                        None if open_ends[0] else int(begin[place]),
+                        None if open_ends[1] else int(end[place]),
+                        int(stride[place]),
+                    )
                     for begin, end, stride in zip(begins, ends, strides, strict=True)
-                ]  # fmt: skip
+                ]
                 self._keep(place_in_output, bounds)
                 place_in_output += 1
         while len(self.output) < rank:

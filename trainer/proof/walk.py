@@ -36,14 +36,25 @@ from trainer.proof.node import Node, Values, bad, shapes_with, sizes_of
 SUMMED, DRAWN, NUMBER = "trainer_summed", "trainer_drawn", "trainer_replica_number"
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _BRANCHES = {
-    "If": ("then_branch", "else_branch"), "StatelessIf": ("then_branch", "else_branch"),
-    "Case": ("branches",), "StatelessCase": ("branches",),
-}  # fmt: skip
+    "If": ("then_branch", "else_branch"),
+    "StatelessIf": ("then_branch", "else_branch"),
+    "Case": ("branches",),
+    "StatelessCase": ("branches",),
+}
 _LOOPS = ("While", "StatelessWhile")
 _MOST_TURNS = 20  # after which a loop's labels should stay as they are
 # Operations with a state that no variable and no other tensor sees.
-_HARMLESS = {"Assert", "PrintV2", "Timestamp", "NoOp", "VarHandleOp", "VarIsInitializedOp", "LookupTableFindV2",
-             "VariableShape", "WriteScalarSummary"}  # fmt: skip
+_HARMLESS = {
+    "Assert",
+    "PrintV2",
+    "Timestamp",
+    "NoOp",
+    "VarHandleOp",
+    "VarIsInitializedOp",
+    "LookupTableFindV2",
+    "VariableShape",
+    "WriteScalarSummary",
+}
 # Attributes that follow from shapes, or name functions: the walk compares what they stand for.
 _IGNORED = re.compile(r"_|shape$|.*shapes$|f$|cond$|body$|then_branch$|else_branch$|branches$|value$|element_shape$|N$")
 _ASSIGNS = re.compile("Assign|ResourceApply|ResourceScatter|ResourceSparseApply|ResourceStridedSliceAssign")

@@ -91,7 +91,7 @@ class TracedStep(StepContext):
 
 
 @dataclass(frozen=True)
-class Trace:
+class StepTrace:
     """Holds the graph of one trace."""
 
     graph: Any
@@ -100,16 +100,22 @@ class Trace:
     micro_batches: list[range]  # the places of the operations that each micro-batch has
 
 
-def trace(config: TrainConfig, dataset: Dataset, count: int, parts: int) -> Trace:
+def trace(config: TrainConfig, dataset: Dataset, count: int, parts: int) -> StepTrace:
     """Traces the step of one of `count` parts of a global batch of parts * ROWS rows.
 
     dataset: as the run has it. Raises UserError, or whatever the user's code raises for such a number of rows.
     """
     size = parts * ROWS
     config = replace(
-        config, global_batch_size=parts * BUILT_ROWS, replicas=count, strategy="auto", jit_compile="false",
-        micro_batches=1, virtual_replicas=0, sync_batch_norm=True,
-    )  # fmt: skip
+        config,
+        global_batch_size=parts * BUILT_ROWS,
+        replicas=count,
+        strategy="auto",
+        jit_compile="false",
+        micro_batches=1,
+        virtual_replicas=0,
+        sync_batch_norm=True,
+    )
     load_function(function_of(config.model), "model")  # a module may draw when it is first imported
     set_precision_and_seed(config)
     rows = size // count
@@ -128,4 +134,4 @@ def trace(config: TrainConfig, dataset: Dataset, count: int, parts: int) -> Trac
     strategy.micro_batches.clear()
     with with_tables_as_of(math.inf):
         function = tf.function(one_step, autograph=False).get_concrete_function(specs, tf.TensorSpec((), tf.int64))
-    return Trace(function.graph, rows, setup.model, strategy.micro_batches)
+    return StepTrace(function.graph, rows, setup.model, strategy.micro_batches)

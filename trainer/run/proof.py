@@ -15,7 +15,7 @@ from trainer.invariance.gradients import optimizers_of, reachable
 from trainer.invariance.internals import all_layers
 from trainer.proof.labels import MIXED, ROWS, SAME, Label, label_of_values
 from trainer.proof.walk import Different, Variable, Walk
-from trainer.run.one_of_several import REPLICAS, Trace, trace
+from trainer.run.one_of_several import REPLICAS, StepTrace, trace
 from trainer.run.one_of_several import __file__ as trace_file
 
 PROVED, MIXES, MAY_MIX, NOT_PROVED = "proved", "mixes rows", "may mix rows", "not proved"
@@ -58,16 +58,17 @@ def prove(config: TrainConfig, dataset: Dataset) -> Proof:
     return Proof(**_findings(walk), parts=parts)
 
 
-def _assigned_in_parts(walk: Walk, first: Trace) -> list[str]:
+def _assigned_in_parts(walk: Walk, first: StepTrace) -> list[str]:
     """Returns lines about variables that each micro-batch assigns, other than metrics and the averages of batch norm.
 
     Keras's own train_step has no call of `accumulate`, and then only its optimizer's updates come after all of them.
     """
     averages = {
         variable.path
-        for layer in all_layers(first.model) if isinstance(layer, keras.layers.BatchNormalization)
+        for layer in all_layers(first.model)
+        if isinstance(layer, keras.layers.BatchNormalization)
         for variable in layer.non_trainable_variables
-    }  # fmt: skip
+    }
     inside = [
         assignment.variable.name
         for assignment in walk.assignments
@@ -78,7 +79,7 @@ def _assigned_in_parts(walk: Walk, first: Trace) -> list[str]:
     return [f"{name} is assigned in each micro-batch, not once a step" for name in dict.fromkeys(inside)]
 
 
-def _walked(*traces: Trace) -> Walk:
+def _walked(*traces: StepTrace) -> Walk:
     """Labels both traces. Raises Different if they do not fit each other."""
     walk = Walk((traces[0].rows, traces[1].rows))
     variables = [_variables(each.model) for each in traces]
@@ -124,14 +125,20 @@ def _variables(model: keras.Model) -> dict[int, tuple[Variable, Any]]:
         value = variable.value if isinstance(variable, keras.Variable) else variable
         is_metric, is_updated = id(variable) in metrics, id(variable) in updated
         combined = {tf.VariableAggregation.MEAN: "mean", tf.VariableAggregation.SUM: "sum"}.get(value.aggregation, "")
-        found.setdefault(id(value.handle), (Variable(
-            name=getattr(variable, "path", variable.name),
-            is_metric=is_metric,
-            own_value=value.synchronization == tf.VariableSynchronization.ON_READ and not is_metric,
-            combined="" if is_updated else combined,
-            updated=is_updated,
-            shape=tuple(value.shape),
-        ), value))  # fmt: skip
+        found.setdefault(
+            id(value.handle),
+            (
+                Variable(
+                    name=getattr(variable, "path", variable.name),
+                    is_metric=is_metric,
+                    own_value=value.synchronization == tf.VariableSynchronization.ON_READ and not is_metric,
+                    combined="" if is_updated else combined,
+                    updated=is_updated,
+                    shape=tuple(value.shape),
+                ),
+                value,
+            ),
+        )
     return found
 
 
@@ -146,7 +153,7 @@ _ADVICE = (
     ("TensorFlow's own state", "draw by keras.random (normal, uniform, randint) or a layer, such as GaussianNoise"),
     ("not linear in a sum", "use a loss that is a mean of one value a row"),
     ("by a factor|divided by the rows", "take the mean over the rows at hand, or divide by the GLOBAL batch"),
-)  # fmt: skip
+)
 
 
 def _findings(walk: Walk) -> dict[str, list[str]]:

@@ -150,8 +150,10 @@ def act_on_verdict(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False
     elif verdict.equal_bits:
         log.info("equal bits: steps on 1 and on 2 replicas, compared before training")
     elif verdict.agrees:
-        log.info("steps on 1 and on 2 replicas give the same, compared in float64 before training"
-                 f"{f' ({NOT_PROVED}: {told})' if told else ''} {verdict.reason}".rstrip())  # fmt: skip
+        log.info(
+            "steps on 1 and on 2 replicas give the same, compared in float64 before training"
+            f"{f' ({NOT_PROVED}: {told})' if told else ''} {verdict.reason}".rstrip()
+        )
     elif verdict.agrees is None:
         line = f"one replica and two were not compared before training: {verdict.reason}"
         if verdict.fault and not allowed:

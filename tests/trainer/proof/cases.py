@@ -69,21 +69,26 @@ def together(draw: Any, count: int, *, power: bool, broadcasts: bool = True, **o
 
 
 _KINDS = {
-    **dict.fromkeys(["LogicalAnd", "LogicalNot", "LogicalOr", "All", "Any"], {"dtype": tf.bool}),
-    **dict.fromkeys(
-        ["BitwiseAnd", "BitwiseOr", "BitwiseXor", "RightShift", "LeftShift", "Invert"],
-        {"dtype": tf.int32, "low": 0, "high": 5},
-    ),
+    **{name: {"dtype": tf.bool} for name in ["LogicalAnd", "LogicalNot", "LogicalOr", "All", "Any"]},
+    **{
+        name: {"dtype": tf.int32, "low": 0, "high": 5}
+        for name in ["BitwiseAnd", "BitwiseOr", "BitwiseXor", "RightShift", "LeftShift", "Invert"]
+    },
     "Acosh": {"low": 1.1, "high": 3.0},
 }
 
 
-@case(" ".join(name for name, rule in RULES.items() if rule in (nonlinear, added) or (name in "Mul MulNoNan RealDiv DivNoNan Div"
-               and name not in ("AddN", "StaticRegexReplace"))))  # fmt: skip
+_ELEMENTWISE = [name for name, rule in RULES.items() if rule in (nonlinear, added) and name != "StaticRegexReplace"]
+
+
+@case(" ".join([*_ELEMENTWISE, "Mul MulNoNan RealDiv DivNoNan Div"]))
 def value_by_value(name: str, draw: Any) -> Case:
     function = getattr(raw, name)
-    names = [each for each in inspect.signature(function).parameters if each in (
-        "x", "y", "x1", "x2", "features", "a", "b", "q", "clip_value_min", "clip_value_max", "t", "input")]  # fmt: skip
+    names = [
+        each
+        for each in inspect.signature(function).parameters
+        if each in ("x", "y", "x1", "x2", "features", "a", "b", "q", "clip_value_min", "clip_value_max", "t", "input")
+    ]
     broadcasts = name not in ("Betainc", "ClipByValue")
     inputs = together(draw, len(names), power=True, broadcasts=broadcasts, **_KINDS.get(name, {}))
     extra = {"type": tf.int64} if name == "Bitcast" else {}
@@ -134,10 +139,12 @@ def shapes(name: str, draw: Any) -> Case:
     build = {
         "EnsureShape": lambda rows, x: raw.EnsureShape(input=x, shape=[None] * len(x.shape)),
         "PlaceholderWithDefault": lambda rows, x: raw.PlaceholderWithDefault(input=x, shape=[None] * len(x.shape)),
-        "Shape": lambda rows, x: raw.Shape(input=x), "Size": lambda rows, x: raw.Size(input=x),
-        "Rank": lambda rows, x: raw.Rank(input=x), "ShapeN": lambda rows, x: raw.ShapeN(input=[x, x]),
+        "Shape": lambda rows, x: raw.Shape(input=x),
+        "Size": lambda rows, x: raw.Size(input=x),
+        "Rank": lambda rows, x: raw.Rank(input=x),
+        "ShapeN": lambda rows, x: raw.ShapeN(input=[x, x]),
         "VariableShape": lambda rows, x: raw.Rank(input=x),  # of a variable alone
-    }  # fmt: skip
+    }
     return build[name], [given]
 
 
@@ -231,8 +238,10 @@ def _batch(draw: Any) -> Label:
     return rows_of(draw, 0, power=True)
 
 
-@case("Conv2D Conv2DBackpropInput Conv2DBackpropFilter DepthwiseConv2dNative DepthwiseConv2dNativeBackpropInput "
-      "DepthwiseConv2dNativeBackpropFilter")  # fmt: skip
+@case(
+    "Conv2D Conv2DBackpropInput Conv2DBackpropFilter DepthwiseConv2dNative "
+    "DepthwiseConv2dNativeBackpropInput DepthwiseConv2dNativeBackpropFilter"
+)
 def convolutions(name: str, draw: Any) -> Case:
     label, options = _batch(draw), {"strides": [1, 1, 1, 1], "padding": "SAME"}
     depthwise = name.startswith("Depthwise")
@@ -243,10 +252,13 @@ def convolutions(name: str, draw: Any) -> Case:
     if name.endswith("Input"):
         count = label.blocks * label.inner
         return lambda rows, w, dy: function(
-            input_sizes=[count * rows, 4, 4, 3], filter=w, out_backprop=dy, **options), [filters, outputs]  # fmt: skip
+            input_sizes=[count * rows, 4, 4, 3], filter=w, out_backprop=dy, **options
+        ), [filters, outputs]
     if name.endswith("Filter"):
-        return lambda rows, x, dy: function(
-            input=x, filter_sizes=filters.sizes, out_backprop=dy, **options), [images, outputs]  # fmt: skip
+        return lambda rows, x, dy: function(input=x, filter_sizes=filters.sizes, out_backprop=dy, **options), [
+            images,
+            outputs,
+        ]
     kind = images if draw.random() < 0.7 else Given(Label(SUM), (2, 4, 4, 3))
     return lambda rows, x, w: function(input=x, filter=w, **options), [kind, filters]
 
@@ -259,10 +271,12 @@ def volumes(name: str, draw: Any) -> Case:
     count = label.blocks * label.inner
     if name == "Conv3DBackpropInputV2":
         return lambda rows, w, dy: raw.Conv3DBackpropInputV2(
-            input_sizes=[count * rows, 3, 3, 3, 2], filter=w, out_backprop=dy, **options), [filters, outputs]  # fmt: skip
+            input_sizes=[count * rows, 3, 3, 3, 2], filter=w, out_backprop=dy, **options
+        ), [filters, outputs]
     if name == "Conv3DBackpropFilterV2":
         return lambda rows, x, dy: raw.Conv3DBackpropFilterV2(
-            input=x, filter_sizes=filters.sizes, out_backprop=dy, **options), [images, outputs]  # fmt: skip
+            input=x, filter_sizes=filters.sizes, out_backprop=dy, **options
+        ), [images, outputs]
     if name == "Conv":
         return lambda rows, x, w: raw.Conv(input=x, filter=w, **options), [images, filters]
     return lambda rows, x, w: raw.Conv3D(input=x, filter=w, **options), [images, filters]
@@ -272,9 +286,12 @@ _WINDOW = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "SAME"}
 _CUBE = {"ksize": [1, 2, 2, 2, 1], "strides": [1, 2, 2, 2, 1], "padding": "SAME"}
 
 
-@case("MaxPool AvgPool MaxPoolGrad MaxPoolGradGrad AvgPoolGrad LRN RGBToHSV HSVToRGB ResizeBilinear ResizeBicubic ResizeArea "
-      "ResizeNearestNeighbor ResizeBilinearGrad ResizeBicubicGrad ResizeNearestNeighborGrad SpaceToDepth DepthToSpace "
-      "ExtractImagePatches AdjustContrastv2 AdjustHue AdjustSaturation")  # fmt: skip
+@case(
+    "MaxPool AvgPool MaxPoolGrad MaxPoolGradGrad AvgPoolGrad LRN RGBToHSV HSVToRGB "
+    "ResizeBilinear ResizeBicubic ResizeArea ResizeNearestNeighbor ResizeBilinearGrad "
+    "ResizeBicubicGrad ResizeNearestNeighborGrad SpaceToDepth DepthToSpace ExtractImagePatches "
+    "AdjustContrastv2 AdjustHue AdjustSaturation"
+)
 def images(name: str, draw: Any) -> Case:
     label, kind = _batch(draw), tf.float32
     if name not in ("AvgPool", "AvgPoolGrad", "MaxPoolGrad", "MaxPoolGradGrad", "SpaceToDepth", "DepthToSpace"):
@@ -288,16 +305,18 @@ def images(name: str, draw: Any) -> Case:
     one: dict[str, Any] = {
         "MaxPool": lambda rows, x: raw.MaxPool(input=x, **_WINDOW),
         "AvgPool": lambda rows, x: raw.AvgPool(value=x, **_WINDOW),
-        "LRN": lambda rows, x: raw.LRN(input=x), "RGBToHSV": lambda rows, x: raw.RGBToHSV(images=x),
+        "LRN": lambda rows, x: raw.LRN(input=x),
+        "RGBToHSV": lambda rows, x: raw.RGBToHSV(images=x),
         "HSVToRGB": lambda rows, x: raw.HSVToRGB(images=x),
         "SpaceToDepth": lambda rows, x: raw.SpaceToDepth(input=x, block_size=2),
         "DepthToSpace": lambda rows, x: raw.DepthToSpace(input=x, block_size=2),
         "ExtractImagePatches": lambda rows, x: raw.ExtractImagePatches(
-            images=x, ksizes=[1, 2, 2, 1], strides=[1, 2, 2, 1], rates=[1, 1, 1, 1], padding="SAME"),
+            images=x, ksizes=[1, 2, 2, 1], strides=[1, 2, 2, 1], rates=[1, 1, 1, 1], padding="SAME"
+        ),
         "AdjustContrastv2": lambda rows, x: raw.AdjustContrastv2(images=x, contrast_factor=2.0),
         "AdjustHue": lambda rows, x: raw.AdjustHue(images=x, delta=0.1),
         "AdjustSaturation": lambda rows, x: raw.AdjustSaturation(images=x, scale=1.5),
-    }  # fmt: skip
+    }
     if name in one:
         return one[name], [x]
     if name.startswith("Resize"):
@@ -315,9 +334,11 @@ def images(name: str, draw: Any) -> Case:
         ]
     if name == "MaxPoolGrad":
         return lambda rows, x, g: raw.MaxPoolGrad(
-            orig_input=x, orig_output=raw.MaxPool(input=x, **_WINDOW), grad=g, **_WINDOW), [plain, small]  # fmt: skip
+            orig_input=x, orig_output=raw.MaxPool(input=x, **_WINDOW), grad=g, **_WINDOW
+        ), [plain, small]
     return lambda rows, x, g: raw.MaxPoolGradGrad(
-        orig_input=x, orig_output=raw.MaxPool(input=x, **_WINDOW), grad=g, **_WINDOW), [plain, x]  # fmt: skip
+        orig_input=x, orig_output=raw.MaxPool(input=x, **_WINDOW), grad=g, **_WINDOW
+    ), [plain, x]
 
 
 @case("MaxPool3D AvgPool3D MaxPool3DGrad AvgPool3DGrad")
@@ -329,7 +350,8 @@ def cubes(name: str, draw: Any) -> Case:
         return lambda rows, g: raw.AvgPool3DGrad(orig_input_shape=[count * rows, 4, 4, 4, 2], grad=g, **_CUBE), [small]
     if name == "MaxPool3DGrad":
         return lambda rows, x, g: raw.MaxPool3DGrad(
-            orig_input=x, orig_output=raw.MaxPool3D(input=x, **_CUBE), grad=g, **_CUBE), [x, small]  # fmt: skip
+            orig_input=x, orig_output=raw.MaxPool3D(input=x, **_CUBE), grad=g, **_CUBE
+        ), [x, small]
     return lambda rows, x: getattr(raw, name)(input=x, **_CUBE), [x]
 
 
@@ -341,7 +363,8 @@ def transforms(name: str, draw: Any) -> Case:
 
     def build(rows: int, x: Any, t: Any) -> Any:
         return getattr(raw, name)(
-            images=x, transforms=tf.cast(t, tf.float32), output_shape=[4, 4], interpolation="BILINEAR", **fill)  # fmt: skip
+            images=x, transforms=tf.cast(t, tf.float32), output_shape=[4, 4], interpolation="BILINEAR", **fill
+        )
 
     return build, [Given(label, (2, 4, 4, 3)), own]
 
@@ -360,8 +383,10 @@ def classes(name: str, draw: Any) -> Case:
     return lambda rows, x, y: raw.SoftmaxCrossEntropyWithLogits(features=x, labels=y), [scores, scores]
 
 
-@case("Softmax LogSoftmax FFT IFFT RFFT IRFFT TopKV2 Cholesky MatrixInverse MatrixDeterminant FFT2D RFFT2D IRFFT2D MatrixBandPart "
-      "Svd Qr SelfAdjointEigV2 LogMatrixDeterminant")  # fmt: skip
+@case(
+    "Softmax LogSoftmax FFT IFFT RFFT IRFFT TopKV2 Cholesky MatrixInverse MatrixDeterminant "
+    "FFT2D RFFT2D IRFFT2D MatrixBandPart Svd Qr SelfAdjointEigV2 LogMatrixDeterminant"
+)
 def trailing(name: str, draw: Any) -> Case:
     label = any_label(draw, 2 if name in ("Softmax", "LogSoftmax") else 3)
     label = label._replace(axis=0) if draw.random() < 0.7 else label
@@ -373,7 +398,8 @@ def trailing(name: str, draw: Any) -> Case:
         return tf.matmul(x, x, transpose_b=True) + 3.0 * tf.eye(3, dtype=x.dtype)
 
     build: dict[str, Any] = {
-        "Softmax": lambda rows, x: raw.Softmax(logits=x), "LogSoftmax": lambda rows, x: raw.LogSoftmax(logits=x),
+        "Softmax": lambda rows, x: raw.Softmax(logits=x),
+        "LogSoftmax": lambda rows, x: raw.LogSoftmax(logits=x),
         "TopKV2": lambda rows, x: raw.TopKV2(input=x, k=2),
         "Cholesky": lambda rows, x: raw.Cholesky(input=positive(x)),
         "MatrixInverse": lambda rows, x: raw.MatrixInverse(input=positive(x)),
@@ -390,7 +416,7 @@ def trailing(name: str, draw: Any) -> Case:
         "IRFFT": lambda rows, x: raw.IRFFT(input=tf.cast(x, tf.complex64), fft_length=[4]),
         "RFFT2D": lambda rows, x: raw.RFFT2D(input=tf.cast(x, tf.float32), fft_length=[3, 3]),
         "IRFFT2D": lambda rows, x: raw.IRFFT2D(input=tf.cast(x, tf.complex64), fft_length=[3, 4]),
-    }  # fmt: skip
+    }
     return build[name], [x]
 
 
@@ -411,11 +437,17 @@ def batch_norms(name: str, draw: Any) -> Case:
     x, vector = Given(label, (2, 4, 4, 3), tf.float32), Given(Label(SAME), (3,), tf.float32)
     if name == "FusedBatchNormV3":
         return lambda rows, x, a, b: raw.FusedBatchNormV3(
-            x=x, scale=a, offset=b, mean=[] if training else b, variance=[] if training else a,
-            is_training=training)[0], [x, vector, vector]  # fmt: skip
+            x=x, scale=a, offset=b, mean=[] if training else b, variance=[] if training else a, is_training=training
+        )[0], [x, vector, vector]
     return lambda rows, g, x, a, b: raw.FusedBatchNormGradV3(
-        y_backprop=g, x=x, scale=a, reserve_space_1=b, reserve_space_2=a, reserve_space_3=tf.zeros(0),
-        is_training=training)[:3], [x, x, vector, vector]  # fmt: skip
+        y_backprop=g,
+        x=x,
+        scale=a,
+        reserve_space_1=b,
+        reserve_space_2=a,
+        reserve_space_3=tf.zeros(0),
+        is_training=training,
+    )[:3], [x, x, vector, vector]
 
 
 @case("Reshape")
@@ -427,11 +459,15 @@ def reshapes(name: str, draw: Any) -> Case:
     def build(rows: int, given: Any) -> Any:
         sizes = [size * (rows if axis == at else 1) for axis, size in enumerate((a, b, c))]
         targets = [
-            [sizes[0] * sizes[1], sizes[2]], [sizes[0], sizes[1] * sizes[2]], [sizes[0] * sizes[1] * sizes[2]],
-            [sizes[0], 1, sizes[1], sizes[2]], [-1, sizes[2]], [1, *sizes],
+            [sizes[0] * sizes[1], sizes[2]],
+            [sizes[0], sizes[1] * sizes[2]],
+            [sizes[0] * sizes[1] * sizes[2]],
+            [sizes[0], 1, sizes[1], sizes[2]],
+            [-1, sizes[2]],
+            [1, *sizes],
             [sizes[1], sizes[0], sizes[2]],
             [rows, -1] if at == 0 else [*sizes, 1],
-        ]  # fmt: skip
+        ]
         return raw.Reshape(tensor=given, shape=targets[chosen])
 
     chosen = int(draw.integers(0, 8))
@@ -464,7 +500,8 @@ def repeats(name: str, draw: Any) -> Case:
         length = label.blocks * label.inner if label.has_rows else 1
         scaled = not label.has_rows and draw.random() < 0.5
         return lambda rows, x: raw.BroadcastTo(
-            input=x, shape=[2, length * (rows if scaled or label.has_rows else 1), 3]), [Given(label, (1, 3))]  # fmt: skip
+            input=x, shape=[2, length * (rows if scaled or label.has_rows else 1), 3]
+        ), [Given(label, (1, 3))]
     label, times = any_label(draw, 2, power=True), [int(time) for time in draw.integers(1, 3, 2)]
     scaled = not label.has_rows and draw.random() < 0.5
     return lambda rows, x: raw.Tile(input=x, multiples=[rows if scaled else times[0], times[1]]), [Given(label, (1, 3))]
@@ -483,7 +520,8 @@ def cuts(name: str, draw: Any) -> Case:
     length = label.blocks * label.inner if label.has_rows and label.axis == axis else 0
     if name == "Split":
         return lambda rows, x: raw.Split(axis=axis, value=x, num_split=2), [Given(label, sizes)] if length != 1 else [
-            Given(label._replace(blocks=2, inner=1, kind=ROWS), sizes)]  # fmt: skip
+            Given(label._replace(blocks=2, inner=1, kind=ROWS), sizes)
+        ]
     first = bool(draw.random() < 0.5)
 
     def build(rows: int, x: Any) -> Any:
@@ -520,6 +558,8 @@ def slices(name: str, draw: Any) -> Case:
     along = label.has_rows and label.axis == axis
     unit = label.inner if label.kind == ROWS else 1
     bounds = [(1, 2), (0, 1), (0, 2)][int(draw.integers(0, 3))]
+    if along and label.blocks == 1 and name != "StridedSliceGrad":
+        bounds = (0, 1)
 
     def ends(rows: int) -> tuple[int, int]:
         return (bounds[0] * unit * rows, bounds[1] * unit * rows) if along else bounds
@@ -528,8 +568,11 @@ def slices(name: str, draw: Any) -> Case:
         begin, end = ends(rows)
         if axis == 0:
             return function(begin=[begin, 0], end=[end, 0], strides=[1, 1], end_mask=2, **given)
-        return function(begin=[begin], end=[end], strides=[1], ellipsis_mask=0, **given) if False else function(
-            begin=[0, begin], end=[0, end], strides=[1, 1], ellipsis_mask=1, **given)  # fmt: skip
+        return (
+            function(begin=[begin], end=[end], strides=[1], ellipsis_mask=0, **given)
+            if False
+            else function(begin=[0, begin], end=[0, end], strides=[1, 1], ellipsis_mask=1, **given)
+        )
 
     if name == "Slice":
 
@@ -625,21 +668,30 @@ def lengths(name: str, draw: Any) -> Case:
     x = Given(label, (4,), tf.int32, 0, 3)
     build: dict[str, Any] = {
         "Where": lambda rows, x: raw.Where(condition=x > 1),
-        "Unique": lambda rows, x: raw.Unique(x=x), "UniqueV2": lambda rows, x: raw.UniqueV2(x=x, axis=[0]),
+        "Unique": lambda rows, x: raw.Unique(x=x),
+        "UniqueV2": lambda rows, x: raw.UniqueV2(x=x, axis=[0]),
         "UniqueWithCounts": lambda rows, x: raw.UniqueWithCounts(x=x),
         "DynamicPartition": lambda rows, x: raw.DynamicPartition(data=x, partitions=x, num_partitions=3),
         "NonMaxSuppressionV3": lambda rows, x: raw.NonMaxSuppressionV3(
-            boxes=tf.stack([tf.cast(x, tf.float32)] * 4, 1), scores=tf.cast(x, tf.float32), max_output_size=2,
-            iou_threshold=0.5, score_threshold=0.1),
+            boxes=tf.stack([tf.cast(x, tf.float32)] * 4, 1),
+            scores=tf.cast(x, tf.float32),
+            max_output_size=2,
+            iou_threshold=0.5,
+            score_threshold=0.1,
+        ),
         "SegmentSum": lambda rows, x: raw.SegmentSum(data=x, segment_ids=tf.cumsum(x * 0)),
         "SegmentMean": lambda rows, x: raw.SegmentMean(
-            data=tf.cast(x, tf.float32), segment_ids=tf.cast(x * 0, tf.int32)),
-    }  # fmt: skip
+            data=tf.cast(x, tf.float32), segment_ids=tf.cast(x * 0, tf.int32)
+        ),
+    }
     return build[name], [x]
 
 
-@case("TensorListReserve EmptyTensorList TensorListFromTensor TensorListStack TensorListSetItem TensorListPushBack TensorListGetItem "
-      "TensorListPopBack TensorListLength TensorListElementShape")  # fmt: skip
+@case(
+    "TensorListReserve EmptyTensorList TensorListFromTensor TensorListStack TensorListSetItem "
+    "TensorListPushBack TensorListGetItem TensorListPopBack TensorListLength "
+    "TensorListElementShape"
+)
 def lists(name: str, draw: Any) -> Case:
     label = any_label(draw, 3, power=True)
     if label.has_rows and label.axis == 0:
@@ -654,7 +706,8 @@ def lists(name: str, draw: Any) -> Case:
         stack = raw.TensorListStack(input_handle=made, element_shape=x.shape[1:], element_dtype=x.dtype)
         pushed = raw.TensorListPushBack(
             input_handle=raw.EmptyTensorList(element_shape=x.shape[1:], max_num_elements=4, element_dtype=x.dtype),
-            tensor=item)  # fmt: skip
+            tensor=item,
+        )
         _, popped = raw.TensorListPopBack(input_handle=pushed, element_shape=x.shape[1:], element_dtype=x.dtype)
         shape = raw.TensorListElementShape(input_handle=made, shape_type=tf.int32)
         return item, stack, popped, raw.TensorListLength(input_handle=made), shape
@@ -668,11 +721,12 @@ def texts(name: str, draw: Any) -> Case:
     text = tf.strings.as_string
     build: dict[str, Any] = {
         "StaticRegexReplace": lambda rows, x: raw.StaticRegexReplace(input=text(x), pattern="1", rewrite="2"),
-        "AsString": lambda rows, x: raw.AsString(input=x), "StringLower": lambda rows, x: raw.StringLower(input=text(x)),
+        "AsString": lambda rows, x: raw.AsString(input=x),
+        "StringLower": lambda rows, x: raw.StringLower(input=text(x)),
         "StringUpper": lambda rows, x: raw.StringUpper(input=text(x)),
         "StringToHashBucketFast": lambda rows, x: raw.StringToHashBucketFast(input=text(x), num_buckets=7),
         "LookupTableFindV2": lambda rows, x: raw.AsString(input=x),  # of a table: tests/trainer/run/test_proof.py
-    }  # fmt: skip
+    }
     return build[name], [x]
 
 

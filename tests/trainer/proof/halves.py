@@ -61,9 +61,7 @@ def cut(whole: Any, label: Label) -> list[Any]:
     """Returns both halves of what has rows: of each block the first and the second half of its rows."""
     before, length, after = whole.shape[: label.axis], whole.shape[label.axis], whole.shape[label.axis + 1 :]
     blocks = whole.reshape(*before, label.blocks, 2, length // (2 * label.blocks), *after)
-    return [
-        np.take(blocks, half, label.axis + 1).reshape(*before, length // 2, *after) for half in (0, 1)
-    ]  # fmt: skip
+    return [np.take(blocks, half, label.axis + 1).reshape(*before, length // 2, *after) for half in (0, 1)]
 
 
 def holds(label: Label, first: Any, second: Any, whole: Any) -> bool:
@@ -90,7 +88,8 @@ def holds(label: Label, first: Any, second: Any, whole: Any) -> bool:
         return not (np.any(first) or np.any(second) or np.any(whole))
     if label.kind == UNIFORM:
         part = np.take(expected, [0], label.axis)
-        return all(equal(each, np.broadcast_to(part, each.shape)) for each in (first, second, expected))
+        repeated = [np.repeat(part, each.shape[label.axis], label.axis) for each in (first, second, expected)]
+        return all(equal(*pair) for pair in zip((first, second, expected), repeated, strict=True))
     assert label.kind == SAME
     return equal(first, expected) and equal(second, expected)
 

@@ -38,15 +38,32 @@ def test_the_numbers_are_what_the_label_says(name: str) -> None:
     assert wrong(name) == []
 
 
-@pytest.mark.parametrize(("name", "rule"), [
-    ("Max", arithmetic.reduced), ("Mean", lambda node: arithmetic.reduced(node)._replace(power=0)),
-    ("Square", arithmetic.kept), ("Exp", arithmetic.kept), ("Mul", arithmetic.added), ("Cumsum", arithmetic.kept),
-    ("ReverseV2", arithmetic.kept), ("Roll", arithmetic.kept), ("Transpose", arithmetic.kept),
-    ("MatMul", lambda node: node.labels[0]), ("Reshape", arithmetic.kept), ("ConcatV2", arithmetic.kept),
-    ("Split", lambda node: [node.labels[1]] * 2), ("Slice", arithmetic.kept), ("StridedSliceGrad", lambda node: node.labels[4]),
-    ("Tile", arithmetic.kept), ("L2Loss", lambda node: Label("sum")), ("RealDiv", arithmetic.product),
-    ("GatherV2", lambda node: node.labels[1]), ("Softmax", arithmetic.kept), ("Einsum", lambda node: Label("sum")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("Max", arithmetic.reduced),
+        ("Mean", lambda node: arithmetic.reduced(node)._replace(power=0)),
+        ("Square", arithmetic.kept),
+        ("Exp", arithmetic.kept),
+        ("Mul", arithmetic.added),
+        ("Cumsum", arithmetic.kept),
+        ("ReverseV2", arithmetic.kept),
+        ("Roll", arithmetic.kept),
+        ("Transpose", arithmetic.kept),
+        ("MatMul", lambda node: node.labels[0]),
+        ("Reshape", arithmetic.kept),
+        ("ConcatV2", arithmetic.kept),
+        ("Split", lambda node: [node.labels[1]] * 2),
+        ("Slice", arithmetic.kept),
+        ("StridedSliceGrad", lambda node: node.labels[4]),
+        ("Tile", arithmetic.kept),
+        ("L2Loss", lambda node: Label("sum")),
+        ("RealDiv", arithmetic.product),
+        ("GatherV2", lambda node: node.labels[1]),
+        ("Softmax", arithmetic.kept),
+        ("Einsum", lambda node: Label("sum")),
+    ],
+)
 def test_a_rule_that_is_wrong_fails(name: str, rule: Any, monkeypatch: Patch) -> None:
     monkeypatch.setitem(arithmetic.RULES, name, rule)
     monkeypatch.setattr("trainer.proof.walk.fits", lambda *_: True)  # which catches many of them

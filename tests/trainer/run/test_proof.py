@@ -61,7 +61,7 @@ def test_rows_that_may_mix_are_told_and_several_paid_replicas_do_not_train(caplo
     act_on_verdict(verdict, allowed=False)
     assert "may mix rows, though 5 steps on 1 and on 2 replicas give the same" in caplog.text
     act_on_verdict(verdict, allowed=True, paid=True)
-    with pytest.raises(UserError, match="rows_mixed.py:"):
+    with pytest.raises(UserError, match=r"rows_mixed\.py:"):
         act_on_verdict(verdict, allowed=False, paid=True)
 
 
