@@ -128,7 +128,12 @@ class Node:
         return len(shape)
 
     def constants(self) -> list[Values] | None:
-        """Returns the outputs in both traces, computed now, if all inputs are small constants; else None."""
+        """Returns the outputs in both traces, computed now, if all inputs are small constants; else None.
+
+        Numbers with a fraction are left to the rules: the rounding of a sum would be taken for a value.
+        """
+        if any(tensor.dtype.is_floating or tensor.dtype.is_complex for tensor in self.operations[0].outputs):
+            return None
         values = [pair for pair in self.known if pair is not None and max(map(np.size, pair)) <= MOST_VALUES]
         if len(values) < len(self.known) or not values or self.operations[0].op_def.is_stateful:
             return None
