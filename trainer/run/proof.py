@@ -168,6 +168,8 @@ def _findings(walk: Walk) -> dict[str, list[str]]:
             kind = "metrics"
         found[kind].append(_line(label, walk.mixed, assignment.variable.name))
     found["unknown"] += [_line(label, []) for label in walk.stateful]
+    told = {*found["mixes"], *found["unknown"]}  # what enters an update is not told of the loss's mean once more
+    found["metrics"] = [line for line in found["metrics"] if line not in told]
     return {kind: [*dict.fromkeys(lines)] for kind, lines in found.items()}
 
 

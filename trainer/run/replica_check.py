@@ -141,7 +141,8 @@ def act_on_verdict(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False
         log.warning(f"a metric depends on the number of replicas: {line}")
     told = "; ".join(verdict.lines)
     if verdict.proof == PROVED:
-        log.info("proved: every update is what one device with all rows would make, whatever the data")
+        line = "proved: every update is what one device with all rows would make, whatever the data"
+        log.info(f"{line} ({verdict.reason})" if verdict.reason else line)
     elif verdict.proof == MAY_MIX and verdict.agrees:
         line = f"{MAY_MIX}, though 5 steps on 1 and on 2 replicas give the same: {told}"
         if paid and not allowed:
@@ -170,6 +171,14 @@ def act_on_verdict(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False
         raise UserError(f"{'; '.join(verdict.problems)}: {REMEDY}")
 
 
+_PLAIN = "with --sync_batch_norm=true and --micro_batches=1"
+
+
+def asks_for_less(config: TrainConfig) -> bool:
+    """Returns whether the settings let batch norm take fewer rows than those of all replicas, as the log tells."""
+    return not config.sync_batch_norm or config.micro_batches > 1
+
+
 def proof_of(config: TrainConfig) -> Proof:
     """Returns what the graph of a step shows; nothing if it cannot be traced for other numbers of rows."""
     try:
@@ -184,7 +193,8 @@ def judge(config: TrainConfig) -> dict[str, Any]:
     """Proves that replicas change nothing, or compares steps with few rows; returns a `ReplicaVerdict`'s fields."""
     proof = Proof(unknown=["its bits are compared"]) if config.virtual_replicas else proof_of(config)
     if proof.holds:
-        return {"agrees": True, "proof": PROVED, "metrics": proof.metrics}
+        exempt = f"batch norm as {_PLAIN}" if asks_for_less(config) else ""
+        return {"agrees": True, "proof": PROVED, "metrics": proof.metrics, "reason": exempt}
     fields = compare_few_rows(config)
     differ = fields["agrees"] is False
     lines = [*proof.mixes, *proof.parts, *([] if proof.mixes else proof.unknown)]
@@ -219,11 +229,10 @@ def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
     if problems and warnings:
         reason = f"the log tells of a dependence already: {'; '.join(warnings)}"
         return {"agrees": None, "reason": reason, "by_settings": True}
-    plain = config.sync_batch_norm and config.micro_batches == 1
     return {
         "agrees": not problems,
         "problems": problems,
-        "reason": "" if plain else "with --sync_batch_norm=true and --micro_batches=1",
+        "reason": _PLAIN if asks_for_less(config) else "",
         "equal_bits": bool(config.virtual_replicas and not problems),
     }
 

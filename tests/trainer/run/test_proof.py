@@ -43,7 +43,7 @@ def test_planted_dependences_are_not_proved(name: str) -> None:
 def test_recipes_and_examples_are_proved(name: str) -> None:
     """But the text example, whose layer splits texts into as many words as there are."""
     proof = proof_of(resolve([*RUNS[name], "--global_batch_size=16"]).config)
-    assert (proof.holds, proof.metrics == []) == ((False, False) if name == "examples_text" else (True, True)), proof
+    assert (proof.holds, proof.metrics) == (name != "examples_text", []), proof
 
 
 def test_what_each_micro_batch_assigns_is_told() -> None:
@@ -70,3 +70,9 @@ def test_rows_that_mix_are_refused_with_the_line() -> None:
     assert (verdict.agrees, verdict.proof) == (False, MIXES)
     with pytest.raises(UserError, match=r"rows_mixed.py:\d+: rolled = .*Roll changes the order"):
         act_on_verdict(verdict, allowed=False)
+
+
+def test_a_proof_says_what_the_settings_ask_of_batch_norm(caplog: pytest.LogCaptureFixture) -> None:
+    verdict = ReplicaVerdict(**judge(resolve(flags_of("noisy", "--sync_batch_norm=false")).config))
+    act_on_verdict(verdict, allowed=False, paid=True)
+    assert "whatever the data (batch norm as with --sync_batch_norm=true" in caplog.text
