@@ -21,7 +21,15 @@ from trainer.data.examples import AnyExamples
 from trainer.invariance.internals import wrapped
 from trainer.reporting.classification import Classification
 from trainer.training.loop import CallSize
-from trainer.user_code.interface import ModelInterface, has_class_outputs, numbers_of, results_of, scalars_of
+from trainer.user_code.interface import (
+    ModelInterface,
+    has_class_outputs,
+    metrics_by_key,
+    numbers_of,
+    recording_results,
+    results_of,
+    scalars_of,
+)
 
 MOST_CLASSES = 1000  # of a confusion matrix
 
@@ -92,6 +100,7 @@ class Evaluation:
         self._run = tf.function(self._run_batches)
         self._on_device = tf.autograph.experimental.do_not_convert(self._one_batch)
         self._returned: tuple[str, ...] = ()  # the names that test_step returns
+        self._by_key: dict[str, keras.Metric] = {}  # metrics among them, by the names that it gives them
         self._updated: set[int] = set()  # the ids of the variables of metrics that test_step assigns
 
     def __call__(self) -> dict[str, float]:
@@ -170,7 +179,8 @@ class Evaluation:
         tf.function(self._test_batch, autograph=False).get_concrete_function(specs, self._part(1, 0).element_spec)
         with keras.StatelessScope():
             self.model.reset_metrics()
-            of_metrics = {*results_of(self.model, self._updated)}  # of those that test_step updates
+            # Of those that test_step updates.
+            of_metrics = {*results_of(self.model, self._updated, self._by_key)}
         return [name for name in self._returned if name not in of_metrics]
 
     @property
@@ -220,9 +230,11 @@ class Evaluation:
             return compute(*given, **named)
 
         keeping = wrapped("keras.Model.compute_metrics", keep, owner=self.model)
-        with keras.StatelessScope(held, collect_losses=True) as scope, keeping:
+        recording = recording_results(self.model)
+        with keras.StatelessScope(held, collect_losses=True) as scope, keeping, recording as returned:
             before = [scope.get_current_value(variable) for variable in variables]
             values = scalars_of(self.model.test_step(data))
+        self._by_key = metrics_by_key(values, returned)
         after = [scope.get_current_value(variable) for variable in variables]
         self._returned = tuple(values)
         self._updated = {id(variable) for variable, a, b in zip(variables, before, after, strict=True) if a is not b}
@@ -237,6 +249,7 @@ class Evaluation:
         with keras.StatelessScope([(variable, tf.cast(value, variable.dtype)) for variable, value in metrics]):
             results = self.model.get_metrics_result()
             values = numbers_of({name: results[name] for name in results if name in (self._returned or results)})
+            values |= numbers_of({key: metric.result() for key, metric in self._by_key.items()})
         means = totals.others / max(float(totals.rows), 1.0)
         values |= dict(zip(self._others, means.tolist(), strict=True))
         return {f"val_{name}": value for name, value in values.items()}

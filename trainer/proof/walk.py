@@ -329,7 +329,7 @@ class Walk:
                     what = "what differs with the number of replicas by a factor"
                 why = f"gives {variable.name} {what}"
         if variable.is_metric is False and label.of_metric and not why and not label.is_bad:
-            why = "is computed from a metric, which is reset between reports"
+            why = "is computed from a metric, of which each replica has counts of its own"
         if why:
             label = Label(MIXED, operation=operation, why=why)
         return Assignment(variable, operation, label, self._places[0])

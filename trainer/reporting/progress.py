@@ -14,20 +14,24 @@ from trainer.base.run_files.job_files import Scalars, Speeds, StatsEntry
 
 _LEAST_SECONDS = 30.0  # how long steps must have run before a worker is called slow
 _SLOW_SHARE = 0.1  # a slow worker makes the others wait for this share of the time of the steps
-# Values of the variables of Keras metrics over a range of steps, summed over replicas. Ranges can be added, while the
-# metrics' results cannot: the mean of two AUCs is not an AUC.
+# Values of the variables of Keras metrics since the epoch began, summed over replicas. They can be subtracted and added
+# for other ranges of steps, while the metrics' results cannot: the mean of two AUCs is not an AUC.
 MetricCounts = tuple[npt.NDArray[np.float64], ...]
 State = dict[str, Any]  # what a part of a run stores in a checkpoint, valid in JSON
 
 
 @dataclass(frozen=True)
 class StepLogs:
-    """Holds what one call to the device returned: scalars of each step, summed over replicas, and Keras metrics."""
+    """Holds what one call to the device returned: scalars of each step, summed over replicas, and Keras metrics.
+
+    Those are of the epoch so far, as in `fit`.
+    """
 
     names: tuple[str, ...]
     values: npt.NDArray[np.float64]  # (count, len(names))
     metrics: Mapping[str, float] = field(default_factory=dict)
     counts: MetricCounts = ()
+    adds_up: tuple[bool, ...] = ()  # whether each of `counts` adds up over steps; a maximum does not
     results: Callable[[MetricCounts], Mapping[str, float]] = lambda counts: {}  # computes `metrics` from counts
     waits: tuple[float, ...] = ()  # seconds of the call in which each worker waited for a batch
 
@@ -88,7 +92,11 @@ class WorkerWaits:
 
 @dataclass
 class RunningMeans:
-    """Accumulates means and speed over the steps since its creation."""
+    """Accumulates means and speed over the steps since its creation.
+
+    counts: what the variables of metrics have counted in these steps; of those that do not add up, in the epoch so far.
+    Of a whole epoch, `metrics` are those of the calls.
+    """
 
     examples_per_step: int
     steps: int = 0
@@ -114,12 +122,23 @@ class RunningMeans:
         )
 
     def add(self, logs: StepLogs, seconds: float, timed: bool) -> None:
-        """Adds one call: its steps, scalars and metrics. `timed` is as in `count`."""
+        """Adds one call: its steps, scalars and metrics, which are of the epoch so far. `timed` is as in `count`."""
         self.sums = logs.sums(self.sums)
-        same_shapes = [count.shape for count in self.counts] == [count.shape for count in logs.counts]
-        self.counts = tuple(map(np.add, self.counts, logs.counts)) if same_shapes else logs.counts
-        self.metrics = logs.results(self.counts) if self.steps else logs.metrics
+        self.metrics = logs.metrics
         self.count(logs, seconds, timed)
+
+    def add_counts(self, logs: StepLogs, before: MetricCounts) -> None:
+        """Makes the metrics those of the calls since its creation; `before`: the counts at the newest call's begin."""
+        zeros = tuple(map(np.zeros_like, logs.counts))
+        shapes = [count.shape for count in logs.counts]
+        # A resumed run may have other metrics than before.
+        earlier, begin = (
+            counts if [count.shape for count in counts] == shapes else zeros for counts in (self.counts, before)
+        )
+        of_calls = zip(logs.adds_up, earlier, logs.counts, begin, strict=True)
+        self.counts = tuple(total + now - first if adds else now for adds, total, now, first in of_calls)
+        if any(np.any(first) for first in begin) or any(np.any(total) for total in earlier):
+            self.metrics = logs.results(self.counts)
 
     def count(self, logs: StepLogs, seconds: float, timed: bool) -> None:
         """Counts the steps of one call, and its seconds if `timed`; the call that traced the graph is not timed."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from trainer.base.log import ProgressBar, duration, log, on_vertex
@@ -32,10 +33,20 @@ from trainer.base.storage import make_writable, write_whole, writing
 from trainer.data.sample_grids import UInt8Array, encode_png, sample_grid
 from trainer.reporting.classification import Classification, write_classes
 from trainer.reporting.error_lines import tensorflow_writing
-from trainer.reporting.progress import Progress, RunningMeans, State, StepLogs, by_kind, is_loss, numbers
+from trainer.reporting.progress import (
+    MetricCounts,
+    Progress,
+    RunningMeans,
+    State,
+    StepLogs,
+    by_kind,
+    is_loss,
+    numbers,
+)
 from trainer.reporting.resources import Gpus, memory_gib, peak_device_memory_gib
 
-_STATE = ("epoch_seconds", "final", "measured", "evaluated", "quality", "classes")  # attributes in a checkpoint
+# Attributes in a checkpoint.
+_STATE = ("epoch_seconds", "final", "measured", "evaluated", "quality", "classes", "counts")
 _WIDTH = 100  # columns of a log line
 _LINES, _QUIET_S = 16, 120  # log lines in a run without lines by epoch; the longest time without any line
 _NEWEST_METRICS = 100  # lines that Vertex AI's tuning reads
@@ -60,6 +71,7 @@ class Reporter:
     def __post_init__(self) -> None:
         self._since_report = RunningMeans(self.progress.examples_per_step)
         self._since_epoch = RunningMeans(self.progress.examples_per_step)
+        self._counts: MetricCounts = ()  # of the epoch so far
         self._epoch_seconds: list[float] = []
         self._final: dict[str, Scalars] = {}
         self._measured: Scalars = {}  # newest values of evaluations and of image quality
@@ -100,6 +112,7 @@ class Reporter:
         self._final = {kind: numbers(values) for kind, values in state["final"].items()}
         self._measured, self._evaluated = numbers(state["measured"]), numbers(state["evaluated"])
         self._quality, self._classes = state["quality"], dict(state["classes"])
+        self._counts = tuple(np.asarray(count, np.float64) for count in state["counts"])
 
     def on_call(self, progress: Progress, logs: StepLogs) -> Scalars:
         """Counts the newest call to the device, updates the progress bar, and returns the epoch's means so far.
@@ -110,6 +123,8 @@ class Reporter:
             check_known("tuning_metric", self._tuning.name, "this run reports", {*logs.means(), *self.metric_names})
         for running in (self._since_report, self._since_epoch):
             running.add(logs, progress.call_seconds, progress.call_timed)
+        self._since_report.add_counts(logs, self._counts)
+        self._counts = logs.counts
         if self._bar:
             speed, left = progress.whole.images_per_second, progress.seconds_left
             parts = [
@@ -153,6 +168,7 @@ class Reporter:
         if self._since_epoch.timed_steps == self._since_epoch.steps == progress.steps_per_epoch:
             self._epoch_seconds.append(self._since_epoch.timed_seconds)
         self._since_epoch = RunningMeans(progress.examples_per_step)
+        self._counts = ()
         return means
 
     def evaluated(self, progress: Progress, values: Scalars) -> None:

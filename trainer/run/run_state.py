@@ -141,6 +141,8 @@ class RunState:
                     for name, values in self.saved.history.items()
                 }
                 self.rates.resume(self.saved.learning_rates)
+        if self.progress.step % self.progress.steps_per_epoch == 0 and not self.pending:
+            model.reset_metrics()
         callbacks.on_epoch_begin((self.progress.step - self.pending) // self.progress.steps_per_epoch)
         return callbacks
 

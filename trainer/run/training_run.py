@@ -191,6 +191,7 @@ class RunHooks:
         self.callbacks.on_epoch_end(math.ceil(progress.epoch) - 1, means)
         self.control.agree_to_stop(self.run.setup.model)
         if not (progress.ends or self.run.setup.model.stop_training):
+            self.run.setup.model.reset_metrics()
             self.callbacks.on_epoch_begin(int(progress.epoch))
 
     def _measure(self, measure: Callable[[], Scalars], report: Callable[..., None], progress: Progress) -> None:

@@ -38,12 +38,14 @@ Variables = Mapping[str, Any]  # of a model, or their values, by name
 Arrays = dict[str, npt.NDArray[Any]]
 WEIGHTS = "model/"  # the prefix of a network's variables; all others have "training/"
 CALLBACKS = "callbacks/"  # the prefix of arrays that callbacks hold, such as the best weights of EarlyStopping
+METRICS = "metrics/"  # the prefix of what metrics have counted in the epoch so far
 
 
 def variables_of(model: keras.Model) -> Variables:
     """Returns every variable that training changes, by a name that does not depend on strategy or replicas.
 
-    Metrics are left out, as every call to the device resets them, and so are learning rates, which LearningRates holds.
+    Metrics are left out, as each replica has counts of its own (see `ReplicaCounts`), and so are learning rates, which
+    LearningRates holds.
     """
     metrics = {id(variable) for metric in model.metrics for variable in metric.variables}
     variables: dict[str, Any] = {}
@@ -78,6 +80,57 @@ class LearningRates:
         """Sets each rate to the configured one times its factor."""
         for rate, before, factor in zip(self._rates, self._configured, factors, strict=True):
             rate.assign(before * float(factor))
+
+
+@dataclass
+class ReplicaCounts:
+    """Holds what the model's metrics have counted in the epoch so far, on each replica of all workers."""
+
+    model: keras.Model
+    replicas: Replicas
+
+    def _variables(self) -> dict[str, list[Any]]:
+        """Returns the parts of each variable, those of this worker's replicas, by the variable's name."""
+        variables = [variable for metric in self.model.metrics for variable in metric.variables]
+        values = [variable.value if isinstance(variable, keras.Variable) else variable for variable in variables]
+        parts = map(self.replicas.strategy.experimental_local_results, values)
+        return {f"{METRICS}{number:04d}": list(of_variable) for number, of_variable in enumerate(parts)}
+
+    def values(self) -> Arrays:
+        """Returns the counts by name, (replicas, …); every worker must call it."""
+        arrays: Arrays = {}
+        cluster = self.replicas.cluster
+        for name, parts in self._variables().items():
+            local = np.stack([part.numpy() for part in parts])
+            if cluster.several:
+                of_workers = np.zeros((cluster.workers, *local.shape))
+                of_workers[cluster.index] = local
+                local = self.replicas.sum_over_workers(of_workers).reshape(-1, *local.shape[1:])
+            arrays[name] = local
+        return arrays
+
+    def restore(self, arrays: Arrays) -> None:
+        """Sets what `values` returned, unless the model has other metrics now. Only the chief needs `arrays`.
+
+        For another number of replicas the first one gets the sums of all: a metric is read as a sum over replicas.
+        """
+        variables = self._variables()
+        shapes = {name: tuple(parts[0].shape) for name, parts in variables.items()}
+        if not self.replicas.from_chief({name: array.shape[1:] for name, array in arrays.items()} == shapes):
+            return
+        local = self.replicas.count // self.replicas.cluster.workers
+        for name, parts in variables.items():
+            values = np.zeros((self.replicas.count, *shapes[name]))
+            if self.replicas.cluster.is_chief:
+                saved = arrays[name]
+                if len(saved) == len(values):
+                    values[:] = saved
+                else:
+                    values[0] = saved.sum(axis=0)
+            first = self.replicas.cluster.index * local
+            rows = self.replicas.sum_over_workers(values)[first : first + local]
+            for part, row in zip(parts, rows, strict=True):
+                part.assign(tf.cast(row, part.dtype))
 
 
 def _is_rate(variable: Any) -> bool:
@@ -158,6 +211,7 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         self._variables = variables_of(self.model)
+        self._counts = ReplicaCounts(self.model, self.replicas)
         weights = of_networks(self._variables)
         self._trained = {name: weight.path for name, weight in weights.items() if weight.trainable}
         self._saved = (-1, False)  # the newest step that is saved or being written, and whether its hooks are pending
@@ -183,7 +237,7 @@ class Checkpoints:
                 damaged.append(str(error))
                 continue
             self.restored = self.mirror.where(folder)
-            arrays = {name: values.pop(name) for name in [*values] if name.startswith(CALLBACKS)}
+            arrays = {name: values.pop(name) for name in [*values] if name.startswith((CALLBACKS, METRICS))}
             check_fits(self._variables, values, self.restored)
             break
         if damaged and manifest is None:
@@ -195,6 +249,7 @@ class Checkpoints:
         if manifest is None:
             return None
         assign_values(self._variables, values, self.replicas)
+        self._counts.restore({name: arrays.pop(name) for name in [*arrays] if name.startswith(METRICS)})
         self._saved = (manifest["step"], bool(manifest["state"].get("pending")))
         return manifest["step"], manifest["state"] | ({"arrays": arrays} if arrays else {})
 
@@ -210,10 +265,11 @@ class Checkpoints:
         self.wait()
         began = time.monotonic()
         self._saved = saved
+        counts = self._counts.values()
         if not self.replicas.cluster.is_chief:
             return
         state = dict(state)
-        values = snapshot(self._variables) | state.pop("arrays", {})
+        values = snapshot(self._variables) | counts | state.pop("arrays", {})
         # Text now: later steps change the state while the thread writes. Arrays are the counts of metrics.
         manifest = json.dumps({"step": step, "trained": self._trained, "state": state}, default=np.ndarray.tolist)
         self._writing = self._thread.submit(self._write, step, values, manifest)
@@ -235,7 +291,7 @@ class Checkpoints:
         """
         # Before anything is written, so that the last good checkpoint stays the newest.
         for name, value in values.items():
-            if not name.startswith(CALLBACKS) and not np.isfinite(value).all():
+            if not name.startswith((CALLBACKS, METRICS)) and not np.isfinite(value).all():
                 raise NotFinite.at(step, name)
         folder, manifest = self.folder / step_name(step), json.loads(text)
         write_checkpoint(folder, values, manifest)

@@ -6,8 +6,8 @@ It also measures how much time the loop over steps lost by waiting for batches.
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -30,7 +30,7 @@ from trainer.invariance.step import NotCompilable, Program, StepContext, in_step
 from trainer.reporting.progress import MetricCounts, StepLogs
 from trainer.training.replica_rows import ReplicaData
 from trainer.training.step_operations import flops_of
-from trainer.user_code.interface import numbers_of, results_of, scalars_of
+from trainer.user_code.interface import metrics_by_key, numbers_of, recording_results, results_of, scalars_of
 
 # Operations that give random numbers.
 _DRAWS = re.compile(
@@ -64,6 +64,8 @@ class StepRunner:
         self.cut = self.compiled and self.replicas.count > 1
         self._interface = self.data.interface
         self._names: tuple[str, ...] = ()
+        self._returned: list[tuple[Any, keras.Metric]] = []  # results of metrics while a step is traced
+        self._by_key: dict[str, keras.Metric] = {}  # metrics that a step returns, by the keys that it gives them
         self._run = tf.function(self._run_steps)
         self._run_program = tf.function(self._run_several, autograph=False)
         self._held: tuple[Any, int, Any] = (None, -1, None)  # an iterator, and its newest program's number and rows
@@ -71,7 +73,6 @@ class StepRunner:
 
     def __call__(self, iterator: Any, first_step: int, count: int) -> StepLogs:
         """Runs `count` steps from `first_step` (from 0) and returns their scalars; every worker must call it alike."""
-        self.model.reset_metrics()
         with tf.device("CPU:0"):
             begin = tf.constant(first_step, tf.int64)
         with tf.profiler.experimental.Trace("train", step_num=first_step, _r=1):  # TensorBoard's mark of a step
@@ -86,7 +87,15 @@ class StepRunner:
         values, waited = np.split(self.replicas.sum_over_workers(np.append(steps, waits)), [steps.size])
         counts = tuple(keras.ops.convert_to_numpy(counter).astype(np.float64) for counter in self._counters())
         scalars, seconds = values.reshape(steps.shape), tuple(waited.tolist())
-        return StepLogs(self._names, scalars, self._results(counts), counts, self._results, seconds)
+        return StepLogs(
+            names=self._names,
+            values=scalars,
+            metrics=self._results(counts),
+            counts=counts,
+            adds_up=self._adds_up,
+            results=self._results,
+            waits=seconds,
+        )
 
     @cached_property
     def flops(self) -> int:
@@ -95,7 +104,7 @@ class StepRunner:
 
     def one_step(self, batch: Any, step: Any) -> Any:
         """Returns the scalars of each replica's step number `step`; call it in a graph."""
-        with self._losses_reduced():  # around the threads of all replicas
+        with self._as_fit():  # around the threads of all replicas
             return tf.autograph.experimental.do_not_convert(self._on_replicas)(batch, step)
 
     def traced(self, iterator: Any) -> Any:
@@ -110,6 +119,15 @@ class StepRunner:
         """Returns the variables of all metrics of the model."""
         return [variable for metric in self.model.metrics for variable in metric.variables]
 
+    @cached_property
+    def _adds_up(self) -> tuple[bool, ...]:
+        """Returns whether each of these only adds up over batches, as those of Keras's own metrics do."""
+        metrics = [*self.model.metrics]
+        metrics += [part for metric in metrics for part in getattr(metric, "metrics", ())]  # those of compile()
+        own = [metric for metric in metrics if not type(metric).update_state.__module__.startswith("keras.")]
+        may_differ = {id(variable) for metric in own for variable in metric.variables}
+        return tuple(id(counter) not in may_differ for counter in self._counters())
+
     def _results(self, counts: MetricCounts) -> Scalars:
         """Returns the results of Keras metrics by name, for variables that hold `counts`."""
         if not counts:
@@ -117,7 +135,7 @@ class StepRunner:
         pairs = [*zip(self._counters(), counts, strict=True)]
         updated = {id(counter) for counter, count in pairs if np.any(count)}
         with keras.StatelessScope([(counter, tf.cast(count, counter.dtype)) for counter, count in pairs]):
-            results = results_of(self.model, updated)
+            results = results_of(self.model, updated, self._by_key)
         return numbers_of(results)
 
     def _run_steps(self, iterator: Any, first_step: Any, count: Any) -> Any:
@@ -181,17 +199,23 @@ class StepRunner:
             data = [self._replica_data(*of_step) for of_step in zip(batches, steps, strict=True)]
             return tf.nest.map_structure(lambda *parts: tf.stack(parts), *data)
 
-        with self._losses_reduced():
+        with self._as_fit():
             data = self.replicas.strategy.run(prepared, args=(rows,))
             on_each = self.replicas.strategy.run(self._program(steps, begin, end), args=(data,))
         return self.replicas.strategy.experimental_local_results(on_each)[0]
 
-    def _losses_reduced(self) -> AbstractContextManager[None]:
-        """Makes Keras's losses in the block add up over replicas, or average, to the loss of the global batch."""
-        if self._interface.means_of_rows:
-            return losses_reduced_by(reduce_to_mean, lambda: 1)
-        parts = parts_of_batch if self.replicas.micro_batches > 1 or self.replicas.virtual else None
-        return losses_reduced_by(reduce_over_replicas, parts)
+    @contextmanager
+    def _as_fit(self) -> Iterator[None]:
+        """Makes Keras's losses in the block add up over replicas, or average, to the loss of the global batch.
+
+        What metrics return there is noted.
+        """
+        reduced = losses_reduced_by(reduce_to_mean, lambda: 1)
+        if not self._interface.means_of_rows:
+            parts = parts_of_batch if self.replicas.micro_batches > 1 or self.replicas.virtual else None
+            reduced = losses_reduced_by(reduce_over_replicas, parts)
+        with reduced, recording_results(self.model) as self._returned:
+            yield
 
     def _on_replicas(self, batch: Any, step: Any) -> Any:
         """Returns the scalars of each replica's step.
@@ -286,6 +310,7 @@ class StepRunner:
         """Runs one step on this replica's rows; returns its scalars, in the order of self._names."""
         with in_step(self._context(step, program)):
             logs = scalars_of(train_step(self.model, data))
+        self._by_key |= metrics_by_key(logs, self._returned)
         scalars: dict[str, Any] = {}  # those of a vector under the names that `numbers_of` gives them
         for name, value in logs.items():
             value = tf.cast(value, tf.float64)

@@ -9,8 +9,10 @@ Rows, random numbers and means come from `trainer.invariance.step.current_step()
 optimizer from `trainer.invariance.gradients.sum_and_build`, or by a compiled model's own optimizer.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import keras
@@ -121,11 +123,37 @@ def scalars_of(logs: Mapping[str, Any]) -> dict[str, Any]:
     return scalars
 
 
-def results_of(model: Any, updated: Collection[int]) -> dict[str, Any]:
+@contextmanager
+def recording_results(model: keras.Model) -> Iterator[list[tuple[Any, keras.Metric]]]:
+    """Yields a list that gets what `result` of each of the model's metrics returns in the block, with the metric."""
+    returned: list[tuple[Any, keras.Metric]] = []
+
+    def recording(metric: keras.Metric, result: Callable[[], Any]) -> Any:
+        value = result()
+        returned.append((value, metric))
+        return value
+
+    metrics = model.metrics
+    for metric in metrics:
+        metric.result = partial(recording, metric, metric.result)
+    try:
+        yield returned
+    finally:
+        for metric in metrics:
+            del metric.result
+
+
+def metrics_by_key(logs: Mapping[str, Any], returned: Sequence[tuple[Any, keras.Metric]]) -> dict[str, keras.Metric]:
+    """Returns the metrics whose results are values of `logs`, by the keys under which a step returns them."""
+    by_value = {id(value): metric for value, metric in returned}
+    return {key: by_value[id(value)] for key, value in logs.items() if id(value) in by_value}
+
+
+def results_of(model: Any, updated: Collection[int], by_key: Mapping[str, keras.Metric]) -> dict[str, Any]:
     """Returns the results of the model's metrics by name, without metrics that no step updates.
 
     updated: the ids of the variables that steps update. Keras's own loss tracker is not updated if a train_step or
-    test_step returns its loss without it.
+    test_step returns its loss without it. by_key: metrics that a step returns under keys of its own.
     """
     in_use, idle = set[str](), set[str]()
     for metric in model.metrics:
@@ -133,6 +161,7 @@ def results_of(model: Any, updated: Collection[int]) -> dict[str, Any]:
         (in_use if is_updated else idle).update(scalars_of({metric.name: metric.result()}))
     left_out = idle - in_use
     results = {name: value for name, value in model.get_metrics_result().items() if name not in left_out}
+    results |= {key: metric.result() for key, metric in by_key.items()}
     # A metric may return its variable, as in Keras's guide: its value is read here, in the scope of the caller.
     return {name: value.value if isinstance(value, keras.Variable) else value for name, value in results.items()}
 
