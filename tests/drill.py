@@ -13,7 +13,7 @@ import numpy as np
 
 from deploy.platform.local import free_addresses
 from tests import workers
-from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
+from trainer.training.checkpoint import METRICS, checkpoint_folders, read_checkpoint
 
 RUN = [
     "--recipe=wgan_gp_digits", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2",
@@ -107,6 +107,9 @@ def losses(folder: Path) -> list[float]:
 
 
 def last_state(folder: Path) -> dict[str, Any]:
-    """Returns every variable of the newest checkpoint: networks, averages, optimizers, random state."""
+    """Returns every variable of the newest checkpoint: networks, averages, optimizers, random state.
+
+    What metrics have counted is left out, as it is kept for each replica.
+    """
     _, values = read_checkpoint(checkpoint_folders(folder / "checkpoints")[-1])
-    return {name: np.asarray(value) for name, value in values.items()}
+    return {name: np.asarray(value) for name, value in values.items() if not name.startswith(METRICS)}

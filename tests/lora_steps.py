@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tests.drill import last_state
 from tests.own_runs import arguments_of
 from tests.support import largest_difference, run_job, run_steps
 from trainer.base.settings.request import resolve
@@ -33,7 +34,8 @@ def resumed_on_two_replicas(folder: Path) -> dict[str, Any]:
     alone, _ = run_steps(settings("--micro_batches=1", "--replicas=1"), STEPS)
     for steps in (STEPS // 2, STEPS):
         run_job(settings(f"--job_dir={folder}", "--replicas=2", "--micro_batches=2", f"--steps={steps}"))
-    manifest, values = read_checkpoint(checkpoint_folders(folder / "checkpoints")[-1])
+    manifest, _ = read_checkpoint(checkpoint_folders(folder / "checkpoints")[-1])
+    values = last_state(folder)
     saved = keras.models.load_model(folder / "model" / "model.keras", compile=False)
     tokens = np.arange(64, dtype="int32")[None]
     x = {"token_ids": tokens, "padding_mask": np.ones_like(tokens)}

@@ -30,7 +30,7 @@ class Best(keras.callbacks.Callback):
         self.lowest, self.by_epoch, self.sums = float("inf"), {}, np.zeros(2)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        loss = round(logs["loss"], 12)  # a mean's last digit depends on where calls to the device end
+        loss = logs["loss"]
         self.lowest = min(self.lowest, loss)
         self.by_epoch[epoch] = (loss, {"odd"} if epoch % 2 else set())
         self.losses.append(np.float64(loss))
