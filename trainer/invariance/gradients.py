@@ -6,7 +6,7 @@ decay, clipping and moving averages remain Keras's. The results are Keras's up t
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.base.errors import UserError
-from trainer.invariance.internals import disable_gradient_sum, slots_of, trained_by, wrap
+from trainer.invariance.internals import disable_gradient_sum, losses_kept, slots_of, trained_by, wrap
 from trainer.invariance.step import NotCompilable, holding, running_step
 from trainer.invariance.virtual_replicas import dense, sum_over_replicas
 
@@ -166,7 +166,8 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
                 f"{step.split}: the step sums over replicas within a micro-batch, which has the rows of one virtual "
                 "replica alone: drop --virtual_replicas, or use a loss that is a mean over rows"
             )
-        return sum_over_replicas(tensors)
+        with _own_losses():
+            return sum_over_replicas(tensors)
     replica = tf.distribute.get_replica_context()
     summed = list(tensors)
     if replica.num_replicas_in_sync == 1:
@@ -174,10 +175,17 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
     for dtype in filter(None, dict.fromkeys(dtypes)):  # TensorFlow packs tensors for a sum, but only of one dtype
         places = [place for place, other in enumerate(dtypes) if other == dtype]
-        sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, [tensors[place] for place in places])
+        with _own_losses():
+            sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, [tensors[place] for place in places])
         for place, total in zip(places, sums, strict=True):
             summed[place] = total
     return summed
+
+
+def _own_losses() -> AbstractContextManager[None]:
+    """Keeps what layers added to the loss, as regularizers of activities do, while this replica waits for others."""
+    step = running_step()
+    return losses_kept(step.model) if step and step.model else nullcontext()
 
 
 def _adam(optimizer: Any, count: Any) -> dict[str, Any]:

@@ -108,6 +108,7 @@ class StepContext:
     cut: bool = False  # whether XLA compiles parts of it, between which TensorFlow sums over replicas
     uses: Counter[str] = field(default_factory=Counter, repr=False)  # how often each numbered stream was used so far
     averaged: list[Averaged] = field(default_factory=list, repr=False)  # updates that wait for all micro-batches
+    model: Any = field(default=None, repr=False)  # whose step it is
 
     @property
     def accumulates(self) -> bool:

@@ -299,7 +299,7 @@ class StepRunner:
         first_row = (replica if known is None else int(known)) * rows
         return self.context(
             self.seed, step, first_row, rows, self.replicas.global_batch_size, program=program, cut=self.cut,
-            micro_batches=self.replicas.micro_batches, virtual_replicas=self.replicas.virtual,
+            micro_batches=self.replicas.micro_batches, virtual_replicas=self.replicas.virtual, model=self.model,
         )  # fmt: skip
 
     def _replica_data(self, batch: Any, step: Any) -> Any:
