@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 TRIED = "TensorFlow 2.20 or 2.21 with Keras 3.15"
@@ -69,6 +70,7 @@ FACTS = {
     # Only called.
     "tensorflow.python.ops.control_flow_util.GraphOrParentsInXlaContext": "compiled steps would draw by XLA's kernels, "
     "which give other numbers, and batch norm would take a formula that loses digits",
+    "tensorflow.python.eager.execute.execute": "a proof would not know the sizes that a step computes from shapes",
     "tensorflow.python.ops.control_flow_v2_func_graphs.CondBranchFuncGraph": "a draw in a branch would count as a loop",
     "tensorflow.python.util._pywrap_util_port.IsMklEnabled": "jit_compile=auto would choose the slower way on a CPU",
     "tensorflow.tsl.profiler.protobuf.xplane_pb2.XSpace": "plans would not know the peak of a step's memory",
@@ -320,6 +322,18 @@ def trained_by(optimizer: keras.optimizers.Optimizer) -> list[Any]:
 def graph_of_function(graph: Any, name: str) -> Any:
     """Returns the graph of a function that `graph` calls."""
     return _private("tensorflow.Graph._get_function", name, owner=graph)(name).graph
+
+
+def run_operation(operation: Any, values: Any) -> list[Any]:
+    """Returns as arrays what an operation of a graph gives for these values of its inputs."""
+    attributes: tuple[Any, ...] = ()
+    for attribute in operation.op_def.attr:
+        attributes += (attribute.name, operation.get_attr(attribute.name))
+    inputs = [*map(tf.constant, values)]
+    context = _private("tensorflow.python.eager.context.context")()
+    arguments = operation.type, len(operation.outputs), inputs, attributes, context
+    results = _private("tensorflow.python.eager.execute.execute", *arguments)(*arguments)
+    return [np.asarray(result) for result in results]
 
 
 def makes_batches(dataset: tf.data.Dataset) -> bool:

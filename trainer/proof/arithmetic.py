@@ -1,189 +1,191 @@
-"""Rules of operations that compute: value by value, sums, products of matrices, convolutions, and row by row."""
+"""Rules of operations that compute: value by value, sums, products of matrices, convolutions, and row by row.
 
+Most rules write an operation as an Einsum does: by a letter for each axis of its inputs and of its output, where rows
+go with their letter, and by the inputs in which it is linear. Letters are numbers or words; None stands for an axis
+along which values of the input are mixed, or that is new in the output.
+"""
+
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from trainer.proof.labels import ROWS, SAME, SUM, UNIFORM, ZERO, Label, Mixes, NoRule
-from trainer.proof.node import Node
+from trainer.proof.node import NOT_LINEAR, PAIRS, Axes, Node
 
-Rule = Callable[[Node], Label | list[Label]]
-Function = TypeVar("Function", bound=Rule)
-RULES: dict[str, Rule] = {}
-
-NOT_LINEAR = "is not linear in a sum over the rows of one replica"
+OVER_ROWS = "is over the rows of one replica"
+DIVIDED = "adds what is divided by the rows of one replica, or by the replicas, and what is not"
 
 
-def rule(types: str) -> Callable[[Function], Function]:
-    """Makes a function the rule of operations of these types."""
+Function = TypeVar("Function", bound=Callable[[Node], Axes | Label | list[Label]])
+RULES: dict[str, Callable[[Node], Label | list[Label]]] = {}
+ALL = (-1,)  # inputs with letters
+
+
+def rule(
+    types: str,
+    terms: Sequence[int] = (),
+    factors: Sequence[int] = (),
+    *,
+    sums: bool = False,
+    why: str = OVER_ROWS,
+) -> Callable[[Function], Function]:
+    """Makes a function the rule of operations of these types: it returns their letters, or labels.
+
+    The other parameters are those of `labelled`.
+    """
 
     def keep(function: Function) -> Function:
-        RULES.update(dict.fromkeys(types.split(), function))
+        @functools.wraps(function)
+        def of(node: Node) -> Label | list[Label]:
+            found = function(node)
+            if isinstance(found, Axes):
+                return labelled(node, found, terms, factors, sums=sums, why=why)
+            return found
+
+        RULES.update(dict.fromkeys(types.split(), of))
         return function
 
     return keep
 
 
-def aligned(node: Node, numbers: Sequence[int]) -> Label:
-    """Returns where the rows are in the output of an operation that broadcasts these inputs; without a power.
+def labelled(
+    node: Node,
+    axes: Axes,
+    terms: Sequence[int] = (),
+    factors: Sequence[int] = (),
+    *,
+    sums: bool = False,
+    why: str = OVER_ROWS,
+) -> Label:
+    """Returns the label of an output with these letters.
 
-    None of them may be a SUM.
+    terms: the inputs that are added, joined or kept; factors: those that are multiplied. The operation is linear in
+    each of them and in no other. sums: it adds up along letters that the output lacks; why: else what it does.
     """
-    rank, found = node.rank(), Label(SAME)
-    for number in numbers:
+    node.axes.append(axes)
+    linear = [*axes.inputs] if ALL in (terms, factors) else [*terms, *factors]
+    for number in axes.inputs:
+        label = node.label(number)
+        if number not in linear and (label.kind == SUM or label.power):
+            raise Mixes(NOT_LINEAR)
+    labels = [node.label(number) for number in linear]
+    given = [label for label in labels if label.kind != ZERO]
+    if labels and (not given or (factors and len(given) < len(labels))):
+        return Label(ZERO)
+    has_sum = any(label.kind == SUM for label in given)
+    if terms and has_sum:
+        given = [label.as_sum() for label in given]
+    if terms and len({label.power for label in given}) > 1:
+        raise Mixes(DIVIDED)
+    if factors and sum(label.kind == SUM for label in given) > 1:
+        raise Mixes(NOT_LINEAR)
+    power = sum(label.power for label in given[: 1 if terms else None])
+    if has_sum and any(node.settled(number).has_rows for number in axes.inputs):
+        raise Mixes("adds rows and a sum over the rows of one replica, or multiplies them")
+    if has_sum:
+        return Label(SUM, power=power)
+    return _placed(node, axes, sums, why)._replace(power=power)
+
+
+def _placed(node: Node, axes: Axes, sums: bool, why: str) -> Label:
+    """Returns where the rows are in the output, for inputs of which none is a SUM."""
+    found, place = Label(SAME), None
+    for number, letters in axes.inputs.items():
         label = node.settled(number)
         if not label.has_rows:
             continue
-        axis = label.axis + rank - len(node.shape(number))
-        label = label._replace(axis=axis, power=0, of_metric=False)
-        if found.has_rows and found.axis != axis:
-            raise Mixes("pairs the rows of one replica with each other")
-        if found.kind == label.kind == ROWS and found != label:
+        letter = letters[label.axis]
+        if letter is None:
+            raise Mixes(why)
+        if found.has_rows and letter != place:
+            raise Mixes(PAIRS)
+        if found.kind == label.kind == ROWS and found[2:4] != label[2:4]:
             raise NoRule("meets rows in another order")
-        found = label if found.kind != ROWS else found
-    return found
+        if found.kind != ROWS:
+            found, place = label._replace(of_metric=False), letter
+    if not found.has_rows:
+        return found
+    if place in axes.output:
+        return found._replace(axis=axes.output.index(place))
+    if not sums:
+        raise Mixes(why)
+    return Label(SUM)
 
 
-def powers_of(node: Node, numbers: Sequence[int]) -> list[int]:
-    """Returns the powers of the inputs that are not zero."""
-    return [node.labels[number].power for number in numbers if node.labels[number].kind != ZERO]
+def broadcast(node: Node, *numbers: int) -> Axes:
+    """Returns the letters of an operation, value by value, on these inputs, or on all."""
+    ranks = {number: node.rank(number) for number in numbers or range(len(node.labels))}
+    return Axes({number: range(-rank, 0) for number, rank in ranks.items()}, range(-max(ranks.values()), 0))
 
 
-def nonlinear(node: Node) -> Label:
-    """Is the rule of an operation that computes each value from those in its place."""
-    numbers = range(len(node.labels))
-    if any(label.kind == SUM for label in node.labels):
-        raise Mixes(NOT_LINEAR)
-    if any(powers_of(node, numbers)):
-        raise Mixes("is not linear in what depends on how many rows a replica has")
-    return aligned(node, numbers)
-
-
-def added(node: Node, numbers: Sequence[int] | None = None) -> Label:
-    """Is the rule of a sum, value by value: terms must have equal powers."""
-    numbers = range(len(node.labels)) if numbers is None else numbers
-    labels = [node.labels[number] for number in numbers if node.labels[number].kind != ZERO]
-    if not labels and not any(node.settled(number).has_rows for number in numbers):
-        return Label(ZERO)
-    if any(label.kind == SUM for label in labels):
-        if any(label.has_rows for label in labels):
-            raise Mixes("adds rows and a sum over the rows of one replica")
-        labels = [label.as_sum() for label in labels]
-    if len({label.power for label in labels}) > 1:
-        raise Mixes("adds what is divided by the rows of one replica, or by the replicas, and what is not")
-    power = labels[0].power if labels else 0
-    if labels and labels[0].kind == SUM:
-        return Label(SUM, power=power)
-    return aligned(node, numbers)._replace(power=power)
-
-
-def product(node: Node, numbers: Sequence[int] | None = None, power: int | None = None) -> Label:
-    """Is the rule of a product, value by value: one factor may be a SUM, and then none has rows."""
-    numbers = range(len(node.labels)) if numbers is None else numbers
-    labels = [node.labels[number] for number in numbers]
-    if power is None:
-        power = sum(powers_of(node, numbers))
-    if any(label.kind == ZERO for label in labels):
-        return Label(ZERO)
-    if not any(label.kind == SUM for label in labels):
-        return aligned(node, numbers)._replace(power=power)
-    if sum(label.kind == SUM for label in labels) > 1:
-        raise Mixes(NOT_LINEAR)
-    if any(label.has_rows for label in labels):
-        raise Mixes("multiplies rows by a sum over the rows of one replica")
-    return Label(SUM, power=power)
-
-
-def quotient(node: Node) -> Label:
-    """Is the rule of a division: its denominator may be no SUM."""
-    numerator, denominator = node.labels
-    if denominator.kind == SUM:
-        raise Mixes("divides by a sum over the rows of one replica")
-    if numerator.kind == ZERO:
-        return Label(ZERO)
-    return product(node, power=numerator.power - denominator.power)
-
-
-def linear_in(place: int) -> Rule:
-    """Returns the rule of an operation that multiplies this input by a function of the others."""
-
-    def of(node: Node) -> Label:
-        for number, label in enumerate(node.labels):
-            if number != place and label.kind == SUM:
-                raise Mixes(NOT_LINEAR)
-            if number != place and label.power:
-                raise Mixes("is not linear in what depends on how many rows a replica has")
-        return product(node)
-
-    return of
-
-
-rule("Add AddV2 AddN Sub")(added)
-rule("Mul MulNoNan")(product)
-rule("RealDiv DivNoNan Div")(quotient)
-rule("SigmoidGrad TanhGrad RsqrtGrad SqrtGrad InvGrad ReciprocalGrad")(linear_in(1))
-rule("ReluGrad Relu6Grad LeakyReluGrad EluGrad SeluGrad SoftplusGrad SoftsignGrad")(linear_in(0))
+rule("Add AddV2 Sub", terms=ALL)(broadcast)
+rule("Mul MulNoNan", factors=ALL)(broadcast)
+rule("SigmoidGrad TanhGrad RsqrtGrad SqrtGrad InvGrad ReciprocalGrad", factors=(1,))(broadcast)
+rule("ReluGrad Relu6Grad LeakyReluGrad EluGrad SeluGrad SoftplusGrad SoftsignGrad", factors=(0,))(broadcast)
+rule("Square L2Loss", factors=(0, 0), sums=True)(
+    lambda node: broadcast(node)._replace(output=() if node.type == "L2Loss" else range(-node.rank(0), 0))
+)
+rule("SelectV2 Select", terms=(1, 2))(broadcast)
 rule(
     "Abs Acos Acosh Asin Asinh Atan Atan2 Atanh BitwiseAnd BitwiseOr BitwiseXor Ceil ClipByValue Cos Cosh Digamma Elu "
     "Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Inv IsFinite IsInf IsNan LeakyRelu "
-    "Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod NextAfter NotEqual Pow "
-    "Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Tan Tanh TruncateDiv "
-    "TruncateMod Xdivy Xlog1py Xlogy RightShift LeftShift Bitcast Invert Betainc Igamma Igammac Zeta Polygamma "
-    "BesselI0e BesselI1e StaticRegexReplace AsString StringLower StringUpper StringToHashBucketFast LookupTableFindV2"
-)(nonlinear)
+    "Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod NotEqual Pow Reciprocal Relu "
+    "Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Tan Tanh TruncateDiv TruncateMod Xdivy "
+    "Xlog1py Xlogy RightShift LeftShift Bitcast Invert BesselI0e BesselI1e StaticRegexReplace AsString StringLower "
+    "StringUpper StringToHashBucketFast"
+)(broadcast)
+rule("LookupTableFindV2")(lambda node: broadcast(node, 1))
 
 
-@rule("Identity StopGradient PreventGradient Snapshot Neg EnsureShape PlaceholderWithDefault CheckNumerics")
-def kept(node: Node) -> Label:
-    """Is the rule of an operation that gives its first input, up to the sign."""
-    return node.labels[0]
+@rule("RealDiv DivNoNan")
+def quotient(node: Node) -> Label:
+    """Is linear in the numerator; the denominator may have a power, but be no SUM."""
+    denominator = node.label(1)
+    if denominator.kind == SUM:
+        raise Mixes("divides by a sum over the rows of one replica")
+    if denominator.kind == ZERO:
+        raise NoRule("divides by zero")
+    label = labelled(node, broadcast(node), factors=ALL)
+    return label if label.kind == ZERO else label._replace(power=label.power - 2 * denominator.power)
+
+
+@rule("Identity StopGradient PreventGradient Snapshot Neg EnsureShape PlaceholderWithDefault CheckNumerics", terms=(0,))
+def kept(node: Node) -> Axes | Label:
+    """Gives its first input, up to the sign."""
+    is_list = not node.operations[0].outputs[0].dtype.is_numpy_compatible
+    return node.label(0) if is_list or node.shapes[0][0] is None else broadcast(node, 0)
 
 
 @rule("IdentityN")
 def each_kept(node: Node) -> list[Label]:
-    """Is the rule of an operation that gives all its inputs."""
+    """Gives all its inputs."""
+    node.read.update(range(len(node.labels)))
     return node.labels
 
 
-@rule("Cast")
-def cast(node: Node) -> Label:
+@rule("Cast", terms=(0,))
+def cast(node: Node) -> Axes | Label:
     """Is linear, unless it rounds to integers or asks whether a number is not zero."""
     before, after = node.operations[0].inputs[0].dtype, node.operations[0].outputs[0].dtype
     narrows = after.is_bool or (after.is_integer and before.is_floating)
-    return nonlinear(node) if narrows and node.labels[0].kind != ZERO else node.labels[0]
+    return labelled(node, broadcast(node)) if narrows and node.label(0).kind != ZERO else kept(node)
 
 
-@rule("Square SquaredDifference")
+@rule("SquaredDifference")
 def squared(node: Node) -> Label:
     """Doubles the power."""
-    label = added(node)
+    label = labelled(node, broadcast(node), terms=ALL)
     if label.kind == SUM:
         raise Mixes(NOT_LINEAR)
     return label._replace(power=2 * label.power)
 
 
-@rule("Select SelectV2")
-def selected(node: Node) -> Label:
-    """Is linear in what it selects from, for a condition that is no SUM."""
-    condition = node.settled(0)
-    if condition.kind == SUM or condition.power:
-        raise Mixes(NOT_LINEAR)
-    label = added(node, (1, 2))
-    if not condition.has_rows:
-        return label
-    if label.kind == SUM:
-        raise Mixes("selects by rows from a sum over the rows of one replica")
-    if label.kind == ZERO:
-        return label
-    if node.type == "Select" and len(node.shape(0)) != node.rank():  # its condition has the first axis alone
-        raise NoRule("broadcasts its condition")
-    return aligned(node, (0, 1, 2))._replace(power=label.power)
-
-
 @rule("ZerosLike")
 def zeros(node: Node) -> Label:
-    """Is the rule of what gives zeros."""
+    """Gives zeros."""
+    node.label(0)
     return Label(ZERO)
 
 
@@ -191,271 +193,146 @@ def zeros(node: Node) -> Label:
 def ones(node: Node) -> Label:
     """Depends on the shape alone."""
     label = node.settled(0)
-    return label._replace(kind=UNIFORM, power=0, blocks=1, inner=1) if label.has_rows else Label(SAME)
+    return Label(UNIFORM, label.axis) if label.has_rows else Label(SAME)
 
 
-def _axes(node: Node, number: int = 1) -> set[int]:
-    rank = len(node.shape(0))
-    return {int(axis) % max(rank, 1) for axis in np.ravel(node.value(number))}
+def reduced(node: Node) -> Axes:
+    """Returns the letters of a reduction, whose axes are its second input."""
+    rank = node.rank(0)
+    axes = {int(axis) % max(rank, 1) for axis in np.ravel(node.value(1))}
+    if not node.type.startswith("Arg") and node.attribute("keep_dims"):
+        return Axes({0: range(rank)}, [None if axis in axes else axis for axis in range(rank)])
+    return Axes({0: range(rank)}, [axis for axis in range(rank) if axis not in axes])
 
 
-def without(label: Label, axes: set[int], *, keep: bool) -> Label:
-    """Returns a label of rows once these other axes are gone, or of the length 1 if they are kept."""
-    return label if keep else label._replace(axis=label.axis - sum(axis < label.axis for axis in axes))
+rule("Max Min Prod All Any EuclideanNorm ArgMax ArgMin")(reduced)
 
 
 @rule("Sum Mean")
-def reduced(node: Node) -> Label:
+def summed(node: Node) -> Label:
     """Sums over rows, or takes the mean of those of one replica."""
-    label = node.settled(0) if node.labels[0].kind != ZERO else node.labels[0]
-    if not label.has_rows:
+    given = node.label(0) if node.labels[0].kind == ZERO else node.settled(0)
+    label = labelled(node, reduced(node), terms=(0,), sums=True)
+    if not given.has_rows or label.has_rows:
         return label
-    axes = _axes(node)
-    if label.axis not in axes:
-        return without(label, axes, keep=node.attribute("keep_dims"))
-    if label.kind == UNIFORM:
+    if given.kind == UNIFORM:
         return Label(SAME, power=label.power + (node.type == "Sum"))
-    return Label(SUM, power=label.power - (node.type == "Mean"))
+    return label._replace(power=label.power - (node.type == "Mean"))
 
 
-@rule("Max Min Prod All Any EuclideanNorm")
-def reduced_otherwise(node: Node) -> Label:
-    """Mixes rows unless the axis of rows stays."""
-    label = node.settled(0)
-    if label.kind == SUM:
-        raise Mixes(NOT_LINEAR)
-    if label.power and node.type not in ("Max", "Min"):
-        raise Mixes("is not linear in what depends on how many rows a replica has")
-    if not label.has_rows:
-        return label
-    axes = _axes(node)
-    if label.axis not in axes:
-        return without(label, axes, keep=node.attribute("keep_dims"))
-    if label.kind == UNIFORM and node.type in ("Max", "Min", "All", "Any"):
-        return Label(SAME, power=label.power)
-    raise Mixes("is over the rows of one replica")
+def along(node: Node) -> Axes:
+    """Returns the letters of an operation along one axis, its second input."""
+    letters: list[Any] = [*range(node.rank(0))]
+    letters[int(node.value(1))] = None
+    return Axes({0: letters}, letters)
 
 
-@rule("L2Loss")
-def half_of_squares(node: Node) -> Label:
-    """Sums the squares of all values."""
-    label = node.whole()
-    if label.kind == SUM:
-        raise Mixes(NOT_LINEAR)
-    return Label(SUM if label.kind == ROWS else SAME, power=2 * label.power)
+rule("Cumsum", terms=(0,))(along)
+rule("Cumprod")(along)
 
 
-@rule("ArgMax ArgMin Cumsum Cumprod")
-def along_one_axis(node: Node) -> Label:
-    """Mixes values along an axis, which may not be that of rows."""
-    label = node.whole()
-    if label.kind == SUM and node.type != "Cumsum":
-        raise Mixes(NOT_LINEAR)
-    if label.power and node.type != "Cumsum":
-        raise Mixes("is not linear in what depends on how many rows a replica has")
-    if not label.has_rows:
-        return label
-    (axis,) = _axes(node)
-    if axis == label.axis:
-        raise Mixes("is over the rows of one replica")
-    return without(label, {axis}, keep=not node.type.startswith("Arg"))
-
-
-def contracted(node: Node, letters: Sequence[Sequence[Any]], output: Sequence[Any], numbers: Sequence[int]) -> Label:
-    """Is the rule of sums of products, as Einsum writes them: a letter names each axis of the inputs and the output."""
-    labels = [node.whole(number) for number in numbers]
-    power = sum(powers_of(node, numbers))
-    if any(node.labels[number].kind == ZERO for number in numbers):
-        return Label(ZERO)
-    with_rows = [(label, of[label.axis]) for label, of in zip(labels, letters, strict=True) if label.has_rows]
-    with_axes = [number for number, label in zip(numbers, labels, strict=True) if label.has_rows]
-    sums = [label for label in labels if label.kind == SUM]
-    if sums and (with_rows or len(sums) > 1):
-        raise Mixes(NOT_LINEAR)
-    if sums:
-        return Label(SUM, power=power)
-    if not with_rows:
-        return Label(SAME, power=power)
-    if len({letter for _, letter in with_rows}) > 1:
-        raise Mixes("pairs the rows of one replica with each other")
-    ordered = [pair for pair, number in zip(with_rows, with_axes, strict=True) if node.settled(number).kind == ROWS]
-    if len({(label.blocks, label.inner) for label, _ in ordered}) > 1:
-        raise NoRule("meets rows in another order")
-    label, letter = (ordered or with_rows)[0]
-    if letter not in output:
-        return Label(SUM, power=power)
-    return label._replace(kind=ROWS if ordered else UNIFORM, axis=output.index(letter), power=power)
-
-
-@rule("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3")
-def matrix_product(node: Node) -> Label:
+@rule("MatMul BatchMatMulV2 BatchMatMulV3", factors=ALL, sums=True)
+def matrix_product(node: Node) -> Axes:
     """Sums over the last axis of the first input and the last but one of the second, unless they are transposed."""
-    plain = node.type == "MatMul"
-    flags = [node.attribute(name) for name in (("transpose_a", "transpose_b") if plain else ("adj_x", "adj_y"))]
-    first, second = len(node.shape(0)), len(node.shape(1))
-    inside = [["row", "sum"], ["sum", "column"]]
-    letters = [
-        [*range(2 - rank, 0), *(of[::-1] if flag else of)]
-        for rank, of, flag in zip((first, second), inside, flags, strict=True)
-    ]
-    output = [*range(2 - max(first, second), 0), "row", "column"]
-    return contracted(node, letters, output, (0, 1))
+    names = ("transpose_a", "transpose_b") if node.type == "MatMul" else ("adj_x", "adj_y")
+    inputs: dict[int, Sequence[Any]] = {}
+    for number, letters in enumerate((["row", "sum"], ["sum", "column"])):
+        turned = node.attribute(names[number])
+        inputs[number] = [*range(2 - node.rank(number), 0), *(letters[::-1] if turned else letters)]
+    return Axes(inputs, [*range(2 - max(node.rank(0), node.rank(1)), 0), "row", "column"])
 
 
-@rule("Einsum")
-def einstein_sum(node: Node) -> Label:
+@rule("Einsum", factors=ALL, sums=True)
+def einstein_sum(node: Node) -> Axes:
     """Is a sum of products by its equation."""
-    inputs, output = node.attribute("equation").decode().split("->")
-    terms = inputs.split(",")
-    ranks = [len(node.shape(number)) for number in range(len(terms))]
-    hidden = [rank - len(term.replace("...", "")) for term, rank in zip(terms, ranks, strict=True)]
+    terms, output = node.attribute("equation").decode().split("->")
 
-    def letters(term: str, count: int) -> list[Any]:
+    def letters(term: str, hidden: int) -> list[Any]:
         before, dots, after = term.partition("...")
-        return [*before, *(range(-count, 0) if dots else ()), *after]
+        return [*before, *(range(-hidden, 0) if dots else ()), *after]
 
-    named = [letters(term, count) for term, count in zip(terms, hidden, strict=True)]
-    if any(len(set(of)) < len(of) for of in named):
-        raise NoRule("takes a diagonal")
-    return contracted(node, named, letters(output, max(hidden)), range(len(terms)))
-
-
-_CONVOLVED = ("convolved",)  # all axes but that of the batch
-
-
-def _convolution(numbers: tuple[int, int], batches: tuple[bool, bool], *, batch_in_output: bool) -> Rule:
-    """Returns the rule of a convolution or its gradients; `batches`: which of the two inputs have a batch axis."""
-
-    def of(node: Node) -> Label:
-        letters = []
-        for number, has_batch in zip(numbers, batches, strict=True):
-            label = node.settled(number)
-            if label.has_rows and not (has_batch and label.axis == 0):
-                raise Mixes("convolves along the rows of one replica, or by filters made of them")
-            letters.append(["batch" if has_batch else "filter", *_CONVOLVED * (len(node.shape(number)) - 1)])
-        return contracted(node, letters, ["batch"] if batch_in_output else [], numbers)
-
-    return of
+    inputs: dict[int, Sequence[Any]] = {}
+    for number, term in enumerate(terms.split(",")):
+        inputs[number] = letters(term, node.rank(number) - len(term.replace("...", "")))
+        if len({*inputs[number]}) < node.rank(number):
+            raise NoRule("takes a diagonal")
+    return Axes(inputs, letters(output, max(map(node.rank, inputs))))
 
 
-rule("Conv2D DepthwiseConv2dNative Conv3D Conv")(_convolution((0, 1), (True, False), batch_in_output=True))
-rule("Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2")(
-    _convolution((2, 1), (True, False), batch_in_output=True)
-)
-rule("Conv2DBackpropFilter DepthwiseConv2dNativeBackpropFilter Conv3DBackpropFilterV2")(
-    _convolution((0, 2), (True, True), batch_in_output=False)
-)
+def by_row(
+    *numbers: int, whole: int | None = None, sizes: int | None = None, summed: bool = False
+) -> Callable[[Node], Axes]:
+    """Returns the rule of an operation that treats each entry of the first axis of these inputs by itself.
 
-
-def by_row(*data: int, linear: int | None = None) -> Callable[[Node], Label]:
-    """Returns the rule of an operation that treats each entry of the first axis by itself.
-
-    data: the inputs that may have rows, and first axes of one length; linear: the one that may have a power.
+    whole: an input that may have no rows; sizes: one of which only the value counts; summed: the entries are added up.
     """
 
-    def of(node: Node) -> Label:
-        labels = [node.settled(number) for number in data]
-        for number, label in enumerate(node.labels):
-            if label.kind == SUM and (number != linear or any(other.has_rows for other in labels)):
-                raise Mixes(NOT_LINEAR)
-            if number not in data and label.has_rows:
-                raise Mixes("takes its settings from the rows of one replica")
-            if label.power and number != linear:
-                raise Mixes("is not linear in what depends on how many rows a replica has")
-        power = 0 if linear is None else node.labels[linear].power
-        if any(label.kind == SUM for label in node.labels):
-            return Label(SUM, power=power)
-        with_rows = [label for label in labels if label.has_rows]
-        if any(label.axis for label in with_rows):
-            raise Mixes("mixes the rows of one replica")
-        ordered = [label for label in with_rows if label.kind == ROWS]
-        if len({(label.blocks, label.inner) for label in ordered}) > 1:
-            raise NoRule("meets rows in another order")
-        return (ordered or with_rows or [Label(SAME)])[0]._replace(power=power)
+    def of(node: Node) -> Axes:
+        inputs: dict[int, Sequence[Any]] = {number: ["row", *[None] * (node.rank(number) - 1)] for number in numbers}
+        if whole is not None:
+            inputs[whole] = [None] * node.rank(whole)
+        if sizes is not None:
+            node.setting(sizes)
+        return Axes(inputs, [] if summed else ["row"])
 
     return of
 
 
-rule("MaxPool MaxPool3D LRN RGBToHSV HSVToRGB")(by_row(0))
-rule("AvgPool AvgPool3D ResizeBilinear ResizeBicubic ResizeNearestNeighbor ResizeArea")(by_row(0, linear=0))
-rule("SpaceToDepth DepthToSpace ExtractImagePatches")(by_row(0, linear=0))
-rule("MaxPoolGrad MaxPool3DGrad")(by_row(0, 1, 2, linear=2))
-rule("MaxPoolGradGrad")(by_row(0, 1, 2, linear=2))
-rule("AvgPoolGrad AvgPool3DGrad")(by_row(1, linear=1))
-rule("ResizeBilinearGrad ResizeBicubicGrad")(by_row(0, 1, linear=0))
-rule("ResizeNearestNeighborGrad")(by_row(0, linear=0))
-rule("ImageProjectiveTransformV3 ImageProjectiveTransformV2")(by_row(0, 1, linear=0))
-rule("AdjustContrastv2 AdjustHue AdjustSaturation")(by_row(0))
-rule("InTopKV2")(by_row(0, 1))
+rule("Conv2D DepthwiseConv2dNative Conv3D", factors=ALL)(by_row(0, whole=1))
+rule("Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2", factors=ALL)(
+    by_row(2, whole=1, sizes=0)
+)
+rule("Conv2DBackpropFilter DepthwiseConv2dNativeBackpropFilter Conv3DBackpropFilterV2", factors=ALL, sums=True)(
+    by_row(0, 2, sizes=1, summed=True)
+)
+rule("MaxPool MaxPool3D RGBToHSV HSVToRGB AdjustContrastv2 AdjustHue AdjustSaturation")(by_row(0))
+rule("AvgPool AvgPool3D SpaceToDepth DepthToSpace ResizeNearestNeighborGrad", terms=ALL)(by_row(0))
+rule("ResizeBilinear ResizeBicubic ResizeNearestNeighbor", terms=ALL)(by_row(0))
+rule("MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad", factors=(2,))(by_row(0, 1, 2))
+rule("AvgPoolGrad AvgPool3DGrad", terms=ALL)(by_row(1, sizes=0))
+rule("ResizeBilinearGrad ResizeBicubicGrad ImageProjectiveTransformV3", factors=(0,))(by_row(0, 1))
+rule("InTopKV2 SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits")(by_row(0, 1))
 
 
 @rule("DenseBincount")
-def counts_of_classes(node: Node) -> Label:
-    """Counts, in each row or over all of them, how often each class comes."""
-    node.value(1)
-    if len(node.shape(0)) == 2:
-        return by_row(0, 2)(node)
-    labels = [node.whole(number) for number in (0, 2)]
-    if any(label.kind == SUM or label.power for label in labels):
-        raise Mixes(NOT_LINEAR)
-    if node.attribute("binary_output"):
-        raise Mixes("says what classes the rows of one replica have")
-    return Label(SUM if labels[0].has_rows else SAME)
+def counts_of_classes(node: Node) -> Axes:
+    """Counts in each row how often each class comes."""
+    letters = ["row", None][2 - node.rank(0) :]
+    return Axes({0: letters, 2: ["row", None][2 - node.rank(2) :]}, ["row"])
 
 
-@rule("SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits")
-def cross_entropy(node: Node) -> list[Label]:
-    """Gives the loss and the gradient of each row."""
-    label = by_row(0, 1)(node)
-    return [label, label]
-
-
-def by_trailing_axes(count: int) -> Callable[[Node], Label]:
+def over_trailing(count: int) -> Callable[[Node], Axes]:
     """Returns the rule of an operation that mixes values along the last `count` axes of its first input alone."""
 
-    def of(node: Node) -> Label:
-        label = node.whole()
-        if label.kind == SUM:
-            raise Mixes(NOT_LINEAR)
-        if any(powers_of(node, range(len(node.labels)))):
-            raise Mixes("is not linear in what depends on how many rows a replica has")
-        if any(other.kind not in (SAME, ZERO) for other in node.labels[1:]):
-            raise NoRule("has several inputs with rows")
-        if label.has_rows and label.axis >= len(node.shape(0)) - count:
-            raise Mixes("is over the rows of one replica")
-        return label
+    def of(node: Node) -> Axes:
+        letters = [*range(node.rank(0) - count), *[None] * count]
+        return Axes({0: letters}, letters)
 
     return of
 
 
-rule("Softmax LogSoftmax FFT IFFT RFFT IRFFT")(by_trailing_axes(1))
-rule("Cholesky MatrixInverse MatrixDeterminant FFT2D RFFT2D IRFFT2D MatrixBandPart")(by_trailing_axes(2))
-rule("Svd Qr SelfAdjointEigV2 LogMatrixDeterminant")(lambda node: [by_trailing_axes(2)(node)] * 3)
-rule("TopKV2")(lambda node: [by_trailing_axes(1)(node)] * 2)
+rule("Softmax LogSoftmax FFT IFFT RFFT IRFFT TopKV2")(over_trailing(1))
+rule("Cholesky MatrixInverse MatrixDeterminant LogMatrixDeterminant Svd Qr SelfAdjointEigV2 MatrixBandPart")(
+    over_trailing(2)
+)
 
 
-@rule("BiasAdd")
-def bias_added(node: Node) -> Label:
+def _channels(node: Node) -> int:
+    """Returns the number of the axis of channels."""
+    return 1 if node.attribute("data_format") == b"NCHW" else node.rank(0) - 1
+
+
+@rule("BiasAdd", terms=ALL)
+def bias_added(node: Node) -> Axes:
     """Adds a vector along the axis of channels."""
-    if node.labels[1].has_rows:
-        raise Mixes("adds the rows of one replica along another axis")
-    if SUM in (node.labels[0].kind, node.labels[1].kind) or node.attribute("data_format") == b"NHWC":
-        return added(node)
-    label, bias = node.settled(0), node.labels[1]
-    if bias.kind != ZERO and label.power != bias.power:
-        raise Mixes("adds what is divided by the rows of one replica, or by the replicas, and what is not")
-    return label
+    letters = range(node.rank(0))
+    return Axes({0: letters, 1: [_channels(node)]}, letters)
 
 
-@rule("BiasAddGrad")
-def bias_gradient(node: Node) -> Label:
+@rule("BiasAddGrad", terms=ALL, sums=True)
+def bias_gradient(node: Node) -> Axes:
     """Sums over all axes but that of channels."""
-    label = node.whole()
-    if not label.has_rows:
-        return label
-    if label.axis == (1 if node.attribute("data_format") == b"NCHW" else len(node.shape(0)) - 1):
-        raise NoRule("has rows as channels")
-    return Label(SUM, power=label.power)
+    return Axes({0: range(node.rank(0))}, [_channels(node)])
 
 
 @rule("FusedBatchNormV3")
@@ -463,15 +340,4 @@ def batch_norm(node: Node) -> list[Label]:
     """Normalises by statistics that it is given, or by those of one replica's rows."""
     if node.attribute("is_training"):
         raise Mixes("normalises by the rows of one replica")
-    label = by_row(0)(node)
-    return [label, *[Label(SAME)] * 5]
-
-
-@rule("FusedBatchNormGradV3")
-def batch_norm_gradient(node: Node) -> list[Label]:
-    """Gives the gradients for the rows, the scale and the offset."""
-    if node.attribute("is_training"):
-        raise Mixes("normalises by the rows of one replica")
-    label = by_row(0, 1, linear=0)(node)
-    summed = Label(SUM if label.has_rows else label.kind, power=label.power)
-    return [label, summed, summed, Label(SAME), Label(SAME)]
+    return [labelled(node, by_row(0)(node)), *[Label(SAME)] * 5]

@@ -16,15 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-SAME, ROWS, UNIFORM, SUM, ZERO, MIXED, UNKNOWN = (
-    "same",
-    "rows",
-    "uniform",
-    "sum",
-    "zero",
-    "mixed",
-    "unknown",
-)
+SAME, ROWS, UNIFORM, SUM = "same", "rows", "uniform", "sum"
+ZERO, MIXED, UNKNOWN = "zero", "mixed", "unknown"
 Shape = tuple[Any, ...]  # sizes, None where one is unknown
 Shapes = tuple[Shape | None, Shape | None]  # in the two traces
 
@@ -51,6 +44,11 @@ class Label(NamedTuple):
         """Returns whether nothing is known of the values."""
         return self.kind in (MIXED, UNKNOWN)
 
+    @property
+    def is_same(self) -> bool:
+        """Returns whether every replica has what one device would have."""
+        return self.kind in (SAME, ZERO) and not self.power
+
     def as_sum(self) -> "Label":
         """Returns the same label, that of a tensor which is SAME as that of a SUM."""
         return self._replace(kind=SUM, power=self.power - 1) if self.kind == SAME else self
@@ -64,20 +62,29 @@ class NoRule(Exception):
     """Reports that the rules do not cover an operation: the text says which part of it."""
 
 
+class Inherited(Exception):
+    """Reports that an input's label is bad, and holds that label."""
+
+    def __init__(self, label: Label) -> None:
+        super().__init__(label.why)
+        self.label = label
+
+
 def power_between(first: Any, second: Any) -> int | None:
     """Returns p for which second = 2^p first in all places; None if there is none, or both are zero everywhere."""
     if first.dtype.kind not in "iuf" or not np.any(first):
         return None
     with np.errstate(all="ignore"):
         powers = np.unique(np.log2(np.divide(second, first, dtype=np.float64)[first != 0]))
-    exact = len(powers) == 1 and float(powers[0]).is_integer() and np.array_equal(first == 0, second == 0)
-    return int(powers[0]) if exact else None
+    exact = len(powers) == 1 and float(powers[0]).is_integer()
+    return int(powers[0]) if exact and np.array_equal(first == 0, second == 0) else None
 
 
 def label_of_values(first: Any, second: Any, rows: tuple[int, int]) -> Label:
     """Returns the label of a tensor whose values in both traces, with so many rows, are known."""
     if first.dtype.kind == "V":  # bfloat16 is no kind of NumPy's own
         first, second = first.astype(np.float32), second.astype(np.float32)
+    given = first, second
     if first.shape == second.shape:
         if first.dtype.kind in "iufb" and not (np.any(first) or np.any(second)):
             return Label(ZERO)
@@ -87,27 +94,27 @@ def label_of_values(first: Any, second: Any, rows: tuple[int, int]) -> Label:
         if power is None:
             return Label(UNKNOWN, why="a constant follows from the number of rows")
         return Label(SAME, power=power)
-    axes = [axis for axis, sizes in enumerate(zip(first.shape, second.shape, strict=False)) if sizes[0] != sizes[1]]
+    sizes = [*zip(first.shape, second.shape, strict=False)]
+    axes = [axis for axis, (size, other) in enumerate(sizes) if size != other]
     if first.ndim == second.ndim and len(axes) == 1 and first.size:
         (axis,) = axes
-        # Whether each batch of one or several has one value for all of its rows: (…, batches, rows, …).
-        blocks = first.shape[axis] // rows[0]
-        sizes = zip((first, second), rows, strict=True)
-        if blocks and all(values.shape[axis] == blocks * count for values, count in sizes):
-            cut = [
-                values.reshape(*values.shape[:axis], blocks, count, *values.shape[axis + 1 :])
-                for values, count in zip((first, second), rows, strict=True)
+        counts = [size / count for size, count in zip(sizes[axis], rows, strict=True)]
+        if counts[0] == counts[1] == int(counts[0]):  # whether each batch has one value for all of its rows
+            shapes = [
+                (*of.shape[:axis], -1, count, *of.shape[axis + 1 :]) for of, count in zip(given, rows, strict=True)
             ]
-            parts = [np.take(values, 0, axis + 1) for values in cut]
+            batches = [of.reshape(shape) for of, shape in zip(given, shapes, strict=True)]
+            parts = [np.take(of, 0, axis + 1) for of in batches]
+            pairs = zip(parts, batches, strict=True)
             if all(
-                np.array_equal(values, np.broadcast_to(np.expand_dims(part, axis + 1), values.shape))
-                for values, part in zip(cut, parts, strict=True)
+                np.array_equal(np.expand_dims(part, axis + 1).repeat(of.shape[axis + 1], axis + 1), of)
+                for part, of in pairs
             ):
                 label = label_of_values(parts[0], parts[1], rows)
-                alike = np.array_equal(parts[0], np.broadcast_to(np.take(parts[0], [0], axis), parts[0].shape))
-                if label.kind == SAME:
-                    return label._replace(kind=UNIFORM if alike else ROWS, axis=axis, blocks=1 if alike else blocks)
-                return label
+                if label.kind != SAME:
+                    return label
+                alike = np.array_equal(parts[0], np.take(parts[0], [0] * int(counts[0]), axis))
+                return label._replace(kind=UNIFORM if alike else ROWS, axis=axis, blocks=1 if alike else int(counts[0]))
     return Label(MIXED, why="a constant has a value for each place in the batch")
 
 
@@ -117,15 +124,17 @@ def joined(first: Label, second: Label) -> Label:
         return first
     if second.is_bad or first.kind == ZERO:
         return second
-    if first.kind == SUM or second.kind == SUM:
+    if SUM in (first.kind, second.kind):
         first, second = first.as_sum(), second.as_sum()
-    if first.kind == UNIFORM and second.kind == ROWS:
+    if first.kind == UNIFORM:
         first, second = second, first
-    unlike = first._replace(of_metric=False) != second._replace(of_metric=False)
-    covered = first.kind == ROWS and second.kind == UNIFORM
-    if unlike and not (covered and (first.axis, first.power) == (second.axis, second.power)):
+    of_metric = first.of_metric or second.of_metric
+    first, second = first._replace(of_metric=of_metric), second._replace(of_metric=of_metric)
+    if second.kind == UNIFORM and first.kind == ROWS:
+        second = second._replace(kind=ROWS, blocks=first.blocks, inner=first.inner)
+    if first != second:
         return Label(UNKNOWN, why=f"is {first.kind} in one branch or turn of a loop and {second.kind} in another")
-    return first._replace(of_metric=first.of_metric or second.of_metric)
+    return first
 
 
 def fits(label: Label, shapes: Shapes, rows: tuple[int, int]) -> bool:
@@ -139,10 +148,17 @@ def fits(label: Label, shapes: Shapes, rows: tuple[int, int]) -> bool:
         if None in sizes:
             continue
         if label.has_rows and axis == label.axis:
-            repeats = label.blocks * label.inner
             by_row = [size / count for size, count in zip(sizes, rows, strict=True)]
-            if by_row[0] != by_row[1] or (label.kind == ROWS and by_row[0] != repeats):
+            if by_row[0] != by_row[1] or (label.kind == ROWS and by_row[0] != label.blocks * label.inner):
                 return False
         elif sizes[0] != sizes[1]:
             return False
     return True
+
+
+def scaled_axes(shapes: Shapes) -> list[int]:
+    """Returns the axes whose length differs between the traces. Raises NoRule if a shape is unknown."""
+    first, second = shapes
+    if first is None or second is None:
+        raise NoRule("a shape is unknown")
+    return [axis for axis, (size, other) in enumerate(zip(first, second, strict=True)) if size != other]

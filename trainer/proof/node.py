@@ -1,45 +1,52 @@
 """Holds one operation as both traces have it, for the rules."""
 
-import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from trainer.proof.labels import MIXED, ROWS, SAME, UNIFORM, UNKNOWN, ZERO, Label, Mixes, NoRule, Shape, Shapes
+from trainer.invariance.internals import run_operation
+from trainer.proof.labels import (
+    ROWS,
+    SAME,
+    SUM,
+    UNIFORM,
+    ZERO,
+    Inherited,
+    Label,
+    Mixes,
+    NoRule,
+    Shape,
+    Shapes,
+    scaled_axes,
+)
 
 Values = tuple[Any, Any]  # of a tensor in both traces, as arrays
-BROADCASTING = {
-    "Add",
-    "AddV2",
-    "Sub",
-    "Mul",
-    "RealDiv",
-    "Maximum",
-    "Minimum",
-    "SelectV2",
-    "Cast",
-    "Identity",
-    "Square",
-    "Neg",
-    "AddN",
-    "ZerosLike",
-    "OnesLike",
-}
-MOST_VALUES = 4096  # of a tensor that is computed while labels are found
+NOT_LINEAR = "is not linear in a sum over the rows of one replica, or in how many they are"
+PAIRS = "pairs the rows of one replica with each other"
+_MOST_VALUES = 4096  # of a tensor that is computed while labels are found
+
+
+class Axes(NamedTuple):
+    """Holds a letter for each axis of the inputs that may have rows, by their numbers, and of the output."""
+
+    inputs: dict[int, Sequence[Any]]
+    output: Sequence[Any]
 
 
 @dataclass(frozen=True)
 class Node:
-    """Holds an operation of both graphs, with what is known of its inputs."""
+    """Holds an operation of both graphs, with what is known of its inputs, and notes which of them a rule reads."""
 
     operations: tuple[Any, Any]
     labels: list[Label]  # of the inputs
     known: list[Values | None]  # of the inputs: their values, where they are constants
     shapes: list[Shapes]  # of the inputs, in both traces
     rows: tuple[int, int]
+    read: set[int] = field(default_factory=set)
+    axes: list[Axes] = field(default_factory=list)  # of the rule
 
     @property
     def type(self) -> str:
@@ -59,6 +66,10 @@ class Node:
             raise NoRule("a shape is unknown")
         return shape
 
+    def rank(self, number: int) -> int:
+        """Returns the number of axes of an input."""
+        return len(self.shape(number))
+
     def value(self, number: int) -> Any:
         """Returns the value of an input that both traces share. Raises NoRule if there is none."""
         first, second = self.values(number)
@@ -67,11 +78,34 @@ class Node:
         return first
 
     def values(self, number: int) -> Values:
-        """Returns the values of an input in both traces. Raises NoRule if they are unknown."""
+        """Returns the values of an input in both traces. Raises NoRule or Inherited if they are unknown."""
         values = self.known[number]
         if values is None:
+            self.label(number)
             raise NoRule("an axis, a size or a place is computed while the step runs")
+        self.read.add(number)
         return values
+
+    def setting(self, *numbers: int) -> None:
+        """Reads inputs of which only the values count, where they are constants."""
+        self.read.update(number for number in numbers if self.known[number] is not None)
+
+    def label(self, number: int) -> Label:
+        """Returns an input's label. Raises Inherited if it is bad."""
+        self.read.add(number)
+        if self.labels[number].is_bad:
+            raise Inherited(self.labels[number])
+        return self.labels[number]
+
+    def settled(self, number: int) -> Label:
+        """Returns an input's label: zeros as uniform if an axis is as long as there are rows, else as the same."""
+        label = self.label(number)
+        if label.kind != ZERO:
+            return label
+        scaled = scaled_axes(self.shapes[number])
+        if len(scaled) > 1:
+            raise Mixes(PAIRS)
+        return Label(UNIFORM, scaled[0]) if scaled else Label(SAME)
 
     def whole(self, number: int = 0) -> Label:
         """Returns an input's label: what is uniform as rows, zeros as what their shape says."""
@@ -83,73 +117,60 @@ class Node:
             raise NoRule("a number of rows is unknown")
         return label._replace(kind=ROWS, blocks=size // self.rows[0])
 
-    def settled(self, number: int) -> Label:
-        """Returns an input's label: zeros as uniform if an axis is as long as there are rows, else as the same."""
-        label = self.labels[number]
-        if label.kind != ZERO:
-            return label
-        scaled = scaled_axes(self.shapes[number])
-        if len(scaled) > 1:
-            raise Mixes("pairs the rows of one replica with each other")
-        return Label(UNIFORM, scaled[0]) if scaled else Label(SAME)
+    def refuse_unread(self) -> None:
+        """Raises Inherited or Mixes if an input that no rule has read is not the same on every replica."""
+        for number in {*range(len(self.labels))} - self.read:
+            label = self.label(number)
+            if label.kind == SUM or label.power:
+                raise Mixes(NOT_LINEAR)
+            if label.has_rows:
+                raise Mixes("takes its settings from the rows of one replica")
 
-    def output_shapes(self, number: int = 0) -> Shapes:
-        """Returns an output's shape in both traces, as the graphs have it."""
-        first, second = (sizes_of(operation.outputs[number].shape) for operation in self.operations)
-        if not (first and second and (None in first or None in second)):
-            return first, second
-        try:
-            return self._inferred(0), self._inferred(1)
-        except (NoRule, ValueError):
-            return first, second
+    def output_shapes(self, number: int) -> Shapes:
+        """Returns an output's shape in both traces, also by what is known here and was not when the step was traced."""
+        shapes = [sizes_of(operation.outputs[number].shape) for operation in self.operations]
+        for trace, sizes in enumerate(shapes):
+            if sizes is None or None not in sizes or number:
+                continue
+            if self.type in ("Reshape", "BroadcastTo") and self.known[1]:
+                asked = self.known[1][trace].tolist()
+                shapes[trace] = tuple(size if told < 0 else told for size, told in zip(sizes, asked, strict=True))
+            elif self.axes:
+                shapes[trace] = self._sizes_by_letters(sizes, trace)
+        return shapes[0], shapes[1]
 
-    def _inferred(self, trace: int) -> Shape:
-        """Returns the first output's shape in a trace by what is known here and was not when the step was traced."""
-        shapes = [pair[trace] for pair in self.shapes]
-        if self.type in ("Reshape", "BroadcastTo") and -1 not in (sizes := self.values(1)[trace]):
-            return tuple(map(int, sizes))
-        if any(shape is None or None in shape for shape in shapes):
-            raise NoRule("a shape is unknown")
-        given = [shape for shape in shapes if shape is not None]
-        if self.type in ("Sum", "Mean", "Max", "Min"):
-            axes = {int(axis) % len(given[0]) for axis in np.ravel(self.values(1)[trace])}
-            reduced = [1 if axis in axes else size for axis, size in enumerate(given[0])]
-            keeps = self.attribute("keep_dims")
-            return tuple(size for axis, size in enumerate(reduced) if keeps or axis not in axes)
-        if self.type in BROADCASTING:
-            return np.broadcast_shapes(*given)
-        raise NoRule("a shape is unknown")
-
-    def rank(self) -> int:
-        """Returns the number of axes of the first output. Raises NoRule if it is unknown."""
-        shape = self.output_shapes()[0]
-        if shape is None:
-            raise NoRule("a shape is unknown")
-        return len(shape)
+    def _sizes_by_letters(self, sizes: Shape, trace: int) -> Shape:
+        """Returns these sizes of the output, those that are unknown by the inputs' axes with the same letters."""
+        lengths: dict[Any, Any] = {None: None}
+        for number, letters in self.axes[-1].inputs.items():
+            for letter, size in zip(letters, self.shapes[number][trace] or (), strict=False):
+                if letter is not None and (size != 1 or letter not in lengths):
+                    lengths[letter] = size
+        letters = self.axes[-1].output
+        if len(letters) != len(sizes):
+            return sizes
+        pairs = zip(letters, sizes, strict=True)
+        return tuple(lengths.get(letter) if size is None else size for letter, size in pairs)
 
     def constants(self) -> list[Values] | None:
         """Returns the outputs in both traces, computed now, if all inputs are small constants; else None.
 
-        Numbers with a fraction are left to the rules: the rounding of a sum would be taken for a value.
+        Numbers with a fraction are left to the rules, as the rounding of a sum would be taken for a value; so is what
+        has a value for each row.
         """
-        if any(tensor.dtype.is_floating or tensor.dtype.is_complex for tensor in self.operations[0].outputs):
+        operation = self.operations[0]
+        if operation.op_def.is_stateful or not self.known or None in self.known:
             return None
-        values = [pair for pair in self.known if pair is not None and max(map(np.size, pair)) <= MOST_VALUES]
-        if len(values) < len(self.known) or not values or self.operations[0].op_def.is_stateful:
+        exact = all(tensor.dtype.is_integer or tensor.dtype.is_bool for tensor in operation.outputs)
+        if not exact or any(max(map(np.size, pair)) > _MOST_VALUES for pair in self.known if pair):
             return None
-        computed = [
-            _computed(operation, arguments)
-            for operation, arguments in zip(self.operations, zip(*values, strict=True), strict=True)
-        ]
-        return [*zip(*computed, strict=True)] if None not in computed else None
-
-
-def scaled_axes(shapes: Shapes) -> list[int]:
-    """Returns the axes whose length differs between the traces. Raises NoRule if a shape is unknown."""
-    first, second = shapes
-    if first is None or second is None:
-        raise NoRule("a shape is unknown")
-    return [axis for axis, (size, other) in enumerate(zip(first, second, strict=True)) if size != other]
+        arguments = zip(*filter(None, self.known), strict=True)
+        pairs = zip(self.operations, arguments, strict=True)
+        try:
+            computed = [*zip(*(run_operation(*pair) for pair in pairs), strict=True)]
+        except tf.errors.OpError:
+            return None
+        return computed if all(first.shape == second.shape for first, second in computed) else None
 
 
 def shapes_with(shapes: Shapes, label: Label, rows: tuple[int, int]) -> Shapes:
@@ -166,36 +187,6 @@ def shapes_with(shapes: Shapes, label: Label, rows: tuple[int, int]) -> Shapes:
     return first, second
 
 
-def bad(operation: Any, error: Exception) -> Label:
-    """Returns the label of what an operation gives that mixes rows or has no rule."""
-    return Label(MIXED if isinstance(error, Mixes) else UNKNOWN, operation=operation, why=str(error))
-
-
 def sizes_of(shape: Any) -> Shape | None:
     """Returns the sizes of a tf.TensorShape; None if their number is unknown."""
     return None if shape.rank is None else tuple(shape.as_list())
-
-
-def _computed(operation: Any, values: Sequence[Any]) -> list[Any] | None:
-    """Returns the outputs of an operation for these inputs; None if it cannot be computed here."""
-    function, remaining = getattr(tf.raw_ops, operation.type, None), list(values)
-    if function is None or not all(tensor.dtype.is_numpy_compatible for tensor in operation.outputs):
-        return None
-    arguments: dict[str, Any] = {}
-    parameters = [*inspect.signature(function).parameters]
-    for parameter, argument in zip(parameters, operation.op_def.input_arg, strict=False):
-        if argument.type_list_attr:
-            return None
-        name = argument.name if argument.name in parameters else parameter
-        if argument.number_attr:
-            count = operation.get_attr(argument.number_attr)
-            arguments[name], remaining = remaining[:count], remaining[count:]
-        else:
-            arguments[name] = remaining.pop(0)
-    names = {attribute.name for attribute in operation.op_def.attr} & {*parameters}
-    try:
-        results = function(**arguments, **{name: operation.get_attr(name) for name in names})
-    except (tf.errors.OpError, TypeError, ValueError):
-        return None
-    several = isinstance(results, (list, tuple))
-    return [np.asarray(result.numpy()) for result in (results if several else [results])]

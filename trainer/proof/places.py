@@ -1,610 +1,440 @@
-"""Rules of operations that move values to other places: shapes, slices, joins, places by number, lists, draws."""
+"""Rules of operations that move values to other places: shapes, slices, joins, places by number, lists."""
 
 import math
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from trainer.proof.arithmetic import NOT_LINEAR, added, rule
-from trainer.proof.labels import ROWS, SAME, SUM, UNIFORM, UNKNOWN, ZERO, Label, Mixes, NoRule, joined
-from trainer.proof.node import Node, scaled_axes
+from trainer.proof.arithmetic import ALL, DIVIDED, broadcast, labelled, rule
+from trainer.proof.labels import (
+    ROWS,
+    SAME,
+    UNIFORM,
+    UNKNOWN,
+    ZERO,
+    Label,
+    Mixes,
+    NoRule,
+    Shape,
+    joined,
+    scaled_axes,
+)
+from trainer.proof.node import PAIRS, Axes, Node, Values
 
-# Of some operations: the inputs that are sizes, axes or other settings, not values.
-SETTINGS = {
-    "ArgMax": (1,),
-    "ArgMin": (1,),
-    "AvgPoolGrad": (0,),
-    "AvgPool3DGrad": (0,),
-    "BroadcastGradientArgs": (0, 1),
-    "BroadcastTo": (1,),
-    "Conv2DBackpropFilter": (1,),
-    "Conv2DBackpropInput": (0,),
-    "Conv3DBackpropFilterV2": (1,),
-    "Conv3DBackpropInputV2": (0,),
-    "Cumprod": (1,),
-    "Cumsum": (1,),
-    "DenseBincount": (1,),
-    "DepthwiseConv2dNativeBackpropFilter": (1,),
-    "DepthwiseConv2dNativeBackpropInput": (0,),
-    "ExpandDims": (1,),
-    "Fill": (0,),
-    "GatherV2": (2,),
-    "MirrorPad": (1,),
-    "MirrorPadGrad": (1,),
-    "OneHot": (1,),
-    "Pad": (1,),
-    "PadV2": (1,),
-    "Reshape": (1,),
-    "ResizeBilinear": (1,),
-    "ResizeBicubic": (1,),
-    "ResizeNearestNeighbor": (1,),
-    "ResizeNearestNeighborGrad": (1,),
-    "ReverseV2": (1,),
-    "Roll": (1, 2),
-    "ScatterNd": (2,),
-    "Slice": (1, 2),
-    "Split": (0,),
-    "SplitV": (1, 2),
-    "StridedSlice": (1, 2, 3),
-    "StridedSliceGrad": (0, 1, 2, 3),
-    "TensorListFromTensor": (1,),
-    "TensorListGetItem": (2,),
-    "TensorListReserve": (0,),
-    "EmptyTensorList": (0,),
-    "TensorListPopBack": (1,),
-    "TensorListStack": (1,),
-    "Tile": (1,),
-    "Transpose": (1,),
-    "UnsortedSegmentSum": (2,),
-    "ImageProjectiveTransformV3": (2,),
-    **dict.fromkeys(("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm"), (1,)),
-}
 _PLACES = "takes some rows of one replica by their places"
-
-
-def _same_order(labels: list[Label]) -> Label:
-    """Returns the label that several inputs share which lie beside each other: rows, or else what can be added."""
-    powers = {label.power for label in labels}
-    with_rows = {label._replace(of_metric=False) for label in labels if label.has_rows}
-    if len(powers) > 1:
-        raise Mixes("joins what is divided by the rows of one replica, or by the replicas, and what is not")
-    if any(label.kind == SUM for label in labels) and with_rows:
-        raise Mixes("joins rows and a sum over the rows of one replica")
-    in_order = {label for label in with_rows if label.kind == ROWS} or with_rows
-    if len(in_order) > 1 or len({label.axis for label in with_rows}) > 1:
-        raise NoRule("joins rows in different orders")
-    return next(iter(in_order)) if in_order else labels[0]
-
-
-def _parts(node: Node, numbers: range) -> Label:
-    """Returns the label that the joined inputs share; ZERO if all of them are zeros."""
-    labels = [node.labels[number] for number in numbers]
-    if all(label.kind == ZERO for label in labels):
-        return Label(ZERO)
-    if any(label.kind == SUM for label in labels):
-        labels = [label.as_sum() for label in labels]
-    power = next(label.power for label in labels if label.kind != ZERO)
-    settled = [
-        node.settled(number)._replace(power=power) if label.kind == ZERO else label
-        for number, label in zip(numbers, labels, strict=True)
-    ]
-    if any(label.kind == SUM for label in labels):
-        settled = [label._replace(kind=SUM) if label.kind == SAME else label for label in settled]
-    return _same_order(settled)
-
-
-@rule("Shape ShapeN Size Rank VariableShape")
-def shape(node: Node) -> list[Label]:
-    """Is computed while labels are found, unless a size follows from what rows hold."""
-    if all(label.kind == SAME for label in node.labels):
-        return [Label(SAME)] * len(node.operations[0].outputs)
-    raise NoRule("gives a size that is known only when the step runs")
+_OTHERS = "puts other values among the rows of one replica"
+_LONG = 1 << 16  # stands for a size that is unknown
 
 
 @rule("Reshape")
 def reshaped(node: Node) -> Label:
     """Keeps the order of all values: the axis of rows may join or leave its neighbours."""
-    label = node.whole() if node.labels[0].kind != ZERO else node.labels[0]
-    if not label.has_rows:
-        return node.labels[0]
-    shapes = node.shapes[0]
-    sizes = []
-    for number in (0, 1):
-        given, target = shapes[number], node.output_shapes()[number]
-        if node.known[1] is not None:
-            target = tuple(int(size) for size in node.values(1)[number])
-            target = tuple(None if size < 0 else size for size in target)
-        if given is None or None in given or target is None or target.count(None) > 1:
-            raise NoRule("a shape is unknown")
-        rest = math.prod(given) // max(1, math.prod(size for size in target if size is not None))
-        sizes.append([rest if size is None else size for size in target])
-    scaled = scaled_axes((tuple(sizes[0]), tuple(sizes[1])))
+    if not node.label(0).has_rows:
+        node.setting(1)
+        return node.label(0)
+    label, uniform = node.whole(), node.label(0).kind == UNIFORM
+    sizes = [_resolved(*pair) for pair in zip(node.shapes[0], node.values(1), strict=True)]
+    scaled = scaled_axes((sizes[0], sizes[1]))
     if len(scaled) != 1:
         raise Mixes("cuts the rows of one replica by their number")
     (axis,) = scaled
-    orders = [(label.blocks, label.inner)]
-    if node.labels[0].kind == UNIFORM:  # whose rows are in any order
-        orders.append((label.inner, label.blocks))
-    for order in orders:
+    outer, after = math.prod(sizes[0][:axis]), math.prod(sizes[0][axis + 1 :])
+    orders = [(label.blocks, label.inner), (label.inner, label.blocks)]  # what is uniform is in any order
+    for order in orders if uniform else orders[:1]:
         before = math.prod(node.shape(0)[: label.axis]) * order[0]
-        after = math.prod(node.shape(0)[label.axis + 1 :]) * order[1]
-        outer = math.prod(sizes[0][:axis])
-        blocks = before // outer
-        inner = sizes[0][axis] // (node.rows[0] * blocks) if blocks else 0
-        if blocks * outer == before and inner * math.prod(sizes[0][axis + 1 :]) == after:
-            one_kind = node.labels[0].kind == UNIFORM and (blocks, inner) == order
-            return label._replace(kind=UNIFORM if one_kind else ROWS, axis=axis, blocks=blocks, inner=inner)
+        blocks, rest = divmod(before, outer)
+        inner = sizes[0][axis] // (node.rows[0] * max(blocks, 1))
+        if not rest and inner * after == math.prod(node.shape(0)[label.axis + 1 :]) * order[1]:
+            if uniform and (blocks, inner) == order:
+                return node.label(0)._replace(axis=axis)
+            return label._replace(axis=axis, blocks=blocks, inner=inner)
     raise Mixes("joins several rows of one replica")
 
 
-@rule("Transpose")
-def transposed(node: Node) -> Label:
+def _resolved(given: Shape | None, target: Any) -> Shape:
+    """Returns the sizes that a reshape asks for, without -1."""
+    if given is None or None in given:
+        raise NoRule("a shape is unknown")
+    rest = math.prod(given) // max(1, math.prod(int(size) for size in target if size >= 0))
+    return tuple(rest if size < 0 else int(size) for size in target)
+
+
+@rule("Transpose", terms=ALL)
+def transposed(node: Node) -> Axes:
     """Moves axes."""
-    label = node.labels[0]
-    return label._replace(axis=[int(axis) for axis in node.value(1)].index(label.axis)) if label.has_rows else label
+    return Axes({0: range(node.rank(0))}, [int(axis) for axis in node.value(1)])
 
 
-@rule("ExpandDims")
-def with_new_axis(node: Node) -> Label:
+def _with_new(letters: Sequence[Any], axis: int) -> Axes:
+    """Returns the letters of an operation that adds an axis."""
+    place = axis % (len(letters) + 1)
+    return Axes({0: letters}, [*letters[:place], None, *letters[place:]])
+
+
+@rule("ExpandDims", terms=ALL)
+def with_new_axis(node: Node) -> Axes:
     """Adds an axis."""
-    label = node.labels[0]
-    if not label.has_rows:
-        return label
-    axis = int(node.value(1)) % (len(node.shape(0)) + 1)
-    return label._replace(axis=label.axis + (axis <= label.axis))
+    return _with_new(range(node.rank(0)), int(node.value(1)))
 
 
-@rule("Squeeze")
-def squeezed(node: Node) -> Label:
+@rule("OneHot")
+def one_hot(node: Node) -> Axes:
+    """Adds an axis of so many classes."""
+    return _with_new(range(node.rank(0)), node.attribute("axis"))
+
+
+@rule("Squeeze", terms=ALL)
+def squeezed(node: Node) -> Axes:
     """Drops axes of the length 1, of which rows are none."""
-    label = node.labels[0]
-    if not label.has_rows:
-        return label
-    dims, sizes = node.attribute("squeeze_dims"), node.shape(0)
-    gone = {axis % len(sizes) for axis in dims} or {axis for axis, size in enumerate(sizes) if size == 1}
-    return label._replace(axis=label.axis - sum(axis < label.axis for axis in gone))
+    sizes = node.shape(0)
+    gone = {axis % len(sizes) for axis in node.attribute("squeeze_dims")}
+    gone = gone or {axis for axis, size in enumerate(sizes) if size == 1}
+    return Axes({0: range(len(sizes))}, [axis for axis in range(len(sizes)) if axis not in gone])
 
 
 @rule("Fill")
 def filled(node: Node) -> Label:
     """Repeats one value."""
-    return node.labels[1] if node.labels[1].kind == ZERO else _repeated(node, node.labels[1], node.values(0))
+    node.read.add(0)
+    return node.label(1) if node.label(1).kind == ZERO else _repeated(node.label(1), node.values(0))
 
 
-@rule("BroadcastTo")
-def broadcast(node: Node) -> Label:
+@rule("BroadcastTo", terms=ALL)
+def broadcasted(node: Node) -> Axes | Label:
     """Repeats values along axes of the length 1, and new ones."""
-    label = node.labels[0]
-    if label.has_rows:
-        return label._replace(axis=label.axis + node.rank() - len(node.shape(0)))
-    return _repeated(node, label, node.values(1))
+    rank = len(node.values(1)[0])
+    if not node.label(0).has_rows:
+        return _repeated(node.label(0), node.values(1))
+    return Axes({0: range(-node.rank(0), 0)}, range(-rank, 0))
 
 
-def _repeated(node: Node, label: Label, sizes: tuple[Any, Any]) -> Label:
+def _repeated(label: Label, sizes: Values) -> Label:
     """Returns the label of values without rows that are repeated to these sizes."""
-    if label.kind == ZERO:
-        return label
-    scaled = [axis for axis, pair in enumerate(zip(*sizes, strict=True)) if pair[0] != pair[1]]
-    if not scaled:
+    scaled = [axis for axis, (size, other) in enumerate(zip(*sizes, strict=True)) if size != other]
+    if label.kind == ZERO or not scaled:
         return label
     if label.kind != SAME:
         raise Mixes("gives a sum over the rows of one replica to each row")
     if len(scaled) > 1:
-        raise Mixes("pairs the rows of one replica with each other")
+        raise Mixes(PAIRS)
     return label._replace(kind=UNIFORM, axis=scaled[0])
 
 
 @rule("Tile")
 def tiled(node: Node) -> Label:
     """Repeats all values along axes."""
-    label, (first, second) = node.labels[0], node.values(1)
-    scaled = [axis for axis, pair in enumerate(zip(first, second, strict=True)) if pair[0] != pair[1]]
-    if label.has_rows and not scaled:
-        label = node.whole()
-        return label._replace(blocks=label.blocks * int(first[label.axis]))
+    label, (first, second) = node.label(0), node.values(1)
+    scaled = [axis for axis, (count, other) in enumerate(zip(first, second, strict=True)) if count != other]
+    if label.has_rows and scaled:
+        raise Mixes(PAIRS)
+    if label.has_rows:
+        return node.whole()._replace(blocks=node.whole().blocks * int(first[label.axis]))
     if scaled and node.shape(0)[scaled[0]] != 1:
         raise NoRule("repeats several values once for each row")
-    return _repeated(node, label, (first, second)) if not label.has_rows else _pairs()
+    return _repeated(label, (first, second))
 
 
-def _pairs() -> Label:
-    raise Mixes("pairs the rows of one replica with each other")
-
-
-@rule("Pack")
-def stacked(node: Node) -> Label:
+@rule("Pack", terms=ALL)
+def stacked(node: Node) -> Axes:
     """Adds an axis along which the inputs lie."""
-    label = _parts(node, range(len(node.labels)))
-    axis = node.attribute("axis") % node.rank()
-    return label._replace(axis=label.axis + (axis <= label.axis)) if label.has_rows else label
+    letters = range(node.rank(0))
+    return Axes(dict.fromkeys(range(len(node.labels)), letters), _with_new(letters, node.attribute("axis")).output)
 
 
-@rule("Unpack")
-def unstacked(node: Node) -> list[Label]:
+@rule("Unpack", terms=ALL, why=_PLACES)
+def unstacked(node: Node) -> Axes:
     """Takes each place of an axis by itself."""
-    label = node.labels[0]
-    if label.has_rows:
-        axis = node.attribute("axis") % len(node.shape(0))
-        if axis == label.axis:
-            raise Mixes(_PLACES)
-        label = label._replace(axis=label.axis - (axis < label.axis))
-    return [label] * len(node.operations[0].outputs)
+    letters = [*range(node.rank(0))]
+    del letters[node.attribute("axis")]
+    return Axes({0: range(node.rank(0))}, letters)
 
 
-@rule("ConcatV2")
-def concatenated(node: Node) -> Label:
+@rule("ConcatV2", terms=ALL)
+def concatenated(node: Node) -> Axes | Label:
     """Lays batches one after another, or their features side by side."""
     numbers = range(len(node.labels) - 1)
-    axis = int(node.value(len(numbers))) % node.rank()
-    labels = [node.settled(number) for number in numbers]
-    if not any(label.has_rows and label.axis == axis for label in labels):
-        return _parts(node, numbers)
-    if all(label.kind == ZERO for label in node.labels[:-1]):
-        return Label(ZERO)
-    whole = [node.whole(number) for number in numbers]
-    if any(label.kind != ROWS or label.axis != axis for label in whole):
-        raise Mixes("puts other values among the rows of one replica")
-    ordered = [label for label, given in zip(whole, labels, strict=True) if given.kind == ROWS]
-    inner = ordered[0].inner if ordered else 1
-    blocks = 0
-    for label, given in zip(whole, labels, strict=True):
-        repeats = label.blocks * label.inner
-        if (given.kind == ROWS and label.inner != inner) or repeats % inner:
-            raise NoRule("joins rows in different orders")
-        blocks += repeats // inner
+    letters = range(node.rank(0))
+    axis = letters[int(node.value(len(numbers)))]
+    given = [node.settled(number) for number in numbers]
+    if not any(label.has_rows and label.axis == axis for label in given):
+        return Axes(dict.fromkeys(numbers, letters), letters)
     powers = {label.power for label in node.labels[:-1] if label.kind != ZERO}
     if len(powers) > 1:
-        raise Mixes("joins what is divided by the rows of one replica, or by the replicas, and what is not")
-    return Label(ROWS, axis, blocks, inner, powers.pop())
+        raise Mixes(DIVIDED)
+    whole = [node.whole(number) for number in numbers]
+    inner = next((label.inner for label in given if label.kind == ROWS), 1)
+    blocks = 0
+    for label, before in zip(whole, given, strict=True):
+        if label.kind != ROWS:
+            raise Mixes(_OTHERS)
+        repeats = label.blocks * label.inner
+        if (before.kind == ROWS and label.inner != inner) or repeats % inner:
+            raise NoRule("joins rows in different orders")
+        blocks += repeats // inner
+    return Label(ROWS, axis, blocks, inner, powers.pop()) if powers else Label(ZERO)
 
 
-@rule("Split")
-def split(node: Node) -> list[Label]:
-    """Cuts an axis into equal parts: that of rows between batches only."""
-    count = len(node.operations[0].outputs)
-    label = node.labels[1]
-    if not label.has_rows:
-        return [label] * count
-    if int(node.value(0)) % len(node.shape(1)) != label.axis:
-        return [label] * count
-    label = node.whole(1)
-    return [_cut(label, label.blocks / count)] * count
-
-
-@rule("SplitV")
-def split_by_sizes(node: Node) -> list[Label]:
-    """Cuts an axis into parts: that of rows between batches only."""
-    label, outputs = node.labels[0], node.operations[0].outputs
-    if not label.has_rows or int(node.value(2)) % len(node.shape(0)) != label.axis:
-        return [label] * len(outputs)
-    label = node.whole()
-    by_row = [sizes / rows for sizes, rows in zip(node.values(1), node.rows, strict=True)]
-    if not np.array_equal(*by_row):
+def _places(shape: Shape | None, axis: int, index: Any) -> tuple[int, Any]:
+    """Returns where the axis of rows is after x[index], and which of its places are left."""
+    if shape is None or shape[axis] is None:
+        raise NoRule("a number of rows is unknown")
+    sizes = [_LONG if size is None else size for size in shape]
+    numbers = np.arange(sizes[axis]).reshape(-1, *[1] * (len(sizes) - axis - 1))
+    left = np.broadcast_to(numbers, sizes)[index]  # only the axis of the numbers has strides
+    found = next((place for place, stride in enumerate(left.strides) if stride), None)
+    if found is None or not left.size:
         raise Mixes(_PLACES)
-    return [_cut(label, size / label.inner) for size in by_row[0]]
+    return found, left[tuple(slice(None) if place == found else 0 for place in range(left.ndim))]
 
 
-def _cut(label: Label, blocks: float) -> Label:
-    """Returns the label of so many batches."""
-    if blocks != int(blocks) or blocks < 1:
+def _taken(node: Node, number: int, indexes: Sequence[Any]) -> Label:
+    """Returns the label of x[index], given the index in each trace: of whole batches, if it cuts the axis of rows."""
+    label = node.label(number)
+    if not label.has_rows:
+        return label
+    pairs = zip(node.shapes[number], indexes, strict=True)
+    (axis, first), (_, second) = (_places(shape, label.axis, index) for shape, index in pairs)
+    lengths = [shape[label.axis] for shape in node.shapes[number] if shape]
+    if [len(first), len(second)] != lengths or first[0]:
+        label = _batches(node.whole(number), (first, second), node.rows)
+    return label._replace(axis=axis)
+
+
+def _batches(label: Label, kept: Sequence[Any], rows: tuple[int, int]) -> Label:
+    """Returns the label of the batches that are left, given the places in each trace."""
+    ends = set()
+    for places, count in zip(kept, rows, strict=True):
+        if not np.array_equal(places, np.arange(places[0], places[0] + len(places))):
+            raise Mixes("takes every other row of one replica, or turns their order round")
+        ends.add((places[0] / (count * label.inner), len(places) / (count * label.inner)))
+    first, blocks = ends.pop()
+    if ends or first != int(first) or blocks != int(blocks):
         raise Mixes(_PLACES)
     return label._replace(blocks=int(blocks))
 
 
-def _batches(label: Label, bounds: tuple[tuple[int, int], ...], rows: tuple[int, int]) -> Label:
-    """Returns the label of the batches between places of the axis of rows, (first, end) in each trace."""
-    ends = {tuple(place / (count * label.inner) for place in pair) for pair, count in zip(bounds, rows, strict=True)}
-    first, end = ends.pop()
-    if ends or first != int(first):
-        raise Mixes(_PLACES)
-    return _cut(label, end - first)
+@rule("Split SplitV")
+def split(node: Node) -> list[Label]:
+    """Cuts an axis into parts: that of rows between batches only."""
+    equal = node.type == "Split"
+    number, count = int(equal), len(node.operations[0].outputs)
+    label = node.label(number)
+    axis = int(node.value(0 if equal else 2)) % node.rank(number)
+    if not equal:
+        node.setting(1)
+    if not label.has_rows or label.axis != axis:
+        return [label] * count
+    parts = []
+    for trace in (0, 1):
+        length = (node.shapes[number][trace] or ())[axis]
+        sizes = [length // count] * count if equal else node.values(1)[trace]
+        parts.append(np.split(np.arange(length), np.cumsum(sizes)[:-1]))
+    return [_batches(node.whole(number), kept, node.rows) for kept in zip(*parts, strict=True)]
 
 
 @rule("Slice")
 def part(node: Node) -> Label:
     """Takes a part of each axis."""
-    label = node.labels[0]
-    if not label.has_rows:
-        return label
-    whole = node.whole()
-    output, given = node.output_shapes(), node.shapes[0]
-    if all(
-        of is not None and inside is not None and of[label.axis] == inside[label.axis]
-        for of, inside in zip(output, given, strict=True)
-    ):
-        return label
-    begins, sizes = node.values(1), node.values(2)
-    bounds = tuple(
-        (int(begin[label.axis]), int(begin[label.axis] + size[label.axis]))
-        for begin, size in zip(begins, sizes, strict=True)
-    )
-    return _batches(whole, bounds, node.rows)
+    indexes = []
+    if not node.label(0).has_rows:
+        node.setting(1, 2)
+        return node.label(0)
+    for begins, sizes in zip(node.values(1), node.values(2), strict=True):
+        pairs = zip(begins, sizes, strict=True)
+        indexes.append(tuple(slice(begin, None if size < 0 else begin + size) for begin, size in pairs))
+    return _taken(node, 0, indexes)
 
 
-class _Spec:
-    """Reads the numbers and masks of a strided slice: what becomes of each axis."""
-
-    def __init__(self, node: Node, first_setting: int, rank: int) -> None:
-        masks = {
-            name: node.attribute(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
-        }
-        begins, ends, strides = (node.values(first_setting + number) for number in range(3))
-        count = len(begins[0])
-        named = [place for place in range(count) if not (masks["new_axis"] | masks["ellipsis"]) >> place & 1]
-        self.output: list[int | None] = []  # of each axis: its place in the output; None once an index takes it away
-        self.bounds: list[Any] = []  # of each axis: begin, end and stride in each trace; None where it stays whole
-        place_in_output = 0
-        for place in range(count):
-            if masks["ellipsis"] >> place & 1:
-                for _ in range(rank - len(named)):
-                    self._keep(place_in_output, None)
-                    place_in_output += 1
-            elif masks["new_axis"] >> place & 1:
-                place_in_output += 1
-            elif masks["shrink_axis"] >> place & 1:
-                self._keep(None, ())
+def _strided(node: Node, first: int) -> list[Any]:
+    """Returns the index of a strided slice in each trace; `first`: its first input that holds places."""
+    names = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
+    begin, end, ellipsis, new, shrink = (node.attribute(name) for name in names)
+    indexes = []
+    for trace in (0, 1):
+        index: list[Any] = []
+        places = zip(*(node.values(first + number)[trace] for number in range(3)), strict=True)
+        for place, (start, stop, stride) in enumerate(places):
+            bit = 1 << place
+            if ellipsis & bit:
+                index.append(Ellipsis)
+            elif new & bit:
+                index.append(np.newaxis)
+            elif shrink & bit:
+                index.append(start)
             else:
-                open_ends = masks["begin"] >> place & 1, masks["end"] >> place & 1
-                bounds = [
-                    (
-                        None if open_ends[0] else int(begin[place]),
-                        None if open_ends[1] else int(end[place]),
-                        int(stride[place]),
-                    )
-                    for begin, end, stride in zip(begins, ends, strides, strict=True)
-                ]
-                self._keep(place_in_output, bounds)
-                place_in_output += 1
-        while len(self.output) < rank:
-            self._keep(place_in_output, None)
-            place_in_output += 1
-
-    def _keep(self, output: int | None, bounds: Any) -> None:
-        self.output.append(output)
-        self.bounds.append(bounds)
-
-    def batches(self, axis: int, lengths: tuple[int, int], label: Label, rows: tuple[int, int]) -> Label | None:
-        """Returns the label of the batches that the slice has of an axis of these lengths; None for all of them."""
-        if self.bounds[axis] is None:
-            return None
-        if self.output[axis] is None:
-            raise Mixes(_PLACES)
-        if any(stride != 1 for _, _, stride in self.bounds[axis]):
-            raise Mixes("takes every other row of one replica, or turns their order round")
-        ranges = tuple(
-            slice(begin, end).indices(length)[:2]
-            for (begin, end, _), length in zip(self.bounds[axis], lengths, strict=True)
-        )
-        if all(given == (0, length) for given, length in zip(ranges, lengths, strict=True)):
-            return None
-        return _batches(label, ranges, rows)
+                index.append(slice(None if begin & bit else start, None if end & bit else stop, stride))
+        indexes.append(tuple(index))
+    return indexes
 
 
 @rule("StridedSlice")
 def strided(node: Node) -> Label:
     """Takes a part of each axis by numbers and masks."""
-    label = node.labels[0]
-    if not label.has_rows:
-        return label
-    shapes = node.shapes[0]
-    spec = _Spec(node, 1, len(node.shape(0)))
-    if spec.bounds[label.axis] is not None:
-        lengths = tuple(given[label.axis] for given in shapes if given is not None)
-        if None in lengths:
-            raise NoRule("a number of rows is unknown")
-        cut = spec.batches(label.axis, lengths, node.whole(), node.rows)
-        label = cut or label
-    place = spec.output[label.axis]
-    assert place is not None
-    return label._replace(axis=place)
+    node.setting(1, 2, 3)
+    return _taken(node, 0, _strided(node, 1)) if node.label(0).has_rows else node.label(0)
 
 
 @rule("StridedSliceGrad")
 def strided_gradient(node: Node) -> Label:
     """Puts values into zeros, where a strided slice took them from."""
-    label, (first, second) = node.labels[4], node.values(0)
-    if not label.has_rows:
-        return label
-    spec = _Spec(node, 1, len(first))
-    if label.axis not in spec.output:
+    if not node.label(4).has_rows:
+        node.setting(0, 1, 2, 3)
+        return node.label(4)
+    label, indexes = node.whole(4), _strided(node, 1)
+    shapes = [tuple(map(int, shape)) for shape in node.values(0)]
+    for axis in range(len(shapes[0])):
+        with suppress(Mixes):  # an axis that an index takes away
+            (found, first), (_, second) = (_places(*pair) for pair in zip(shapes, (axis, axis), indexes, strict=True))
+            if found == label.axis:
+                break
+    else:
         raise NoRule("adds an axis")
-    axis = spec.output.index(label.axis)
-    lengths = int(first[axis]), int(second[axis])
-    label, rows = node.whole(4), node.rows
-    if lengths[0] % (rows[0] * label.inner):
+    blocks, rest = divmod(shapes[0][axis], node.rows[0] * label.inner)
+    if rest:
         raise Mixes(_PLACES)
-    around = label._replace(blocks=lengths[0] // (rows[0] * label.inner))
-    spec.batches(axis, lengths, around, rows)
-    return around._replace(axis=axis)
+    _batches(label, (first, second), node.rows)
+    return label._replace(axis=axis, blocks=blocks)
 
 
-@rule("Pad PadV2 MirrorPad MirrorPadGrad")
-def padded(node: Node) -> Label:
+@rule("Pad PadV2 MirrorPad MirrorPadGrad", terms=(0,), why=_OTHERS)
+def padded(node: Node) -> Axes | Label:
     """Adds values around others: along rows only whole batches of zeros."""
-    label = node.labels[0]
-    if node.type == "PadV2" and node.labels[2].kind != ZERO and (label.kind == SUM or label.power):
-        raise Mixes(NOT_LINEAR)
-    if not label.has_rows:
-        return label
-    first, second = node.values(1)
-    around = [tuple(map(int, pads[label.axis])) for pads in (first, second)]
-    if not any(map(any, around)):
-        return label
-    if node.type != "Pad":
-        raise Mixes("puts other values among the rows of one replica")
+    label, pads = node.settled(0), node.values(1)
+    letters = [axis if not np.any([of[axis] for of in pads]) else None for axis in range(node.rank(0))]
+    if node.type == "PadV2" and node.label(2).kind != ZERO:
+        return labelled(node, Axes({0: letters}, letters), why=_OTHERS)
+    if node.type != "Pad" or not label.has_rows or letters[label.axis] is not None:
+        return Axes({0: letters}, letters)
     label = node.whole()
-    blocks = {tuple(pad / (rows * label.inner) for pad in pads) for pads, rows in zip(around, node.rows, strict=True)}
-    before, after = blocks.pop()
-    if blocks or before != int(before) or after != int(after):
-        raise Mixes("puts other values among the rows of one replica")
-    return label._replace(blocks=label.blocks + int(before + after))
+    counts = [of[label.axis] / (count * label.inner) for of, count in zip(pads, node.rows, strict=True)]
+    if not np.array_equal(*counts) or np.any(counts[0] % 1):
+        raise Mixes(_OTHERS)
+    return label._replace(blocks=label.blocks + int(sum(counts[0])))
 
 
-@rule("ReverseV2 Roll")
-def turned(node: Node) -> Label:
+@rule("ReverseV2 Roll", terms=ALL, why="changes the order of the rows of one replica")
+def turned(node: Node) -> Axes:
     """Moves values along some axes."""
-    label = node.labels[0]
-    axes = node.value(1 if node.type == "ReverseV2" else 2)
-    if label.has_rows and label.axis in {int(axis) % len(node.shape(0)) for axis in np.ravel(axes)}:
-        raise Mixes("changes the order of the rows of one replica")
-    return label
+    letters: list[Any] = [*range(node.rank(0))]
+    for axis in np.ravel(node.value(1 if node.type == "ReverseV2" else 2)):
+        letters[int(axis)] = None
+    return Axes({0: letters}, letters)
 
 
-@rule("GatherV2")
-def gathered(node: Node) -> Label:
+@rule("GatherV2", terms=(0,), why=_PLACES)
+def gathered(node: Node) -> Axes:
     """Takes values by their numbers along an axis."""
-    values, places = node.labels[0], node.settled(1)
-    if places.kind == SUM or places.power:
-        raise Mixes(NOT_LINEAR)
-    axis, batches = int(node.value(2)) % len(node.shape(0)), node.attribute("batch_dims")
-    if not places.has_rows:
-        if values.has_rows and values.axis == axis:
-            raise Mixes(_PLACES)
-        added_axes = len(node.shape(1)) - batches - 1
-        if values.has_rows and values.axis > axis:
-            values = values._replace(axis=values.axis + added_axes)
-        return values
-    if values.kind == SUM:
-        raise Mixes("gives a part of a sum over the rows of one replica to each row")
-    places = node.whole(1)
-    if values.has_rows:
-        values = node.whole()
-        both = (values.axis, values.blocks, values.inner) == (places.axis, places.blocks, places.inner)
-        if not (both and places.axis < batches):
-            raise Mixes("picks rows of one replica by rows")
-        return values
-    if places.axis < batches:
-        raise NoRule("has a batch of one side alone")
-    return places._replace(axis=places.axis - batches + axis, power=values.power)
+    batches, (first, second) = node.attribute("batch_dims"), (node.rank(0), node.rank(1))
+    values: list[Any] = [*range(first)]
+    axis = values[int(node.value(2))]
+    values[axis] = None
+    places = [*range(batches), *(f"place {number}" for number in range(second - batches))]
+    return Axes({0: values, 1: places}, [*values[:axis], *places[batches:], *values[axis + 1 :]])
 
 
-@rule("GatherNd")
-def gathered_by_index(node: Node) -> Label:
+@rule("GatherNd", terms=(0,), why=_PLACES)
+def gathered_by_index(node: Node) -> Axes:
     """Takes slices by their places, along the last axis of the second input."""
-    values, places = node.labels[0], node.settled(1)
-    if places.kind == SUM or places.power:
-        raise Mixes(NOT_LINEAR)
-    if not (values.has_rows or places.has_rows):
-        return values
-    if values.has_rows or values.kind == SUM or places.axis == len(node.shape(1)) - 1:
-        raise Mixes("picks rows of one replica by their places")
-    return places._replace(power=values.power)
+    places, depth = range(-node.rank(1), -1), node.shape(1)[-1]
+    rest = range(node.rank(0) - depth)
+    return Axes({0: [*[None] * depth, *rest], 1: [*places, None]}, [*places, *rest])
 
 
-@rule("UnsortedSegmentSum")
-def segments(node: Node) -> Label:
+@rule("UnsortedSegmentSum", terms=(0,), sums=True)
+def segments(node: Node) -> Axes:
     """Adds up values by the number of their segment."""
-    values, places = node.labels[0], node.settled(1)
-    if places.kind == SUM or places.power:
-        raise Mixes(NOT_LINEAR)
-    node.value(2)
-    if values.kind == ZERO:
-        return values
-    if not places.has_rows:
-        if values.has_rows and values.axis < len(node.shape(1)):
-            raise NoRule("has rows of one side alone")
-        return values._replace(axis=values.axis - len(node.shape(1)) + 1) if values.has_rows else values
-    if not values.has_rows:
-        raise NoRule("has rows of one side alone")
-    values, places = node.whole(), node.whole(1)
-    if (values.axis, values.blocks, values.inner) != (places.axis, places.blocks, places.inner):
-        raise Mixes("pairs the rows of one replica with each other")
-    return Label(SUM, power=values.power)
+    rest = range(node.rank(1), node.rank(0))
+    return Axes({0: range(node.rank(0)), 1: range(node.rank(1))}, [None, *rest])
 
 
-@rule("ScatterNd")
-def scattered(node: Node) -> Label:
+@rule("ScatterNd", terms=(1,), sums=True)
+def scattered(node: Node) -> Axes:
     """Adds up values at their places in zeros."""
-    places, values = node.settled(0), node.labels[1]
-    if places.kind == SUM or places.power:
-        raise Mixes(NOT_LINEAR)
-    node.value(2)
-    if values.kind == ZERO or not (places.has_rows or values.has_rows):
-        return values
-    outer = len(node.shape(0)) - 1
-    if not places.has_rows:
-        if values.axis < outer:
-            raise NoRule("has rows of one side alone")
-        return values._replace(axis=values.axis + node.rank() - len(node.shape(1)))
-    places = node.whole(0)
-    if not values.has_rows or places.axis >= outer:
-        raise NoRule("has rows of one side alone")
-    values = node.whole(1)
-    if (values.axis, values.blocks, values.inner) != (places.axis, places.blocks, places.inner):
-        raise Mixes("pairs the rows of one replica with each other")
-    return Label(SUM, power=values.power)
-
-
-@rule("OneHot")
-def one_hot(node: Node) -> Label:
-    """Adds an axis of so many classes."""
-    label = node.settled(0)
-    node.value(1)
-    if label.kind == SUM or any(other.power or other.kind not in (SAME, ZERO) for other in node.labels[2:]):
-        raise Mixes(NOT_LINEAR)
-    if label.power:
-        raise Mixes("is not linear in what depends on how many rows a replica has")
-    if not label.has_rows:
-        return label
-    axis = node.attribute("axis") % node.rank()
-    return label._replace(axis=label.axis + (axis <= label.axis))
+    outer = node.rank(0) - 1
+    shapes = node.values(2)
+    depth = len(shapes[0]) - node.rank(1) + outer
+    return Axes({0: [*range(outer), None], 1: range(node.rank(1))}, [*[None] * depth, *range(outer, node.rank(1))])
 
 
 @rule("Where Unique UniqueV2 UniqueWithCounts DynamicPartition NonMaxSuppressionV3 SegmentSum SegmentMean")
-def by_values(node: Node) -> list[Label]:
+def by_values(node: Node) -> Label:
     """Has an output whose length the values decide."""
-    if any(label.kind not in (SAME, ZERO) or label.power for label in node.labels):
+    if not all(node.label(number).is_same for number in range(len(node.labels))):
         raise Mixes("has as many rows as the values of one replica's rows say")
-    return [Label(SAME)] * len(node.operations[0].outputs)
+    return Label(SAME)
 
 
-# A list is labelled as each of its tensors is.
+@rule("Range")
+def counted(node: Node) -> Label:
+    """Has a value for each place."""
+    if not all(node.label(number).is_same for number in range(3)):
+        raise Mixes("a constant has a value for each place in the batch")
+    return Label(SAME)
+
+
+# A list is labelled as each of its tensors is. The rules of lists read no shape.
 
 
 @rule("TensorListReserve EmptyTensorList")
 def new_list(node: Node) -> Label:
     """Makes a list of nothing, which counts as zeros."""
+    node.read.add(0)
     return Label(ZERO)
 
 
-@rule("TensorListFromTensor")
-def list_of(node: Node) -> Label:
+@rule("TensorListFromTensor", terms=(0,), why="makes a list of the rows of one replica")
+def list_of(node: Node) -> Axes:
     """Cuts the first axis into a list."""
-    label = node.whole() if node.labels[0].kind != ZERO else node.labels[0]
-    if label.has_rows and label.axis == 0:
-        raise Mixes("makes a list of the rows of one replica")
-    return label._replace(axis=label.axis - 1) if label.has_rows else label
+    node.read.add(1)
+    return Axes({0: [None, *range(1, node.rank(0))]}, range(1, node.rank(0)))
 
 
 @rule("TensorListStack")
 def list_stacked(node: Node) -> Label:
     """Joins a list along a new first axis."""
-    label = node.labels[0]
+    label = node.label(0)
+    node.read.add(1)
     return label._replace(axis=label.axis + 1) if label.has_rows else label
 
 
 @rule("TensorListSetItem TensorListPushBack")
 def list_with(node: Node) -> Label:
     """Puts a tensor into a list."""
-    return _in_list(node.labels[0], node.labels[-1])
+    return _in_list(node.label(0), node.label(len(node.labels) - 1))
 
 
-@rule("TensorListGetItem")
+@rule("TensorListGetItem TensorListPopBack")
 def list_item(node: Node) -> Label:
-    """Takes a tensor of a list."""
-    return node.labels[0]
+    """Takes a tensor of a list, and gives the rest of it too."""
+    node.read.add(len(node.labels) - 1)
+    return node.label(0)
 
 
-@rule("TensorListPopBack")
-def list_popped(node: Node) -> list[Label]:
-    """Takes the last tensor of a list, and gives the rest of it too."""
-    return [node.labels[0]] * 2
-
-
-@rule("TensorListLength TensorListElementShape")
+@rule("TensorListLength")
 def list_length(node: Node) -> Label:
-    """Gives a length, which no values decide, or a shape, which the rules of lists do not read."""
-    return Label(SAME) if node.type == "TensorListLength" else Label(UNKNOWN, why="gives the shape of a list's tensors")
+    """Gives a length, which no values decide."""
+    node.label(0)
+    return Label(SAME)
+
+
+@rule("TensorListElementShape")
+def list_shape(node: Node) -> Label:
+    """Gives a shape, which the rules of lists do not read."""
+    node.label(0)
+    return Label(UNKNOWN, why="gives the shape of a list's tensors")
+
+
+@rule("AddN", terms=ALL)
+def added(node: Node) -> Axes | Label:
+    """Adds tensors, or lists of them."""
+    if node.operations[0].outputs[0].dtype.is_numpy_compatible:
+        return broadcast(node)
+    label = node.label(0)
+    for number in range(1, len(node.labels)):
+        label = _in_list(label, node.label(number))
+    return label
 
 
 def _in_list(first: Label, second: Label) -> Label:
@@ -612,14 +442,3 @@ def _in_list(first: Label, second: Label) -> Label:
     if label.kind == UNKNOWN:
         raise NoRule("makes a list of tensors that are not alike")
     return label
-
-
-@rule("AddN")
-def added_lists(node: Node) -> Label:
-    """Adds tensors, or lists of them."""
-    if not node.operations[0].outputs[0].dtype.is_numpy_compatible:
-        label = node.labels[0]
-        for other in node.labels[1:]:
-            label = _in_list(label, other)
-        return label
-    return added(node)

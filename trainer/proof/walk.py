@@ -4,8 +4,10 @@ Functions are walked where they are called, both branches of a condition count, 
 what it carries stay as they are.
 """
 
+import functools
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.invariance.internals import graph_of_function
-from trainer.proof import places
-from trainer.proof.arithmetic import RULES
+from trainer.proof import places  # noqa: F401 - its rules
+from trainer.proof.arithmetic import RULES, labelled
 from trainer.proof.labels import (
     MIXED,
     ROWS,
@@ -22,6 +24,7 @@ from trainer.proof.labels import (
     SUM,
     UNKNOWN,
     ZERO,
+    Inherited,
     Label,
     Mixes,
     NoRule,
@@ -30,7 +33,7 @@ from trainer.proof.labels import (
     joined,
     label_of_values,
 )
-from trainer.proof.node import Node, Values, bad, shapes_with, sizes_of
+from trainer.proof.node import Axes, Node, Values, shapes_with, sizes_of
 
 # The names of identity operations that mark what the graph of one replica cannot show.
 SUMMED, DRAWN, NUMBER = "trainer_summed", "trainer_drawn", "trainer_replica_number"
@@ -42,6 +45,7 @@ _BRANCHES = {
     "StatelessCase": ("branches",),
 }
 _LOOPS = ("While", "StatelessWhile")
+_Outputs = tuple[list[Label], list[Values | None]]  # labels, and values where they are known
 _MOST_TURNS = 20  # after which a loop's labels should stay as they are
 # Operations with a state that no variable and no other tensor sees.
 _HARMLESS = {
@@ -112,7 +116,7 @@ class Walk:
         labels: Sequence[Label],
         known: Sequence[Values | None],
         variables: Sequence[Variable | None],
-    ) -> tuple[list[Label], list[Values | None]]:
+    ) -> _Outputs:
         """Labels all tensors of two graphs, given what their inputs are; returns the labels and values of outputs.
 
         Raises Different if the graphs do not have the same operations in the same order.
@@ -154,60 +158,45 @@ class Walk:
         variables = [frame.variables.get(name) for name in names]
         values: list[Values | None] = [None] * count
         try:
-            found = self._special(node, variables)
-            if found is None:
-                results, values = self._result(node)
-            else:
-                results, values = found
+            results, values = self._special(node, variables) or self._result(node)
+        except Inherited as error:
+            results = [error.label] * count
         except (Mixes, NoRule) as error:
-            results = [bad(operation, error)] * count
-        shapes = [shapes_with(node.output_shapes(number), label, self.rows) for number, label in enumerate(results)]
-        results = [self._checked(node, number, *both) for number, both in enumerate(zip(results, shapes, strict=True))]
+            kind = MIXED if isinstance(error, Mixes) else UNKNOWN
+            results = [Label(kind, operation=operation, why=str(error))] * count
         of_metric = any(label.of_metric for label in labels)
-        for tensor, label, value, shape in zip(operation.outputs, results, values, shapes, strict=True):
-            frame.shapes[tensor.name] = shape if value is None else (value[0].shape, value[1].shape)
+        for number, (tensor, label, value) in enumerate(zip(operation.outputs, results, values, strict=True)):
+            shapes = shapes_with(node.output_shapes(number), label, self.rows)
+            checked = tensor.dtype.is_numpy_compatible and label.kind not in (ZERO, MIXED, UNKNOWN)
+            if checked and not fits(label, shapes, self.rows):
+                label = Label(UNKNOWN, why=f"is labelled {label.kind}, which its shape {shapes} is not")
             if label.is_bad and label.operation is None:
                 label = label._replace(operation=operation)
             if label.kind == MIXED and label.operation is operation:
                 self.mixed.append(label)
             frame.labels[tensor.name] = label._replace(of_metric=label.of_metric or (of_metric and value is None))
+            frame.shapes[tensor.name] = shapes
             if value is not None:
+                frame.shapes[tensor.name] = value[0].shape, value[1].shape
                 frame.known[tensor.name] = value
-        if operation.type in ("Identity", "IdentityN", "ReadVariableOp"):
-            for tensor, variable in zip(operation.outputs, variables, strict=False):
-                if variable is not None and operation.type != "ReadVariableOp":
+        if operation.type in ("Identity", "IdentityN"):
+            for tensor, variable in zip(operation.outputs, variables, strict=True):
+                if variable is not None:
                     frame.variables[tensor.name] = variable
 
-    def _checked(self, node: Node, number: int, label: Label, shapes: Shapes) -> Label:
-        """Returns a label, or one of UNKNOWN if the shapes of the output contradict it."""
-        operation = node.operations[0]
-        if not operation.outputs[number].dtype.is_numpy_compatible or label.is_bad:
-            return label
-        if label.kind == ZERO or fits(label, shapes, self.rows):
-            return label
-        return Label(UNKNOWN, operation=operation, why=f"is labelled {label.kind}, which its shape {shapes} is not")
-
-    def _result(self, node: Node) -> tuple[list[Label], list[Values | None]]:
+    def _result(self, node: Node) -> _Outputs:
         """Returns the labels and values of what an operation without a state gives."""
         operation, count = node.operations[0], len(node.operations[0].outputs)
         if (computed := self._computed(node)) is not None:
             return [label_of_values(*pair, self.rows) for pair in computed], [*computed]
-        if operation.op_def.is_stateful and node.type not in RULES:
-            raise NoRule(_of_state(node.type))
-        settings = places.SETTINGS.get(node.type, ())
-        if node.type in ("ConcatV2",):
-            settings = (len(node.labels) - 1,)
-        # The rules of lists read no shape, and zeros are zeros whatever their number.
-        unread = "TensorList" in node.type or (node.type == "Fill" and node.labels[1].kind == ZERO)
-        for number, label in enumerate(node.labels):
-            if label.is_bad and not (number in settings and (unread or node.known[number] is not None)):
-                return [label] * count, [None] * count
         if node.type in RULES:
             results = RULES[node.type](node)
-            results = results[:count] if isinstance(results, list) else [results] * count
-            keeps_value = node.type in ("Identity", "PlaceholderWithDefault")
-            return results, [node.known[0] if keeps_value else None] * count
-        if all(label.kind in (SAME, ZERO) and not label.power for label in node.labels):
+            node.refuse_unread()
+            value = node.known[0] if node.type == "Identity" else None
+            return results[:count] if isinstance(results, list) else [results] * count, [value] * count
+        if operation.op_def.is_stateful and node.type not in _HARMLESS:
+            raise NoRule(_of_state(node.type))
+        if all(node.label(number).is_same for number in range(len(node.labels))):
             self._refuse_other_attributes(node)
             return [Label(SAME)] * count, [None] * count
         if _DRAWS.search(node.type):
@@ -216,22 +205,19 @@ class Walk:
 
     def _computed(self, node: Node) -> list[Values] | None:
         """Returns the values of the outputs, if they follow from constants and shapes alone."""
-        operations = node.operations
         if node.type == "Const":
-            first, second = (np.asarray(tf.get_static_value(operation.outputs[0])) for operation in operations)
-            return [(first, second)]
-        if node.type in ("Shape", "ShapeN", "Size", "Rank"):
-            pairs = node.shapes
-            if any(shape is None or None in shape for pair in pairs for shape in pair):
-                return None
-            make = {"Size": lambda shape: np.prod(shape, dtype=int), "Rank": len}.get(node.type, lambda shape: shape)
-            dtype = operations[0].outputs[0].dtype.as_numpy_dtype
-            return [tuple(np.asarray(make(shape), dtype) for shape in pair) for pair in pairs]  # type: ignore[misc]
-        if node.type == "PlaceholderWithDefault":
+            first, second = (tf.get_static_value(operation.outputs[0]) for operation in node.operations)
+            return [(np.asarray(first), np.asarray(second))]
+        if node.type == "Minimum" and (limits := _clamped(node)):
+            return [limits]
+        if node.type not in ("Shape", "ShapeN", "Size", "Rank"):
+            return node.constants()
+        if any(shape is None or None in shape for pair in node.shapes for shape in pair):
             return None
-        if node.type == "Minimum":
-            return _clamped(node)
-        return node.constants()
+        kinds: dict[str, Callable[[Any], Any]] = {"Size": math.prod, "Rank": len}
+        make = kinds.get(node.type, np.asarray)
+        dtype = node.operations[0].outputs[0].dtype.as_numpy_dtype
+        return [(np.asarray(make(first), dtype), np.asarray(make(second), dtype)) for first, second in node.shapes]
 
     def _refuse_other_attributes(self, node: Node) -> None:
         """Raises NoRule if an operation without a rule has other attributes in the other trace."""
@@ -240,9 +226,7 @@ class Walk:
             if not _IGNORED.match(name) and first[name] != second[name]:
                 raise NoRule(f"{name} follows from the number of rows")
 
-    def _special(
-        self, node: Node, variables: Sequence[Variable | None]
-    ) -> tuple[list[Label], list[Values | None]] | None:
+    def _special(self, node: Node, variables: Sequence[Variable | None]) -> _Outputs | None:
         """Returns the outputs of marks, calls, conditions, loops and operations on variables; None for others."""
         operation, count = node.operations[0], len(node.operations[0].outputs)
         nothing: list[Values | None] = [None] * count
@@ -251,61 +235,47 @@ class Walk:
         if node.type == "Placeholder":
             raise NoRule("is fed from outside")
         if node.type in _CALLS:
-            return self._call(node, node.operations[0].get_attr("f").name, variables, "f")
+            return self.graphs(self._graphs(node, "f"), node.labels, node.known, variables)
         if node.type in _BRANCHES:
-            return self._condition(node, variables)
+            return self._condition(node, variables), nothing
         if node.type in _LOOPS:
             return self._loop(node, variables), nothing
-        if node.type == "VariableShape" and variables[0] is not None:
-            shape = np.asarray(variables[0].shape, operation.outputs[0].dtype.as_numpy_dtype)
+        variable = variables[0] if variables else None
+        if node.type == "VariableShape" and variable is not None:
+            shape = np.asarray(variable.shape, operation.outputs[0].dtype.as_numpy_dtype)
             return [Label(SAME)], [(shape, shape)]
         if not operation.op_def.is_stateful or node.type in _HARMLESS:
             return None
-        if variables and variables[0] is not None:
+        if variable is not None and (node.type == "ReadVariableOp" or _ASSIGNS.match(node.type)):
             return self._of_variable(node, variables), nothing
+        if variable is not None and node.type == "ResourceGather" and not variable.is_metric:
+            letters = range(node.attribute("batch_dims"), node.rank(1))
+            return [labelled(node, Axes({1: letters}, letters))], nothing
         self.stateful.append(Label(UNKNOWN, operation=operation, why=_of_state(node.type)))
         return None
 
     def _marked(self, node: Node, mark: str) -> Label:
-        """Returns the label of a marked tensor: see `trainer.proof.trace`."""
-        label = node.labels[0]
+        """Returns the label of a marked tensor: see `trainer.run.one_of_several`."""
         if mark == DRAWN:
             return Label(ROWS)
         if mark == NUMBER:
             raise Mixes("reads the number of this replica")
-        if label.is_bad or label.kind == ZERO:
-            return label
+        label = node.label(0)
         if label.has_rows:
             raise Mixes("adds the rows of replicas up place by place")
-        return label.as_sum()._replace(kind=SAME)
+        return label if label.kind == ZERO else label.as_sum()._replace(kind=SAME)
 
     def _of_variable(self, node: Node, variables: Sequence[Variable | None]) -> list[Label]:
         """Returns the outputs of an operation that reads or assigns a variable."""
-        variable, count = variables[0], len(node.operations[0].outputs)
+        variable = variables[0]
         assert variable is not None
         if variable.own_value:
             raise NoRule(f"uses {variable.name}, of which each replica has a value of its own")
-        read = Label(SUM, of_metric=True) if variable.is_metric else Label(SAME)
-        if node.type == "ReadVariableOp":
-            return [read]
-        if node.type in ("ResourceGather", "ResourceGatherNd") and not variable.is_metric:
-            places_label = node.labels[1]
-            if places_label.is_bad:
-                return [places_label]
-            if (places_label.kind not in (SAME, ZERO) and not places_label.has_rows) or places_label.power:
-                raise Mixes("takes entries of a table by a sum over the rows of one replica")
-            inner = node.type == "ResourceGatherNd" and places_label.axis == len(node.shape(1)) - 1
-            if inner or (node.type == "ResourceGather" and node.attribute("batch_dims")):
-                raise NoRule("takes entries of a table by several places")
-            return [places_label if places_label.has_rows else Label(SAME)]
-        if not _ASSIGNS.match(node.type):
-            self.stateful.append(Label(UNKNOWN, operation=node.operations[0], why=_of_state(node.type)))
-            raise NoRule(_of_state(node.type))
-        given = [label for label, held in zip(node.labels, variables, strict=True) if held is None]
-        for held in variables:
-            if held is not None:
+        if node.type != "ReadVariableOp":
+            given = [label for label, held in zip(node.labels, variables, strict=True) if held is None]
+            for held in filter(None, variables):
                 self.assignments += [self._assignment(node, held, label) for label in given or [Label(SAME)]]
-        return [read] * count
+        return [Label(SUM, of_metric=True) if variable.is_metric else Label(SAME)] * len(node.operations[0].outputs)
 
     def _assignment(self, node: Node, variable: Variable, label: Label) -> Assignment:
         """Returns what a variable is given, with a label that is bad unless every replica gives what it must."""
@@ -334,13 +304,6 @@ class Walk:
             label = Label(MIXED, operation=operation, why=why)
         return Assignment(variable, operation, label, self._places[0])
 
-    def _call(
-        self, node: Node, name: str, variables: Sequence[Variable | None], attribute: str, skipped: int = 0
-    ) -> tuple[list[Label], list[Values | None]]:
-        """Returns the outputs of a function for the inputs after `skipped` of them."""
-        graphs = self._graphs(node, attribute)
-        return self.graphs(graphs, node.labels[skipped:], node.known[skipped:], variables[skipped:])
-
     def _graphs(self, node: Node, attribute: str, place: int | None = None) -> tuple[Any, Any]:
         """Returns the graphs of a function that an attribute names, in both traces."""
         named = [operation.get_attr(attribute) for operation in node.operations]
@@ -349,26 +312,19 @@ class Walk:
         first, second = (graph_of_function(operation.graph, name) for operation, name in pairs)
         return first, second
 
-    def _condition(self, node: Node, variables: Sequence[Variable | None]) -> tuple[list[Label], list[Values | None]]:
+    def _condition(self, node: Node, variables: Sequence[Variable | None]) -> list[Label]:
         """Returns what both branches give."""
         doubt = self._doubt_of(node.labels[0], node.operations[0], "a condition")
         self._doubt += doubt
-        graphs = []
+        pairs = []
         for attribute in _BRANCHES[node.type]:
-            if attribute == "branches":
-                count = len(node.operations[0].get_attr(attribute))
-                graphs += [self._graphs(node, attribute, place) for place in range(count)]
-            else:
-                graphs.append(self._graphs(node, attribute))
-        results: list[Label] | None = None
-        for pair in graphs:
-            labels, _ = self.graphs(pair, node.labels[1:], node.known[1:], variables[1:])
-            results = labels if results is None else [joined(*both) for both in zip(results, labels, strict=True)]
+            several = range(len(node.operations[0].get_attr(attribute))) if attribute == "branches" else [None]
+            pairs += [self._graphs(node, attribute, place) for place in several]
+        found = [self.graphs(pair, node.labels[1:], node.known[1:], variables[1:])[0] for pair in pairs]
         if doubt:
             self._doubt.pop()
-            results = [doubt[0]] * len(node.operations[0].outputs)
-        assert results is not None
-        return results, [None] * len(results)
+            return doubt * len(node.operations[0].outputs)
+        return [functools.reduce(joined, labels) for labels in zip(*found, strict=True)]
 
     def _loop(self, node: Node, variables: Sequence[Variable | None]) -> list[Label]:
         """Returns what a loop carries in the end."""
@@ -400,16 +356,15 @@ class Walk:
         return [Label(MIXED, operation=operation, why=f"{what} follows from the rows of one replica")]
 
 
-def _clamped(node: Node) -> list[Values] | None:
-    """Returns the value of min(max(values, c), c), which is c, or of another minimum of constants."""
-    for number, known in enumerate(node.known):
+def _clamped(node: Node) -> Values | None:
+    """Returns the value of min(max(values, c), c), which is c, as Keras counts classes; None for another minimum."""
+    for number in (0, 1):
         others = [operation.inputs[1 - number].op for operation in node.operations]
-        if known is not None and others[0].type == "Maximum":
-            pairs = zip(others, known, strict=True)
-            bounds = [([*map(tf.get_static_value, other.inputs)], limit) for other, limit in pairs]
-            if all(any(np.array_equal(bound, limit) for bound in of if bound is not None) for of, limit in bounds):
-                return [known]
-    return node.constants()
+        pairs = zip(others, node.known[number] or (), strict=False)
+        bounds = [[*map(tf.get_static_value, other.inputs), limit] for other, limit in pairs if other.type == "Maximum"]
+        if bounds and all(any(np.array_equal(bound, of[-1]) for bound in of[:-1]) for of in bounds):
+            return node.known[number]
+    return None
 
 
 def _of_state(kind: str) -> str:

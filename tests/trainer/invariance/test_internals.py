@@ -307,6 +307,19 @@ def test_what_is_traced_inside_of_functions_branches_and_xla_is_known() -> None:
     assert (internals.compiled_by_xla(), compiled(tf.ones((2, 2)))[0, 0]) == (False, 3.0)
 
 
+@meaning("execute.execute")
+def test_an_operation_of_a_graph_is_run_by_itself() -> None:
+    function = tf.function(lambda x: tf.split(tf.concat([x, tf.range(2)], 0), 2)).get_concrete_function(
+        tf.TensorSpec((2,), tf.int32)
+    )
+    joins, splits = (
+        next(operation for operation in function.graph.get_operations() if operation.type == kind)
+        for kind in ("ConcatV2", "Split")
+    )
+    (joined,) = internals.run_operation(joins, [[7, 8], [0, 1], 0])
+    assert [part.tolist() for part in internals.run_operation(splits, [0, joined])] == [[7, 8], [0, 1]]
+
+
 @meaning("_use_merge_call", "apply_aggregation_replica_context")
 def test_xla_compiles_a_replicas_update() -> None:
     with (strategy := make_strategy(2)).scope():

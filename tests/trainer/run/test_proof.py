@@ -8,7 +8,7 @@ from tests.rows_mixed import FINDINGS
 from trainer.base.errors import UserError
 from trainer.base.settings.request import resolve
 from trainer.run.proof import MAY_MIX, MIXES, NOT_PROVED, PROVED
-from trainer.run.replica_check import ReplicaVerdict, act_on_verdict, judge, proof_of
+from trainer.run.replica_check import ReplicaVerdict, act_on_verdict, compare_few_rows, judge, proof_of
 
 
 def flags_of(name: str, *more: str) -> list[str]:
@@ -63,6 +63,10 @@ def test_rows_that_may_mix_are_told_and_several_paid_replicas_do_not_train(caplo
     act_on_verdict(verdict, allowed=True, paid=True)
     with pytest.raises(UserError, match=r"rows_mixed\.py:"):
         act_on_verdict(verdict, allowed=False, paid=True)
+
+
+def test_a_layer_s_losses_are_its_own_replica_s_while_batch_norm_waits_for_others() -> None:
+    assert compare_few_rows(resolve(flags_of("noisy")).config)["problems"] == []
 
 
 def test_rows_that_mix_are_refused_with_the_line() -> None:
