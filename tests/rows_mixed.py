@@ -92,6 +92,12 @@ def not_combined(config: Any, dataset: Any) -> Any:
     return _compiled(layers.Dense(8), Averaging("none"), layers.Dense(1))
 
 
+def faint(config: Any, dataset: Any) -> Any:
+    """Mixes rows by less than float32 rounds, before a layer of that dtype."""
+    mixing = Function(lambda x: x + 1e-7 * tf.reduce_max(x))
+    return _compiled(layers.Dense(8), mixing, layers.Dense(1, dtype="float32"))
+
+
 def rate_by_replicas(config: Any, dataset: Any) -> Any:
     rate = 1e-3 * tf.distribute.get_strategy().num_replicas_in_sync
     return _compiled(layers.Dense(1), optimizer=keras.optimizers.SGD(rate))
@@ -147,6 +153,7 @@ FINDINGS = {
     "by_number": "reads the number of this replica",
     "stateful": "EagerPyFunc keeps a state of its own",
     "shifted": "Max is over the rows of one replica",
+    "faint": "Max is over the rows of one replica",
     "asserted": "",
     "of_batch_in_branch": "is not linear in a sum over the rows",
     "combined": "",

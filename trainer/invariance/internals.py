@@ -60,6 +60,7 @@ FACTS = {
     "tensorflow.python.eager.context.Context.configure_coordination_service": "a silent worker would abort all others "
     "after ten seconds",
     # Replaced within a block.
+    "keras.DTypePolicy._parse_name": "a layer of a fixed dtype would compare by its rounding",
     "keras.src.losses.loss.reduce_weighted_values": "losses with masks or weights would be means of replicas' means",
     "keras.src.losses.loss.scale_loss_for_distribution": "losses of layers would be divided by the wrong number",
     "keras.src.losses.loss.unscale_loss_for_distribution": "the reported loss would be multiplied by the wrong number",
@@ -322,6 +323,16 @@ def trained_by(optimizer: keras.optimizers.Optimizer) -> list[Any]:
 def graph_of_function(graph: Any, name: str) -> Any:
     """Returns the graph of a function that `graph` calls."""
     return _private("tensorflow.Graph._get_function", name, owner=graph)(name).graph
+
+
+def in_float64() -> AbstractContextManager[None]:
+    """Makes layers, losses and metrics that name a narrower dtype of their own compute in float64, in the block."""
+
+    def widened(original: Any, policy: Any, name: str) -> tuple[str | None, ...]:
+        narrow = ("float32", "float16", "bfloat16")
+        return tuple("float64" if dtype in narrow else dtype for dtype in original(policy, name))
+
+    return wrapped("keras.DTypePolicy._parse_name", widened, None, "float32")
 
 
 def run_operation(operation: Any, values: Any) -> list[Any]:

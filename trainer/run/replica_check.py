@@ -10,7 +10,7 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +25,7 @@ from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.fingerprint import changed_values
 from trainer.data.sources import is_named, load_dataset
-from trainer.invariance.internals import all_layers
+from trainer.invariance.internals import in_float64, layers_by_path
 from trainer.invariance.layers import depends_on_replicas
 from trainer.reporting.progress import is_loss
 from trainer.run.proof import MAY_MIX, NOT_PROVED, PROVED, Proof, prove
@@ -52,9 +52,6 @@ REMEDY = (
 _FEW_ROWS = 16
 TOLERANCE = 1e-10  # relative L2 norm of a weight tensor's difference; far above float64 rounding
 _METRIC_TOLERANCE = 1e-6  # relative; wider, as a user's metric may compute in float32, and training does not use it
-# A layer may fix its own dtype, as the last one under mixed precision does; all tolerances are then larger.
-_NARROW_DTYPES = ("float32", "float16", "bfloat16")
-_NARROW_FACTOR = 1e5
 
 
 @dataclass(frozen=True)
@@ -272,16 +269,15 @@ def compare_replicas(config: TrainConfig) -> tuple[list[str], list[str]]:
         for a, b in zip(alone.model.get_weights(), together.model.get_weights(), strict=True)
     ]
     losses = {name: (value, together.means[name]) for name, value in alone.means.items()}
-    factor = _NARROW_FACTOR if any(layer.compute_dtype in _NARROW_DTYPES for layer in all_layers(alone.model)) else 1.0
-    tolerances = {name: factor * 1e-8 if is_loss(name) else max(factor * 1e-10, _METRIC_TOLERANCE) for name in losses}
+    tolerances = {name: 1e-8 if is_loss(name) else _METRIC_TOLERANCE for name in losses}
     uneven = {
         name: pair for name, pair in losses.items()
         if abs(np.subtract(*pair)) > tolerances[name] * max(*map(abs, pair), 1e-30)
     }  # fmt: skip
-    if max(differences) <= factor * TOLERANCE and not uneven:
+    if max(differences) <= TOLERANCE and not uneven:
         return [], []
     problems = [f"{config.model}: {name} is {a:.9g} on 1 replica and {b:.9g} on 2" for name, (a, b) in uneven.items()]
-    if max(differences) > factor * TOLERANCE:
+    if max(differences) > TOLERANCE:
         worst = alone.model.weights[int(np.argmax(differences))].path
         difference = f"{worst} differs by {max(differences):.1e} (relative) after {COMPARED_STEPS} steps"
         problems.insert(0, f"{config.model}: on 2 replicas {difference}")
@@ -289,11 +285,14 @@ def compare_replicas(config: TrainConfig) -> tuple[list[str], list[str]]:
     warnings = depends_on_replicas(together.model, replicas=2, micro_batches=config.micro_batches)
     doubled = [name for name, ratio in ratios.items() if abs(ratio - 2) < 0.2]
     halved = [name for name, ratio in ratios.items() if abs(ratio - 0.5) < 0.05]
+    layers = layers_by_path(together.model).items()
+    narrow = [path for path, layer in layers if layer.compute_dtype in ("float32", "float16", "bfloat16")]
     reasons = [  # the most likely one comes first
         f"{halved[0]} is about half as large: it is a sum over rows, or one divided by the global batch, as in a "
         "tutorial of TensorFlow's: take the mean over the rows at hand (tf.reduce_mean)" if halved else "",
         f"{doubled[0]} is about twice as large: divide its sum by the GLOBAL batch, not by the rows of one replica "
         "(reduce_mean)" if doubled else "",
+        f"{narrow[0]} computes in a narrower dtype than float64, so that its rounding may differ" if narrow else "",
         *warnings,
     ]  # fmt: skip
     return [*problems, *filter(None, reasons)], warnings
@@ -319,7 +318,9 @@ def _run_steps(config: TrainConfig, replicas: int, precision: str) -> _StepsResu
     load_function(function_of(config.model), "model")
     if is_named(config.data):
         load_function(DATA_SOURCES.get(config.data, config.data), "data")
-    setup = build_setup(config, make_replicas(config))
+    # A layer may fix its own dtype, as the last one under mixed precision does.
+    with in_float64() if precision == "float64" else nullcontext():
+        setup = build_setup(config, make_replicas(config))
     starts = setup.model.get_weights()
     with setup.dataset.reading():
         runner, rows = setup.step_runner(), setup.rows_from(0)

@@ -307,6 +307,14 @@ def test_what_is_traced_inside_of_functions_branches_and_xla_is_known() -> None:
     assert (internals.compiled_by_xla(), compiled(tf.ones((2, 2)))[0, 0]) == (False, 3.0)
 
 
+@meaning("_parse_name")
+def test_a_layer_of_a_fixed_dtype_computes_in_float64() -> None:
+    with internals.in_float64():
+        wide = [keras.layers.Dense(1, dtype=of) for of in ("float32", "mixed_float16", keras.DTypePolicy("bfloat16"))]
+    assert [(of.compute_dtype, of.variable_dtype) for of in wide] == [("float64", "float64")] * 3
+    assert keras.layers.Dense(1, dtype="float32").compute_dtype == "float32"
+
+
 @meaning("execute.execute")
 def test_an_operation_of_a_graph_is_run_by_itself() -> None:
     function = tf.function(lambda x: tf.split(tf.concat([x, tf.range(2)], 0), 2)).get_concrete_function(

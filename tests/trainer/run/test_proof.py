@@ -76,6 +76,12 @@ def test_rows_that_mix_are_refused_with_the_line() -> None:
         act_on_verdict(verdict, allowed=False)
 
 
+def test_a_layer_of_a_fixed_dtype_hides_nothing() -> None:
+    verdict = ReplicaVerdict(**judge(resolve(flags_of("faint")).config))
+    assert (verdict.agrees, verdict.proof) == (False, MIXES)
+    assert "differs by" in verdict.problems[0]
+
+
 def test_a_proof_says_what_the_settings_ask_of_batch_norm(caplog: pytest.LogCaptureFixture) -> None:
     verdict = ReplicaVerdict(**judge(resolve(flags_of("noisy", "--sync_batch_norm=false")).config))
     act_on_verdict(verdict, allowed=False, paid=True)
