@@ -171,7 +171,8 @@ def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: 
         # Each group's mean and variance by channel: (groups, channels).
         if getattr(replica, "traced", False):
             plain = Formula(layer.epsilon, len(inputs.shape) - 1 if fits_kernel else method.axis, mask, method.dtype)
-            outputs, means, variances = plain.by_plain_sums(gamma, beta, groups)
+            wide = [tf.cast(group, method.dtype) for group in groups]
+            outputs, means, variances = plain.by_plain_sums(gamma, beta, wide)
         elif replicas == 1 and isinstance(method, Kernel):
             outputs, *statistics = zip(*(method.training(group, gamma, beta) for group in groups), strict=True)
             means, variances = map(_stacked, statistics)

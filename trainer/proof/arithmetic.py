@@ -132,7 +132,7 @@ rule(
     "Abs Acos Acosh Asin Asinh Atan Atan2 Atanh BitwiseAnd BitwiseOr BitwiseXor Ceil ClipByValue Cos Cosh Digamma Elu "
     "Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Inv IsFinite IsInf IsNan LeakyRelu "
     "Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod NotEqual Pow Reciprocal Relu "
-    "Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Tan Tanh TruncateDiv TruncateMod Xdivy "
+    "Relu6 Rint Round Rsqrt Selu Sigmoid Sin Sinh Softplus Softsign Sqrt Tan Tanh TruncateDiv TruncateMod Xdivy "
     "Xlog1py Xlogy RightShift LeftShift Bitcast Invert BesselI0e BesselI1e StaticRegexReplace AsString StringLower "
     "StringUpper StringToHashBucketFast"
 )(broadcast)
@@ -180,6 +180,15 @@ def squared(node: Node) -> Label:
     if label.kind == SUM:
         raise Mixes(NOT_LINEAR)
     return label._replace(power=2 * label.power)
+
+
+@rule("Sign")
+def sign(node: Node) -> Label:
+    """Has no power: it is that of any multiple."""
+    label = labelled(node, broadcast(node), terms=ALL)
+    if label.kind == SUM:
+        raise Mixes(NOT_LINEAR)
+    return label._replace(power=0)
 
 
 @rule("ZerosLike")

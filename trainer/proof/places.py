@@ -34,6 +34,9 @@ def reshaped(node: Node) -> Label:
     if not node.label(0).has_rows:
         node.setting(1)
         return node.label(0)
+    pairs = zip(node.shapes[0], node.values(1), strict=True)
+    if node.label(0).axis == 0 and all(given and given[:1] == (*asked[:1],) for given, asked in pairs):
+        return node.label(0)
     label, uniform = node.whole(), node.label(0).kind == UNIFORM
     sizes = [_resolved(*pair) for pair in zip(node.shapes[0], node.values(1), strict=True)]
     scaled = scaled_axes((sizes[0], sizes[1]))

@@ -83,7 +83,7 @@ _ELEMENTWISE = [name for name, of in RULES.items() if getattr(of, "__wrapped__",
 
 
 @case(" ".join([name for name in _ELEMENTWISE if not name.endswith("Grad") and name not in _ELSEWHERE]))
-@case("RealDiv DivNoNan")
+@case("RealDiv DivNoNan Sign")
 def value_by_value(name: str, draw: Any) -> Case:
     function = getattr(raw, name)
     names = [
