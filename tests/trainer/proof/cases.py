@@ -369,7 +369,7 @@ def classes(name: str, draw: Any) -> Case:
 
 @case(
     "Softmax LogSoftmax FFT IFFT RFFT IRFFT TopKV2 Cholesky MatrixInverse MatrixDeterminant "
-    "FFT2D RFFT2D IRFFT2D MatrixBandPart Svd Qr SelfAdjointEigV2 LogMatrixDeterminant"
+    "MatrixBandPart Svd Qr SelfAdjointEigV2 LogMatrixDeterminant"
 )
 def trailing(name: str, draw: Any) -> Case:
     label = any_label(draw, 2 if name in ("Softmax", "LogSoftmax") else 3)
@@ -395,11 +395,8 @@ def trailing(name: str, draw: Any) -> Case:
         "SelfAdjointEigV2": lambda rows, x: raw.SelfAdjointEigV2(input=positive(x), compute_v=False)[0],
         "FFT": lambda rows, x: raw.FFT(input=tf.cast(x, tf.complex64)),
         "IFFT": lambda rows, x: raw.IFFT(input=tf.cast(x, tf.complex64)),
-        "FFT2D": lambda rows, x: raw.FFT2D(input=tf.cast(x, tf.complex64)),
         "RFFT": lambda rows, x: raw.RFFT(input=tf.cast(x, tf.float32), fft_length=[3]),
         "IRFFT": lambda rows, x: raw.IRFFT(input=tf.cast(x, tf.complex64), fft_length=[4]),
-        "RFFT2D": lambda rows, x: raw.RFFT2D(input=tf.cast(x, tf.float32), fft_length=[3, 3]),
-        "IRFFT2D": lambda rows, x: raw.IRFFT2D(input=tf.cast(x, tf.complex64), fft_length=[3, 4]),
     }
     return build[name], [x]
 

