@@ -33,7 +33,7 @@ def rule(
 ) -> Callable[[Function], Function]:
     """Makes a function the rule of operations of these types: it returns their letters, or labels.
 
-    The other parameters are those of `labelled`.
+    The other parameters are those of `label_by_letters`.
     """
 
     def keep(function: Function) -> Function:
@@ -41,7 +41,7 @@ def rule(
         def of(node: Node) -> Label | list[Label]:
             found = function(node)
             if isinstance(found, Axes):
-                return labelled(node, found, terms, factors, sums=sums, why=why)
+                return label_by_letters(node, found, terms, factors, sums=sums, why=why)
             return found
 
         RULES.update(dict.fromkeys(types.split(), of))
@@ -50,7 +50,7 @@ def rule(
     return keep
 
 
-def labelled(
+def label_by_letters(
     node: Node,
     axes: Axes,
     terms: Sequence[int] = (),
@@ -147,7 +147,7 @@ def quotient(node: Node) -> Label:
         raise Mixes("divides by a sum over the rows of one replica")
     if denominator.kind == ZERO:
         raise NoRule("divides by zero")
-    label = labelled(node, broadcast(node), factors=ALL)
+    label = label_by_letters(node, broadcast(node), factors=ALL)
     return label if label.kind == ZERO else label._replace(power=label.power - 2 * denominator.power)
 
 
@@ -170,13 +170,13 @@ def cast(node: Node) -> Axes | Label:
     """Is linear, unless it rounds to integers or asks whether a number is not zero."""
     before, after = node.operations[0].inputs[0].dtype, node.operations[0].outputs[0].dtype
     narrows = after.is_bool or (after.is_integer and before.is_floating)
-    return labelled(node, broadcast(node)) if narrows and node.label(0).kind != ZERO else kept(node)
+    return label_by_letters(node, broadcast(node)) if narrows and node.label(0).kind != ZERO else kept(node)
 
 
 @rule("SquaredDifference")
 def squared(node: Node) -> Label:
     """Doubles the power."""
-    label = labelled(node, broadcast(node), terms=ALL)
+    label = label_by_letters(node, broadcast(node), terms=ALL)
     if label.kind == SUM:
         raise Mixes(NOT_LINEAR)
     return label._replace(power=2 * label.power)
@@ -185,7 +185,7 @@ def squared(node: Node) -> Label:
 @rule("Sign")
 def sign(node: Node) -> Label:
     """Has no power: it is that of any multiple."""
-    label = labelled(node, broadcast(node), terms=ALL)
+    label = label_by_letters(node, broadcast(node), terms=ALL)
     if label.kind == SUM:
         raise Mixes(NOT_LINEAR)
     return label._replace(power=0)
@@ -221,7 +221,7 @@ rule("Max Min Prod All Any EuclideanNorm ArgMax ArgMin")(reduced)
 def summed(node: Node) -> Label:
     """Sums over rows, or takes the mean of those of one replica."""
     given = node.label(0) if node.labels[0].kind == ZERO else node.settled(0)
-    label = labelled(node, reduced(node), terms=(0,), sums=True)
+    label = label_by_letters(node, reduced(node), terms=(0,), sums=True)
     if not given.has_rows or label.has_rows:
         return label
     if given.kind == UNIFORM:
@@ -349,4 +349,4 @@ def batch_norm(node: Node) -> list[Label]:
     """Normalises by statistics that it is given, or by those of one replica's rows."""
     if node.attribute("is_training"):
         raise Mixes("normalises by the rows of one replica")
-    return [labelled(node, by_row(0)(node)), *[Label(SAME)] * 5]
+    return [label_by_letters(node, by_row(0)(node)), *[Label(SAME)] * 5]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.proof.arithmetic import ALL, DIVIDED, broadcast, labelled, rule
+from trainer.proof.arithmetic import ALL, DIVIDED, broadcast, label_by_letters, rule
 from trainer.proof.labels import (
     ROWS,
     SAME,
@@ -307,7 +307,7 @@ def padded(node: Node) -> Axes | Label:
     label, pads = node.settled(0), node.values(1)
     letters = [axis if not np.any([of[axis] for of in pads]) else None for axis in range(node.rank(0))]
     if node.type == "PadV2" and node.label(2).kind != ZERO:
-        return labelled(node, Axes({0: letters}, letters), why=_OTHERS)
+        return label_by_letters(node, Axes({0: letters}, letters), why=_OTHERS)
     if node.type != "Pad" or not label.has_rows or letters[label.axis] is not None:
         return Axes({0: letters}, letters)
     label = node.whole()
@@ -370,7 +370,7 @@ def by_values(node: Node) -> Label:
 
 
 @rule("Range")
-def counted(node: Node) -> Label:
+def places_in_a_row(node: Node) -> Label:
     """Has a value for each place."""
     if not all(node.label(number).is_same for number in range(3)):
         raise Mixes("a constant has a value for each place in the batch")

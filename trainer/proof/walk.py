@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from trainer.invariance.internals import graph_of_function
 from trainer.proof import places  # noqa: F401 - its rules
-from trainer.proof.arithmetic import RULES, labelled
+from trainer.proof.arithmetic import RULES, label_by_letters
 from trainer.proof.labels import (
     MIXED,
     ROWS,
@@ -250,7 +250,7 @@ class Walk:
             return self._of_variable(node, variables), nothing
         if variable is not None and node.type == "ResourceGather" and not variable.is_metric:
             letters = range(node.attribute("batch_dims"), node.rank(1))
-            return [labelled(node, Axes({1: letters}, letters))], nothing
+            return [label_by_letters(node, Axes({1: letters}, letters))], nothing
         self.stateful.append(Label(UNKNOWN, operation=operation, why=_of_state(node.type)))
         return None
 
