@@ -21,6 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from trainer.base.errors import UserError
 from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
@@ -356,7 +357,7 @@ def difference(config: TrainConfig, steps: int) -> float:
     config, noise = replace(config, precision="float64"), 1e-16
     try:
         alone = trained(config, 1, steps)
-    except TypeError:  # RandomRotation and RandomZoom compute in float32 in any case
+    except (TypeError, UserError):  # RandomRotation and RandomZoom compute in float32 in any case
         config, noise = replace(config, precision="float32"), 1e-7
         alone = trained(config, 1, steps)
     found = _largest(alone, trained(config, 2, steps))

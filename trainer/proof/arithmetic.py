@@ -342,11 +342,3 @@ def bias_added(node: Node) -> Axes:
 def bias_gradient(node: Node) -> Axes:
     """Sums over all axes but that of channels."""
     return Axes({0: range(node.rank(0))}, [_channels(node)])
-
-
-@rule("FusedBatchNormV3")
-def batch_norm(node: Node) -> list[Label]:
-    """Normalises by statistics that it is given, or by those of one replica's rows."""
-    if node.attribute("is_training"):
-        raise Mixes("normalises by the rows of one replica")
-    return [label_by_letters(node, by_row(0)(node)), *[Label(SAME)] * 5]

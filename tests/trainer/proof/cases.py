@@ -412,15 +412,6 @@ def biases(name: str, draw: Any) -> Case:
     return lambda rows, x, b: raw.BiasAdd(value=x, bias=b), [x, bias]
 
 
-@case("FusedBatchNormV3")
-def batch_norms(name: str, draw: Any) -> Case:
-    label, training = rows_of(draw, 0), bool(draw.random() < 0.2)
-    x, vector = Given(label, (2, 4, 4, 3), tf.float32), Given(Label(SAME), (3,), tf.float32)
-    return lambda rows, x, a, b: raw.FusedBatchNormV3(
-        x=x, scale=a, offset=b, mean=[] if training else b, variance=[] if training else a, is_training=training
-    )[0], [x, vector, vector]
-
-
 @case("Reshape")
 def reshapes(name: str, draw: Any) -> Case:
     x = tensor(draw, 3, Label(SUM) if draw.random() < 0.2 else rows_of(draw, int(draw.integers(0, 3)), power=True))
