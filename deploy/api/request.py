@@ -26,7 +26,7 @@ USUAL = (
     "repeats",
 )  # fmt: skip
 # Options that say how a verb answers, and not what it does: the same command with and without them is one command.
-_ANSWERS = ("json", "dry_run")
+_ANSWERS = ("json", "dry_run", "detach", "again")
 _CODE = ("script", "module", "package")
 
 

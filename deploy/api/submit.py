@@ -75,6 +75,7 @@ class SubmitOptions(JobOptions):
         "check the tier's GPUs (trainer.check --on_gpus) instead of training: some minutes",
     )
     detach: bool = setting(False, "do not follow the job once it is submitted")
+    again: bool = setting(False, "send another job although one of the same command runs")
     register: str = setting(
         "",
         "make the model a version of NAME in the Model Registry when the job has ended well (docs/serving.md)",

@@ -61,6 +61,12 @@ def agrees(question: str) -> bool:
     return False
 
 
+def consents(question: str) -> bool:
+    """Asks as `agrees` does, but only on a terminal or in a notebook: what costs money is not agreed to by a pipe."""
+    interactive = "ipykernel" in sys.modules or (sys.stdin is not None and sys.stdin.isatty())
+    return interactive and agrees(question)
+
+
 def forget_stdout() -> None:
     """Redirects stdout, whose reader has ended, to nowhere: otherwise Python flushes into the closed pipe at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

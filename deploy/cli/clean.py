@@ -1,9 +1,10 @@
 """Lists, and with --yes removes, what ended jobs left in a bucket beside their results: `python -m deploy clean`.
 
 That is what they read to start, below BUCKET/packages/: the trainer, a package or script of yours, the starter. It
-counts as left if a job of the project that has ended names it, and none that goes on, nor a tuning job, in any region;
-jobs of another project that uses the bucket are not seen. Results, checkpoints and data are never looked at. A later
-job uploads again what it needs; a spec of `submit --out` that was not sent yet does not.
+counts as left if a job of the project that has ended names it, and none that goes on, nor a tuning job, in any region,
+nor a submission of the last hour; jobs of another project that uses the bucket are not seen. Results, checkpoints and
+data are never looked at. A later job uploads again what it needs; a spec of `submit --out` that was not sent yet does
+not.
 """
 
 import itertools
@@ -27,6 +28,8 @@ from deploy.tiers.machine_table import load_machines
 from trainer.base.errors import DONE
 from trainer.base.settings.fields import parse_options, setting, setting_of
 from trainer.base.storage.gcs import connect
+
+SENDING_S = 3600.0  # a submission touches its packages, and creates its job well within this time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +65,13 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         by_place = threads.map(named_packages, places)
         of_ended, in_use = (set[str]().union(*names) for names in zip(*by_place, strict=True))
     sizes = dict.fromkeys(sorted(of_ended - in_use), 0)
-    objects = [item for item in buckets.below(packages) if item.address.name.split("/")[-2] in sizes]
-    for item in objects:
-        sizes[item.address.name.split("/")[-2]] += item.size
-        if args.yes:
-            connect().delete(item)
+    for listed in buckets.below(packages):
+        name = listed.address.name.split("/")[-2]
+        item = connect().get(listed.address) if name in sizes else None  # a listing has no times
+        if item and item.updated and session.clock.now() - item.updated.timestamp() > SENDING_S:
+            sizes[name] += item.size
+            if args.yes:
+                connect().delete(item)
     left = {name: size for name, size in sizes.items() if size}
     for name, size in left.items():
         say(f"{size / 1e6:9.2f} MB  {packages}{name}")

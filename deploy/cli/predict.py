@@ -1,12 +1,13 @@
 """Answers a file of rows with a registered model: `python -m deploy predict MODEL ROWS OUT --tier=TIER`."""
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Sequence
 from functools import partial
 
 from deploy.api.request import verb_usage
-from deploy.api.submit import check_wait, describe, new_submission
+from deploy.api.submit import SubmitOptions, check_wait, describe, new_submission
 from deploy.cli.output import JSON
 from deploy.cli.submit import send_and_follow
 from deploy.job.cost import cost_confirmation
@@ -23,7 +24,7 @@ from deploy.platform.retries import retried
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, needed_region, read_project
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import UserError
-from trainer.base.settings.fields import fields_of, parse_options, setting
+from trainer.base.settings.fields import fields_of, parse_options, setting, setting_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class PredictFlags(JobOptions):
     tier: str = setting(meaning="machine of one device, as cpu or l4x1", metavar="TIER")
     dry_run: bool = setting(False, "print what would run and what it may cost, and stop")
     detach: bool = setting(False, "do not follow the job once it is submitted")
+    again: bool = setting_of(SubmitOptions, "again")
     json: bool = JSON
 
 
@@ -71,7 +73,8 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     subject = f"predict-{version.name.rsplit('/', 1)[-1]}"
     work = Prediction(tier, job_dir=out, subject=subject, about=about, inputs=inputs)
     job = Job(work, gcp, dataclasses.replace(args, image=version.image), new_submission())
-    command = shlex.join([*USAGE.program.split(), *arguments])
+    answers = re.compile(r"--(json|dry.run|detach|again)\b")  # the same command with and without them is one command
+    command = shlex.join([*USAGE.program.split(), *(word for word in arguments if not answers.match(word))])
     record = Submission(job.submission, command=command, sources=[str(version)], detached=args.detach)
     confirmation = partial(cost_confirmation, [job.tier], [None], args, alternatives=True)
     return send_and_follow(SubmittedJob([job], record, session, describe([job]), confirmation), args, "predict")

@@ -1,12 +1,11 @@
 """Computes what a job costs per hour, at most and so far, whether that needs confirmation, and what --max_cost pays."""
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from deploy.base.console import agrees, say
+from deploy.base.console import consents, say
 from deploy.job.options import JobOptions
 from deploy.platform.vertex_api import JobStatus
 from deploy.tiers.machine_table import load_machines
@@ -71,8 +70,7 @@ class CostConfirmation(NamedTuple):
 
     def confirm(self) -> None:
         """Prints what the jobs may cost, and asks to confirm it if needed. Raises UserError if nobody does."""
-        interactive = "ipykernel" in sys.modules or (sys.stdin and sys.stdin.isatty())
-        if self.refusal and not (interactive and agrees(f"{self.text}: submit it?")):
+        if self.refusal and not consents(f"{self.text}: submit it?"):
             raise UserError(self.refusal)
         say(f"# {self.text}")
 

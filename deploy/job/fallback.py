@@ -5,17 +5,17 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from deploy.base.console import say
+from deploy.base.console import consents, say
 from deploy.job.cost import CostConfirmation
 from deploy.job.job import Job
-from deploy.job.ledger import Submission, find_interrupted
+from deploy.job.ledger import Submission, sending_alone, submissions_of, watch_hint
 from deploy.job.sending import Creation, check_resources, look_for, upload_packages
 from deploy.job.vertex_job import VertexJob
-from deploy.job.watching import PrintLine, show, watch_job
+from deploy.job.watching import PrintLine, show, watch_job, with_stop_reason
 from deploy.platform.errors import api_errors, describe_failure, exit_code, stocked_out
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.model_registry import read_registration, register_run
-from deploy.platform.retries import ApiError
+from deploy.platform.retries import ApiError, retried
 from deploy.platform.vertex_api import JobStatus
 from trainer.base.errors import DONE, USER_MUST_CHANGE, PlatformFault, UserError
 
@@ -44,33 +44,64 @@ class SubmittedJob(VertexJob):
         self._open = partial(session.open, jobs[0].options.backend)
 
     def send(self) -> "SubmittedJob":
-        """Creates the job, or finds the one that an interrupted call with the same arguments created.
+        """Creates the job, or finds the one that the same command created before and that nobody saw end.
 
-        Raises UserError if the cost needs confirmation and nobody confirms it.
+        Raises UserError if a job of the same command runs with other sources, or if the cost needs confirmation, and
+        nobody confirms it.
         """
-        with api_errors(self.jobs[0].gcp):
-            earlier = find_interrupted(self.record.command, self.record.sources)
+        with api_errors(self.jobs[0].gcp), sending_alone():
+            earlier = None if self.jobs[0].options.again else self._earlier()
             if earlier and self.resume(earlier):
-                say(f"goes on with {self.name}, which the same command submitted before")
-                if earlier.detached:  # found now, so that the next call creates another job
+                say(f"goes on with {self.name}, which the same command submitted before (--again sends another)")
+                if earlier.detached:
                     earlier.attempts[-1].state = "SUBMITTED"
                     earlier.write()
             else:
                 self.confirmation(transfer_usd=check_resources(self.jobs)).confirm()
-                upload_packages(self.jobs)
                 self.create()
         return self
+
+    def _earlier(self) -> Submission | None:
+        """Returns the submission of the same command whose job this call goes on with; None if it sends another.
+
+        That is one whose job runs or, of the newest, ended unseen. Raises UserError if one of them runs with other
+        sources, and nobody wants another job beside it.
+        """
+        for age, earlier in enumerate(submissions_of(self.record.command)):
+            attempt = earlier.attempts[-1]
+            if attempt.state not in ("SUBMITTING", "INTERRUPTED", "SUBMITTED"):
+                continue
+            unseen = age == 0 and not (earlier.detached and attempt.state == "SUBMITTED")
+            backend = self._open(attempt.project, attempt.region)
+            status = retried(partial(backend.get, attempt.job), backend.clock) if self._find(earlier) else None
+            if not status:
+                continue
+            if earlier.sources == self.record.sources and (unseen or not status.over):
+                return earlier
+            if status.over:
+                earlier.record_status(attempt, with_stop_reason(status), backend.clock.now())
+                continue
+            runs = f"{status.name} ({status.state}) has the same command and other files"
+            if not consents(f"{runs}: send another job beside it?"):
+                raise UserError(f"{runs}: {watch_hint(status.name)}; --again sends another beside it")
+        return None
+
+    def _find(self, earlier: Submission) -> str:
+        """Returns the name of the newest job of an earlier submission, "" if it has none."""
+        attempt = earlier.attempts[-1]
+        backend = self._open(attempt.project, attempt.region)
+        if not attempt.job and attempt.sent_at:
+            attempt.job = look_for(earlier.label, backend, attempt.sent_at)
+        return attempt.job
 
     def resume(self, earlier: Submission) -> bool:
         """Goes on with the newest job of an earlier submission; returns False if it has none.
 
         The tiers and regions that come after that job's own are left to try.
         """
-        attempt = earlier.attempts[-1]
-        backend = self._open(attempt.project, attempt.region)
-        attempt.job = attempt.job or look_for(earlier.label, backend, attempt.sent_at)
-        if not attempt.job:
+        if not self._find(earlier):
             return False
+        attempt = earlier.attempts[-1]
         place = (attempt.tier, attempt.region)
         left = itertools.dropwhile(lambda job: (job.tier.name, job.gcp.region) != place, self.jobs)
         self.jobs = [job.named(earlier.submission) for job in [*left] or self.jobs[:1]]
@@ -82,6 +113,7 @@ class SubmittedJob(VertexJob):
         """Creates the job, or the next one for which there are machines. Raises as `Creation.create` does."""
         while True:
             try:
+                upload_packages(self.jobs[:1])  # `clean` may have come while the attempt before waited for machines
                 Creation(self.jobs[0], self.record, self._open).create()
                 self._set_job()
                 return

@@ -6,20 +6,22 @@ from the jobs' labels and these records.
 """
 
 import dataclasses
+import fcntl
 import json
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from deploy.base.console import tell
 from deploy.platform import buckets
 from deploy.platform.rest import Platform
 from deploy.platform.retries import retried
 from deploy.platform.vertex_api import JobStatus
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import PlatformFault, UserError
-from trainer.base.storage import write_whole
+from trainer.base.storage import write_whole, writing
 
 SUBMISSIONS = Path("runs/submitted")
 RECORD = "submission.json"
@@ -49,8 +51,7 @@ class Attempt:
 class Submission:
     """Holds all attempts of one submission; `command` and `sources`, its packages' addresses, identify what was sent.
 
-    `detached`: nobody follows its job, and the same command creates another; `folder`: that of a comparison's run,
-    which gets a copy of the record.
+    `detached`: nobody follows its job; `folder`: that of a comparison's run, which gets a copy of the record.
     """
 
     submission: str
@@ -167,14 +168,30 @@ def sent_regions() -> list[str]:
     return [*dict.fromkeys(attempt.region for record in _read_all() for attempt in reversed(record.attempts))]
 
 
-def find_interrupted(command: str, sources: list[str]) -> Submission | None:
-    """Returns the newest submission of this command and these packages, if it did not follow its job to the end."""
-    for record in _read_all():
-        if (record.command, record.sources) == (command, sources) and record.attempts:
-            last = record.attempts[-1]
-            unfinished = {"INTERRUPTED": True, "SUBMITTING": bool(last.sent_at), "SUBMITTED": not record.detached}
-            return record if unfinished.get(last.state) else None
-    return None
+def submissions_of(command: str) -> list[Submission]:
+    """Returns the submissions of this command from this folder, the newest first."""
+    return [record for record in _read_all() if record.command == command and record.attempts]
+
+
+@contextmanager
+def sending_alone() -> Iterator[None]:
+    """Waits until nobody else sends from this folder, and lets nobody else send within the block.
+
+    Where the file system has no locks, as in some network folders, nothing is locked.
+    """
+    lock = SUBMISSIONS / ".lock"
+    with writing(lock):
+        SUBMISSIONS.mkdir(parents=True, exist_ok=True)
+        file = open(lock, "wb")  # noqa: SIM115 (closed below, which unlocks it)
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell("waits: another command submits from this folder")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:
+            pass
+        yield
 
 
 def find_in(folder: Path) -> Submission | None:

@@ -60,8 +60,8 @@ class JobOptions:
     """Holds the options of a job of Vertex AI beside its tier and program, money in USD and times in seconds.
 
     The first ten, up to `secret`, change the tier's CustomJobSpec (`deploy.job.spec.machine_spec`), so that nobody
-    copies its file to change a word. The last four are options of `submit` alone, which describes them; other verbs
-    keep their defaults.
+    copies its file to change a word. The last five are options of `submit`, which describes them; other verbs keep
+    their defaults.
     """
 
     service_account: str = setting("", "the account that the jobs run as", metavar="EMAIL")
@@ -201,6 +201,7 @@ class JobOptions:
     tensorboard_instance: str = ""
     disable_retries: bool = False
     check: bool = False
+    again: bool = False
 
     def __post_init__(self) -> None:
         """Raises UserError for flags that contradict each other, and for malformed values."""

@@ -332,5 +332,5 @@ def check_resources(jobs: Sequence[Job]) -> float:
 def upload_packages(jobs: Sequence[Job]) -> None:
     """Builds and uploads the packages of jobs that are not built or uploaded yet; prints their addresses."""
     for uri, package in {package.uri(job.gcp.bucket): package for job in jobs for package in job.packages}.items():
-        buckets.upload(package.build(), uri)
-        say(f"package {uri}")
+        if buckets.upload(package.build(), uri):
+            say(f"package {uri}")

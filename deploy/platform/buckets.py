@@ -17,10 +17,15 @@ _MANY = 1000  # the number of objects that one request lists
 QUICK = dataclasses.replace(LIMITS, retry=10, pause=2)  # for what is only shown, and is read again a minute later
 
 
-def upload(file: Path, uri: str) -> None:
-    """Uploads `file` unless the object exists. `uri` must contain a hash of the content, so that it never changes."""
-    if connect().get(_address(uri)) is None:
+def upload(file: Path, uri: str) -> bool:
+    """Uploads `file`, or renews the time of the object if it exists, so that `clean` leaves it for an hour.
+
+    `uri` must contain a hash of the content, so that it never changes. Returns whether it was uploaded.
+    """
+    present = connect().touch(_address(uri))
+    if not present:
         connect().upload(file, _address(uri))
+    return not present
 
 
 def read_text(uri: str, *, quick: bool = False) -> tuple[str, int]:

@@ -39,7 +39,9 @@ def _object(google: Any, match: re.Match[str], query: Query, body: bytes) -> Res
 
 def _delete(google: Any, match: re.Match[str], query: Query, body: bytes) -> Response:
     name = f"{match[1]}/{unquote(match[2])}"
-    if name in google.objects and query.get("ifGenerationMatch", "1") == str(google.generations.get(name, 1)):
+    found = _metadata(google, name) if name in google.objects else {}
+    if found and all(query.get(f"if{key.title()}Match", found[key]) == found[key]
+                     for key in ("generation", "metageneration")):  # fmt: skip
         del google.objects[name]
         return 204, b""
     return 412, error(412, _CONDITION)
@@ -65,21 +67,30 @@ def _store(google: Any, name: str, query: Query, content: bytes) -> Response:
             return 412, error(412, _CONDITION)
         google.objects[name] = content
         google.generations[name] = google.generations.get(name, 0) + 1
+        google.updated[name] = [now()]
     return 200, _metadata(google, name)
 
 
+def _patch(google: Any, match: re.Match[str], query: Query, body: bytes) -> Response:
+    name = f"{match[1]}/{unquote(match[2])}"
+    if name in google.objects:
+        google.updated.setdefault(name, [LONG_AGO]).append(now())
+    return _object(google, match, query, body)
+
+
+LONG_AGO = "2026-11-20T10:00:00.000000Z"
 _CONDITION = "At least one of the pre-conditions you specified did not hold."
 
 
 def _metadata(google: Any, name: str) -> dict[str, Any]:
-    content = google.objects[name]
+    content, times = google.objects[name], google.updated.get(name, [LONG_AGO])
     bucket, _, inner = name.partition("/")
     media = f"{google.url}/download/storage/v1/b/{bucket}/o/{quote(inner, safe='')}?alt=media"
     return {
         "mediaLink": media,
         "kind": "storage#object", "bucket": bucket, "name": inner, "size": str(len(content)),
-        "generation": str(google.generations.get(name, 1)), "metageneration": "1", "updated": now(),
-        "timeCreated": now(), "storageClass": "STANDARD",
+        "generation": str(google.generations.get(name, 1)), "metageneration": str(len(times)), "updated": times[-1],
+        "timeCreated": times[0], "storageClass": "STANDARD",
         "crc32c": base64.b64encode(Checksum(content).digest()).decode(),
         "md5Hash": base64.b64encode(hashlib.md5(content).digest()).decode(),
     }  # fmt: skip
@@ -91,6 +102,7 @@ ROUTES: dict[str, Callable[..., Response]] = {
     ),
     r"GET (?:/download)?/storage/v1/b/([^/]+)/o/([^/]+)": _object,
     r"DELETE /storage/v1/b/([^/]+)/o/([^/]+)": _delete,
+    r"PATCH /storage/v1/b/([^/]+)/o/([^/]+)": _patch,
     r"GET /storage/v1/b/([^/]+)/o": lambda google, match, query, _: (  # by prefix
         200,
         {"items": [_metadata(google, name) for name in google.objects

@@ -70,11 +70,13 @@ class Emulator:
         self.queries: list[dict[str, Any]] = []  # of the export
         self.objects: dict[str, bytes] = {}
         self.generations: dict[str, int] = {}  # of replaced objects; 1 for the others
+        self.updated: dict[str, list[str]] = {}  # times at which an object was stored and touched; others: long ago
         self.secrets: dict[str, bytes] = {}  # by the names of their versions
         self.bucket_location = "US-CENTRAL1"
         self.accounts: dict[str, str] | None = None  # of valid tokens; None: nobody has to be logged in
         self.issued = 0  # number of tokens
         self.expires_at = ""  # the next request that matches finds its token expired
+        self.before_request: Callable[[], None] = lambda: None
         self.lists_nothing = 0  # number of list requests that return no jobs yet
         self.faults: list[Fault] = []
         self.requests: list[str] = []
@@ -217,6 +219,8 @@ class _Handler(BaseHTTPRequestHandler):
     def handle_any(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         request = f"{self.command} {urlsplit(self.path).path}"
+        with self.google.recorded(f"before {request}"):
+            self.google.before_request()
         self.google.requests.append(request)
         fault = self.google.take_fault(request)
         if fault and fault.kind == "slow":
@@ -246,7 +250,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    do_GET = do_POST = do_PUT = do_DELETE = handle_any
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any
 
     def respond(self, request: str, body: bytes) -> "Response":
         if self.google.account(request, self.headers.get("Authorization", "")) is None:

@@ -89,6 +89,7 @@ class Remote:
     encoding: str = ""
     metadata: Mapping[str, str] | None = None  # see `writer`; None in listings
     updated: datetime | None = None  # None in listings
+    metageneration: int | None = None  # changes with the metadata; None in listings
 
     @property
     def writer(self) -> str:
@@ -265,13 +266,29 @@ class Gcs:
                 return None
         return _remote(address.bucket, blob)
 
+    def touch(self, address: Address) -> bool:
+        """Sets the time at which the object was last updated to now; returns False if there is no object."""
+        from google.api_core.exceptions import NotFound
+
+        def request() -> bool:
+            blob = self._blob(address)
+            blob.metadata = {**writer(), "trainer-touched": str(time.time())}
+            with suppress(NotFound):
+                blob.patch(**self._once)
+                return True
+            return False
+
+        return self._request(request, address, _WRITE)
+
     def delete(self, remote: Remote) -> None:
-        """Deletes exactly this generation, unless it is missing or replaced, as after a lost response."""
+        """Deletes exactly this generation, unless it is missing, touched or replaced, as after a lost response."""
         from google.api_core.exceptions import NotFound, PreconditionFailed
 
         def request() -> None:
             with suppress(NotFound, PreconditionFailed):
-                self._blob(remote.address).delete(if_generation_match=remote.generation, **self._once)
+                self._blob(remote.address).delete(
+                    if_generation_match=remote.generation, if_metageneration_match=remote.metageneration, **self._once
+                )
 
         self._request(request, remote.address, _WRITE)
 
@@ -302,7 +319,7 @@ def writer() -> dict[str, str]:
 
 def _remote(bucket: str, blob: Any) -> Remote:
     content = int(blob.size), blob.crc32c or "", int(blob.generation), blob.content_encoding or ""
-    return Remote(Address(bucket, blob.name), *content, blob.metadata, blob.updated)
+    return Remote(Address(bucket, blob.name), *content, blob.metadata, blob.updated, blob.metageneration)
 
 
 def crc32c_of(content: Path | bytes) -> str:

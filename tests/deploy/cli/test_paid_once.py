@@ -1,0 +1,172 @@
+"""Tests that nothing is paid twice without a word: the same command again, at the same time, and beside `clean`."""
+
+import random
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import vertex_trainer
+from deploy.cli import clean, jobs, submit
+from deploy.platform.errors import JobUnknown
+from deploy.platform.gcloud_and_sdk import Session
+from tests.deploy.cli.test_interrupted import interrupts_itself
+from tests.deploy.cli.test_lost_jobs import SDK, states
+from tests.deploy.conftest import BY_SDK, Capture, FlyingClock, Job, error_of
+from tests.deploy.emulator import POSTS, Emulator, Fault, ends
+from trainer.base.errors import PlatformFault, UserError
+
+SCRIPT = ["cpu", "--region=us-central1", "--bucket=gs://my-bucket", "--backend=sdk", "--script=code/train.py"]
+CLEAN = ["--project=my-proj", "--bucket=gs://my-bucket", "--yes"]
+
+
+@pytest.fixture
+def script() -> Path:
+    """Returns a file beside a script: another content of it is another source."""
+    Path("code").mkdir()
+    Path("code/train.py").write_text("print('trains')\n")
+    beside = Path("code/submit.log")
+    beside.write_text("")
+    return beside
+
+
+def test_a_running_job_of_the_same_command_with_other_sources_is_asked_about(
+    script: Path, cloud: Emulator, session: Session, flying: FlyingClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log of the first command lies among its sources, and the command is killed while the job is created."""
+    cloud.faults = [Fault(POSTS, 503, after=True)]
+    cloud.lists_nothing, flying.asleep = 10**6, flying.interrupt
+    with pytest.raises(JobUnknown):
+        submit.main(SCRIPT, session)
+    cloud.lists_nothing, flying.asleep = 0, lambda: None
+    (job,) = cloud.jobs.values()
+    cloud.begin(job)
+    script.write_text("a line\n")
+    said = error_of(submit.main, SCRIPT, session)
+    assert f"{job['name']} (RUNNING) has the same command and other files: watch it: python -m deploy watch" in said
+    assert "--again" in said
+    assert len(cloud.jobs) == 1
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    for answer, sent in (("n", 1), ("y", 2)):
+        monkeypatch.setattr("builtins.input", lambda answer=answer: answer)
+        with suppress(UserError):
+            submit.main([*SCRIPT, "--detach"], session)
+        assert len(cloud.jobs) == sent
+    script.write_text("another line\n")
+    cloud.end(job, "SUCCEEDED")
+    monkeypatch.setattr("builtins.input", lambda: "n")
+    assert "customJobs/1001 (PENDING)" in error_of(submit.main, SCRIPT, session)
+    cloud.end(cloud.jobs["1001"], "FAILED")
+    assert submit.main([*SCRIPT, "--detach"], session) == 0, "none of them runs"
+    assert len(cloud.jobs) == 3
+
+
+def test_again_sends_another_and_without_it_a_detached_job_is_found_while_it_runs(
+    cloud: Emulator, session: Session, capsys: Capture
+) -> None:
+    for flags, sent in (([], 1), ([], 1), (["--again"], 2), ([], 2)):
+        assert submit.main(["cpu", *SDK, "--detach", *flags], session) == 0
+        assert len(cloud.jobs) == sent
+    assert "goes on with" in capsys.readouterr().out
+    for job in cloud.jobs.values():
+        cloud.end(job, "SUCCEEDED")
+    assert submit.main(["cpu", *SDK, "--detach"], session) == 0
+    assert len(cloud.jobs) == 3
+
+
+@pytest.mark.usefixtures("cloud")
+def test_the_same_command_at_the_same_moment_is_one_job(cloud: Emulator, session: Session) -> None:
+    """The second waits at the door while the first uploads."""
+    cloud.faults = [Fault("POST .*/upload/.*", "slow", times=9)]
+    names: list[str] = []
+    settings = {"model": "mlp", "data": "digits", "image_size": 8, "steps": 4}
+
+    def send() -> None:
+        job = vertex_trainer.submit("cpu", region="us-central1", bucket="gs://my-bucket", backend="sdk",
+                                    settings=settings, session=session)  # fmt: skip
+        names.append(job.name)
+
+    threads = [threading.Thread(target=send) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert names == [job["name"] for job in cloud.jobs.values()] * 3
+
+
+@pytest.mark.parametrize("moment", range(20))
+def test_clean_at_any_moment_leaves_what_a_submission_needs(moment: int, cloud: Emulator, session: Session) -> None:
+    """The packages were uploaded before, for a job that has ended; the first region gets no machines."""
+    assert submit.main(["cpu", *BY_SDK, "--detach"], session) == 0
+    cloud.end(cloud.jobs["1000"], "FAILED")
+    cloud.updated.clear()  # long ago
+    needed = {name for name in cloud.objects if "/packages/" in name}
+    requests = iter(range(moment))
+
+    def run(google: Emulator, job: Job) -> None:
+        assert needed <= google.objects.keys()
+        if "us-east4" in job["name"]:
+            google.begin(job)
+            google.end(job, "SUCCEEDED")
+        else:
+            google.end(job, "EXPIRED")
+
+    def interfere() -> None:
+        if next(requests, None) is None:
+            cloud.before_request = lambda: None
+            clean.main(CLEAN, session)
+
+    cloud.run, cloud.before_request = run, interfere
+    assert submit.main(["cpu", "--region=us-central1,us-east4", *BY_SDK[1:]], session) == 0
+    assert states(cloud)[1:] == ["EXPIRED", "SUCCEEDED"]
+
+
+MANY = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= 10)) for seed in range(200)]
+
+
+@pytest.mark.parametrize("seed", MANY)
+def test_no_drawn_sequence_of_commands_has_two_jobs_at_once(
+    seed: int, script: Path, cloud: Emulator, session: Session, flying: FlyingClock
+) -> None:
+    """Commands are killed at a drawn request or wait; answers are lost, and jobs listed late."""
+    draw = random.Random(seed)
+    most: list[int] = []
+
+    def alive() -> list[Job]:
+        return [job for job in cloud.jobs.values() if "endTime" not in job and "CANCEL" not in job["state"]]
+
+    def finish() -> None:
+        for job in alive():
+            cloud.end(job, draw.choice(["SUCCEEDED", "FAILED"]))
+
+    def fit() -> None:
+        vertex_trainer.fit(on="cpu", region="us-central1", bucket="gs://my-bucket", backend="sdk",
+                           script="code/train.py", session=session)  # fmt: skip
+
+    sends = [fit, lambda: submit.main(SCRIPT, session), lambda: submit.main([*SCRIPT, "--detach"], session)]
+    others = [
+        lambda: jobs.run_watch(["--backend=sdk"], session),
+        lambda: jobs.run_cancel(["--backend=sdk", "--yes"], session),
+        lambda: clean.main(CLEAN, session),
+        lambda: script.write_text(str(draw.random())),
+        finish,
+    ]
+    for _ in range(8):
+        cloud.run = draw.choice([None, None, ends("SUCCEEDED")])
+        cloud.faults = draw.choice([[], [Fault(POSTS, draw.choice([503, "cut", "html"]), after=True)]])
+        left = draw.randrange(40)
+
+        def count() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                interrupts_itself()
+
+        cloud.before_request = count
+        flying.asleep = draw.choice([finish, flying.interrupt])
+        with suppress(UserError, PlatformFault, KeyboardInterrupt):
+            draw.choice([*sends, *others])()
+        cloud.faults, cloud.before_request = [], lambda: None
+        most.append(len(alive()))
+    assert max(most) <= 1
