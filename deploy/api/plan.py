@@ -17,7 +17,8 @@ from deploy.api.submit import SubmitOptions, prepare_submission
 from deploy.base.console import printed_on, say
 from deploy.base.options import seconds
 from deploy.job.options import JobOptions
-from deploy.packaging.images import remembered
+from deploy.packaging.images import choose_image, remembered
+from deploy.packaging.packages import packages_with
 from deploy.planning.cached_plans import FIT, best_memory_option, plan_of
 from deploy.planning.extrapolation import Extrapolation, extrapolate
 from deploy.planning.forecast import (
@@ -351,15 +352,18 @@ def plan_by_options(
     if sources:
         extrapolations, assumed = extrapolate(collect(sources), [tier.facts for tier in specs], config)
     by_name = {extrapolation.tier: extrapolation for extrapolation in extrapolations}
+    built = None if asked.image else remembered()
+    code = packages_with(asked.package) if built else []
     forecasts: list[Forecast] = []
     for tier in specs:
-        extrapolation, own_image = by_name.get(tier.name), remembered() is not None
+        extrapolation = by_name.get(tier.name)
         if asked.fit and extrapolation:
             say(f"# {tier.name}: --fit is ignored: a run of --from shows this tier as it is")
         chosen = best_memory_option(tier, step_plan, config) if asked.fit and not extrapolation else None
         run = replace(config, **{chosen.name: chosen.value}) if chosen else config
         table = load_machines(asked.prices)
-        forecasts.append(forecast(tier, step_plan, run, table, extrapolation, own_image=own_image))
+        plain = choose_image(tier, asked.image, built, code).plain
+        forecasts.append(forecast(tier, step_plan, run, table, extrapolation, plain=plain))
     as_typed = {tier.name: name for tier, name in zip(specs, names, strict=True)}
     # Tiers may differ, and there may be no time that comes from the graph.
     compiled = sorted({forecast.compiled for forecast in forecasts if forecast.basis == BY_GRAPH})

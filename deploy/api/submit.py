@@ -16,7 +16,7 @@ from deploy.job.ledger import Submission
 from deploy.job.options import JobOptions
 from deploy.job.script import Script
 from deploy.job.spec import machine_spec
-from deploy.job.workload import Program, Training, workload_on
+from deploy.job.workload import Program, workload_on
 from deploy.packaging.images import check_image, installs
 from deploy.packaging.packages import Package, packages_with
 from deploy.planning.cached_plans import (
@@ -24,9 +24,9 @@ from deploy.planning.cached_plans import (
     best_memory_option,
     cost_lines,
     memory_lines,
+    paid_job,
     plan_of,
     planned_usd,
-    stop_limits,
 )
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.model_registry import checked_name, serving_image
@@ -131,8 +131,7 @@ def prepare_submission(request: VerbRequest[Any], session: Session, unfollowed: 
     if asked.check and not program.values.keys() & {"recipe", "model"}:
         program = program.replace(recipe="wgan_gp_digits")  # a small recipe, whose data come with the package
     jobs = _candidates(asked, program, unfollowed)
-    # This makes the plans that are missing.
-    memory = memory_lines([] if asked.check else [job.workload for job in jobs], plan=asked.plan, force=asked.force)
+    memory = memory_lines([] if asked.check else [job.workload for job in jobs], force=asked.force)
     confirmation = partial(cost_confirmation, [job.tier for job in jobs], planned_usd(jobs), asked, alternatives=True)
     sources = list(dict.fromkeys(package.uri(job.gcp.bucket) for job in jobs for package in job.packages))
     record = Submission(jobs[0].submission, command=request.command, sources=sources, detached=asked.detach)
@@ -187,17 +186,10 @@ def _candidates(asked: SubmitOptions, program: Program, unfollowed: str) -> list
             if chosen := best_memory_option(tier, plan_of(config, program), config):
                 fitted = program.replace(**{chosen.name: chosen.value})
         work = workload_on(tier, fitted)
-        # The trainer's default, a GAN on digits, is for trying things out: a flag or the tier's file names paid work.
-        task = work.tier.spec["workerPoolSpecs"][0]
-        arguments = (task.get("pythonPackageSpec") or task.get("containerSpec") or {}).get("args", [])
-        flags_in_file = {argument.partition("=")[0].removeprefix("--") for argument in arguments}
-        named = not isinstance(work, Training) or {"recipe", "model"} & {*work.overrides.values, *flags_in_file}
-        if not named:
-            raise UserError("recipe is missing: a job is paid for: name what it trains, by --recipe= or --model=")
         for region in regions:
             gcp = read_gcp_config(asked.project, region, asked.bucket)
             try:
-                jobs.append(Job(work, gcp, asked, submission, code, stop_limits(work, asked)))
+                jobs.append(paid_job(work, gcp, asked, submission, code))
             except NoMachines as error:
                 left_out.append((f"{tier.name} in {gcp.region}", error))
     for place, reason in left_out if jobs else left_out[:-1]:
@@ -250,8 +242,8 @@ def describe(jobs: Sequence[Job]) -> list[str]:
     limits = [job.tier.most_usd for job in jobs]
     if len(jobs) > 1 and None not in limits:
         lines.append(
-            f"{len(jobs)} jobs, of which the next is sent only if the one before got no machines, and so cost nothing: "
-            f"{max(filter(None, limits)):.2f} USD at most together, unless one loses its machines while it runs"
+            f"{len(jobs)} jobs, of which the next is sent only if the one before never started: "
+            f"{max(filter(None, limits)):.2f} USD at most together"
         )
     lines += cost_lines(jobs)
     lines += [f"warning: {line}" for job in jobs for line in job.warnings]

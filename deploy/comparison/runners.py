@@ -24,7 +24,7 @@ from deploy.job.sending import check_resources, upload_packages
 from deploy.job.watching import with_bill
 from deploy.job.workload import Training, Workload
 from deploy.packaging.packages import Package
-from deploy.planning.cached_plans import cost_lines, memory_lines, planned_usd, stop_limits
+from deploy.planning.cached_plans import cost_lines, memory_lines, paid_job, planned_usd
 from deploy.platform.errors import JobUnknown, api_errors, describe_failure, exit_code
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.local import LocalJob, local_workers
@@ -116,7 +116,7 @@ class VertexRunner:
             for line in job.warnings:
                 tiers_by_warning.setdefault(line, []).append(tier.name)
         yield from (f"warning: {', '.join(tiers)}: {line}" for line, tiers in tiers_by_warning.items())
-        yield from memory_lines([run for run, _ in runs], plan=self._options.plan, force=self._options.force)
+        yield from memory_lines([run for run, _ in runs], force=self._options.force)
         yield from cost_lines(jobs)
         if self._dry_run:
             confirmation = self._confirmation(jobs)
@@ -134,10 +134,13 @@ class VertexRunner:
                 # A job that was sent before is kept if it runs or succeeded; else another is sent, with its output.
                 earlier = find_in(job_dir)
                 job = self._unsent(run, job_dir, earlier.attempts[-1].output if earlier else "")
-                if earlier and job.resume(earlier):
-                    status = with_bill(job.status, self._clock.now())
+                status = job.find(earlier) if earlier else None
+                if earlier and status:
+                    job.resume(earlier)
+                    status = with_bill(status, self._clock.now())
                     if status.over and status.state != "SUCCEEDED":
-                        job = self._unsent(run, job_dir, job.output)
+                        earlier.record_status(earlier.attempts[-1], status, self._clock.now())
+                        job.name = ""  # another attempt, with its output
                 self._jobs[job_dir] = job
             jobs = [job.jobs[0] for job in self._jobs.values()]
             if new := [job.jobs[0] for job in self._jobs.values() if not job.name]:
@@ -209,9 +212,8 @@ class VertexRunner:
                 f"{run.tier.name}: its baseOutputDirectory would be the job directory of every run: remove it: "
                 "each run has a separate folder in --bucket"
             )
-        limits = stop_limits(run, self._options)
         work = dataclasses.replace(run, job_dir=output) if output else run
-        return Job(work, self._gcp, self._options, submission, self._code, limits)
+        return paid_job(work, self._gcp, self._options, submission, self._code)
 
     def _sleep(self, seconds: float) -> None:
         """Sleeps, unless or until `stop` was called: then it raises KeyboardInterrupt, as Ctrl-C would."""

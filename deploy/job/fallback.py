@@ -1,14 +1,16 @@
 """Sends one of several jobs: finds it or creates it, follows it, and goes on to the next where it gets no machines."""
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from http import HTTPStatus
 
 from deploy.base.console import consents, say
 from deploy.job.cost import CostConfirmation
 from deploy.job.job import Job
-from deploy.job.ledger import Submission, sending_alone, submissions_of, watch_hint
+from deploy.job.ledger import UNFINISHED, Submission, sending_alone, submissions_of, watch_hint
 from deploy.job.sending import Creation, check_resources, look_for, upload_packages
 from deploy.job.vertex_job import VertexJob
 from deploy.job.watching import PrintLine, show, watch_job, with_stop_reason
@@ -16,7 +18,7 @@ from deploy.platform.errors import api_errors, describe_failure, exit_code, stoc
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.model_registry import read_registration, register_run
 from deploy.platform.retries import ApiError, retried
-from deploy.platform.vertex_api import JobStatus
+from deploy.platform.vertex_api import STOPPED, JobStatus
 from trainer.base.errors import DONE, USER_MUST_CHANGE, PlatformFault, UserError
 
 FLEX_START_SLACK_S = 600.0  # for the service to end a wait by itself
@@ -42,79 +44,87 @@ class SubmittedJob(VertexJob):
         self.confirmation = confirmation
         self._register = register
         self._open = partial(session.open, jobs[0].options.backend)
+        self._clock = session.clock
 
     def send(self) -> "SubmittedJob":
-        """Creates the job, or finds the one that the same command created before and that nobody saw end.
+        """Creates the job, or goes on with the one that the same command created before.
 
-        Raises UserError if a job of the same command runs with other sources, or if the cost needs confirmation, and
-        nobody confirms it.
+        Raises UserError if a job of the same command runs with other sources, or if the cost needs
+        confirmation, and nobody confirms it.
         """
         with api_errors(self.jobs[0].gcp), sending_alone():
             earlier = None if self.jobs[0].options.again else self._earlier()
-            if earlier and self.resume(earlier):
-                say(f"goes on with {self.name}, which the same command submitted before (--again sends another)")
-                if earlier.detached:
-                    earlier.attempts[-1].state = "SUBMITTED"
-                    earlier.write()
+            if earlier:
+                self.resume(earlier)
+            if earlier and earlier.attempts[-1].state != STOPPED:
+                earlier.attempts[-1].state = "SUBMITTED"
+                earlier.write()
+                before = "which the same command submitted before (--again sends another)"
+                say(f"goes on with {self.name}, {before}")
             else:
+                if earlier:
+                    say(f"goes on where {self.name} stopped at a limit (--again begins anew)")
                 self.confirmation(transfer_usd=check_resources(self.jobs)).confirm()
                 self.create()
         return self
 
     def _earlier(self) -> Submission | None:
-        """Returns the submission of the same command whose job this call goes on with; None if it sends another.
+        """Returns the submission that this call goes on with; None if it begins another.
 
-        That is one whose job runs or, of the newest, ended unseen. Raises UserError if one of them runs with other
-        sources, and nobody wants another job beside it.
+        That is one of the same command and sources whose job runs or, of the newest, ended unseen
+        or stopped at a limit. Raises UserError if a job of the same command runs with other
+        sources, and nobody wants another beside it.
         """
         for age, earlier in enumerate(submissions_of(self.record.command)):
             attempt = earlier.attempts[-1]
-            if attempt.state not in ("SUBMITTING", "INTERRUPTED", "SUBMITTED"):
-                continue
+            same = earlier.sources == self.record.sources
             unseen = age == 0 and not (earlier.detached and attempt.state == "SUBMITTED")
-            backend = self._open(attempt.project, attempt.region)
-            status = retried(partial(backend.get, attempt.job), backend.clock) if self._find(earlier) else None
-            if not status:
-                continue
-            if earlier.sources == self.record.sources and (unseen or not status.over):
+            status = self.find(earlier) if attempt.state in UNFINISHED else None
+            if status and status.over and not (same and unseen):
+                earlier.record_status(attempt, with_stop_reason(status), self._clock.now())
+                status = None
+            if same and (status or (age == 0 and attempt.state == STOPPED)):
                 return earlier
-            if status.over:
-                earlier.record_status(attempt, with_stop_reason(status), backend.clock.now())
-                continue
-            runs = f"{status.name} ({status.state}) has the same command and other files"
-            if not consents(f"{runs}: send another job beside it?"):
-                raise UserError(f"{runs}: {watch_hint(status.name)}; --again sends another beside it")
+            if status:
+                runs = f"{status.name} ({status.state}) has the same command and other files"
+                if not consents(f"{runs}: send another job beside it?"):
+                    hint = watch_hint(status.name)
+                    raise UserError(f"{runs}: {hint}; --again sends another beside it")
         return None
 
-    def _find(self, earlier: Submission) -> str:
-        """Returns the name of the newest job of an earlier submission, "" if it has none."""
+    def find(self, earlier: Submission) -> JobStatus | None:
+        """Returns the status of the newest job of an earlier submission; None if there is none."""
         attempt = earlier.attempts[-1]
         backend = self._open(attempt.project, attempt.region)
         if not attempt.job and attempt.sent_at:
             attempt.job = look_for(earlier.label, backend, attempt.sent_at)
-        return attempt.job
+        try:
+            return retried(partial(backend.get, attempt.job), self._clock) if attempt.job else None
+        except ApiError as error:
+            if error.code != HTTPStatus.NOT_FOUND:  # the job was deleted
+                raise
+        return None
 
-    def resume(self, earlier: Submission) -> bool:
-        """Goes on with the newest job of an earlier submission; returns False if it has none.
+    def resume(self, earlier: Submission) -> None:
+        """Goes on with the newest job of an earlier submission.
 
         The tiers and regions that come after that job's own are left to try.
         """
-        if not self._find(earlier):
-            return False
         attempt = earlier.attempts[-1]
         place = (attempt.tier, attempt.region)
         left = itertools.dropwhile(lambda job: (job.tier.name, job.gcp.region) != place, self.jobs)
         self.jobs = [job.named(earlier.submission) for job in [*left] or self.jobs[:1]]
         self.record = earlier
         self._set_job()
-        return True
 
     def create(self) -> None:
         """Creates the job, or the next one for which there are machines. Raises as `Creation.create` does."""
         while True:
             try:
-                upload_packages(self.jobs[:1])  # `clean` may have come while the attempt before waited for machines
-                Creation(self.jobs[0], self.record, self._open).create()
+                job = self._within_cap(self.jobs[0])
+                # `clean` may have come while the attempt before waited for machines.
+                upload_packages([job])
+                Creation(job, self.record, self._open).create()
                 self._set_job()
                 return
             except KeyboardInterrupt:
@@ -126,6 +136,25 @@ class SubmittedJob(VertexJob):
                 if not (error.unavailable and self.jobs[1:]):
                     raise
             self._try_next()
+
+    def _within_cap(self, job: Job) -> Job:
+        """Returns the job with what the attempts before it left of --max_cost.
+
+        Raises UserError if no job can start for that.
+        """
+        max_cost = job.options.max_cost
+        spent = sum(attempt.spent_usd or 0.0 for attempt in self.record.attempts)
+        if max_cost is None or not spent:
+            return job
+        left = dataclasses.replace(job.options, max_cost=max_cost - spent)
+        try:
+            return job.named(self.record.submission, left)
+        except UserError:
+            last = self.record.attempts[-1].job
+            raise UserError(
+                f"max_cost={max_cost:g}: {spent:.2f} USD of it are spent, the last by {last}, and the "
+                f"rest starts no job: to go on, raise it, with --job_dir={job.output}"
+            ) from None
 
     def _set_job(self) -> None:
         """Makes the job of the record's last attempt the current one."""

@@ -64,9 +64,10 @@ class Job:
         self.about = (*filter(None, [self.image.about, program.about]),)
         self.warnings = (*self._warnings(program.warnings),)
 
-    def named(self, submission: str) -> "Job":
-        """Returns the same job as one of another submission."""
-        return Job(self.workload, self.gcp, self.options, submission, self.code, self.limits)
+    def named(self, submission: str, options: JobOptions | None = None) -> "Job":
+        """Returns the same job as one of another submission, with other options if given."""
+        options = options or self.options
+        return Job(self.workload, self.gcp, options, submission, self.code, self.limits)
 
     def request(self, attempt: int = 1) -> CustomJob:
         """Returns the request that creates the job; its label, unique to each `attempt`, finds the job again."""

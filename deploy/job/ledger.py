@@ -27,11 +27,16 @@ SUBMISSIONS = Path("runs/submitted")
 RECORD = "submission.json"
 
 
+# The states of an attempt that nobody saw end.
+UNFINISHED = ("SUBMITTING", "INTERRUPTED", "SUBMITTED")
+
+
 @dataclasses.dataclass
 class Attempt:
     """Describes one attempt on a tier in a region. `job` is empty until Vertex AI has named it; money is in USD.
 
     `sent_at`: when the last request to create the job was sent, in seconds since 1970; 0: never.
+    `usd_per_hour`: an upper bound where the price under the tier's strategy is not known.
     """
 
     tier: str

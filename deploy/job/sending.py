@@ -93,7 +93,8 @@ class Creation:
 
     def __init__(self, job: Job, record: Submission, open_backend: OpenBackend) -> None:
         project, region = job.gcp.project, job.gcp.region
-        self._attempt = Attempt(job.tier.name, project, region, job.tier.price_per_hour, job.output, name=job.name)
+        tier = job.tier
+        self._attempt = Attempt(tier.name, project, region, tier.bound_per_hour, job.output, name=job.name)
         record.attempts.append(self._attempt)
         record.write()
         self._record = record

@@ -184,7 +184,11 @@ def watch_job(
     if status.error:
         tell(f"error: {describe_failure(status)}")
     if status.started and status.output and not status.checks and exit_code(status) in (INTERRUPTED, FAULT):
-        say(f"to go on from its last checkpoint, if it saved one: the same command with --job_dir={status.output}")
+        say(
+            "to go on from its last checkpoint, if it saved one: "
+            f"{'the same command, elsewhere ' * (status.state == STOPPED)}"
+            f"the same command with --job_dir={status.output}"
+        )
     return status
 
 

@@ -1,15 +1,21 @@
-"""Finds or makes the plan of a run's settings, and compares a job with it before the job is sent."""
+"""Finds or makes the plan of a run's settings, and makes jobs, which it compares with their plans, to be paid for."""
 
-from collections.abc import Iterable
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from deploy.base.console import run_program, say
+from deploy.job.cost import format_duration
 from deploy.job.job import Job
 from deploy.job.options import JobOptions
 from deploy.job.workload import Training, Workload
+from deploy.packaging.images import Image, choose_image
+from deploy.packaging.packages import Package
 from deploy.planning.forecast import PricedEstimate, forecast
 from deploy.planning.recommendations import time_of
 from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE, MemoryOption, fit_on
+from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import STRATEGIES, Tier
 from trainer.base.errors import UserError
@@ -55,15 +61,15 @@ def best_memory_option(tier: Tier, plan: StepPlan, config: TrainConfig) -> Memor
     return fit.options[0]
 
 
-def _cached_estimate(tier: Tier, config: TrainConfig, *, own_image: bool = False) -> PricedEstimate | None:
-    """Returns the cached plan's estimate of a job under its tier's strategy; None without a plan, a time or a price.
+def _cached_estimate(tier: Tier, config: TrainConfig, image: Image) -> PricedEstimate | None:
+    """Returns the cached plan's estimate of a job in this image, under its tier's strategy.
 
-    own_image: the job's image has all packages, so that nothing is installed at its start.
+    Returns None without a plan, a time or a price.
     """
     plan = _cached_plan(config)
     if not plan:
         return None
-    estimates = forecast(tier, plan, config, load_machines(), own_image=own_image).offers
+    estimates = forecast(tier, plan, config, load_machines(), plain=image.plain).offers
     return next((priced for priced in estimates if priced.strategy == tier.strategy), None)
 
 
@@ -78,6 +84,7 @@ def cost_lines(jobs: Iterable[Job]) -> list[str]:
         if priced and tier.most_usd is not None:
             max_cost, usd = job.options.max_cost, priced.usd.text("{:.2f}".format, " USD")
             line = f"its plan estimates {usd} as {STRATEGIES[tier.strategy]}, {time_of(priced)}"
+            line = f"{line}; after {format_duration(tier.timeout_s)} it ends, and the same command goes on"
             if priced.usd.middle > tier.most_usd:
                 # --max_cost sets a timeout of whole seconds, whose cost is lower by less than the price of a second.
                 second = priced.usd_per_hour / 3600
@@ -93,7 +100,7 @@ def estimate(job: Job) -> PricedEstimate | None:
     work, tier = job.workload, job.tier
     if job.options.check or not isinstance(work, Training) or tier.most_usd is None:
         return None
-    return _cached_estimate(tier, work.config, own_image=not job.image.plain)
+    return _cached_estimate(tier, work.config, job.image)
 
 
 def planned_usd(jobs: Iterable[Job]) -> list[tuple[float, float] | None]:
@@ -101,7 +108,53 @@ def planned_usd(jobs: Iterable[Job]) -> list[tuple[float, float] | None]:
     return [(priced.usd.low, priced.usd.high) if (priced := estimate(job)) else None for job in jobs]
 
 
-def stop_limits(work: Workload, options: JobOptions) -> str:
+def paid_job(
+    work: Workload,
+    gcp: GcpConfig,
+    options: JobOptions,
+    submission: str,
+    code: Sequence[Package] = (),
+) -> Job:
+    """Returns a job that is to be paid for: every verb makes its jobs here, so that each has all checks.
+
+    `code`: as of Job. Raises UserError for what is known to fail or to waste money, and NoMachines as
+    Job does.
+    """
+    if isinstance(work, Training):
+        # The trainer's default, a GAN on digits, is for trying things out: a flag or the tier's file
+        # names paid work.
+        task = work.tier.spec["workerPoolSpecs"][0]
+        arguments = (task.get("pythonPackageSpec") or task.get("containerSpec") or {}).get("args", [])
+        in_file = {argument.partition("=")[0].removeprefix("--") for argument in arguments}
+        if not {"recipe", "model"} & {*work.overrides.values, *in_file}:
+            raise UserError("recipe is missing: a job is paid for: name what it trains, by --recipe= or --model=")
+        if not options.check:
+            work = _within_plan(work, options)
+    return Job(work, gcp, options, submission, code, _stop_limits(work, options))
+
+
+LEAST_LIMIT_S = 1800.0
+PLANS = 3.0  # so many times the upper end of its plan may a job take
+
+
+def _within_plan(work: Training, options: JobOptions) -> Training:
+    """Returns what runs, with a timeout by the upper end of its plan, if it has one.
+
+    It is PLANS times that, and at least LEAST_LIMIT_S, unless the tier's own is shorter, or the user
+    gave one. With --plan a plan that is missing is made first.
+    """
+    if options.plan:
+        plan_of(work.config, work.overrides)
+    priced = _cached_estimate(work.tier, work.config, choose_image(work.tier, options.image, None, ()))
+    if not priced or options.timeout:
+        return work
+    tier = work.tier
+    limit_s = math.ceil(max(PLANS * priced.hours.high * 3600, LEAST_LIMIT_S))
+    scheduling = {**tier.spec.get("scheduling", {}), "timeout": f"{min(limit_s, int(tier.timeout_s))}s"}
+    return dataclasses.replace(work, tier=dataclasses.replace(tier, spec={**tier.spec, "scheduling": scheduling}))
+
+
+def _stop_limits(work: Workload, options: JobOptions) -> str:
     """Returns the limits at which a job stops itself, in the text of `trainer.base.limit_watch`; a check has none.
 
     Raises UserError for --stop_if_idle without GPUs, or for a script on several machines, of which none sees the GPUs
@@ -116,9 +169,8 @@ def stop_limits(work: Workload, options: JobOptions) -> str:
     if options.stop_if_idle and training is None and tier.workers > 1:
         raise UserError("--stop_if_idle is for a script on one machine: the workers of a script do not see each other")
     if factor:
-        if training and options.plan:
-            plan_of(training.config, training.overrides)
-        priced = training and _cached_estimate(tier, training.config)
+        image = choose_image(tier, options.image, None, ())
+        priced = training and _cached_estimate(tier, training.config, image)
         if not priced:
             instead = "--plan makes one" if training else "a script has none: use --max_cost"
             raise UserError(f"stop_if_over={factor:g}: there is no plan of the time on {tier.name}: {instead}")
@@ -126,18 +178,15 @@ def stop_limits(work: Workload, options: JobOptions) -> str:
     return StopLimits(options.stop_if_idle, factor * hours * 3600, factor).text
 
 
-def memory_lines(works: Iterable[Workload], *, plan: bool, force: bool) -> list[str]:
+def memory_lines(works: Iterable[Workload], *, force: bool) -> list[str]:
     """Returns lines on whether each training fits its tier's memory; tiers of which the same is true share a line.
 
     The answer comes from cached plans; a line says so where there is none. Scripts have no line: their memory is not
-    known. plan: make the plans that are missing. force: warn about a run that certainly does not fit, instead of
-    raising UserError.
+    known. force: warn about a run that certainly does not fit, instead of raising UserError.
     """
     tiers: dict[str, list[str]] = {}
     for training in (work for work in works if isinstance(work, Training)):
         tier = training.tier
-        if plan:
-            plan_of(training.config, training.overrides)
         known = _cached_plan(training.config)
         fit = fit_on(known, training.config, tier, load_machines()) if known else None
         if fit:

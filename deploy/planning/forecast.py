@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deploy.packaging.images import choose_image, install_seconds
+from deploy.packaging.images import install_seconds
 from deploy.planning.extrapolation import Extrapolation
 from deploy.planning.step_time import Interval, cpu_step_seconds, is_compiled, step_seconds
 from deploy.planning.tier_memory import TOO_LARGE, Fit, fit_on, host_problems
@@ -58,11 +58,11 @@ class Forecast:
 
 def forecast(
     tier: Tier, plan: StepPlan, config: TrainConfig, table: Machines, extrapolation: Extrapolation | None = None, *,
-    own_image: bool = False,
+    plain: bool = True,
 ) -> Forecast:  # fmt: skip
     """Returns the forecast of a run on a tier. Its times are those of `extrapolation`; without that, the plan's.
 
-    own_image: the job's image has all packages, even if the tier's file names no image; nothing is installed.
+    plain: the job's image is a plain Python, in which each start installs the packages.
     """
     rows, problems, steps = None, [], plan.total_steps(config)
     try:
@@ -96,7 +96,6 @@ def forecast(
             seconds, basis = step.times(steps).plus(START_SECONDS), BY_GRAPH
         else:
             problems.append("no time: its step could not be traced on two replicas (python -m trainer.plan says why)")
-    plain = not own_image and choose_image(tier, "", None, ()).plain
     installing = INSTALL_DOUBT.times(install_seconds(tier.accelerators) if plain else 0.0)
     estimates: list[PricedEstimate] = []
     if step and seconds and not too_large:

@@ -118,9 +118,10 @@ _STOCKED_OUT = re.compile(
 
 
 def stocked_out(status: JobStatus) -> bool:
-    """Returns whether the job failed because no machines, or no quota, were available."""
+    """Returns whether the job never started because no machines, or no quota, were available."""
     # EXPIRED is the state of a job that waited too long for machines.
-    return status.state == "EXPIRED" or (status.state == "FAILED" and bool(_STOCKED_OUT.search(status.error)))
+    failed = status.state == "FAILED" and _STOCKED_OUT.search(status.error)
+    return not status.started and (status.state == "EXPIRED" or bool(failed))
 
 
 def exit_code(status: JobStatus) -> int:

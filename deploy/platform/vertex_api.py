@@ -11,9 +11,12 @@ from deploy.platform.retries import ApiError, unreadable_as_lost
 from deploy.tiers.spec_rules import machine_of
 from deploy.tiers.tier import DEFAULT_TIMEOUT_S, PRICE_LABEL
 from trainer.base.limit_watch import LIMITS
+from trainer.base.log import duration
 
 FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
-STOPPED = "STOPPED"  # our state of a job that ended itself at one of its limits, which Vertex AI calls SUCCEEDED
+# Our state of a job that ended at one of its limits: itself, which Vertex AI calls SUCCEEDED, or by
+# its timeout, which Vertex AI calls EXPIRED, as it does a job that got no machines.
+STOPPED = "STOPPED"
 STATES = ("QUEUED", "PENDING", "RUNNING", "CANCELLING", "PAUSED", "UPDATING", *sorted(FINAL_STATES))
 
 
@@ -99,18 +102,27 @@ def parse_job(job: Mapping[str, Any]) -> JobStatus:
         count = sum(replicas for _, replicas in pools)
         type_, accelerator, accelerators = pools[0][0] if pools else ("", "", 0)
         machine = f"{f'{count} x ' * (count > 1)}{type_}{f' with {accelerators} {accelerator}' * bool(accelerators)}"
-        no_machines = job.get("state") == "JOB_STATE_EXPIRED" and not job.get("startTime")
+        timeout_s = float(str(scheduling.get("timeout", "0s")).removesuffix("s")) or DEFAULT_TIMEOUT_S
+        state = job.get("state", "JOB_STATE_UNSPECIFIED").removeprefix("JOB_STATE_")
+        error = job.get("error", {}).get("message", "")
+        if state == "EXPIRED" and job.get("startTime"):
+            state = STOPPED
+            limit = duration(timeout_s, hours_always=True)
+            given = f" ({error})" if error else ""
+            error = f"it ran for {limit}, the most that its plan, --max_cost or --timeout allows{given}"
+        elif state == "EXPIRED":
+            error = error or "it got no machines while it waited (--max_wait)"
         return JobStatus(
             created_name(job["name"]),
             job.get("displayName", ""),
-            job.get("state", "JOB_STATE_UNSPECIFIED").removeprefix("JOB_STATE_"),
+            state,
             parse_time(job.get("createTime", "")),
             parse_time(job.get("startTime", "")),
             parse_time(job.get("endTime", "")),
-            job.get("error", {}).get("message", "") or "it got no machines while it waited (--max_wait)" * no_machines,
+            error,
             job.get("labels", {}),
             scheduling.get("strategy", ""),
-            float(str(scheduling.get("timeout", "0s")).removesuffix("s")) or DEFAULT_TIMEOUT_S,
+            timeout_s,
             spec.get("baseOutputDirectory", {}).get("outputUriPrefix", "").rstrip("/"),
             "'--on_gpus'" in str(spec),
             f"'{LIMITS}'" in str(spec),

@@ -80,7 +80,7 @@ def test_the_same_command_at_the_same_moment_is_one_job(cloud: Emulator, session
     """The second waits at the door while the first uploads."""
     cloud.faults = [Fault("POST .*/upload/.*", "slow", times=9)]
     names: list[str] = []
-    settings = {"model": "mlp", "data": "digits", "image_size": 8, "steps": 4}
+    settings: dict[str, str | int] = {"model": "mlp", "data": "digits", "image_size": 8, "steps": 4}
 
     def send() -> None:
         job = vertex_trainer.submit("cpu", region="us-central1", bucket="gs://my-bucket", backend="sdk",
@@ -154,7 +154,8 @@ def test_no_drawn_sequence_of_commands_has_two_jobs_at_once(
     ]
     for _ in range(8):
         cloud.run = draw.choice([None, None, ends("SUCCEEDED")])
-        cloud.faults = draw.choice([[], [Fault(POSTS, draw.choice([503, "cut", "html"]), after=True)]])
+        kinds: list[int | str] = [503, "cut", "html"]
+        cloud.faults = draw.choice([[], [Fault(POSTS, draw.choice(kinds), after=True)]])
         left = draw.randrange(40)
 
         def count() -> None:

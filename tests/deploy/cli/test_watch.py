@@ -69,7 +69,7 @@ def test_states_and_the_logs_of_all_workers_in_order_and_once(
         ("FAILED", f"The replica {EXITED} 75.", 75, "with the same --job_dir to resume"),
         ("FAILED", "Internal error", 1, "error: Internal error"),
         ("CANCELLED", "", 75, ""),
-        ("EXPIRED", "waited too long", 1, "waited too long"),
+        ("EXPIRED", "timed out", 75, "it ran for 1:00:00, the most that its plan, --max_cost or"),
     ],
 )  # fmt: skip
 def test_the_exit_code_of_a_job_that_ended(
@@ -80,7 +80,7 @@ def test_the_exit_code_of_a_job_that_ended(
     cloud.end(job, state, error)
     shown, errors = watched(code)
     assert line in errors
-    goes_on = "to go on from its last checkpoint, if it saved one: the same command with --job_dir=gs://bucket/demo"
+    goes_on = "the same command with --job_dir=gs://bucket/demo"
     assert (goes_on in shown) == (code != 2)  # then the command itself has to change
     job["jobSpec"]["workerPoolSpecs"] = [{"containerSpec": {"args": ["--recipe=wgan_gp_digits", "--on_gpus"]}}]
     assert "checkpoint" not in watched(code)[0]  # a check saves none
@@ -244,3 +244,4 @@ def test_cancel_asks_cancels_and_waits(
 def test_failures_for_lack_of_machines(error: str, expected: bool) -> None:
     assert stocked_out(JobStatus("n", "d", "FAILED", 0.0, None, 1.0, error, {})) is expected
     assert not stocked_out(JobStatus("n", "d", "RUNNING", 0.0, 0.0, None, error, {}))
+    assert not stocked_out(JobStatus("n", "d", "FAILED", 0.0, 0.5, 1.0, error, {})), "it was paid for"

@@ -1,22 +1,29 @@
 """Tests jobs that end themselves at a limit, and what jobs are billed for, as the desk sees and records both."""
 
 import json
+import math
 import os
 import shutil
 import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import vertex_trainer
+from deploy.api.request import parse_verb
+from deploy.api.submit import USAGE, prepare_submission
 from deploy.cli import jobs, submit
+from deploy.job.cost import format_duration
 from deploy.job.script import read_script
 from deploy.job.workload import ScriptRun
+from deploy.planning.cached_plans import cost_lines, estimate
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.report.collection import fetched
 from deploy.tiers.tier import load_tier
-from tests.deploy.conftest import JOB, Capture, Command, Job, output_of, put, rows, run
+from tests.deploy.conftest import JOB, Capture, Command, Job, error_of, output_of, put, rows, run
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import plant, planted_plan
 from trainer.base.limit_watch import StopLimits, read_limits
@@ -100,6 +107,91 @@ def test_the_plans_upper_end_goes_along(
     limits = sent_limits(job)
     assert (limits.idle_s, limits.factor) == (0, 1.5)
     assert limits.over_s > 0
+
+
+def runs_for(share: float) -> Callable[[Emulator, Job], None]:
+    """Returns a job that runs for a share of its timeout, and ends as Vertex AI ends one there."""
+
+    def run(google: Emulator, job: Job) -> None:
+        google.begin(job)
+        timeout_s = float(job["jobSpec"]["scheduling"]["timeout"][:-1])
+        job["startTime"] = f"{datetime.now(UTC) - timedelta(seconds=share * timeout_s):%FT%TZ}"
+        google.end(job, "EXPIRED")
+
+    return run
+
+
+CAPPED = ["l4x1", "--region=us-central1", "--bucket=gs://my-bucket", *IMAGE, *JOB, "--max_cost=5"]
+
+
+def test_what_a_job_spent_until_its_timeout_is_spent_for_the_next_tier_and_the_same_command(
+    cloud: Emulator, session: Session, capsys: Capture
+) -> None:
+    """It has started, so it is no lack of machines; the rest of the cap is what may still be paid."""
+    cloud.run = runs_for(0.6)
+    command = [CAPPED[0], "l4x4", *CAPPED[1:]]
+    assert submit.main(command, session) == 75
+    first = cloud.jobs["1000"]
+    assert len(cloud.jobs) == 1
+    timeout_s = int(first["jobSpec"]["scheduling"]["timeout"][:-1])
+    shown = capsys.readouterr()
+    said = f"it ran for {format_duration(timeout_s)}, the most that its plan, --max_cost or"
+    assert said in shown.err
+    assert f"the same command, elsewhere the same command with --job_dir={output_of(first)}" in shown.out
+    assert submit.main(command, session) == 75
+    assert f"goes on where {first['name']} stopped at a limit" in capsys.readouterr().out
+    second = cloud.jobs["1001"]
+    assert output_of(second) == output_of(first)
+    rest = int(second["jobSpec"]["scheduling"]["timeout"][:-1])
+    assert rest == pytest.approx(0.4 * timeout_s, abs=3)
+    cloud.run = runs_for(1.0)
+    assert submit.main(command, session) == 75, "16 % are left"
+    refused = error_of(submit.main, command, session)
+    assert refused.startswith("max_cost=5: 5.00 USD of it are spent, the last by ")
+    assert f"to go on, raise it, with --job_dir={output_of(first)}" in refused
+    assert len(cloud.jobs) == 3
+
+
+def test_a_detached_job_that_stopped_goes_on_and_again_begins_anew(cloud: Emulator, session: Session) -> None:
+    cloud.run = runs_for(0.5)
+    for flags, folders in ((["--detach"], 1), (["--detach"], 1), (["--detach", "--again"], 2)):
+        assert submit.main([*CAPPED, *flags], session) == 0
+        assert len({output_of(job) for job in cloud.jobs.values()}) == folders
+    assert len(cloud.jobs) == 3
+
+
+def test_what_a_run_of_a_comparison_spent_counts_for_its_next_attempt(command: Command, cloud: Emulator) -> None:
+    cloud.run = runs_for(0.5)
+    for count in (1, 2):
+        command("l4x1", "--max_cost=5", code=75)
+        assert len(cloud.jobs) == count
+    first, second = (int(job["jobSpec"]["scheduling"]["timeout"][:-1]) for job in cloud.jobs.values())
+    assert second == pytest.approx(first / 2, abs=3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "limit_s"),
+    [([], 1800), (["--steps=400000"], None), (["--timeout=5h"], 18000)],
+    ids=["at least 30 minutes", "three times the plan", "as the user says"],
+)
+def test_a_job_with_a_plan_may_take_three_times_its_upper_end(
+    flags: list[str], limit_s: int | None, cloud: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    command = ["a100-80x8", "--project=p", *CAPPED[1:3], *JOB, *flags, "--dry_run", "--json"]
+    path = kept_plan(Overrides.parse(JOB).resolve())
+    path.parent.mkdir(parents=True)
+    shutil.copy(planted_plan(tmp_path), path)
+    request = parse_verb(submit.SubmitFlags, command, USAGE)
+    (job,) = prepare_submission(request, Session()).jobs
+    priced = estimate(job)
+    assert priced
+    assert job.tier.timeout_s == limit_s or job.tier.timeout_s == math.ceil(3 * 3600 * priced.hours.high)
+    assert job.tier.timeout_s >= 1800
+    assert any(
+        f"after {format_duration(job.tier.timeout_s)} it ends, and the same command goes on" in line
+        for line in cost_lines([job])
+    )
 
 
 STALLS = """

@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
+from deploy.api.plan import PlanOptions, plan_by_options
+from deploy.api.request import parse_verb
+from deploy.api.submit import USAGE, SubmitOptions, prepare_submission
 from deploy.base.console import run_program
+from deploy.packaging.images import BuiltImage, remember
+from deploy.packaging.packages import packages_with
 from deploy.planning import cached_plans
+from deploy.planning.cached_plans import estimate
+from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.conftest import JOB, WHERE, Capture, Command
 from tests.deploy.planted import planted_plan
 from trainer.base.errors import PlatformFault
@@ -85,6 +92,30 @@ def test_fit_adds_micro_batches_before_16_bits(keep: Any, cloud: Any, capsys: Ca
     keep(row_gib=0.01)
     assert main([*L4, "--fit"]) == 0
     assert "--fit adds" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", [[], ["--spot"], ["--flex_start"]], ids=["standard", "spot", "flex"])
+@pytest.mark.parametrize("tier", ["cpu", "a100-80x8"])
+@pytest.mark.parametrize("image", [[], ["--image=a-docker.pkg.dev/p/r/i:1"]], ids=["", "own"])
+@pytest.mark.parametrize("built", ["", "fits", "misfits"])
+def test_a_plan_and_a_submission_estimate_the_same(
+    built: str, image: list[str], tier: str, flags: list[str], keep: Any
+) -> None:
+    keep()
+    if built:
+        sources = {package.name: package.digest for package in packages_with("")}
+        sources |= {"mine": "1"} if built == "misfits" else {}
+        remember(BuiltImage("us-docker.pkg.dev/p/r/mine:1", "", sources, "2026-11-22"))
+    where = [tier, *TRAINED, *image]
+    strategy = {"--spot": "SPOT", "--flex_start": "FLEX_START"}.get("".join(flags), "STANDARD")
+    planned = plan_by_options(parse_verb(PlanOptions, where, USAGE), Session())
+    offers = {offer.strategy: offer for _, offer in planned.offers}
+    if strategy == "FLEX_START" and tier == "cpu":  # which is refused
+        assert strategy not in offers
+        return
+    command = [*where, *WHERE, "--project=p", *flags]
+    (job,) = prepare_submission(parse_verb(SubmitOptions, command, USAGE), Session()).jobs
+    assert estimate(job) == offers.get(strategy)
 
 
 @pytest.mark.parametrize("damage", ["{", '{"format": 9, "of": "a later version"}'])

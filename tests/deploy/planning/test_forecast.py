@@ -10,6 +10,7 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.packaging.images import BuiltImage, remember
+from deploy.packaging.packages import packages_with
 from deploy.planning.forecast import PREEMPTIONS_PER_HOUR, forecast, lost_by_preemption, priced_estimates
 from deploy.planning.step_time import (
     CONSTANTS,
@@ -283,7 +284,8 @@ def test_what_is_installed_first_takes_time_and_money_and_an_own_image_saves_it(
             assert 3600 * standard["hours"][end] == pytest.approx(tier["seconds"][end] + tier["install_seconds"][end])
         assert standard["usd"]["middle"] == pytest.approx(standard["usd_per_hour"] * hours[-1])
         assert ("4 min installing" in capsys.readouterr().out) == bool(tier["install_seconds"]["middle"])
-        remember(BuiltImage("europe-docker.pkg.dev/p/r/n:1", "", {}, "2026-11-23"))
+        sources = {package.name: package.digest for package in packages_with("")}
+        remember(BuiltImage("europe-docker.pkg.dev/p/r/n:1", "", sources, "2026-11-23"))
     assert 3600 * (hours[0] - hours[1]) == pytest.approx(240)
 
 
