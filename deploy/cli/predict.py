@@ -12,11 +12,11 @@ from deploy.cli.output import JSON
 from deploy.cli.submit import send_and_follow
 from deploy.job.cost import cost_confirmation
 from deploy.job.fallback import SubmittedJob
-from deploy.job.job import Job
 from deploy.job.ledger import Submission
 from deploy.job.options import JobOptions
 from deploy.job.spec import machine_spec
 from deploy.job.workload import Prediction
+from deploy.planning.cached_plans import paid_job
 from deploy.platform.errors import api_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.model_registry import find_version
@@ -72,7 +72,8 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     about, inputs = f"answers the rows of {rows} with {version}", {"rows": rows, "model": version.artifact}
     subject = f"predict-{version.name.rsplit('/', 1)[-1]}"
     work = Prediction(tier, job_dir=out, subject=subject, about=about, inputs=inputs)
-    job = Job(work, gcp, dataclasses.replace(args, image=version.image), new_submission())
+    options = dataclasses.replace(args, image=version.image)
+    job = paid_job(work, gcp, options, new_submission())
     answers = re.compile(r"--(json|dry.run|detach|again)\b")  # the same command with and without them is one command
     command = shlex.join([*USAGE.program.split(), *(word for word in arguments if not answers.match(word))])
     record = Submission(job.submission, command=command, sources=[str(version)], detached=args.detach)
