@@ -31,7 +31,8 @@ def tell(line: str) -> None:
 
 def _print(stream: TextIO, *lines: str) -> None:
     if chosen := _STREAM.get() or (stream if _COMMAND.get() else None):
-        print(*lines, sep="\n", file=chosen, flush=True)
+        # In one write: lines of parallel runs would mix.
+        print("\n".join([*lines, ""]), end="", file=chosen, flush=True)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from deploy.platform.rest import address, call, pages
 from deploy.platform.retries import Clock, retried, unreadable_as_lost
 from deploy.tiers.gcp_config import needed_region
 from deploy.tiers.machine_table import HOURS_A_MONTH, KINDS, Machine, Machines, Price, load_machines
-from trainer.base.errors import DONE
+from trainer.base.errors import DONE, UserError
 from trainer.base.settings.fields import parse_options, setting, setting_of
 from trainer.base.storage import local_path, write_whole
 
@@ -162,9 +162,15 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
                 differences.append(f"{name} as {kind} in {region}: {difference}")
         if usd[name]:
             lines.append(f"{name}: {{{', '.join(f'{kind}: {price:.6f}' for kind, price in usd[name].items())}}}")
-    write_whole(out, "\n".join(lines) + "\n")
     priced = sum(map(bool, usd.values()))
+    say(*differences)
+    if not priced:
+        raise UserError(
+            f"region={region}: the Cloud Billing Catalog has a price there for none of {len(usd)} machines "
+            "and accelerators, as above: check the region's name; nothing was written"
+        )
+    write_whole(out, "\n".join(lines) + "\n")
     counted = f"{priced} of {len(usd)} machines and accelerators have a price in {out}: use it with --prices={args.out}"
-    say(*differences, counted)
+    say(counted)
     write_document(args, "prices", region=region, date=str(date), prices=usd, differences=differences)
     return DONE

@@ -69,7 +69,11 @@ class LocalRunner:
         with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
             if self._stopped.is_set():
                 return INTERRUPTED
-            job = LocalJob(workers, lambda worker, line: print(f"[{worker}] {line}", file=log), stopped=self._stopped)
+
+            def show(worker: str, line: str) -> None:
+                print(f"[{worker}] {line}\n", end="", file=log)
+
+            job = LocalJob(workers, show, stopped=self._stopped)
             outcome = job.run()
             print(outcome.error or outcome.state, file=log)
         return outcome.code

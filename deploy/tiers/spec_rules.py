@@ -92,6 +92,15 @@ def check_spec(spec: Spec, name: str) -> None:
             f"{name}: scheduling.strategy=FLEX_START without maxWaitDuration waits up to a day: limit the wait for "
             'machines, as maxWaitDuration: "14400s"'
         )
+    affinities = [pool.get("machineSpec", {}).get("reservationAffinity", {}) for pool in pools]
+    kinds = {affinity.get("reservationAffinityType", "NO_RESERVATION") for affinity in affinities}
+    reserved = "a reservation" if kinds - {"NO_RESERVATION"} else ""
+    kept = "persistentResourceId" if spec.get("persistentResourceId") else reserved
+    if kept and strategy in ("SPOT", "FLEX_START"):
+        raise UserError(
+            f"{name}: scheduling.strategy={strategy} with {kept}: the one asks for new machines, the other for "
+            "those that you have: drop one of them"
+        )
     if float(timeout[:-1]) < 60:
         raise UserError(
             f'{name}: scheduling.timeout={timeout} ends the job at once, since starting takes minutes: write "86400s"'

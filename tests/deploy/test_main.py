@@ -1,5 +1,6 @@
 """Tests that every verb is listed, has help and imports little."""
 
+import io
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from deploy.__main__ import VERBS, main
+from deploy.base.console import printed_on, say
 from tests.deploy.conftest import ROOT, WHERE, Capture, run
 from tests.deploy.planted import plant
 from tests.fixtures import Patch
@@ -122,6 +124,14 @@ def test_a_fault_of_the_platform_and_ctrl_c_are_one_line(
     monkeypatch.setattr("deploy.cli.runs.run_report", Mock(side_effect=error))
     assert main(["report", "run"]) == code
     assert capsys.readouterr().err == shown
+
+
+def test_lines_are_written_whole_so_that_those_of_parallel_runs_do_not_mix() -> None:
+    stream = Mock(spec=io.StringIO)
+    with printed_on(stream):
+        say("one", "two")
+    written = [call.args[0] for call in stream.write.call_args_list]
+    assert [*filter(None, written)] == ["one\ntwo\n"]
 
 
 # A verb is sent a signal; nohup, say, lets its processes ignore SIGHUP.

@@ -387,9 +387,17 @@ def unlike(worker: str, action: str, names: str) -> UserError:
 def _join(cluster: Cluster, runs: Mapping[str, Any], timeout_seconds: float, events: "SimpleQueue[Event]") -> Link:
     """Returns a worker's connection to the chief. Raises UserError if refused, PlatformFault without an answer."""
     deadline = time.monotonic() + timeout_seconds
+    unknown = ""  # why the chief's name has no address
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
-            link = Link(socket.create_connection(_endpoint(cluster.addresses[0]), timeout=5), events)
+            try:
+                connection = socket.create_connection(_endpoint(cluster.addresses[0]), timeout=5)
+            except socket.gaierror as error:  # its machine may not have started yet
+                if not unknown:
+                    unknown = f"; TF_CONFIG: {cluster.addresses[0]}: {error.strerror}"
+                    log.warning(f"waiting for {cluster.name(0)}{unknown}: check its name if it lasts")
+                raise
+            link = Link(connection, events)
             link.send({"hello": cluster.index, "runs": runs})
             with contextlib.suppress(Empty):
                 match events.get(timeout=max(0.0, deadline + _ANSWER_SECONDS - time.monotonic())):
@@ -402,4 +410,4 @@ def _join(cluster: Cluster, runs: Mapping[str, Any], timeout_seconds: float, eve
             while not events.empty():  # left by this connection
                 events.get()
         time.sleep(_RETRY_SECONDS)  # the chief has not started yet, or its port is still that of an earlier run
-    raise PlatformFault(f"{cluster.name(0)} did not answer within {timeout_seconds:.0f} seconds (see its log)")
+    raise PlatformFault(f"{cluster.name(0)} did not answer within {timeout_seconds:.0f} seconds (see its log{unknown})")

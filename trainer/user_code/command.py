@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
-from trainer.base.errors import FAULT, INTERRUPTED, PlatformFault, UserError
+from trainer.base.errors import FAULT, INTERRUPTED, PlatformFault, UserError, reason
 from trainer.base.log import log, start_logging
+from trainer.base.run_files.plan_file import versions
 from trainer.user_code.mistakes import as_user_mistake
 
 # Variables of a job that a command which it starts does not inherit.
@@ -43,7 +44,7 @@ def command(again: str) -> Callable[[Callable[[Sequence[str]], int]], Callable[.
                 ):
                     log.warning(f"stopped at once: the same command {again}")
                     return INTERRUPTED
-                error = as_user_mistake(raised) or raised
+                error = as_user_mistake(raised) or _of_environment(raised) or raised
                 if isinstance(error, (UserError, PlatformFault)):
                     log.error("%s%s", error, f": the same command {again}" if isinstance(error, PlatformFault) else "")
                     log.debug("the whole traceback:", exc_info=raised)
@@ -54,6 +55,18 @@ def command(again: str) -> Callable[[Callable[[Sequence[str]], int]], Callable[.
         return main
 
     return decorate
+
+
+def _of_environment(error: BaseException) -> UserError | None:
+    """Returns the error for a Python whose TensorFlow, Keras or NumPy is missing or another; else None."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    if name not in ("tensorflow", "keras", "numpy"):
+        return None
+    found = ", ".join(f"{package} {version}" for package, version in versions().items())
+    return UserError(
+        f"{sys.executable}: {reason(error)}: this environment has {found}: install what this package needs "
+        "there (pip install vertex-trainer), or use another Python or image"
+    )
 
 
 @contextmanager

@@ -105,6 +105,12 @@ SPECS: dict[str, tuple[str, str, str, str]] = {
     "Blackwell with TensorFlow's wheels": (
         GOOD, _L4, "g4-standard-192, acceleratorType: NVIDIA_RTX_PRO_6000, acceleratorCount: 4",
         "TensorFlow's wheels do not run on NVIDIA_RTX_PRO_6000 (Blackwell): use --image=URI"),
+    "a reservation with SPOT": (
+        GOOD.replace("{timeout", "{strategy: SPOT, timeout"), "acceleratorCount: 4",
+        "acceleratorCount: 4, reservationAffinity: {reservationAffinityType: ANY_RESERVATION}",
+        "strategy=SPOT with a reservation: the one asks for new machines"),
+    "a persistent resource with FLEX_START": (_FLEX, "\nworker", "\npersistentResourceId: mine\nworker",
+                                              "strategy=FLEX_START with persistentResourceId"),
     "no YAML": (GOOD, "scheduling: {", "scheduling: [",
                 "wrong.yaml, line 7: not valid YAML: expected ',' or ']', but got '}': mend"),
 }  # fmt: skip

@@ -136,6 +136,15 @@ def test_all_workers_are_told_at_once_that_one_runs_something_else() -> None:
     assert errors == {f"{line} (seed: False on the chief, True on the worker): {alike}"}
 
 
+def test_a_chief_whose_name_has_no_address_is_told_at_once_and_at_the_end(caplog: Log) -> None:
+    own, chief = free_addresses(1)[0], "chief.invalid:2222"
+    with caplog.at_level("WARNING"), pytest.raises(PlatformFault) as error:
+        meet(Cluster((chief, own), 1), {}, 1.5)
+    (line,) = [each for each in caplog.messages if "TF_CONFIG" in each]
+    assert line.startswith(f"waiting for chief ({chief}); TF_CONFIG: {chief}: ")
+    assert f"did not answer within 2 seconds (see its log; TF_CONFIG: {chief}: " in str(error.value)
+
+
 def test_a_port_in_use_is_one_line() -> None:
     addresses = free_addresses(2)
     host, port = addresses[0].split(":")

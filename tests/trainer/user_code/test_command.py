@@ -1,8 +1,11 @@
 """Tests how commands end: exit codes and one line."""
 
 import functools
+import importlib
 import operator
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -31,7 +34,7 @@ def in_a_module_in_c(arguments: object) -> int:
     (raising(KeyboardInterrupt()), 75, "warning: stopped at once: the same command starts from scratch\n"),
     (in_a_module_in_c, 75, "warning: stopped at once: the same command starts from scratch\n"),
     (raising(ZeroDivisionError("x")), 2,
-     "error: tests/trainer/user_code/test_command.py:18 in work: ZeroDivisionError: x; "),
+     "error: tests/trainer/user_code/test_command.py:21 in work: ZeroDivisionError: x; "),
     (functools.partial(operator.getitem, {}), 1,
      "error: a fault of this program or of the platform, not of your settings\nTraceback "),
 ])  # fmt: skip
@@ -41,6 +44,15 @@ def test_an_exception_becomes_a_line_and_a_code(
     assert command("starts from scratch")(work)([]) == code
     found = capsys.readouterr()
     assert (found.out + found.err).startswith(line)
+
+
+@pytest.mark.parametrize("module", ["tensorflow.of_another_version", "keras.src.nothing"])
+def test_a_python_without_the_right_tensorflow_is_named(module: str, capsys: Capture) -> None:
+    imports: Any = functools.partial(importlib.import_module, module)
+    assert command("starts from scratch")(imports)([]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {sys.executable}: No module named '{module}': this environment")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("main", [task.main, check.main, generate.main, prepare.main])
