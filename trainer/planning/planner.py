@@ -49,7 +49,7 @@ from trainer.planning.peak_memory import (
 )
 from trainer.run.training_setup import set_precision_and_seed, setup_with
 from trainer.training.checkpoint import variables_of
-from trainer.training.step_operations import NO_KERNEL, Operation, operations
+from trainer.training.step_operations import NO_KERNEL, ONE_STEP, Operation, operations
 from trainer.user_code.interface import ModelInterface
 
 _REPEATED_ROWS = 16  # rows of the data of which all batches are made
@@ -117,7 +117,6 @@ def _bytes(variable: Any) -> int:
 
 
 _ROWS = (8, 16, 32)  # of the steps that are run
-_LOOPS = (1, 0, 0, 0)  # counts the loop over steps once, and a model's own loops within it not at all
 _TIMED_CALLS, _TIMED_S = 5, 2.0  # a step is timed in so many calls, or for so long
 _CALL_S = 0.1  # a timed call has steps for this long
 
@@ -158,7 +157,7 @@ def make_plan(config: TrainConfig) -> StepPlan:
         data_bytes=sum(array.nbytes for array in in_memory), memory=_memory(first_trace, small, large, state),
         trained_bytes=sum(map(_bytes, first.model.trainable_variables)),
         work=work_by_rows(first, large_step), work_of_two=work_of_two,
-        sums_within=first.sums_within, own_loops=not all(op.times for op in _kernels(first)),
+        sums_within=first.sums_within, own_loops=any(op.times != 1 for op in _kernels(first)),
         cpu=CpuSteps(LinearInRows(many - per_row * large.rows, per_row), cores),
     )  # fmt: skip
 
@@ -216,7 +215,8 @@ def work_by_rows(small: MeasuredStep, large: MeasuredStep) -> Work:
             summed.append(many.reduced_bytes)
         else:
             kind = many.type + FEW_CHANNELS * many.few_channels
-            counts[kind, line(few.flops, many.flops), line(few.moved_bytes, many.moved_bytes)] += many.times
+            # What runs in a loop is one operation with the FLOPs of all its times.
+            counts[kind, line(few.flops, many.flops), line(few.moved_bytes, many.moved_bytes)] += many.times > 0
     work = [
         StepWork(kind, times // large.replicas, flops, moved)
         for (kind, flops, moved), times in counts.items() if times >= large.replicas
@@ -226,4 +226,4 @@ def work_by_rows(small: MeasuredStep, large: MeasuredStep) -> Work:
 
 def _kernels(step: MeasuredStep) -> list[Operation]:
     """Returns the operations of a step that run a kernel."""
-    return [op for op in operations(step.graph, _LOOPS, step.rows) if op.type not in NO_KERNEL]
+    return [op for op in operations(step.graph, ONE_STEP, step.rows) if op.type not in NO_KERNEL]

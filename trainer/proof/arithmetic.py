@@ -251,21 +251,31 @@ def matrix_product(node: Node) -> Axes:
     return Axes(inputs, [*range(2 - max(node.rank(0), node.rank(1)), 0), "row", "column"])
 
 
+def letters_of(equation: str, ranks: Sequence[int]) -> tuple[list[list[Any]], list[Any]]:
+    """Returns a letter for each axis of each input and of the output of an Einsum.
+
+    The axes of an ellipsis have negative numbers. `ranks`: those of the inputs.
+    """
+    inputs, output = equation.split("->")
+    terms = inputs.split(",")
+    hidden = [rank - len(term.replace("...", "")) for term, rank in zip(terms, ranks, strict=True)]
+
+    def letters(term: str, count: int) -> list[Any]:
+        before, dots, after = term.partition("...")
+        return [*before, *(range(-count, 0) if dots else ()), *after]
+
+    named = [letters(term, count) for term, count in zip(terms, hidden, strict=True)]
+    return named, letters(output, max(hidden))
+
+
 @rule("Einsum", factors=ALL, sums=True)
 def einstein_sum(node: Node) -> Axes:
     """Is a sum of products by its equation."""
-    terms, output = node.attribute("equation").decode().split("->")
-
-    def letters(term: str, hidden: int) -> list[Any]:
-        before, dots, after = term.partition("...")
-        return [*before, *(range(-hidden, 0) if dots else ()), *after]
-
-    inputs: dict[int, Sequence[Any]] = {}
-    for number, term in enumerate(terms.split(",")):
-        inputs[number] = letters(term, node.rank(number) - len(term.replace("...", "")))
-        if len({*inputs[number]}) < node.rank(number):
-            raise NoRule("takes a diagonal")
-    return Axes(inputs, letters(output, max(map(node.rank, inputs))))
+    equation = node.attribute("equation").decode()
+    inputs, output = letters_of(equation, [node.rank(number) for number in range(equation.count(",") + 1)])
+    if any(len({*letters}) < len(letters) for letters in inputs):
+        raise NoRule("takes a diagonal")
+    return Axes(dict(enumerate(inputs)), output)
 
 
 def by_row(

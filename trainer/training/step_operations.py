@@ -1,7 +1,7 @@
 """Counts the work of a step in its graph: operations, bytes, and FLOPs, of matrix products and convolutions alone.
 
-Padding is included, and a multiplication and an addition are two. What TensorFlow prunes, or computes once from
-constants, is not counted.
+Products are MatMul, Einsum and the like. Padding is included, and a multiplication and an addition are two. What
+TensorFlow prunes, or computes once from constants, is not counted.
 """
 
 import math
@@ -9,7 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from trainer.invariance.internals import graph_of_function
+from trainer.proof.arithmetic import letters_of
 
 # The dense side and the filter of each convolution: ("out" or "in", number). Each pixel of the dense side is multiplied
 # with the whole filter once. A transposed convolution is a Conv2DBackpropInput, and its gradient a Conv2D.
@@ -20,8 +24,18 @@ _CONVOLUTIONS = {
     "DepthwiseConv2dNative": (("out", 0), ("in", 1)),
     "DepthwiseConv2dNativeBackpropInput": (("in", 2), ("in", 1)),
     "DepthwiseConv2dNativeBackpropFilter": (("in", 2), ("out", 0)),
+    "Conv3D": (("out", 0), ("in", 1)),
+    "Conv3DBackpropInputV2": (("in", 2), ("in", 1)),
+    "Conv3DBackpropFilterV2": (("in", 2), ("out", 0)),
 }
-_TRANSPOSED = {"MatMul": "transpose_a", "BatchMatMulV2": "adj_x"}
+_TRANSPOSED = {
+    "MatMul": "transpose_a",
+    "BatchMatMul": "adj_x",
+    "BatchMatMulV2": "adj_x",
+    "BatchMatMulV3": "adj_x",
+}
+# The loop over steps counts once, and a model's own loops, as an LSTM's, by their own numbers.
+ONE_STEP = (1, None, None, None)
 # No kernel is started for them.
 NO_KERNEL = {"Const", "Placeholder", "ReadVariableOp", "Identity", "IdentityN", "NoOp", "Reshape", "Squeeze",
              "ExpandDims", "StopGradient", "PlaceholderWithDefault"}  # fmt: skip
@@ -36,7 +50,7 @@ class Operation:
 
     type: str
     scope: str
-    times: int
+    times: int  # 0: it is in a loop whose number of iterations is not known
     flops: int = 0
     moved_bytes: int = 0  # read and written
     reduced_bytes: int = 0  # summed over replicas
@@ -44,22 +58,31 @@ class Operation:
 
 
 def operations(
-    graph: Any, loops: Sequence[int] = (1,), rows: int | None = None, scope: str = "", times: int = 1
+    graph: Any,
+    loops: Sequence[int | None] = (1,),
+    rows: int | None = None,
+    scope: str = "",
+    times: int = 1,
+    used: Sequence[int] | None = None,
 ) -> Iterator[Operation]:
     """Yields the operations that a call of `graph` runs, also in functions and loops, but not in tf.cond's branches.
 
-    loops: the number of iterations of each nested loop, the outermost first; by default one, of the loop over steps.
-    rows: the size of first axes that the graph leaves unknown, as after layers that draw by row. Raises ValueError if
-    loops are nested more deeply than `loops`.
+    loops: the number of iterations of each nested loop, the outermost first; by default one, of the loop over steps;
+    None stands for the most that the graph gives such a loop, and 0 if it gives none.
+    rows: the size of first axes that the graph leaves unknown, as after layers that draw by row; used: the numbers of
+    the outputs that its caller uses, by default all. Raises ValueError if loops are nested more deeply than `loops`.
     """
     # Count only what outputs and side effects need, as tapes leave unused gradients; and nothing that follows from
     # constants, as the shapes in batch norm over replicas: TensorFlow computes that once.
     needed: set[Any] = set()
-    waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
+    outputs = graph.outputs if used is None else [graph.outputs[number] for number in used]
+    read = {(tensor.op, tensor.value_index) for tensor in outputs}
+    waiting = [*(tensor.op for tensor in outputs), *graph.control_outputs]
     while waiting:
         op = waiting.pop()
         if op not in needed:
             needed.add(op)
+            read |= {(tensor.op, tensor.value_index) for tensor in op.inputs}
             waiting.extend([*(tensor.op for tensor in op.inputs), *op.control_inputs])
     constant: set[Any] = set()
     for op in graph.get_operations():
@@ -71,12 +94,15 @@ def operations(
             continue
         name = f"{scope}{op.name}"
         if op.type in ("PartitionedCall", "StatefulPartitionedCall"):
-            yield from operations(graph_of_function(graph, op.get_attr("f").name), loops, rows, f"{name}/", times)
+            called = graph_of_function(graph, op.get_attr("f").name)
+            used = [number for number in range(len(op.outputs)) if (op, number) in read]
+            yield from operations(called, loops, rows, f"{name}/", times, used)
         elif op.type in ("While", "StatelessWhile"):
             if not loops:
                 raise ValueError(f"{name} is a loop without a number of iterations")
             body = graph_of_function(graph, op.get_attr("body").name)
-            yield from operations(body, loops[1:], rows, f"{name}/", times * loops[0])
+            iterations = _most_iterations(op) if loops[0] is None else loops[0]
+            yield from operations(body, loops[1:], rows, f"{name}/", times * iterations)
         else:
             written = sum(_tensor_bytes(tensor, rows) for tensor in op.outputs)
             moved = written + sum(_tensor_bytes(tensor, rows) for tensor in op.inputs)
@@ -86,11 +112,24 @@ def operations(
 
 
 def flops_of(graph: Any, rows: int) -> int:
-    """Returns the FLOPs of one step of `graph`, a loop over steps; 0 if the step has loops of its own."""
+    """Returns the FLOPs of one step of `graph`, a loop over steps.
+
+    Returns 0 if the step has loops of its own of which it is not known how often they run.
+    """
     try:
-        return sum(op.flops for op in operations(graph, rows=rows))
+        found = [*operations(graph, ONE_STEP, rows)]
     except ValueError:
         return 0
+    return sum(op.flops for op in found) if all(op.times for op in found) else 0
+
+
+def _most_iterations(loop: Any) -> int:
+    """Returns the most iterations of a While if they are a constant, as Keras gives an RNN, else 0."""
+    most = loop.inputs[1]
+    if most.op.type == "Max":  # of the lengths of all rows
+        most = most.op.inputs[0]
+    value = tf.get_static_value(most)
+    return 0 if value is None else max(0, int(np.max(value)))
 
 
 def _flops(op: Any, rows: int | None) -> int:
@@ -105,13 +144,25 @@ def _flops(op: Any, rows: int | None) -> int:
         if dense is None or kernel is None:
             return 0
         count, *pixels = dense
-        height, width = pixels[:2] if op.get_attr("data_format") == b"NHWC" else pixels[1:]
-        return 2 * count * height * width * math.prod(kernel)
+        pixels = pixels[:-1] if op.get_attr("data_format").endswith(b"C") else pixels[1:]
+        return 2 * count * math.prod(pixels) * math.prod(kernel)
     if op.type in _TRANSPOSED:
         factor, product = shape(("in", 0)), shape(("out", 0))
         if factor is None or product is None:
             return 0
         return 2 * math.prod(product) * factor[-2 if op.get_attr(_TRANSPOSED[op.type]) else -1]
+    if op.type == "Einsum" and len(op.inputs) == 2:
+        first, second = shape(("in", 0)), shape(("in", 1))
+        if first is None or second is None:
+            return 0
+        equation = op.get_attr("equation").decode()
+        (of_first, of_second), output = letters_of(equation, (len(first), len(second)))
+        sizes: dict[Any, int] = {}
+        for letter, size in zip([*of_first, *of_second], [*first, *second], strict=True):
+            sizes[letter] = max(size, sizes.get(letter, 1))  # 1: it is broadcast
+        # What one input alone has is summed before the products.
+        multiplied = {*output} | ({*of_first} & {*of_second})
+        return 2 * math.prod(sizes[letter] for letter in multiplied)
     return 0
 
 

@@ -23,7 +23,7 @@ from trainer.base.settings.train_config import MAY_CHANGE, TrainConfig
 from trainer.base.storage import write_whole
 from trainer.base.storage.staging import cache_home
 
-PLAN_FORMAT = 11  # version of plan.json's format
+PLAN_FORMAT = 12  # version of plan.json's format
 # Settings of the trainer that a plan does not depend on: those that a resumed run may change, and others that change
 # neither the memory nor the work of a row. A setting that a model's or the user's function takes always counts: with a
 # dropout of 0, for one, there are no layers of it.
