@@ -107,7 +107,9 @@ def device_seconds(work: Work, rows: float, rates: Rates, kind: str, formula: Ti
     for op in work.operations:
         moved = max(op.moved_bytes.fixed + share * op.moved_bytes.per_row * rows, 0.0) / byte_rate
         if flops := op.flops.at(rows):
-            total += op.times * max(slower * flops / flop_rate, formula.products * moved)
+            # Products of activations, as attention has, move large tensors, which XLA fuses with nothing.
+            moves = CONSTANTS.plain.products if op.type == "Einsum" else formula.products
+            total += op.times * max(slower * flops / flop_rate, moves * moved)
         else:
             total += op.times * moved * (formula.few_channels if op.type.endswith(FEW_CHANNELS) else formula.others)
     return total
