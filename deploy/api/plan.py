@@ -31,7 +31,7 @@ from deploy.planning.forecast import (
     PricedEstimate,
     forecast,
 )
-from deploy.planning.recommendations import Answer, Choice, answers, dollars, time_of
+from deploy.planning.recommendations import Answer, Choice, answers, dollars, likely, time_of
 from deploy.planning.step_time import CONSTANTS, CPU_DOUBT, Interval, is_compiled
 from deploy.planning.tier_memory import FRAGMENTS, NEAR
 from deploy.platform import buckets
@@ -96,6 +96,7 @@ class Plan:
     within_hours: float | None = None  # the user's limits, in hours and in USD
     budget_usd: float | None = None
     names: Mapping[str, str] = field(default_factory=dict)
+    here_hours: float | None = None  # on the CPU that made the plan, if that is this machine's
 
     @cached_property
     def offers(self) -> list[Choice]:
@@ -121,8 +122,8 @@ class Plan:
         hours = float("inf") if options.within is None else options.within / 3600
         most = float("inf") if options.budget is None else options.budget
         for end in ("high", "middle"):
-            for of_tier, offer in self.offers:  # the cheapest first
-                if getattr(offer.hours, end) <= hours and getattr(offer.usd, end) <= most:
+            for of_tier, offer in likely(self.offers):  # the cheapest first
+                if getattr(offer.hours_until_end, end) <= hours and getattr(offer.usd, end) <= most:
                     tier = self.names.get(of_tier.tier, of_tier.tier)
                     return OfferChoice(tier, offer.strategy, offer.hours, offer.usd)
         raise UserError(f"no tier ends within={within or 'any time'} for budget={budget}: {' '.join(self.sentences())}")
@@ -187,7 +188,8 @@ class Plan:
 
     def answers(self) -> list[Answer]:
         """Returns the answers that a user wants first: does it fit, which tier is the cheapest, which the fastest."""
-        return [*answers(self.forecasts, self.offers, self.within_hours, self.budget_usd)]
+        limits = self.within_hours, self.budget_usd
+        return [*answers(self.forecasts, self.offers, *limits, self.here_hours)]
 
     def sentences(self) -> list[str]:
         """Returns the same, each as one line, QUESTION: ANSWER."""
@@ -372,7 +374,13 @@ def plan_by_options(
         f"{config.recipe or config.model} on {config.data or 'its data'}: {step_plan.total_steps(config):,} steps, "
         f"global batch {config.global_batch_size}, {config.precision}{xla}"
     )
-    return Plan(step_plan, forecasts, about, assumed, asked.within and asked.within / 3600, asked.budget, as_typed)
+    here_hours = None
+    if not (asked.plan or config.precision.startswith("mixed")):
+        micro_batches = config.micro_batches_on(1)
+        step = step_plan.cpu.seconds.at(config.global_batch_size / micro_batches) * micro_batches
+        here_hours = step * step_plan.total_steps(config) / 3600
+    within = asked.within and asked.within / 3600
+    return Plan(step_plan, forecasts, about, assumed, within, asked.budget, as_typed, here_hours)
 
 
 # Steps that a measurement may have: the first number for which the choice of XLA is that for the whole run.

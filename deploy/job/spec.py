@@ -18,6 +18,7 @@ from deploy.packaging.packages import Package
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.spec_rules import Spec, check_same_region, check_shape, machine_of
+from deploy.tiers.tier import FLEX_WAIT_S
 from trainer.base.errors import UserError
 from trainer.base.limit_watch import LIMITS
 
@@ -49,8 +50,8 @@ def machine_spec(options: JobOptions, spec: Spec, name: str) -> tuple[Spec, str]
         scheduling.pop("maxWaitDuration", None)
         scheduling["strategy"] = "SPOT"
     if options.flex_start:
-        # How long it waits, if neither --max_wait nor the tier says so, is 4 hours.
-        scheduling = {"maxWaitDuration": "14400s", **scheduling, "strategy": "FLEX_START"}
+        waits = {"maxWaitDuration": f"{FLEX_WAIT_S:.0f}s"}
+        scheduling = {**waits, **scheduling, "strategy": "FLEX_START"}
     if options.max_wait and scheduling.get("strategy") == "FLEX_START":
         scheduling["maxWaitDuration"] = f"{math.ceil(options.max_wait)}s"
     if options.timeout:

@@ -8,7 +8,7 @@ from deploy.planning.extrapolation import Extrapolation
 from deploy.planning.step_time import Interval, cpu_step_seconds, is_compiled, step_seconds
 from deploy.planning.tier_memory import TOO_LARGE, Fit, fit_on, host_problems
 from deploy.tiers.machine_table import Machines
-from deploy.tiers.tier import STRATEGIES, Tier
+from deploy.tiers.tier import FLEX_WAIT_S, STRATEGIES, Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.plan_file import StepPlan
 from trainer.base.settings.accelerators import arithmetic
@@ -29,6 +29,12 @@ class PricedEstimate:
     usd_per_hour: float
     hours: Interval
     usd: Interval
+
+    @property
+    def hours_until_end(self) -> Interval:
+        """Returns the hours with the wait for machines where the strategy has a longest one, which costs nothing."""
+        wait = FLEX_WAIT_S / 3600 if self.strategy == "FLEX_START" else 0.0
+        return self.hours.plus(Interval(0.0, 0.0, wait))
 
 
 @dataclass(frozen=True)

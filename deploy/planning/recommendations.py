@@ -33,13 +33,21 @@ class Answer(NamedTuple):
     text: str
 
 
+def likely(offers: Sequence[Choice]) -> Sequence[Choice]:
+    """Returns the offers of tiers whose memory the run surely fits, or all if it surely fits none."""
+    return [choice for choice in offers if _fits(choice)] or offers
+
+
 def answers(
-    forecasts: Sequence[Forecast], offers: Sequence[Choice], within_hours: float | None, budget_usd: float | None
-) -> Iterator[Answer]:
+    forecasts: Sequence[Forecast], offers: Sequence[Choice], within_hours: float | None, budget_usd: float | None,
+    here_hours: float | None = None,
+) -> Iterator[Answer]:  # fmt: skip
     """Yields the answers to show below a plan, first those to the limits that the user gave.
 
-    `offers`: each forecast with each of its prices, the cheapest first; `within_hours`, `budget_usd`: the limits.
+    `offers`: each forecast with each of its prices, the cheapest first; `within_hours`, `budget_usd`: the limits;
+    `here_hours`: what the run takes on this machine's CPU.
     """
+    offers = likely(offers)
     if len(forecasts) == 1 and (fit := forecasts[0].fit):
         verdict = {FITS: "yes", TOO_LARGE: "no"}.get(fit.verdict, "perhaps")
         option = f"; this one with --{fit.options[0].name}={fit.options[0].value}" if fit.options else ""
@@ -56,7 +64,7 @@ def answers(
     cheapest, fastest = _best(offers, usd_of, hours_of), _best(offers, hours_of, usd_of)
     if within_hours is not None:
         least = f"none: the fastest takes at least {span(min(offer.hours.low for _, offer in offers))}"
-        within = _best_within(offers, hours_of, within_hours, usd_of)
+        within = _best_within(offers, attrgetter("hours_until_end"), within_hours, usd_of)
         yield Answer(f"within {span(within_hours)}", within or least)
     if budget_usd is not None:
         least = f"none: the cheapest costs at least {dollars(min(offer.usd.low for _, offer in offers))} USD"
@@ -95,6 +103,8 @@ def answers(
         predicted = f"{source}; surer: --measure={forecast.tier}"
         basis = f"measured on {forecast.measured}" if forecast.measured else predicted
         yield Answer("how sure?", f"a step may take {low} to {high} x as long, {basis}")
+    if here_hours:
+        yield Answer("here", f"on this CPU: {span(here_hours)}, 0 USD")
 
 
 def _best(offers: Sequence[Choice], measure: Measure, other: Measure) -> Choice:
@@ -121,9 +131,14 @@ def _devices(choice: Choice) -> int:
     return choice[0].devices
 
 
+def _fits(choice: Choice) -> bool:
+    fit = choice[0].fit
+    return fit is None or fit.verdict == FITS
+
+
 def _line(choice: Choice) -> str:
     forecast, offer = choice
-    name = f"{forecast.tier} {STRATEGIES[offer.strategy]}"
+    name = f"{forecast.tier} {STRATEGIES[offer.strategy]}{'' if _fits(choice) else ' if it fits'}"
     return f"{name:<20}  {offer.usd.text(dollars, ' USD'):<28}  {time_of(offer)}"
 
 

@@ -37,12 +37,25 @@ def line_of(question: str, lines: list[str]) -> str:
 
 def test_the_cheapest_within_a_time_and_whether_four_gpus_are_worth_it(tmp_path: Path) -> None:
     plan = read_plan(planted_plan(tmp_path, gflop=10.0))
-    assert "h100x1 flex-start" in line_of("within 2 h", answered(plan, within=2.0, steps=20_000))
+    for hours, way in ((2, "spot"), (6, "flex-start")):  # which may wait for 4 h
+        lines = answered(plan, "h100x1", within=hours, steps=20_000)
+        assert f"  h100x1 {way} " in line_of(f"within {hours} h", lines)
     every = answered(read_plan(planted_plan(tmp_path)), global_batch_size=32, steps=50_000)
     for question in ("cheapest", "fastest", "4 GPUs?", "the time"):
         line_of(question, every)
     four = line_of("4 GPUs?", answered(plan, "l4x1", "l4x4", steps=20_000))
     assert re.search(r" l4x4 is \S+ x as fast as l4x1 for ", four)
+
+
+def test_a_tier_that_surely_fits_goes_before_a_cheaper_one_that_may_not(tmp_path: Path) -> None:
+    plan = read_plan(planted_plan(tmp_path, row_gib=0.1))
+    config = TrainConfig(model="mine:build", data="mine:data", steps=1000, global_batch_size=180)
+    of = {name: forecast(load_tier(name), plan, config, load_machines()) for name in ("l4x1", "a100x1")}
+    both = Plan(plan, [*of.values()], "mine", []).sentences()
+    alone = Plan(plan, [of["l4x1"]], "mine", [])
+    assert any(line.startswith("cheapest: a100x1 ") for line in both)
+    assert any(re.match(r"cheapest: l4x1 \S+ if it fits ", line) for line in alone.sentences())
+    assert alone.best().tier == "l4x1"
 
 
 def test_a_model_with_loops_has_times_on_cpus_alone_and_the_answer_says_so(tmp_path: Path) -> None:
