@@ -6,6 +6,7 @@ FLOPs and bytes in the graph. plan.json then says for any batch what a GPU would
 """
 
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,9 +59,11 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.update(ENVIRONMENT)
     with quiet_start():
         from trainer.planning.planner import make_plan
-    plan = make_plan(config)
+    parts = kept_plan(config).with_suffix("")
+    plan = make_plan(config, parts)
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     write_plan(out, plan)
+    shutil.rmtree(parts, ignore_errors=True)
     log.info(f"the plan is in {out}")
     return DONE
 

@@ -8,10 +8,15 @@ and all-reduces. What TensorFlow prunes, or computes once from constants, is not
 """
 
 import dataclasses
+import json
 import math
 import os
 import time
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -32,6 +37,7 @@ from trainer.base.run_files.plan_file import (
     versions,
 )
 from trainer.base.settings.train_config import TrainConfig
+from trainer.base.storage import write_whole
 from trainer.cluster.strategy import ONE_MACHINE, local_devices, make_replicas
 from trainer.data.dataset import Dataset
 from trainer.data.sources import load_dataset
@@ -40,6 +46,7 @@ from trainer.invariance.internals import all_layers
 from trainer.models.image_layers import as_on_gpus
 from trainer.planning.peak_memory import (
     COUNTED,
+    Allocation,
     Trace,
     peak_bytes,
     peak_lines,
@@ -121,50 +128,108 @@ _TIMED_CALLS, _TIMED_S = 5, 2.0  # a step is timed in so many calls, or for so l
 _CALL_S = 0.1  # a timed call has steps for this long
 
 
-def make_plan(config: TrainConfig) -> StepPlan:
+@dataclass(frozen=True)
+class StepPart:
+    """Holds what is counted and measured of a step with `rows` rows on each of `replicas` logical CPUs.
+
+    `trace` and `seconds`: only of steps that were run, the latter but for the fewest rows.
+    """
+
+    rows: int
+    replicas: int
+    kernels: Sequence[Operation]  # the operations that run a kernel
+    batches_per_step: int
+    state_bytes: int
+    trained_bytes: int
+    sums_within: bool
+    trace: Trace | None = None
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, step: MeasuredStep, trace: Trace | None = None, seconds: float = 0.0) -> "StepPart":
+        """Returns the part of a step that was built."""
+        found = operations(step.graph, ONE_STEP, step.rows)
+        return cls(
+            rows=step.rows, replicas=step.replicas, kernels=[op for op in found if op.type not in NO_KERNEL],
+            batches_per_step=step.batches_per_step, state_bytes=step.state_bytes,
+            trained_bytes=sum(map(_bytes, step.model.trainable_variables)), sums_within=step.sums_within,
+            trace=trace, seconds=seconds,
+        )  # fmt: skip
+
+    @classmethod
+    def read(cls, file: Path) -> "StepPart":
+        """Reads what `write_whole` kept as JSON. Raises what a missing or damaged file does."""
+        content = json.loads(file.read_text(encoding="utf-8"))
+        kernels = [Operation(**kernel) for kernel in content.pop("kernels")]
+        trace = content.pop("trace")
+        if trace:
+            allocations = [Allocation(**allocation) for allocation in trace.pop("allocations")]
+            trace = Trace(**trace, allocations=allocations)
+        return cls(**content, kernels=kernels, trace=trace)
+
+
+def make_plan(config: TrainConfig, kept: Path) -> StepPlan:
     """Measures steps on this machine's CPU and returns the plan.
 
-    Raises UserError for a model or data that fail, or if the steps need more memory than this machine has. TensorFlow
-    must not have started in this process yet, as it gets two logical CPUs.
+    kept: a folder for each part that was measured, from which a plan that was stopped goes on. Raises UserError for a
+    model or data that fail, or if the steps need more memory than this machine has. TensorFlow must not have started
+    in this process yet, as it gets two logical CPUs.
     """
     local_devices(dataclasses.replace(config, replicas=2, strategy="auto", expect_devices=0), ONE_MACHINE)
     set_precision_and_seed(config)
     dataset = load_dataset(config)
-    first, first_trace = measure_step(config, dataset, _ROWS[0])
+
+    def part(rows: int, replicas: int = 1) -> StepPart:
+        file = kept / f"{replicas}-{rows}.json"
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            return StepPart.read(file)
+        if replicas > 1:
+            made = StepPart.of(MeasuredStep(config, dataset, rows, replicas))
+        else:
+            step, trace = measure_step(config, dataset, rows)
+            made = StepPart.of(step, trace, _seconds_per_step(step) if rows > _ROWS[0] else 0.0)
+        kept.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps(dataclasses.asdict(made)))
+        return made
+
+    first = part(_ROWS[0])
+    assert first.trace
     state = first.state_bytes
     # Twice the largest step, for fragmentation and for building the model.
-    limit = 2 * peak_bytes(first_trace, state, temporaries=True) * _ROWS[-1] / _ROWS[0]
+    limit = 2 * peak_bytes(first.trace, state, temporaries=True) * _ROWS[-1] / _ROWS[0]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if limit > memory:
         raise UserError(
             f"a step with {_ROWS[-1]} rows needs up to {limit / 2**30:.1f} GiB, this machine has {memory / 2**30:.1f}: "
             "make the plan on a larger one (--out), and use it with `python -m deploy plan --plan=FILE`"
         )
-    (small_step, small), (large_step, large) = (measure_step(config, dataset, rows) for rows in _ROWS[1:])
-    few, many = map(_seconds_per_step, (small_step, large_step))
+    small, large = map(part, _ROWS[1:])
+    assert small.trace
+    assert large.trace
+    few, many = small.seconds, large.seconds
     per_row = min(max(many - few, 0.0) / (large.rows - small.rows), many / large.rows)
-    in_memory = tf.nest.flatten([part.arrays for part in (dataset.train, dataset.evaluation) if part])
+    in_memory = tf.nest.flatten([half.arrays for half in (dataset.train, dataset.evaluation) if half])
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # Without the work of two replicas the rest of the plan still holds.
     work_of_two = None
     try:
-        work_of_two = work_of_replicas(config, dataset, 2)
+        work_of_two = work_by_rows(*(part(rows, 2) for rows in _ROWS[::2]))
     except Exception as error:
         log.info(f"a step of two replicas is not planned: {reason(error)}")
     return StepPlan(
         model=config.model, data=config.data, key=plan_key(config), versions=versions(),
         examples=dataset.train.count, batches_per_step=first.batches_per_step,
-        data_bytes=sum(array.nbytes for array in in_memory), memory=_memory(first_trace, small, large, state),
-        trained_bytes=sum(map(_bytes, first.model.trainable_variables)),
-        work=work_by_rows(first, large_step), work_of_two=work_of_two,
-        sums_within=first.sums_within, own_loops=any(op.times != 1 for op in _kernels(first)),
+        data_bytes=sum(array.nbytes for array in in_memory),
+        memory=_memory(first.trace, small.trace, large.trace, state),
+        trained_bytes=first.trained_bytes, work=work_by_rows(first, large), work_of_two=work_of_two,
+        sums_within=first.sums_within, own_loops=any(op.times != 1 for op in first.kernels),
         cpu=CpuSteps(LinearInRows(many - per_row * large.rows, per_row), cores),
     )  # fmt: skip
 
 
 def work_of_replicas(config: TrainConfig, dataset: Dataset, replicas: int) -> Work:
     """Returns the work of each of so many replicas in a step by its rows. It traces steps and runs none."""
-    return work_by_rows(*(MeasuredStep(config, dataset, rows, replicas) for rows in _ROWS[::2]))
+    return work_by_rows(*(StepPart.of(MeasuredStep(config, dataset, rows, replicas)) for rows in _ROWS[::2]))
 
 
 def measure_step(config: TrainConfig, dataset: Dataset, rows: int) -> tuple[MeasuredStep, Trace]:
@@ -197,7 +262,7 @@ def _memory(first: Trace, small: Trace, large: Trace, state: int) -> Memory:
     )  # fmt: skip
 
 
-def work_by_rows(small: MeasuredStep, large: MeasuredStep) -> Work:
+def work_by_rows(small: StepPart, large: StepPart) -> Work:
     """Returns the work of one replica in a step as a function of its rows, from steps with two numbers of rows.
 
     Both steps have equally many replicas, and their graphs have the operations of every one. Operations that a graph of
@@ -210,7 +275,7 @@ def work_by_rows(small: MeasuredStep, large: MeasuredStep) -> Work:
 
     counts = Counter[tuple[str, LinearInRows, LinearInRows]]()
     summed = list[int]()  # bytes of each all-reduce
-    for few, many in zip(_kernels(small), _kernels(large), strict=True):
+    for few, many in zip(small.kernels, large.kernels, strict=True):
         if many.reduced_bytes:
             summed.append(many.reduced_bytes)
         else:
@@ -222,8 +287,3 @@ def work_by_rows(small: MeasuredStep, large: MeasuredStep) -> Work:
         for (kind, flops, moved), times in counts.items() if times >= large.replicas
     ]  # fmt: skip
     return Work(work, len(summed) // large.replicas, sum(summed) // large.replicas)
-
-
-def _kernels(step: MeasuredStep) -> list[Operation]:
-    """Returns the operations of a step that run a kernel."""
-    return [op for op in operations(step.graph, ONE_STEP, step.rows) if op.type not in NO_KERNEL]

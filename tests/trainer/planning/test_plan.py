@@ -1,6 +1,7 @@
 """Tests what `trainer.plan` predicts: memory against real steps, each in a process of its own, work against a trace."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,24 @@ def test_loops_of_a_model_are_counted_by_no_time() -> None:
     layer.build((4, 3, 2))
     graph = tf.function(lambda x: layer(x) + 1.0).get_concrete_function(tf.zeros((4, 3, 2))).graph
     assert {(op.times, op.flops > 0) for op in operations(graph, (0,))} == {(0, False), (1, False)}
+
+
+@pytest.mark.slow  # two processes with TensorFlow
+def test_a_plan_that_was_stopped_goes_on_with_what_it_measured(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "trainer.plan", "--model=mlp", "--data=digits", "--image_size=8"]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    begun = "runs some steps of mlp with {} rows on this CPU"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout
+        assert any(line.strip() == begun.format(16) for line in process.stdout)
+        process.terminate()
+    kept = {file.name for file in tmp_path.rglob("plans/*/*.json")}
+    assert "1-8.json" in kept
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=environment)
+    assert begun.format(8) not in done.stdout
+    assert begun.format(32) in done.stdout
+    (plan,) = tmp_path.rglob("plans/*")
+    assert read_plan(plan).memory.measured_rows == [8, 16, 32]
 
 
 @pytest.mark.slow  # a process with TensorFlow
