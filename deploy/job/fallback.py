@@ -152,8 +152,8 @@ class SubmittedJob(VertexJob):
         except UserError:
             last = self.record.attempts[-1].job
             raise UserError(
-                f"max_cost={max_cost:g}: {spent:.2f} USD of it are spent, the last by {last}, and the "
-                f"rest starts no job: to go on, raise it, with --job_dir={job.output}"
+                f"max_cost={max_cost:g}: {spent:.2f} USD of it are spent, the last by {last}, and "
+                f"the rest starts no job: to go on, raise it, with --job_dir={job.output}"
             ) from None
 
     def _set_job(self) -> None:

@@ -94,7 +94,8 @@ class Creation:
     def __init__(self, job: Job, record: Submission, open_backend: OpenBackend) -> None:
         project, region = job.gcp.project, job.gcp.region
         tier = job.tier
-        self._attempt = Attempt(tier.name, project, region, tier.bound_per_hour, job.output, name=job.name)
+        price = tier.bound_per_hour
+        self._attempt = Attempt(tier.name, project, region, price, job.output, name=job.name)
         record.attempts.append(self._attempt)
         record.write()
         self._record = record

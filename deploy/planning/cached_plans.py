@@ -1,4 +1,4 @@
-"""Finds or makes the plan of a run's settings, and makes jobs, which it compares with their plans, to be paid for."""
+"""Finds or makes the plan of a run's settings, and makes jobs to be paid for, each held against it."""
 
 import dataclasses
 import math
@@ -84,7 +84,8 @@ def cost_lines(jobs: Iterable[Job]) -> list[str]:
         if priced and tier.most_usd is not None:
             max_cost, usd = job.options.max_cost, priced.usd.text("{:.2f}".format, " USD")
             line = f"its plan estimates {usd} as {STRATEGIES[tier.strategy]}, {time_of(priced)}"
-            line = f"{line}; after {format_duration(tier.timeout_s)} it ends, and the same command goes on"
+            limit = format_duration(tier.timeout_s)
+            line = f"{line}; after {limit} it ends, and the same command goes on"
             if priced.usd.middle > tier.most_usd:
                 # --max_cost sets a timeout of whole seconds, whose cost is lower by less than the price of a second.
                 second = priced.usd_per_hour / 3600
@@ -115,16 +116,17 @@ def paid_job(
     submission: str,
     code: Sequence[Package] = (),
 ) -> Job:
-    """Returns a job that is to be paid for: every verb makes its jobs here, so that each has all checks.
+    """Returns a job that is to be paid for: every verb makes its jobs here, with all checks.
 
-    `code`: as of Job. Raises UserError for what is known to fail or to waste money, and NoMachines as
-    Job does.
+    `code`: as of Job. Raises UserError for what is known to fail or to waste money, and NoMachines
+    as Job does.
     """
     if isinstance(work, Training):
-        # The trainer's default, a GAN on digits, is for trying things out: a flag or the tier's file
-        # names paid work.
+        # The trainer's default, a GAN on digits, is for trying things out: a flag or the tier's
+        # file names paid work.
         task = work.tier.spec["workerPoolSpecs"][0]
-        arguments = (task.get("pythonPackageSpec") or task.get("containerSpec") or {}).get("args", [])
+        program = task.get("pythonPackageSpec") or task.get("containerSpec") or {}
+        arguments = program.get("args", [])
         in_file = {argument.partition("=")[0].removeprefix("--") for argument in arguments}
         if not {"recipe", "model"} & {*work.overrides.values, *in_file}:
             raise UserError("recipe is missing: a job is paid for: name what it trains, by --recipe= or --model=")
@@ -140,18 +142,20 @@ PLANS = 3.0  # so many times the upper end of its plan may a job take
 def _within_plan(work: Training, options: JobOptions) -> Training:
     """Returns what runs, with a timeout by the upper end of its plan, if it has one.
 
-    It is PLANS times that, and at least LEAST_LIMIT_S, unless the tier's own is shorter, or the user
-    gave one. With --plan a plan that is missing is made first.
+    It is PLANS times that, and at least LEAST_LIMIT_S, unless the tier's own is shorter, or the
+    user gave one. With --plan a plan that is missing is made first.
     """
     if options.plan:
         plan_of(work.config, work.overrides)
-    priced = _cached_estimate(work.tier, work.config, choose_image(work.tier, options.image, None, ()))
+    tier = work.tier
+    priced = _cached_estimate(tier, work.config, choose_image(tier, options.image, None, ()))
     if not priced or options.timeout:
         return work
-    tier = work.tier
     limit_s = math.ceil(max(PLANS * priced.hours.high * 3600, LEAST_LIMIT_S))
-    scheduling = {**tier.spec.get("scheduling", {}), "timeout": f"{min(limit_s, int(tier.timeout_s))}s"}
-    return dataclasses.replace(work, tier=dataclasses.replace(tier, spec={**tier.spec, "scheduling": scheduling}))
+    timeout = f"{min(limit_s, int(tier.timeout_s))}s"
+    scheduling = {**tier.spec.get("scheduling", {}), "timeout": timeout}
+    limited = dataclasses.replace(tier, spec={**tier.spec, "scheduling": scheduling})
+    return dataclasses.replace(work, tier=limited)
 
 
 def _stop_limits(work: Workload, options: JobOptions) -> str:

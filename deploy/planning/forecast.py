@@ -32,7 +32,7 @@ class PricedEstimate:
 
     @property
     def hours_until_end(self) -> Interval:
-        """Returns the hours with the wait for machines where the strategy has a longest one, which costs nothing."""
+        """Returns the hours with the wait for machines, as FLEX_START has it, which costs nothing."""
         wait = FLEX_WAIT_S / 3600 if self.strategy == "FLEX_START" else 0.0
         return self.hours.plus(Interval(0.0, 0.0, wait))
 

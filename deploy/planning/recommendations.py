@@ -39,9 +39,12 @@ def likely(offers: Sequence[Choice]) -> Sequence[Choice]:
 
 
 def answers(
-    forecasts: Sequence[Forecast], offers: Sequence[Choice], within_hours: float | None, budget_usd: float | None,
+    forecasts: Sequence[Forecast],
+    offers: Sequence[Choice],
+    within_hours: float | None,
+    budget_usd: float | None,
     here_hours: float | None = None,
-) -> Iterator[Answer]:  # fmt: skip
+) -> Iterator[Answer]:
     """Yields the answers to show below a plan, first those to the limits that the user gave.
 
     `offers`: each forecast with each of its prices, the cheapest first; `within_hours`, `budget_usd`: the limits;

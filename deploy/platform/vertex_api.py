@@ -17,7 +17,7 @@ FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIA
 # Our state of a job that ended at one of its limits: itself, which Vertex AI calls SUCCEEDED, or by
 # its timeout, which Vertex AI calls EXPIRED, as it does a job that got no machines.
 STOPPED = "STOPPED"
-STATES = ("QUEUED", "PENDING", "RUNNING", "CANCELLING", "PAUSED", "UPDATING", *sorted(FINAL_STATES))
+STATES = ("QUEUED", "PENDING", "RUNNING", "CANCELLING", "PAUSED", "UPDATING", *sorted(FINAL_STATES), STOPPED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,14 +102,16 @@ def parse_job(job: Mapping[str, Any]) -> JobStatus:
         count = sum(replicas for _, replicas in pools)
         type_, accelerator, accelerators = pools[0][0] if pools else ("", "", 0)
         machine = f"{f'{count} x ' * (count > 1)}{type_}{f' with {accelerators} {accelerator}' * bool(accelerators)}"
-        timeout_s = float(str(scheduling.get("timeout", "0s")).removesuffix("s")) or DEFAULT_TIMEOUT_S
+        timeout = str(scheduling.get("timeout", "0s"))
+        timeout_s = float(timeout.removesuffix("s")) or DEFAULT_TIMEOUT_S
         state = job.get("state", "JOB_STATE_UNSPECIFIED").removeprefix("JOB_STATE_")
         error = job.get("error", {}).get("message", "")
         if state == "EXPIRED" and job.get("startTime"):
             state = STOPPED
             limit = duration(timeout_s, hours_always=True)
             given = f" ({error})" if error else ""
-            error = f"it ran for {limit}, the most that its plan, --max_cost or --timeout allows{given}"
+            most = "the most that its plan, --max_cost or --timeout allows"
+            error = f"it ran for {limit}, {most}{given}"
         elif state == "EXPIRED":
             error = error or "it got no machines while it waited (--max_wait)"
         return JobStatus(

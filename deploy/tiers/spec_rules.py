@@ -98,8 +98,8 @@ def check_spec(spec: Spec, name: str) -> None:
     kept = "persistentResourceId" if spec.get("persistentResourceId") else reserved
     if kept and strategy in ("SPOT", "FLEX_START"):
         raise UserError(
-            f"{name}: scheduling.strategy={strategy} with {kept}: the one asks for new machines, the other for "
-            "those that you have: drop one of them"
+            f"{name}: scheduling.strategy={strategy} with {kept}: the one asks for new machines, "
+            "the other for those that you have: drop one of them"
         )
     if float(timeout[:-1]) < 60:
         raise UserError(

@@ -28,7 +28,8 @@ def beside(name: str) -> Path:
 
 
 JOB_CONFIGS = beside("job_configs")
-FLEX_WAIT_S = 4 * 3600.0  # how long a FLEX_START job waits for machines, unless its file or --max_wait says it
+# How long a FLEX_START job waits for machines, unless its file or --max_wait says it.
+FLEX_WAIT_S = 4 * 3600.0
 DEFAULT_TIMEOUT_S = 7 * 24 * 3600.0  # Vertex AI's timeout of a job that states none
 
 

@@ -395,7 +395,8 @@ def _join(cluster: Cluster, runs: Mapping[str, Any], timeout_seconds: float, eve
             except socket.gaierror as error:  # its machine may not have started yet
                 if not unknown:
                     unknown = f"; TF_CONFIG: {cluster.addresses[0]}: {error.strerror}"
-                    log.warning(f"waiting for {cluster.name(0)}{unknown}: check its name if it lasts")
+                    chief = cluster.name(0)
+                    log.warning(f"waiting for {chief}{unknown}: check its name if it lasts")
                 raise
             link = Link(connection, events)
             link.send({"hello": cluster.index, "runs": runs})
@@ -410,4 +411,5 @@ def _join(cluster: Cluster, runs: Mapping[str, Any], timeout_seconds: float, eve
             while not events.empty():  # left by this connection
                 events.get()
         time.sleep(_RETRY_SECONDS)  # the chief has not started yet, or its port is still that of an earlier run
-    raise PlatformFault(f"{cluster.name(0)} did not answer within {timeout_seconds:.0f} seconds (see its log{unknown})")
+    within = f"within {timeout_seconds:.0f} seconds"
+    raise PlatformFault(f"{cluster.name(0)} did not answer {within} (see its log{unknown})")
