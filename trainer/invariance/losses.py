@@ -18,6 +18,7 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.invariance.gradients import Update, all_reduce_sum, postponed_updates
 from trainer.invariance.step import ACCUMULATED, holding, running_step
+from trainer.invariance.virtual_replicas import dense
 from trainer.user_code.interface import ModelInterface, scalars_of
 
 _BY_WEIGHT = "mean_with_sample_weight"
@@ -94,9 +95,11 @@ def try_losses(model: keras.Model, rows: Any) -> None:
 
 
 def reduce_to_mean(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Returns a value whose mean over replicas is the loss of the global batch; arguments: `reduce_over_replicas`."""
-    replica = tf.distribute.get_replica_context()
-    return reduce_over_replicas(original, *arguments, **named) * (replica.num_replicas_in_sync if replica else 1)
+    """Returns a value whose mean over replicas, and micro-batches, is the loss of the global batch.
+
+    arguments, named: those of `reduce_over_replicas`.
+    """
+    return reduce_over_replicas(original, *arguments, **named) * parts_of_batch()
 
 
 def reduce_over_replicas(
@@ -166,5 +169,7 @@ def train_step(model: keras.Model, data: Any) -> Mapping[str, Any]:
 
     logs, gradients = step.accumulate(one_micro_batch, data)
     for update, summed in zip(updates, gradients, strict=True):
+        if interface.means_of_rows:
+            summed = [None if part is None else dense(part) / step.micro_batches for part in summed]
         update.apply(summed, update.variables)
     return logs

@@ -24,6 +24,7 @@ from trainer.training.loop import CallSize
 from trainer.user_code.interface import (
     ModelInterface,
     has_class_outputs,
+    has_own_loss,
     metrics_by_key,
     numbers_of,
     recording_results,
@@ -272,6 +273,6 @@ def evaluation(model: keras.Model, replicas: Replicas, dataset: Dataset, batch_s
 def why_not_evaluated(model: keras.Model) -> str:
     """Returns why the model has nothing to evaluate; empty if it has."""
     kind = type(model)
-    own = kind.test_step is not keras.Model.test_step or kind.compute_loss is not keras.Model.compute_loss
+    own = kind.test_step is not keras.Model.test_step or has_own_loss(model)
     evaluated = own or (model.compiled and model.loss is not None)
     return "" if evaluated else f"{kind.__name__} is not compiled with a loss, and has no test_step of its own"

@@ -36,7 +36,7 @@ from trainer.invariance.internals import (
 from trainer.invariance.layers import make_independent
 from trainer.invariance.losses import try_losses
 from trainer.invariance.step import ASKED, StepContext, in_step
-from trainer.user_code.interface import ModelInterface, has_class_outputs, has_own_step, symbolic_inputs
+from trainer.user_code.interface import ModelInterface, has_class_outputs, has_own_loss, has_own_step, symbolic_inputs
 from trainer.user_code.mistakes import as_user_mistake, load_function, message_of
 
 
@@ -90,7 +90,7 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
         with suppress(Exception):  # the train_step reports what is wrong
             build_compiled(model, dataset.as_fit(rows))
     make_independent(model, config)
-    if has_own_step(model):
+    if has_own_step(model) or has_own_loss(model):
         prepare_own_step(model, config, dataset)
     return model
 
@@ -132,8 +132,7 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
             f"model={config.model}: its loss or metrics do not fit {config.data} ({dataset.shape}): "
             f"{_other_loss(model, dataset) or reason(error)}"
         ) from error
-    has_loss = model.loss is not None or type(model).compute_loss is not keras.Model.compute_loss
-    if not has_loss:  # then only its layers can have added one
+    if model.loss is None and not has_own_loss(model):  # then only its layers can have added one
         inputs, *_ = keras.utils.unpack_x_y_sample_weight(rows)
         with keras.StatelessScope(collect_losses=True) as scope:
             model(inputs, training=True)
@@ -142,7 +141,7 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
                 f"model={config.model}: there is no loss to train on: pass loss=… to its compile(), or let a layer of "
                 "it call add_loss"
             )
-    if model.optimizer:
+    if model.optimizer and not has_own_loss(model):
         sum_first(model.optimizer)
     if config.micro_batches > 1 or config.virtual_replicas:
         # Whether a loss divides by a count of rows that is known only after a forward pass.
@@ -180,9 +179,10 @@ def _other_loss(model: keras.Model, dataset: Dataset) -> str:
 def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
     """Builds the optimizers on the variables that the train_step passes to them, and makes them all-reduce gradients.
 
-    Does nothing for optimizers of `sum_and_build`. Call it under the strategy's scope, where `fit` would build them
-    too. Sets `model.means_of_rows`: whether the train_step, as one written for `fit`, takes means over a replica's rows
-    and never calls current_step(). Raises UserError if the train_step fails.
+    Call it for a train_step, or a compute_loss, of the user's own. Does nothing for optimizers of `sum_and_build`. Call
+    it under the strategy's scope, where `fit` would build them too. Sets `model.means_of_rows`: whether this code, as
+    one written for `fit`, takes means over a replica's rows and never calls current_step(). Raises UserError if the
+    train_step fails.
     """
     optimizers = [part for part in reachable(model) if isinstance(part, keras.optimizers.Optimizer)]
     inner = {id(getattr(optimizer, "inner_optimizer", None)) for optimizer in optimizers}
@@ -197,6 +197,8 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     rows, micro_batches = config.rows_per_replica(replicas), config.micro_batches_on(replicas)
     interface = ModelInterface.of(model)
+    if not interface.own_step:  # Keras's runs on the rows of a micro-batch
+        rows, micro_batches = rows // micro_batches, 1
     shape = (interface.batches_per_step, rows) if interface.stacked else (rows,)
     asks_for_step = False
 

@@ -112,6 +112,12 @@ def has_own_step(model: Any) -> bool:
     return getattr(type(model), "train_step", None) is not keras.Model.train_step
 
 
+def has_own_loss(model: Any) -> bool:
+    """Returns whether compute_loss is not Keras's."""
+    own = getattr(model.compute_loss, "__func__", None)
+    return own is not keras.Model.compute_loss
+
+
 def scalars_of(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the scalars of a train_step or test_step in one flat dict, as `fit` does.
 
