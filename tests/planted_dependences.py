@@ -199,8 +199,27 @@ def drawn_later(config: Any, dataset: Any) -> keras.Model:
     return model
 
 
+def _pooled(loss: Any) -> keras.Model:
+    layers = keras.layers.Reshape((4, 1, 1, 1)), keras.layers.MaxPooling3D((2, 1, 1)), keras.layers.Flatten()
+    return _compiled(loss, *layers)
+
+
+def pooled(config: Any, dataset: Any) -> keras.Model:
+    """Has a layer that TensorFlow does not compute in float64."""
+    return _pooled("mse")
+
+
+def pooled_root(config: Any, dataset: Any) -> keras.Model:
+    return _pooled(lambda y, p: keras.ops.sqrt(keras.ops.mean((keras.ops.reshape(y, (-1, 1)) - p) ** 2)))
+
+
+def infinite(config: Any, dataset: Any) -> keras.Model:
+    """Its loss is NaN from the first step on."""
+    return _compiled(lambda y, p: keras.ops.log(-keras.ops.mean(p**2)))
+
+
 DEPENDENT = (
     "root_of_mean", "correlation", "contrastive", "summed", "largest",
     "normalised", "row_losses", "own_sum", "own_pairs", "centred",
 )  # fmt: skip
-INDEPENDENT = ("mean_losses", "several_optimizers", "metric_in_32_bits", "last_layer_in_32_bits")
+INDEPENDENT = ("mean_losses", "several_optimizers", "metric_in_32_bits", "last_layer_in_32_bits", "pooled")

@@ -134,10 +134,10 @@ def _check_replicas(config: TrainConfig, options: CheckOptions) -> int:
         if proof.holds:
             log.info(f"{config.model}: proved: every update is what one device with all rows would make")
             return DONE
-        problems, _ = compare_replicas(config)
+        problems, _, precision = compare_replicas(config)
         lines = [*proof.mixes, *proof.parts, *proof.unknown]
         log.warning(f"{proof.verdict(differ=bool(problems))}: {'; '.join(lines)}")
-        agreement = f"{steps} give the same weights and losses"
+        agreement = f"{steps} give the same weights and losses {precision}"
     for problem in problems:
         log.error("%s", problem)
     if problems:

@@ -83,6 +83,13 @@ def _as_arrays(value: Nest, name: str) -> Nest:
     texts = array.dtype.kind == "O" and array.size > 0 and all(isinstance(item, (str, bytes)) for item in array.flat)
     if name.startswith("x") and (texts or array.dtype.kind in "SU"):
         return array.astype(object)  # as TensorFlow holds text
+    if array.dtype.kind == "O" and hasattr(value, "columns"):  # a DataFrame of pandas, with columns of several types
+        for column, kind in zip(value.columns, value.dtypes, strict=True):
+            if kind.kind not in "fiu":
+                raise UserError(
+                    f"{name}: its column {column!r} holds {kind}, so that rows are Python objects: make numbers of all "
+                    "columns, of bool by .astype('float32'), of text by pandas.get_dummies(…, dtype='float32')"
+                )
     if array.dtype.kind == "O":
         raise UserError(f"{name} holds Python objects, or rows of several lengths: it must hold numbers of one shape")
     if array.dtype.kind in "SU":

@@ -62,6 +62,7 @@ FACTS = {
     # Replaced within a block.
     "keras.DTypePolicy._parse_name": "a layer of a fixed dtype would compare by its rounding",
     "keras.src.losses.loss.reduce_weighted_values": "losses with masks or weights would be means of replicas' means",
+    "keras.src.trainers.compile_utils.MetricsList.update_state": "a metric without float64 would end a comparison",
     "keras.src.losses.loss.scale_loss_for_distribution": "losses of layers would be divided by the wrong number",
     "keras.src.losses.loss.unscale_loss_for_distribution": "the reported loss would be multiplied by the wrong number",
     "tensorflow.python.distribute.collective_all_reduce_strategy"
@@ -385,6 +386,22 @@ def losses_reduced_by(reduce: Callable[..., Any], parts: Callable[[], int] | Non
             name = "keras.src.losses.loss.unscale_loss_for_distribution"
             stack.enter_context(wrapped(name, lambda original, value: value * parts(), 0))
         yield
+
+
+@contextmanager
+def metrics_that_run() -> Iterator[list[str]]:
+    """Leaves out, in the block, compiled metrics that cannot be computed; yields a list that gets their names."""
+    left_out: list[str] = []
+
+    def update_state(original: Any, several: Any, *values: Any, **weights: Any) -> None:
+        for metric in several.metrics:
+            try:
+                metric.update_state(*values, **weights)
+            except Exception:
+                left_out.append(metric.name)
+
+    with wrapped("keras.src.trainers.compile_utils.MetricsList.update_state", update_state, None, None, None):
+        yield left_out
 
 
 def cpu_devices_per_worker(count: int) -> AbstractContextManager[None]:

@@ -151,7 +151,7 @@ def quotient(node: Node) -> Label:
     return label if label.kind == ZERO else label._replace(power=label.power - 2 * denominator.power)
 
 
-@rule("Identity StopGradient PreventGradient Snapshot Neg EnsureShape PlaceholderWithDefault CheckNumerics", terms=(0,))
+@rule("Identity StopGradient PreventGradient Snapshot Neg EnsureShape PlaceholderWithDefault CheckNumerics Real", terms=(0,))
 def kept(node: Node) -> Axes | Label:
     """Gives its first input, up to the sign."""
     is_list = not node.operations[0].outputs[0].dtype.is_numpy_compatible

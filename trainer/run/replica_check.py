@@ -14,7 +14,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.fingerprint import changed_values
 from trainer.data.sources import is_named, load_dataset
-from trainer.invariance.internals import in_float64, layers_by_path
+from trainer.invariance.internals import in_float64, layers_by_path, metrics_that_run
 from trainer.invariance.layers import depends_on_replicas
 from trainer.reporting.progress import is_loss
 from trainer.run.proof import MAY_MIX, NOT_PROVED, PROVED, Proof, prove
@@ -52,6 +52,9 @@ REMEDY = (
 _FEW_ROWS = 16
 TOLERANCE = 1e-10  # relative L2 norm of a weight tensor's difference; far above float64 rounding
 _METRIC_TOLERANCE = 1e-6  # relative; wider, as a user's metric may compute in float32, and training does not use it
+# Relative, of a comparison in float32: Adam makes large updates of gradients that are rounding alone.
+_FLOAT32_WEIGHTS = 1e-3
+_FLOAT32_LOSSES = 1e-4
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class ReplicaVerdict:
     proof: str = ""  # what the graph shows: "proved", "mixes rows", "may mix rows" or "not proved"
     lines: list[str] = field(default_factory=list)  # what is not proved, with the lines of the user's files
     metrics: list[str] = field(default_factory=list)  # metrics that mix rows, which changes no update
+    precision: str = ""  # in which steps were compared, as "in float64"
 
     @property
     def outcome(self) -> str:
@@ -141,7 +145,7 @@ def act_on_verdict(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False
         line = "proved: every update is what one device with all rows would make, whatever the data"
         log.info(f"{line} ({verdict.reason})" if verdict.reason else line)
     elif verdict.proof == MAY_MIX and verdict.agrees:
-        line = f"{MAY_MIX}, though 5 steps on 1 and on 2 replicas give the same: {told}"
+        line = f"{MAY_MIX}, though 5 steps on 1 and on 2 replicas give the same {verdict.precision}: {told}"
         if paid and not allowed:
             raise UserError(f"{line}: {REMEDY}")
         log.warning(line)
@@ -149,7 +153,7 @@ def act_on_verdict(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False
         log.info("equal bits: steps on 1 and on 2 replicas, compared before training")
     elif verdict.agrees:
         log.info(
-            "steps on 1 and on 2 replicas give the same, compared in float64 before training"
+            f"steps on 1 and on 2 replicas give the same, compared {verdict.precision} before training"
             f"{f' ({NOT_PROVED}: {told})' if told else ''} {verdict.reason}".rstrip()
         )
     elif verdict.agrees is None:
@@ -215,10 +219,10 @@ def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
         try:
             fewer = replace(config, global_batch_size=min(rows, whole))
             problems = compare_bits(fewer, 2) if config.virtual_replicas else []
-            warnings = list[str]()
+            warnings, precision = list[str](), ""
             if not problems:  # with equal bits, the loss of a shard may still differ from that of the whole batch
                 fewer = replace(fewer, virtual_replicas=0, sync_batch_norm=True, micro_batches=1)
-                problems, warnings = compare_replicas(fewer)
+                problems, warnings, precision = compare_replicas(fewer)
             break
         except UserError:  # a PyDataset fixes its batch size and may refuse few rows
             if rows == whole:
@@ -231,6 +235,7 @@ def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
         "problems": problems,
         "reason": _PLAIN if asks_for_less(config) else "",
         "equal_bits": bool(config.virtual_replicas and not problems),
+        "precision": precision,
     }
 
 
@@ -251,33 +256,64 @@ def compare_bits(config: TrainConfig, replicas: int) -> list[str]:
     ]
 
 
-def compare_replicas(config: TrainConfig) -> tuple[list[str], list[str]]:
-    """Compares weights and losses in float64 on one and two replicas; returns (problems, warnings).
+class Comparison(NamedTuple):
+    """Holds what differs, with the likely reasons; which of these the log of the run gives anyway; and the precision.
 
-    Problems are what differs and the likely reasons; warnings are those reasons that the log of the run gives anyway.
-    Both are empty if nothing differs.
+    Both lists are empty if nothing differs. The precision is text, such as "in float64".
     """
-    alone, together = (_run_steps(config, replicas, "float64") for replicas in (1, 2))
+
+    problems: list[str]
+    warnings: list[str]
+    precision: str
+
+
+def compare_replicas(config: TrainConfig) -> Comparison:
+    """Compares weights and losses on one and two replicas, in float64 or, if the model cannot run in it, in float32.
+
+    Compiled metrics that float64 lacks are left out. Raises UserError if the steps give NaN or infinity on one replica.
+    """
+    in_float32 = False
+    with metrics_that_run() as left_out:
+        try:
+            alone, together = (_run_steps(config, replicas, "float64") for replicas in (1, 2))
+        except Exception:  # an operation without float64, of which each layer tells in words of its own
+            in_float32 = True
+    if in_float32:
+        alone, together = (_run_steps(config, replicas, "float32") for replicas in (1, 2))
+        precision = f"in float32 (up to {_FLOAT32_LOSSES:g} of a loss, as the model does not run in float64)"
+    else:
+        names = ", ".join(dict.fromkeys(left_out))
+        precision = f"in float64 (without {names}, which does not run in it)" if names else "in float64"
     if other := _different_starts(config, alone, together):
-        return other, []
+        return Comparison(other, [], precision)
+    if infinite := [name for name, value in alone.means.items() if is_loss(name) and not np.isfinite(value)]:
+        raise UserError(
+            f"{config.model}: {infinite[0]} is {alone.means[infinite[0]]} within the first {COMPARED_STEPS} steps, on "
+            "one replica too: look for a logarithm, root or division of 0, or use a smaller learning rate"
+        )
     # A weight without effect (a bias before batch norm) has only rounding errors for gradients, which Adam, with its
     # epsilon of 1e-7, turns into up to 1e-8 of an update. So a difference is relative to a hundred updates at least.
     rate = float(getattr(ModelInterface.of(alone.model).optimizer, "learning_rate", config.learning_rate))
     hundred_updates = 100 * COMPARED_STEPS * rate
     differences = [
-        float(np.linalg.norm(a - b) / max(float(np.linalg.norm(a)), hundred_updates * np.sqrt(a.size), 1e-30))
+        float(np.nan_to_num(np.linalg.norm(a - b), nan=np.inf))
+        / max(float(np.linalg.norm(a)), hundred_updates * np.sqrt(a.size), 1e-30)
         for a, b in zip(alone.model.get_weights(), together.model.get_weights(), strict=True)
     ]
     losses = {name: (value, together.means[name]) for name, value in alone.means.items()}
+    tolerance = _FLOAT32_WEIGHTS if in_float32 else TOLERANCE
     tolerances = {name: 1e-8 if is_loss(name) else _METRIC_TOLERANCE for name in losses}
+    if in_float32:
+        tolerances = dict.fromkeys(losses, _FLOAT32_LOSSES)
     uneven = {
-        name: pair for name, pair in losses.items()
-        if abs(np.subtract(*pair)) > tolerances[name] * max(*map(abs, pair), 1e-30)
-    }  # fmt: skip
-    if max(differences) <= TOLERANCE and not uneven:
-        return [], []
+        name: pair
+        for name, pair in losses.items()
+        if not np.isclose(*pair, rtol=tolerances[name], atol=1e-30, equal_nan=True)
+    }
+    if max(differences) <= tolerance and not uneven:
+        return Comparison([], [], precision)
     problems = [f"{config.model}: {name} is {a:.9g} on 1 replica and {b:.9g} on 2" for name, (a, b) in uneven.items()]
-    if max(differences) > TOLERANCE:
+    if max(differences) > tolerance:
         worst = alone.model.weights[int(np.argmax(differences))].path
         difference = f"{worst} differs by {max(differences):.1e} (relative) after {COMPARED_STEPS} steps"
         problems.insert(0, f"{config.model}: on 2 replicas {difference}")
@@ -286,7 +322,8 @@ def compare_replicas(config: TrainConfig) -> tuple[list[str], list[str]]:
     doubled = [name for name, ratio in ratios.items() if abs(ratio - 2) < 0.2]
     halved = [name for name, ratio in ratios.items() if abs(ratio - 0.5) < 0.05]
     layers = layers_by_path(together.model).items()
-    narrow = [path for path, layer in layers if layer.compute_dtype in ("float32", "float16", "bfloat16")]
+    dtypes = () if in_float32 else ("float32", "float16", "bfloat16")
+    narrow = [path for path, layer in layers if layer.compute_dtype in dtypes]
     reasons = [  # the most likely one comes first
         f"{halved[0]} is about half as large: it is a sum over rows, or one divided by the global batch, as in a "
         "tutorial of TensorFlow's: take the mean over the rows at hand (tf.reduce_mean)" if halved else "",
@@ -295,7 +332,7 @@ def compare_replicas(config: TrainConfig) -> tuple[list[str], list[str]]:
         f"{narrow[0]} computes in a narrower dtype than float64, so that its rounding may differ" if narrow else "",
         *warnings,
     ]  # fmt: skip
-    return [*problems, *filter(None, reasons)], warnings
+    return Comparison([*problems, *filter(None, reasons)], warnings, precision)
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def as_user_mistake(error: BaseException) -> UserError | None:
     if _NO_FLOAT64.search(message_of(error)):
         return UserError(
             f"{message_of(error)}: the model has an operation that TensorFlow or Keras does not have in float64: use "
-            "--precision=float32; trainer.check, which computes in float64, cannot compare it"
+            "--precision=float32"
         )
     raised = where_raised(error)
     if raised is None:

@@ -134,12 +134,27 @@ def test_a_model_of_a_fixed_batch_trains_and_is_saved_as_in_fit(tmp_path: Path) 
 RAGGED = tf.ragged.constant([[1.0], [1.0, 2.0]])
 
 
+class _Frame:
+    """Is to NumPy what a DataFrame of pandas is: columns of different types become objects."""
+
+    def __init__(self, **columns: Any) -> None:
+        self.columns, self.dtypes = [*columns], [column.dtype for column in columns.values()]
+        self._values = np.array([*columns.values()], object).T
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return self._values
+
+
 @pytest.mark.parametrize(("returned", "line"), [
     ((RAGGED, np.zeros(2)), "RaggedTensor: it must be an array, or a dict, list or tuple of arrays: use .to_tensor()"),
     (tf.data.Dataset.from_tensor_slices((RAGGED, [0.0, 0.0])), "pad them, by padded_batch or to_tensor(shape=…)"),
     (([[1.0, 2.0]] * 50, [0.0] * 50), "x is a list of lists: use np.array(…) for the rows of one input, or a tuple"),
     (({"a": np.zeros((50, 2)), "b": np.zeros((49, 2))}, np.zeros(50)),
      "the parts have different numbers of rows: x (50, 2), x (49, 2), y (50,)"),
+    ((_Frame(age=np.arange(2.0), city=np.array(["Rome", "Oslo"], object)), np.zeros(2)),
+     "x: its column 'city' holds object, so that rows are Python objects: make numbers of all columns"),
+    ((_Frame(age=np.arange(2.0), city_Rome=np.array([True, False])), np.zeros(2)),
+     "x: its column 'city_Rome' holds bool"),
     ((np.array([[1.0], [1.0, 2.0]], dtype=object), np.zeros(2)), "x holds Python objects, or rows of several lengths"),
     ((np.zeros(2), [1.0, np.inf]), "y holds NaN or infinity, first in row 1"),
     ((np.zeros(2), np.ma.masked_equal([1.0, -9999.0], -9999.0)), "y is a masked array, whose masked values would be"),
@@ -149,8 +164,8 @@ RAGGED = tf.ragged.constant([[1.0], [1.0, 2.0]])
     (((np.zeros((20, 4)), np.zeros(20)), (np.zeros((20, 3)), np.zeros(20))),
      "an example for evaluation is (float32 (3,), float32 ()), but one for training"),
 ], ids=[
-    "ragged", "ragged rows", "lists", "uneven", "objects", "infinity", "masked", "text", "iterator", "four parts",
-    "other evaluation",
+    "ragged", "ragged rows", "lists", "uneven", "text in a frame", "bool in a frame", "objects", "infinity", "masked",
+    "text", "iterator", "four parts", "other evaluation",
 ])  # fmt: skip
 def test_what_cannot_be_trained_on_is_told_how_to_become_so(returned: Any, line: str) -> None:
     with refused(line):

@@ -211,6 +211,16 @@ def test_a_loss_with_weights_is_that_of_all_rows() -> None:
     assert sum(parts) == (3.0 * 1.0 + 1.0 * 4.0) / 4.0
 
 
+@meaning("MetricsList.update_state")
+def test_a_metric_that_cannot_be_computed_is_left_out() -> None:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Softmax(dtype="float64")])
+    model.compile(loss="mse", metrics=["mae", keras.metrics.TopKCategoricalAccuracy(2)])
+    with internals.metrics_that_run() as left_out:
+        results = model.test_on_batch(np.ones((2, 3)), np.eye(3)[:2], return_dict=True)
+    assert {*left_out} == {"top_k_categorical_accuracy"}
+    assert float(results["mae"]) == pytest.approx(4 / 9)
+
+
 @meaning("Optimizer.apply", "_all_reduce_sum_gradients")
 @pytest.mark.parametrize("mean", [False, True])
 def test_gradients_are_summed_once_and_an_overflow_on_one_replica_skips_the_update_on_both(mean: bool) -> None:

@@ -131,6 +131,11 @@ def of_several(name: str, draw: Any) -> Case:
     return build[name], inputs
 
 
+@case("Real")
+def real(name: str, draw: Any) -> Case:
+    return lambda rows, x: raw.Real(input=tf.cast(x, tf.complex64)), [tensor(draw)]
+
+
 @case("EnsureShape PlaceholderWithDefault")
 def shapes(name: str, draw: Any) -> Case:
     given = tensor(draw)

@@ -79,8 +79,20 @@ def test_a_process_that_compares_twice_keeps_the_sums_apart() -> None:
     """Bits first, then float64: TensorFlow remembers what the key of a sum was first used for."""
     words = ["--model=tests.own_data:masked_text", "--data=tests.own_data:next_tokens"]
     config = resolve([*words, "--steps=2", "--global_batch_size=16", "--virtual_replicas=2"]).config
-    verdict = {"agrees": True, "problems": [], "reason": "", "equal_bits": True}
+    verdict = {"agrees": True, "problems": [], "reason": "", "equal_bits": True, "precision": "in float64"}
     assert compare_few_rows(config) == verdict
+
+
+def test_what_float64_lacks_is_compared_in_float32() -> None:
+    agree, differ = (compare_few_rows(settings(name)) for name in ("pooled", "pooled_root"))
+    assert (agree["agrees"], differ["agrees"]) == (True, False)
+    assert agree["precision"] == "in float32 (up to 0.0001 of a loss, as the model does not run in float64)"
+    act_on_verdict(ReplicaVerdict(**agree), allowed=False, paid=True)
+
+
+def test_nan_on_one_replica_is_told_as_such() -> None:
+    with refused("infinite: loss is nan within the first 5 steps, on one replica too"):
+        compare_few_rows(settings("infinite"))
 
 
 @pytest.mark.parametrize(("flag", "line"), [
