@@ -73,7 +73,7 @@ def _predict_rows(arguments: Sequence[str]) -> int:
     answered, failed = predict_rows(ServedModel(folder, args.run), rows, args.out)
     problems = f"; {failed:,} rows have none: errors-….jsonl says why" if failed else ""
     log.info(f"{args.out} holds {answered:,} answers{problems}")
-    return USER_MUST_CHANGE if failed and not answered else DONE
+    return DONE if answered else USER_MUST_CHANGE
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import math
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.cluster.strategy import Replicas
 from trainer.data.examples import AnyExamples, Array, InSequence
+from trainer.invariance.internals import all_layers
 from trainer.user_code.interface import output_names
 
 
@@ -54,7 +55,7 @@ def predict(
     for first in range(0, batches, takers):
         for index, outputs in enumerate(run(iterators[: batches - first]), first):
             rows = min(batch_size, examples.count - index * batch_size)
-            for name, array in named_outputs(outputs, model):
+            for name, array in named_outputs(outputs, output_names(model)):
                 if array.shape[:1] != (batch_size,):
                     raise UserError(
                         f"the model returns {array.shape} as {name} for {batch_size} rows: one row each is needed"
@@ -64,18 +65,28 @@ def predict(
 
 
 def outputs_of(model: keras.Model, x: tuple[Any, ...]) -> Any:
-    """Returns what predict_step gives for (x,), within a graph; nothing in the model changes."""
+    """Returns what predict_step gives for (x,): the one way from rows to answers. Nothing in the model changes."""
+    return outputs_of_calls(model, x, 1)[0]
+
+
+def outputs_of_calls(model: keras.Model, x: tuple[Any, ...], calls: int) -> list[Any]:
+    """Returns what several calls of predict_step give for (x,), each from the first state of stateful layers."""
+    outputs = []
     with keras.StatelessScope():
-        return model.predict_step(x)
+        for _ in range(calls):
+            for layer in all_layers(model):
+                if getattr(layer, "stateful", False):
+                    layer.reset_state()
+            outputs.append(model.predict_step(x))
+    return outputs
 
 
-def named_outputs(outputs: Any, model: keras.Model) -> Iterator[tuple[str, Array]]:
+def named_outputs(outputs: Any, names: Sequence[str]) -> Iterator[tuple[str, Array]]:
     """Yields (name, array) for each array in a nest of outputs; raises UserError for one that holds no numbers.
 
-    A single output is `predictions`. Others have the names of the model's outputs, or their keys in the nest, or
+    A single output is `predictions`. Others have `names`, those of the model's outputs, or their keys in the nest, or
     output_N by position; names of inner nests are joined by dots.
     """
-    names = output_names(model)
     of_model = isinstance(outputs, (list, tuple)) and len(names) == len(outputs) == len({*names})
 
     def walk(value: Any, path: str) -> Iterator[tuple[str, Array]]:

@@ -24,6 +24,7 @@ from trainer.base.log import warn_once
 from trainer.base.run_files.serving_file import Servable, write_servable
 from trainer.base.storage import whole_folder
 from trainer.invariance.internals import all_layers
+from trainer.measures.prediction import outputs_of
 from trainer.reporting.error_lines import tensorflow_writing
 from trainer.user_code.interface import ModelInterface, output_names, symbolic_inputs
 from trainer.user_code.mistakes import where_raised
@@ -150,7 +151,7 @@ def load_template(path: Path, origin: str, *, compiled: bool = False) -> keras.M
 def plain_copy(model: keras.Model) -> keras.Model:
     """Returns a float32 copy (float64 for a float64 model) without strategy and synchronized batch norm, LoRA merged.
 
-    A subclassed model cannot be copied and is returned itself.
+    A subclassed model cannot be copied and is returned itself, and so is one whose copy would lack its predict_step.
     """
     copies: dict[int, keras.layers.Layer] = {}  # by id: networks within the model may share a layer
 
@@ -173,7 +174,7 @@ def plain_copy(model: keras.Model) -> keras.Model:
         return copies[id(layer)]
 
     copy = _cloned(model, copy_of)
-    if copy is model:
+    if copy is model or type(copy).predict_step is not type(model).predict_step:
         return model
     # Networks within the model may share inputs, and their copies do not.
     both = ([layer for layer in all_layers(network) if not isinstance(layer, keras.layers.InputLayer)]
@@ -227,13 +228,15 @@ def _save_h5(template: keras.Model, path: Path) -> None:
 
 def _save_for_serving(template: keras.Model, interface: ModelInterface, input_spec: Any, folder: Path) -> None:
     """Writes a SavedModel whose endpoint `serve` takes the model's inputs by name."""
-    serve, inputs = interface.serve, model_inputs(template, input_spec)
+    inputs = model_inputs(template, input_spec)
     signature = [tf.TensorSpec(leaf.shape, leaf.dtype, name=name) for name, leaf in named_leaves(inputs)]
     archive = keras.export.ExportArchive()
     archive.track(template)
-    archive.add_endpoint(
-        "serve", lambda *leaves: serve(template(keras.tree.pack_sequence_as(inputs, leaves))), signature
-    )
+
+    def answers(*leaves: Any) -> Any:
+        return interface.serve(outputs_of(template, (keras.tree.pack_sequence_as(inputs, leaves),)))
+
+    archive.add_endpoint("serve", answers, signature)
     with tensorflow_writing(folder), redirect_stdout(io.StringIO()):  # write_out prints a summary
         archive.write_out(str(folder))
 
@@ -246,9 +249,14 @@ def model_inputs(template: keras.Model, input_spec: Any = None) -> Any:
 
 
 def named_leaves(inputs: Any) -> list[tuple[str, Any]]:
-    """Returns (name, leaf) for each leaf of a nest of inputs: its own name, or one from its key or position."""
-    flat = keras.tree.flatten_with_path(inputs)
-    return [(leaf.name or "_".join(["inputs", *map(str, path)]), leaf) for path, leaf in flat]
+    """Returns (name, leaf) for each leaf of a nest of inputs or rows: its key, or its own name, or its position."""
+    named = []
+    for path, leaf in keras.tree.flatten_with_path(inputs):
+        name = "_".join(map(str, path))
+        if not any(isinstance(key, str) for key in path):
+            name = getattr(leaf, "name", None) or "_".join(["inputs", *map(str, path)])
+        named.append((name, leaf))
+    return named
 
 
 def random_rows(specs: Mapping[str, Any], about: Servable, rows: int) -> list[Any]:

@@ -262,8 +262,8 @@ def _train_and_export(run: TrainingRun) -> Control:
                 outcome = compare_saved(setup, job.job_dir.model)
             except Exception as error:  # a failed comparison must not fail a run that is trained and saved
                 outcome = f"not compared: {message_of(error)}"
-            if outcome.startswith(DIFFERS):
-                log.warning(outcome)
+            if outcome.startswith((DIFFERS, "not compared")):
+                log.warning(f"the saved model: {outcome}")
             job.result.saved_model = outcome
             job.job_dir.mirror.put(job.job_dir.model)
     except Exception as error:

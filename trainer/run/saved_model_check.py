@@ -11,7 +11,7 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.base.log import warn_once
 from trainer.base.run_files.serving_file import Servable
-from trainer.invariance.internals import all_layers
+from trainer.measures.prediction import outputs_of, outputs_of_calls
 from trainer.run.export import load_template, model_inputs, named_leaves, random_rows
 from trainer.run.training_setup import TrainingSetup
 from trainer.user_code.interface import ModelInterface, numbers_of, scalars_of, symbolic_inputs
@@ -50,10 +50,11 @@ def compare_saved(setup: TrainingSetup, folder: Path) -> str:
                     ", or only python -m trainer.predict can load it, with the function of this run"
                 )
         served = tf.saved_model.load(str(folder / "saved_model"))
-        # saved_model/ takes the inputs one by one, in the order of its signature; named ones are matched by name.
+        # saved_model/ takes the inputs one by one, in the order of its signature: by their names, or else in order.
         signature = served.serve.input_signature
-        leaves = tf.nest.flatten(x)
-        named = x if isinstance(x, dict) else {spec.name: leaf for spec, leaf in zip(signature, leaves, strict=False)}
+        named = dict(named_leaves(x))
+        if any(spec.name not in named for spec in signature):
+            named = dict(zip((spec.name for spec in signature), named.values(), strict=False))
         pairs = [(named[spec.name], spec) for spec in signature if spec.name in named]
         fits = len(pairs) == len(signature) and all(spec.shape.is_compatible_with(leaf.shape) for leaf, spec in pairs)
         if not fits:
@@ -61,14 +62,10 @@ def compare_saved(setup: TrainingSetup, folder: Path) -> str:
         answers = served.serve(
             *(leaf if leaf.dtype == spec.dtype else tf.cast(leaf, spec.dtype) for leaf, spec in pairs)
         )
-        expected, again = _predictions(trained, x, 2)
+        expected, again = outputs_of_calls(trained, (x,), 2)
         if _differ(expected, again, tolerance):
             return "not compared: two calls on the same rows differ, as the model draws at random when it is called"
-        if loaded is None:
-            if _differ(interface.serve(expected), answers, tolerance):
-                return f"{DIFFERS} in the predictions of saved_model/"
-            return "saved_model/ predicts as the model in memory"
-        if _differ(expected, _predictions(loaded, x, 1)[0], tolerance):
+        if loaded is not None and _differ(expected, outputs_of(loaded, (x,)), tolerance):
             line = f"{DIFFERS} in its predictions"
             # Looks for the first layer that differs. A model without a graph of layers has none to name.
             with suppress(Exception):
@@ -77,6 +74,10 @@ def compare_saved(setup: TrainingSetup, folder: Path) -> str:
                     if _differ(expected, keras.Model(loaded.inputs, after.output)(x, training=False), tolerance):
                         return f"{line}, first after {before.name} ({type(before).__name__})"
             return line
+        if _differ(interface.serve(expected), answers, tolerance):
+            return f"{DIFFERS} in the predictions of saved_model/"
+        if loaded is None:
+            return "saved_model/ predicts as the model in memory"
         if not (is_whole and loaded.compiled and isinstance(data, tuple) and len(data) > 1):
             return "model.keras predicts as the model in memory"
         before, after = _test_results(trained, data), _test_results(loaded, data)
@@ -88,21 +89,6 @@ def compare_saved(setup: TrainingSetup, folder: Path) -> str:
         which = f"its loss ({kind})" if differing == ["loss"] else ", ".join(differing)
         return f"{DIFFERS} in {which}: {before[differing[0]]:.4g} before saving, {after[differing[0]]:.4g} once loaded"
     return "model.keras predicts and evaluates as the model in memory"
-
-
-def _predictions(model: keras.Model, x: Any, times: int) -> list[Any]:
-    """Returns the predictions of several calls on the same input; no variable keeps a change.
-
-    Stateful layers are reset before each call, because their state is not saved.
-    """
-    predictions = []
-    with keras.StatelessScope():
-        for _ in range(times):
-            for layer in all_layers(model):
-                if getattr(layer, "stateful", False):
-                    layer.reset_state()
-            predictions.append(model(x, training=False))
-    return predictions
 
 
 def _differ(before: Any, after: Any, tolerance: float) -> bool:

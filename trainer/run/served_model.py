@@ -1,7 +1,7 @@
 """Answers rows with an exported model, for the HTTP server and for files of rows.
 
 A call takes any number of rows, padded to one of some 40 sizes.
-The network is model.keras, called as `trainer.predict` calls it, or saved_model/ if one of its classes is missing here.
+The network is saved_model/, which has the predict_step that `trainer.predict` calls and needs no class of the user's.
 Each 10,000 lines of a file get a file of answers, and one of errors if there are any. Files appear whole, errors before
 answers, so the same command again goes on after the last file of answers.
 """
@@ -17,7 +17,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -30,9 +29,7 @@ from trainer.base.storage.gcs import connect
 from trainer.base.storage.local_files import Address, sha256_of
 from trainer.data.image_files import BadImage, decode
 from trainer.data.sample_grids import UInt8Array, encode_png, noise, to_uint8
-from trainer.measures.prediction import named_outputs, outputs_of
-from trainer.run.export import load_template, model_inputs, named_leaves
-from trainer.user_code.interface import symbolic_inputs
+from trainer.measures.prediction import named_outputs
 from trainer.user_code.mistakes import OUT_OF_RANGE
 
 Columns = tuple[Any, ...]  # an array for each input, with a row for each instance
@@ -52,17 +49,12 @@ class ServedModel:
 
     def __init__(self, folder: Path, name: str) -> None:
         self.about = read_servable(folder, name)
-        network = None
-        with suppress(UserError):  # a user's class may be missing here
-            network = load_template(folder / "model.keras", name)
-        if network is not None and symbolic_inputs(network):
-            self._call, self._specs = call_of(network, self.about)
-        else:
-            log.info(f"{name}: served from saved_model/, as model.keras needs a class that is not here")
-            network = tf.saved_model.load(str(folder / "saved_model"))
-            self._specs = {spec.name: spec for spec in network.serve.input_signature}
-            self._call = _as_graph(network.serve, self._specs, self.about)
-        self._network = network  # keeps its weights alive
+        try:
+            self._network = tf.saved_model.load(str(folder / "saved_model"))  # kept, as its weights live in it
+        except (OSError, ValueError) as error:
+            raise UserError(f"{name}: TensorFlow cannot load its saved_model/: {reason(error)}") from error
+        self._specs = {spec.name: spec for spec in self._network.serve.input_signature}
+        self._call = _as_graph(self._network.serve, self._specs, self.about)
         self._row_specs = {
             name: (
                 tuple(self.about.image or tf.TensorShape(spec.shape)[1:]),
@@ -150,7 +142,7 @@ class ServedModel:
         outputs = self._call(*map(tf.constant, columns))
         if self.about.latent_dim:
             return {"predictions": outputs.numpy()[:count]}
-        return {name: array[:count] for name, array in named_outputs(outputs, self._network)}
+        return {name: array[:count] for name, array in named_outputs(outputs, [*self.about.outputs])}
 
     def images(self, *inputs: Any) -> UInt8Array:
         """Returns a generator's images (count, height, width, channels) from noise (count, latent_dim) and labels."""
@@ -237,24 +229,13 @@ class ServedModel:
         return next(iter(self._specs.values())).dtype
 
 
-def call_of(network: keras.Model, about: Servable) -> tuple[Call, dict[str, Any]]:
-    """Returns a function that predicts a batch as `trainer.predict` does, and the specs of its inputs by name."""
-    structure = model_inputs(network)
-    specs = dict(named_leaves(structure))
-
-    def called(*leaves: Any) -> Any:
-        outputs = outputs_of(network, (keras.tree.pack_sequence_as(structure, leaves),))
-        return to_uint8(outputs) if about.latent_dim else outputs
-
-    return _as_graph(called, specs, about), specs
-
-
 def _as_graph(function: Call, specs: Mapping[str, Any], about: Servable) -> Call:
     """Returns the function as one graph for any number of rows; it takes images as uint8 and casts them."""
 
     def call(*leaves: Any) -> Any:
         pairs = zip(leaves, specs.values(), strict=True)
-        return function(*(leaf if leaf.dtype == tf.string else tf.cast(leaf, spec.dtype) for leaf, spec in pairs))
+        outputs = function(*(leaf if leaf.dtype == tf.string else tf.cast(leaf, spec.dtype) for leaf, spec in pairs))
+        return to_uint8(outputs) if about.latent_dim and outputs.dtype != tf.uint8 else outputs
 
     signature = [tf.TensorSpec(spec.shape, tf.uint8 if about.image else spec.dtype) for spec in specs.values()]
     return tf.function(call, autograph=False).get_concrete_function(*signature)

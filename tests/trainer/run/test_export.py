@@ -16,7 +16,6 @@ from tests import own_data
 from tests.fixtures import Capture, Log, Make, Patch
 from tests.support import refused, run_job, run_steps
 from trainer import evaluate, generate, predict
-from trainer.base.errors import UserError
 from trainer.base.run_files.serving_file import fetch_model
 from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
@@ -183,18 +182,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_job(resolve([*flags, f"--job_dir={folder}"]).config)
 
 
-def unknown(path: Path, origin: str) -> keras.Model:
-    raise UserError("a class of it is not here")
-
-
-def test_both_formats_generate_the_same_images(trained: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_run_and_its_model_generate_the_same_images(trained: Path, tmp_path: Path) -> None:
     """On GPUs too, as nothing is computed in TensorFloat-32."""
     tf.config.experimental.enable_tensor_float_32_execution(True)
     pictures = []
-    for name in ("", "model", "saved_model"):
-        if name == "saved_model":
-            monkeypatch.setattr(served_model, "load_template", unknown)
-        out, run = tmp_path / "new" / "grid.png", trained / name.removeprefix("saved_")
+    for name in ("", "model"):
+        out, run = tmp_path / "new" / "grid.png", trained / name
         assert generate.main([str(run), "--count=6", "--seed=3", f"--out={out}"]) == 0
         pictures.append(tf.io.decode_png(out.read_bytes()).numpy())
     assert not tf.config.experimental.tensor_float_32_execution_enabled()

@@ -131,7 +131,7 @@ def test_images_are_decoded_as_in_training(url: str) -> None:
     assert np.array(others) == pytest.approx(np.array([first, first]), abs=1e-6)
 
 
-def test_inputs_have_names_and_a_class_that_is_not_here_is_served_from_the_saved_model(tmp_path: Path) -> None:
+def test_inputs_have_names(tmp_path: Path) -> None:
     export(two_inputs(), tmp_path / "model", None)
     model = ServedModel(tmp_path / "model", "run")
     row = {"size": [1, 2.5, 3], "word": "ä"}
@@ -385,13 +385,12 @@ def test_in_a_container_of_vertex_ai_its_variables_count(folder: Path, monkeypat
     assert [route.path for route in app.routes] == ["/v1/answer", "/alive", "/v2/models/model"]  # type: ignore[attr-defined]
 
 
-def test_a_lambda_is_served_from_the_saved_model_and_never_unpickled(tmp_path: Path, capsys: Capture) -> None:
+def test_a_lambda_is_served_and_never_unpickled(tmp_path: Path) -> None:
     network = keras.Sequential([keras.Input((2,)), keras.layers.Lambda(lambda x: 2 * x, output_shape=(2,))])
     export(network, tmp_path / "model", None)
     with pytest.raises(UserError, match=r"Keras cannot load it: .*[Ll]ambda"):
         load_template(tmp_path / "model" / "model.keras", "run")
     model = ServedModel(tmp_path / "model", "run")
-    assert "served from saved_model/" in capsys.readouterr().out
     assert answered(model, [[1, 2.5]]) == [[2.0, 5.0]]
 
 
