@@ -15,7 +15,14 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.base.errors import UserError
-from trainer.invariance.internals import disable_gradient_sum, losses_kept, slots_of, trained_by, wrap
+from trainer.invariance.internals import (
+    all_layers,
+    disable_gradient_sum,
+    losses_kept,
+    slots_of,
+    trained_by,
+    wrap,
+)
 from trainer.invariance.step import NotCompilable, holding, running_step
 from trainer.invariance.virtual_replicas import dense, sum_over_replicas
 
@@ -139,6 +146,22 @@ class ExchangedGradients(NamedTuple):
             value if rows is None else dense(tf.IndexedSlices(value, rows, tf.constant(size)))
             for value, rows, size in zip(*self, strict=True)
         ]
+
+
+def of_repeated_tokens(model: keras.Model) -> str:
+    """Returns a line about tables whose repeated tokens an optimizer takes otherwise than in `fit`; "" without any.
+
+    `ExchangedGradients` sums the slices of a token first; Keras's own update squares each of them. With SGD, which is
+    linear in gradients, both are the same.
+    """
+    optimizers = [type(one).__name__ for one in optimizers_of(model) if type(one) is not keras.optimizers.SGD]
+    layers = [layer for layer in all_layers(model) if isinstance(layer, keras.layers.Embedding) and layer.trainable]
+    if not (optimizers and layers):
+        return ""
+    return (
+        f"{layers[0].name}: gradients of a token that a batch repeats are summed before {optimizers[0]} squares them, "
+        "on any number of replicas; fit squares each by itself, and gives other numbers"
+    )
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from trainer.base.settings.use import recording_reads, refuse_unused
 from trainer.cluster.cluster_spec import gpu_environment
 from trainer.cluster.strategy import Replicas, simulated_devices
 from trainer.data.examples import first_not_finite
-from trainer.invariance.gradients import keeps_averages, use_averages
+from trainer.invariance.gradients import keeps_averages, of_repeated_tokens, use_averages
 from trainer.invariance.layers import depends_on_replicas, refresh_normalization
 from trainer.reporting.error_lines import is_out_of_memory, out_of_memory
 from trainer.reporting.progress import Progress
@@ -112,6 +112,8 @@ def prepare_run(job: StartedJob, replicas: Replicas) -> TrainingRun:
     refuse_unused(job.named, used, config)
     for reason in _dependences(setup):
         log.warning(f"the result depends on the number of replicas: {reason}")
+    if line := of_repeated_tokens(setup.model):
+        log.info(line)
     checkpoints = Checkpoints(setup.model, replicas, job_dir.checkpoints, config.keep_checkpoints, job_dir.mirror)
     log.info(f"trains {config.model} on {setup.dataset.train.count:,} examples of {config.data}, {setup.dataset.shape}")
     with goodput.within(RESTORE):
