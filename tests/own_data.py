@@ -373,7 +373,7 @@ class Autoencoder(keras.Sequential):
     def metrics(self) -> list[Any]:
         return [self.tracker]
 
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, **given: Any) -> Any:
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> Any:
         return keras.ops.mean(keras.ops.square(y_pred - x))
 
     def test_step(self, data: Any) -> dict[str, Any]:

@@ -256,7 +256,7 @@ def compare_bits(config: TrainConfig, replicas: int) -> list[str]:
     ]
 
 
-class Comparison(NamedTuple):
+class ComparedSteps(NamedTuple):
     """Holds what differs, with the likely reasons; which of these the log of the run gives anyway; and the precision.
 
     Both lists are empty if nothing differs. The precision is text, such as "in float64".
@@ -267,7 +267,7 @@ class Comparison(NamedTuple):
     precision: str
 
 
-def compare_replicas(config: TrainConfig) -> Comparison:
+def compare_replicas(config: TrainConfig) -> ComparedSteps:
     """Compares weights and losses on one and two replicas, in float64 or, if the model cannot run in it, in float32.
 
     Compiled metrics that float64 lacks are left out. Raises UserError if the steps give NaN or infinity on one replica.
@@ -285,7 +285,7 @@ def compare_replicas(config: TrainConfig) -> Comparison:
         names = ", ".join(dict.fromkeys(left_out))
         precision = f"in float64 (without {names}, which does not run in it)" if names else "in float64"
     if other := _different_starts(config, alone, together):
-        return Comparison(other, [], precision)
+        return ComparedSteps(other, [], precision)
     if infinite := [name for name, value in alone.means.items() if is_loss(name) and not np.isfinite(value)]:
         raise UserError(
             f"{config.model}: {infinite[0]} is {alone.means[infinite[0]]} within the first {COMPARED_STEPS} steps, on "
@@ -311,7 +311,7 @@ def compare_replicas(config: TrainConfig) -> Comparison:
         if not np.isclose(*pair, rtol=tolerances[name], atol=1e-30, equal_nan=True)
     }
     if max(differences) <= tolerance and not uneven:
-        return Comparison([], [], precision)
+        return ComparedSteps([], [], precision)
     problems = [f"{config.model}: {name} is {a:.9g} on 1 replica and {b:.9g} on 2" for name, (a, b) in uneven.items()]
     if max(differences) > tolerance:
         worst = alone.model.weights[int(np.argmax(differences))].path
@@ -332,7 +332,7 @@ def compare_replicas(config: TrainConfig) -> Comparison:
         f"{narrow[0]} computes in a narrower dtype than float64, so that its rounding may differ" if narrow else "",
         *warnings,
     ]  # fmt: skip
-    return Comparison([*problems, *filter(None, reasons)], warnings, precision)
+    return ComparedSteps([*problems, *filter(None, reasons)], warnings, precision)
 
 
 @dataclass(frozen=True)
