@@ -11,7 +11,6 @@ from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.run import replica_check
 
-TOLD = "what is computed from a whole batch (a correlation, pairs within the batch, the root of a mean)"
 REFUSED = "run a loop that reads values by NumPy as a script, on the same machines (docs/any_script.md)"
 # Has callbacks and rows for evaluation too.
 SERIES = "timeseries_classification_from_scratch"
@@ -36,7 +35,7 @@ def test_an_example_trains_on_two_replicas_with_the_numbers_of_one(name: str, mo
 def test_an_example_whose_numbers_are_of_a_whole_batch_is_told(monkeypatch: Patch) -> None:
     monkeypatch.setattr(replica_check, "COMPARED_STEPS", 1)
     problems, *_ = replica_check.compare_replicas(settings("collaborative_filtering_movielens"))
-    assert TOLD in problems[-1]
+    assert "loss is " in problems[-1]
     assert all("twice as large" not in line for line in problems)
 
 

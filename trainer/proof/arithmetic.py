@@ -151,9 +151,12 @@ def quotient(node: Node) -> Label:
     return label if label.kind == ZERO else label._replace(power=label.power - 2 * denominator.power)
 
 
-@rule("Identity StopGradient PreventGradient Snapshot Neg EnsureShape PlaceholderWithDefault CheckNumerics Real", terms=(0,))
+@rule(
+    "Identity StopGradient PreventGradient Snapshot Neg EnsureShape PlaceholderWithDefault CheckNumerics Real Imag",
+    terms=(0,),
+)
 def kept(node: Node) -> Axes | Label:
-    """Gives its first input, up to the sign."""
+    """Gives its first input, up to the sign, or a linear part of it."""
     is_list = not node.operations[0].outputs[0].dtype.is_numpy_compatible
     return node.label(0) if is_list or node.shapes[0][0] is None else broadcast(node, 0)
 

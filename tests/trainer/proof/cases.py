@@ -131,9 +131,10 @@ def of_several(name: str, draw: Any) -> Case:
     return build[name], inputs
 
 
-@case("Real")
-def real(name: str, draw: Any) -> Case:
-    return lambda rows, x: raw.Real(input=tf.cast(x, tf.complex64)), [tensor(draw)]
+@case("Real Imag")
+def complex_parts(name: str, draw: Any) -> Case:
+    function = getattr(raw, name)
+    return lambda rows, x: function(input=tf.cast(x, tf.complex64)), [tensor(draw)]
 
 
 @case("EnsureShape PlaceholderWithDefault")
