@@ -36,7 +36,7 @@ class Step(NamedTuple):
     weight: float
     counted: tuple[float, ...]
     few: tuple[float, float] = (0.0, 0.0)  # seconds of gradients of batch norm over few channels: counted, measured
-    einsum: float = 0.0  # seconds of compiled steps, by the factor of plain ones
+    activations: float = 0.0  # seconds of products without weights in compiled steps, by the factor of plain ones
 
 
 def few_channels(steps: Sequence[Step]) -> float:
@@ -50,11 +50,11 @@ def steps_of(way: str) -> list[Step]:
 
     def counted(row: Mapping[str, Any]) -> tuple[float, ...]:
         products, others = row["products"] / 1e3, row["others"] / 1e3
-        einsum = row.get("einsum", 0.0) / 1e3
+        activations = row.get("activations", 0.0) / 1e3
         if way == "compiled":
             return products, others, row["operations"]
         others -= few(row)[0]
-        return products + others + einsum, row["operations"] + KERNELS * row["convolutions"], 1.0
+        return products + others + activations, row["operations"] + KERNELS * row["convolutions"], 1.0
 
     def few(row: Mapping[str, Any]) -> tuple[float, float]:
         counted, measured = row.get("few_channels", (0.0, 0.0))
@@ -67,7 +67,7 @@ def steps_of(way: str) -> list[Step]:
     return [
         Step(
             row["network"], row["card"], 1 / row[way]["per_second"], row[way]["weight"], counted(row), few(row),
-            factor * row.get("einsum", 0.0) / 1e3,
+            factor * row.get("activations", 0.0) / 1e3,
         )
         for row in rows
     ]  # fmt: skip
@@ -77,7 +77,7 @@ def fitted(steps: Sequence[Step]) -> Numbers:
     """Returns the numbers of the formula."""
     shares = np.array([step.counted for step in steps]) / np.array([[step.seconds] for step in steps])
     factor = few_channels(steps)
-    known = np.array([(factor * step.few[0] + step.einsum) / step.seconds for step in steps])
+    known = np.array([(factor * step.few[0] + step.activations) / step.seconds for step in steps])
     weights = np.sqrt([step.weight for step in steps])
     best, least = np.zeros(shares.shape[1]), float("inf")
     for count in range(1, shares.shape[1] + 1):
@@ -100,7 +100,7 @@ def errors_of(steps: Sequence[Step]) -> dict[tuple[str, str], float]:
     for step in steps:
         if step.weight or step.card != H100:  # else it was measured, but tells nothing
             others = [other for other in steps if other.network != step.network]
-            known = few_channels(others) * step.few[0] + step.einsum
+            known = few_channels(others) * step.few[0] + step.activations
             predicted = float(fitted(others) @ step.counted) + known
             errors[step.network, step.card] = step.seconds / predicted
     return errors

@@ -107,8 +107,10 @@ def device_seconds(work: Work, rows: float, rates: Rates, kind: str, formula: Ti
     for op in work.operations:
         moved = max(op.moved_bytes.fixed + share * op.moved_bytes.per_row * rows, 0.0) / byte_rate
         if flops := op.flops.at(rows):
-            # Products of activations, as attention has, move large tensors, which XLA fuses with nothing.
-            moves = CONSTANTS.plain.products if op.type == "Einsum" else formula.products
+            # Without weights it is a product of activations, as attention has, which moves large
+            # tensors that XLA fuses with nothing.
+            weights = op.moved_bytes.fixed > 1
+            moves = formula.products if weights else CONSTANTS.plain.products
             total += op.times * max(slower * flops / flop_rate, moves * moved)
         else:
             total += op.times * moved * (formula.few_channels if op.type.endswith(FEW_CHANNELS) else formula.others)

@@ -147,6 +147,8 @@ def test_the_time_is_that_of_the_device_and_of_the_host(tmp_path: Path) -> None:
     ):  # fmt: skip
         counted = 100 * 64e12 / (L4.rates.tflops[kind] * 1e12)
         assert device_seconds(flop_bound.work, 64, L4.rates, kind, formula) == pytest.approx(slower.products * counted)
+    attention = Work([StepWork("Einsum", 1, LinearInRows(0, 1e6), LinearInRows(0, 300e6 / 64))])
+    assert device_seconds(attention, 64, L4.rates, "tf32", compiled) == pytest.approx(plain.products * 1e-3)
     batch_norm = Work([StepWork(f"FusedBatchNormGradV3{FEW_CHANNELS}", 1, LinearInRows(0, 0), LinearInRows(300e6, 0))])
     assert device_seconds(batch_norm, 64, L4.rates, "tf32", plain) == pytest.approx(plain.few_channels * 1e-3)
     assert step_seconds(plan_with(tmp_path, gflop=0.0), tf32, L4, 1).middle == pytest.approx(
