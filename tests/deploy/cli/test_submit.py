@@ -15,7 +15,7 @@ from deploy.packaging.packages import packages_with
 from deploy.platform.errors import STATE_UNKNOWN, JobUnknown
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.tiers.tier import load_tier
-from tests.deploy.conftest import BY_SDK, JOB, WHERE, Capture, attempts, error_of, needs_gcloud
+from tests.deploy.conftest import BY_SDK, JOB, WHERE, Capture, Job, attempts, error_of, needs_gcloud
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault, ends
 
 
@@ -195,8 +195,14 @@ def test_a_fallback_has_its_packages_too(cloud: Emulator, session: Session) -> N
     """The first job runs in the image that was built here, the second cannot."""
     (package,) = packages_with("")
     remember(BuiltImage("eu.gcr.io/p/x:1", "tensorflow", {package.name: package.digest}, "2026-11-22 18:00"))
-    states = iter([ends("FAILED", "Resources are insufficient in region: us-central1."), ends("SUCCEEDED")])
-    cloud.run = lambda google, job: next(states)(google, job)
+
+    def run(google: Emulator, job: Job) -> None:
+        if len(google.jobs) == 1:
+            google.end(job, "FAILED", "Resources are insufficient in region: us-central1.")
+        else:
+            ends("SUCCEEDED")(google, job)
+
+    cloud.run = run
     assert submit.main(["cpu", "l4x1", *BY_SDK], session) == 0
     first, second = (job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"] for job in cloud.jobs.values())
     assert first["imageUri"] == "eu.gcr.io/p/x:1"

@@ -105,4 +105,5 @@ def test_a_refusal_is_neither_put_off_nor_taken_for_a_lost_answer(code: int, lat
 
 def test_a_disk_that_cannot_be_written_is_no_traceback(cloud: Emulator, dist: Path, refused: Command) -> None:
     Path("runs").write_text("a file where a folder belongs")
-    assert refused("submit", "cpu", *JOB, *WHERE).startswith("error: runs/submitted: Not a directory")
+    line = "error: runs/submitted/.lock cannot be written: Not a directory: "
+    assert refused("submit", "cpu", *JOB, *WHERE).startswith(line)
