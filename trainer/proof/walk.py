@@ -248,8 +248,9 @@ class Walk:
             return None
         if variable is not None and (node.type == "ReadVariableOp" or _ASSIGNS.match(node.type)):
             return self._of_variable(node, variables), nothing
-        if variable is not None and node.type == "ResourceGather" and not variable.is_metric:
-            letters = range(node.attribute("batch_dims"), node.rank(1))
+        plain = variable is not None and not (variable.is_metric or variable.own_value)
+        if plain and node.type == "ResourceGather" and not node.attribute("batch_dims"):
+            letters = range(node.rank(1))
             return [label_by_letters(node, Axes({1: letters}, letters))], nothing
         self.stateful.append(Label(UNKNOWN, operation=operation, why=_of_state(node.type)))
         return None
