@@ -13,7 +13,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 IMAGE = Path(__file__).parent / "images" / "rooms.png"
 # Modules that users type are one room, `entry`.
-ENTRY = {"task", "check", "evaluate", "predict", "generate", "plan", "serve"}
+ENTRY = {"launch", "task", "check", "evaluate", "predict", "generate", "plan", "serve"}
 # Rooms from the top: a module imports its own room and those of lower lines, never its neighbours of the same line.
 CHAINS = {
     "trainer": """

@@ -4,10 +4,11 @@
 """
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -40,6 +41,7 @@ class Replicas:
     collectives: str | None = None  # how replicas all-reduce: nccl or ring; None for one replica
     micro_batches: int = 1  # into which each update splits a replica's rows
     virtual: int = 0  # fixed shards of the batch (--virtual_replicas); 0: off
+    copies: int = 1  # how many replicas have the same rows: of a smaller batch, see `of_batch`
     before_sum: Callable[[], None] = lambda: None  # called on all workers before each sum over them; may raise
 
     @property
@@ -66,6 +68,15 @@ class Replicas:
     def first_row(self) -> int:
         """Returns the index of this worker's first row in each global batch."""
         return self.first * self.rows
+
+    def of_batch(self, size: int) -> "Replicas":
+        """Returns the same replicas for a global batch of another size, which need not divide by their number.
+
+        It is cut into as many equal parts as go into both, and several replicas compute each part: their mean is that
+        of one device.
+        """
+        parts = math.gcd(size, self.count)
+        return replace(self, rows=size // parts, global_batch_size=size, copies=self.count // parts)
 
     def sentence(self) -> str:
         """Describes the batch for logs and messages: `global batch 128 = 2 workers x 2 replicas x 32`.

@@ -1,6 +1,6 @@
 """Assigns the rows of each step to replicas, as a function of (seed, step) only.
 
-Each epoch is one order of all examples, cut into steps; a replica takes its rows of each global batch by index. So the
+Each pass is one order of all examples, cut into steps; a replica takes its rows of each global batch by index. So the
 order of the data is the same on any number of replicas, and a run can start at any step. No order is held in memory:
 row numbers are computed from positions, a few thousand at a time, ahead of the steps.
 """
@@ -51,7 +51,7 @@ def batches(
 
     if isinstance(examples, InSequence):
         # One pass after another is cut into steps; the rows left over at the end of a pass are dropped.
-        one_pass = examples.anew().batches(schedule.global_batch_size, drop_remainder=True)
+        one_pass = examples.batches(schedule.global_batch_size, drop_remainder=True)
         steps = one_pass.batch(schedule.batches_per_step, drop_remainder=True).repeat().skip(first_step)
         shares = steps.map(lambda *parts: tf.nest.map_structure(share, parts), num_parallel_calls=2, deterministic=True)
         return grouped(shares.prefetch(4))
@@ -70,13 +70,37 @@ def batches(
         return rows.map(gather, num_parallel_calls=examples.threads, deterministic=True)
 
     def read_epoch(epoch: Any) -> tf.data.Dataset:
-        return read(tf.maximum(epoch * schedule.steps_per_epoch, first_step), (epoch + 1) * schedule.steps_per_epoch)
+        return read(tf.maximum(epoch * schedule.whole_steps, first_step), (epoch + 1) * schedule.whole_steps)
 
     if not examples.ends_epochs:
         steps = read(first_step, tf.int64.max)
         return steps.prefetch(2) if gathers_groups else grouped(steps.prefetch(4))
-    epochs = tf.data.Dataset.range(first_step // schedule.steps_per_epoch, tf.int64.max)
+    epochs = tf.data.Dataset.range(first_step // schedule.whole_steps, tf.int64.max)
     return grouped(epochs.flat_map(read_epoch).prefetch(4))
+
+
+def last_batches(examples: Examples, schedule: Schedule, replicas: Replicas, first_pass: int) -> Any:
+    """Returns this worker's rows of the smaller batch that ends each pass from `first_pass` on, as a tf.data.Dataset.
+
+    replicas: for that batch, as `Replicas.of_batch` gives them. The parts are as in `batches`.
+    """
+    first = replicas.first
+
+    def share(leaf: Any) -> Any:
+        """Returns (local replicas, 1, rows, …) of (rows of the batch, …)."""
+        parts = tf.reshape(leaf, (-1, 1, replicas.rows, *leaf.shape[1:]))
+        return tf.gather(parts, [place // replicas.copies for place in range(first, first + replicas.local)])
+
+    positions = np.arange(schedule.examples - schedule.last, schedule.examples)
+
+    def rows_of(number: Any) -> RowNumbers:
+        return examples.order(schedule.seed, np.full_like(positions, number), positions)
+
+    def batch(number: Any) -> Any:
+        rows = tf.numpy_function(rows_of, [number], tf.int64, stateful=True)
+        return tf.nest.map_structure(share, examples.gather(tf.ensure_shape(rows, positions.shape)))
+
+    return tf.data.Dataset.range(first_pass, tf.int64.max).map(batch)
 
 
 def copied_ahead(steps: tf.data.Dataset, replicas: Replicas) -> Any:
@@ -103,7 +127,7 @@ def row_order(examples: Examples, schedule: Schedule, first: Any, end: Any) -> t
     """
     per_block = max(1, _BLOCK_ROWS // schedule.examples_per_step)
     # One pass per epoch, or several if one step reads more examples than the dataset has.
-    per_epoch = schedule.steps_per_epoch * schedule.examples_per_step
+    per_epoch = schedule.whole_steps * schedule.examples_per_step
     passes = math.ceil(per_epoch / schedule.examples)
     shape = (schedule.batches_per_step, schedule.global_batch_size)
 

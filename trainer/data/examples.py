@@ -376,14 +376,17 @@ def first_not_finite(part: Nest) -> int | None:
 class InSequence(AnyExamples):
     """Provides the examples of a tf.data.Dataset in its own order. If it gives batches, they are cut anew.
 
-    unknown_count: the number of examples in an epoch if the data set's length is unknown or infinite. Raises UserError
-    if it is 0 then, or if the data set does not give tensors of fixed shapes.
+    unknown_count: the number of examples in an epoch if the data set's length is unknown or infinite; batched: whether
+    an element is a batch, if that is known. Raises UserError if the count is 0 then, or if the data set does not give
+    tensors of fixed shapes.
     """
 
     spec: Parts = ()
     anew: Callable[[], Any]  # returns the same examples as a new object: TensorFlow reshuffles an object it reads again
 
-    def __init__(self, source: tf.data.Dataset, origin: str, unknown_count: int) -> None:
+    def __init__(
+        self, source: tf.data.Dataset, origin: str, unknown_count: int, *, batched: bool | None = None
+    ) -> None:
         def parts_as_fit(*element: Any) -> Parts:
             """Returns the parts of an element, with floating-point numbers as floatx, as `fit` passes them."""
             if not 1 <= len(element) <= len(PARTS):
@@ -396,7 +399,7 @@ class InSequence(AnyExamples):
             )
 
         self.anew = lambda: self
-        self.batched = makes_batches(source)
+        self.batched = makes_batches(source) if batched is None else batched
         self._source = source.map(parts_as_fit)
         specs = tf.nest.flatten(self._source.element_spec)
         for spec in specs:

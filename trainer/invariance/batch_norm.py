@@ -19,7 +19,7 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.invariance.gradients import all_reduce_sum
 from trainer.invariance.internals import compiled_by_xla, wrap
-from trainer.invariance.step import holding, running_step
+from trainer.invariance.step import copies_of_rows, holding, running_step
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: 
             )
         own_rows_only = not layer.synchronized or (step and step.virtual_replicas)
         replica = None if own_rows_only else tf.distribute.get_replica_context()
-        replicas = replica.num_replicas_in_sync if replica else 1
+        replicas = replica.num_replicas_in_sync // copies_of_rows() if replica else 1
         group_count = _groups.get()
         # XLA lacks the fused kernel: it would compute the variance as E[x^2] - E[x]^2, which loses digits. For groups
         # of a single value the kernel's unbiased variance is undefined.
@@ -209,7 +209,7 @@ def _over_replicas(
     # Of each group mean, variance and, with a mask, count: (replicas, groups, 2 or 3, channels).
     gathered = tf.expand_dims(_stacked([tf.stack(method.moments(group)) for group in groups]), 0)
     if replicas > 1:
-        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group // copies_of_rows()
         place = tf.one_hot(number, replicas, dtype=gathered.dtype)
         (gathered,) = all_reduce_sum([tf.reshape(place, (-1, 1, 1, 1)) * gathered])
     own_means, own_variances, *counts = tf.unstack(gathered, axis=2)

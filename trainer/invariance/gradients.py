@@ -23,7 +23,7 @@ from trainer.invariance.internals import (
     trained_by,
     wrap,
 )
-from trainer.invariance.step import NotCompilable, holding, running_step
+from trainer.invariance.step import NotCompilable, copies_of_rows, holding, running_step
 from trainer.invariance.virtual_replicas import dense, sum_over_replicas
 
 
@@ -69,6 +69,8 @@ def sum_first(optimizer: Any, *, mean: bool = False) -> Any:
     all could apply a sum that overflowed. `mean`: takes the mean over replicas instead of the sum. Call it under the
     strategy's scope. Raises UserError for settings that work on one replica alone.
     """
+    if hasattr(optimizer.apply, "sums_first"):
+        return optimizer
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     for setting, advice in _ONE_REPLICA_ONLY.items():
@@ -88,7 +90,8 @@ def sum_first(optimizer: Any, *, mean: bool = False) -> Any:
             gradients = ExchangedGradients.of(gradients).summed().gradients()
         begin_update()
         if mean:
-            gradients = [None if gradient is None else gradient / replicas for gradient in gradients]
+            parts = tf.distribute.get_replica_context().num_replicas_in_sync // copies_of_rows()
+            gradients = [None if gradient is None else gradient / parts for gradient in gradients]
         apply(gradients, variables)
 
     summing = wrap(
@@ -121,7 +124,7 @@ class ExchangedGradients(NamedTuple):
         replicas = replica.num_replicas_in_sync
         for gradient in gradients:
             value, rows, size = gradient, None, None
-            if replicas > 1 and isinstance(gradient, tf.IndexedSlices):
+            if replicas > 1 and copies_of_rows() == 1 and isinstance(gradient, tf.IndexedSlices):
                 size = tf.get_static_value(gradient.dense_shape)
                 slices, count = gradient.values, gradient.values.shape[0]
                 # Large: the table has more than twice as many rows as all replicas together have slices.
@@ -177,6 +180,7 @@ def with_tables_as_of(times: float) -> Iterator[None]:
 def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     """Returns each tensor summed over all replicas, None as None; with one replica, the tensors themselves.
 
+    Of replicas that have the same rows it is the mean that is summed.
     The gradient of such a sum is summed over replicas too. Call it in a replica, not while a model is built. With
     --virtual_replicas the order of the sum is fixed. Raises UserError then within a micro-batch, which has the rows of
     one virtual replica alone, and NotCompilable where XLA compiles gradients and updates as two programs.
@@ -201,7 +205,8 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
         with _own_losses():
             sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, [tensors[place] for place in places])
         for place, total in zip(places, sums, strict=True):
-            summed[place] = total
+            copies = copies_of_rows()
+            summed[place] = total / tf.cast(copies, total.dtype) if copies > 1 else total
     return summed
 
 
@@ -216,7 +221,9 @@ def _adam(optimizer: Any, count: Any) -> dict[str, Any]:
     beta1, beta2, epsilon = (
         tf.constant(x, count.dtype) for x in (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon)
     )
-    powers = {"beta1_power": beta1**count, "beta2_power": beta2**count}
+    # Of their powers Keras computes those of float32, in float64 too.
+    rounded1, rounded2 = (tf.cast(np.float32(x), count.dtype) for x in (optimizer.beta_1, optimizer.beta_2))
+    powers = {"beta1_power": rounded1**count, "beta2_power": rounded2**count}
     return {**powers, "beta1": beta1, "beta2": beta2, "epsilon": epsilon}
 
 

@@ -59,8 +59,14 @@ FACTS = {
     "tensorflow.python.eager.context.context": "a silent worker would abort all others after ten seconds",
     "tensorflow.python.eager.context.Context.configure_coordination_service": "a silent worker would abort all others "
     "after ten seconds",
+    "keras.Variable._value": "a script's model would be traced with its own variables, on the devices of the run",
+    "keras.Variable._initialize": "the same",
+    "tensorflow.Variable._unique_id": "the same, as an optimizer would not know these variables",
     # Replaced within a block.
     "keras.DTypePolicy._parse_name": "a layer of a fixed dtype would compare by its rounding",
+    "keras.Model.fit": "a script would train by Keras's own loop",
+    "keras.Model.evaluate": "a script on several replicas would get the mean of the replicas' means",
+    "keras.Model.predict": "a script on several replicas could not predict an odd number of rows",
     "keras.src.losses.loss.reduce_weighted_values": "losses with masks or weights would be means of replicas' means",
     "keras.src.trainers.compile_utils.MetricsList.update_state": "a metric without float64 would end a comparison",
     "keras.src.losses.loss.scale_loss_for_distribution": "losses of layers would be divided by the wrong number",
@@ -70,6 +76,7 @@ FACTS = {
     "tensorflow.python.distribute.values.apply_aggregation_replica_context": "compiled steps on replicas would fail",
     "tensorflow.distribute.StrategyExtended._use_merge_call": "compiled updates on replicas would fail",
     # Only called.
+    "tensorflow.python.eager.context.eager_mode": "a script's fit would run within the scope in which models are made",
     "tensorflow.python.ops.control_flow_util.GraphOrParentsInXlaContext": "compiled steps would draw by XLA's kernels, "
     "which give other numbers, and batch norm would take a formula that loses digits",
     "tensorflow.python.eager.execute.execute": "a proof would not know the sizes that a step computes from shapes",
@@ -265,6 +272,30 @@ def layers_by_path(model: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
 def all_layers(model: keras.Model) -> list[keras.layers.Layer]:
     """Returns `model` and all layers in it, at any depth."""
     return list(layers_by_path(model).values())
+
+
+@contextmanager
+def plain_variables(variables: Iterable[keras.Variable]) -> Iterator[None]:
+    """Gives each variable a value of its own for the block, of no strategy, that begins as the variable is."""
+    held = [(variable, _private("keras.Variable._value", owner=variable)) for variable in variables]
+    for variable, value in held:
+        start = tf.convert_to_tensor(value)
+        _private("keras.Variable._initialize", start, owner=variable)(start)
+        variable.value._unique_id = _private(
+            "tensorflow.Variable._unique_id", owner=value
+        )  # by which optimizers know it
+    try:
+        yield
+    finally:
+        for variable, value in held:
+            variable._value = value
+
+
+@contextmanager
+def outside_of_scopes() -> Iterator[None]:
+    """Leaves all scopes of strategies for the block: TensorFlow keeps them with the graph, also in eager mode."""
+    with tf.Graph().as_default(), _private("tensorflow.python.eager.context.eager_mode")():
+        yield
 
 
 @contextmanager

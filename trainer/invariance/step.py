@@ -109,6 +109,7 @@ class StepContext:
     uses: Counter[str] = field(default_factory=Counter, repr=False)  # how often each numbered stream was used so far
     averaged: list[Averaged] = field(default_factory=list, repr=False)  # updates that wait for all micro-batches
     model: Any = field(default=None, repr=False)  # whose step it is
+    copies: int = 1  # how many replicas have these same rows
 
     @property
     def accumulates(self) -> bool:
@@ -256,6 +257,12 @@ Value = TypeVar("Value")
 def running_step() -> StepContext | None:
     """Returns the step that this replica runs, or None outside the loop."""
     return _current.get()
+
+
+def copies_of_rows() -> int:
+    """Returns how many replicas have the same rows of the global batch in this step: more than one in few steps."""
+    step = running_step()
+    return step.copies if step else 1
 
 
 def current_step() -> StepContext:

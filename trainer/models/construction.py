@@ -40,13 +40,18 @@ from trainer.user_code.interface import ModelInterface, has_class_outputs, has_o
 from trainer.user_code.mistakes import as_user_mistake, load_function, message_of
 
 
+def adapt_keras() -> None:
+    """Changes what Keras does in this process on devices and in float64; a second call changes nothing."""
+    compare_signs_on_device()
+    lora_in_float64()
+
+
 def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Builds the model that a run names, and its optimizers. Call it under the strategy's scope.
 
     Raises UserError if the model cannot be trained with these settings on these data.
     """
-    compare_signs_on_device()
-    lora_in_float64()
+    adapt_keras()
     build = load_function(function_of(config.model), "model", ("config", "dataset"), config)
     model = build(config, dataset)
     if not isinstance(model, keras.Model):
@@ -63,6 +68,16 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
             f"model={config.model}: {name} is made when its file is imported: make it in the function, as each "
             "replica needs weights of its own"
         )
+    prepare_model(model, config, dataset)
+    return model
+
+
+def prepare_model(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
+    """Prepares a model for training: what `fit` would build, and what makes it independent of replicas.
+
+    Call it under the strategy's scope; a second call changes only what is new, as an optimizer. Raises UserError if the
+    model cannot be trained with these settings on these data.
+    """
     inputs = symbolic_inputs(model)
     if any(spec.dtype == tf.string for spec in tf.nest.flatten(dataset.spec[0])):
         if inputs and not any(tensor.dtype == "string" for tensor in inputs):
@@ -92,7 +107,6 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
     make_independent(model, config)
     if has_own_step(model) or has_own_loss(model):
         prepare_own_step(model, config, dataset)
-    return model
 
 
 def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:

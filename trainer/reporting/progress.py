@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,11 @@ class StepLogs:
     def input_wait_seconds(self) -> float:
         """Returns the longest wait of a worker for its batches, which holds up all other workers too."""
         return max(self.waits, default=0.0)
+
+    def joined(self, after: "StepLogs") -> "StepLogs":
+        """Returns the logs of these steps and of those `after` them."""
+        waits = tuple(first + second for first, second in zip(self.waits, after.waits, strict=True))
+        return replace(after, values=np.concatenate([self.values, after.values]), waits=waits)
 
     def means(self) -> Scalars:
         """Returns the mean of every scalar over the steps; a Keras metric replaces a scalar of the same name."""
@@ -195,6 +200,7 @@ class Progress:
     call_timed: bool = False  # False if the newest call traced the graph
     budget_spent: bool = False  # whether --max_minutes is used up: this process ends, another one may resume
     unit: str = "images"  # what an example is called
+    steps_before: int = 0  # of earlier calls of `fit` in a script, each of which counts its own steps
     flops: int = 0  # FLOPs of a step over all replicas; 0 while unknown
     peak_tflops: float = 0.0  # TFLOP/s of all replicas by the data sheet; 0 if unknown
     whole: RunningMeans = field(init=False)
@@ -224,6 +230,11 @@ class Progress:
         self.step += logs.count
         self.training_seconds += seconds
         self.whole.count(logs, seconds, self.call_timed)
+
+    @property
+    def run_step(self) -> int:
+        """Returns the number of steps of the run, those of earlier calls of `fit` included."""
+        return self.steps_before + self.step
 
     @property
     def epoch(self) -> float:

@@ -91,7 +91,7 @@ class Reporter:
         """
         if not (job_dir := self.job_dir):
             return
-        step = self.progress.step - repeats_step
+        step = self.progress.run_step - repeats_step
         drop_stats_after(job_dir.root, step)
         self._tensorboard = EventFiles(job_dir.logs, step + 1) if self.config.tensorboard else None
         self._tuning = TuningMetric(self.config.tuning_metric) if self.config.tuning_metric else None
@@ -169,6 +169,7 @@ class Reporter:
             self._epoch_seconds.append(self._since_epoch.timed_seconds)
         self._since_epoch = RunningMeans(progress.examples_per_step)
         self._counts = ()
+        self._evaluated = {}
         return means
 
     def evaluated(self, progress: Progress, values: Scalars) -> None:
@@ -193,14 +194,14 @@ class Reporter:
         if classes is None or not self.job_dir:
             return
         file = self.job_dir.root / CLASSES
-        self._classes = {"step": progress.step, **write_classes(file, classes)}
+        self._classes = {"step": progress.run_step, **write_classes(file, classes)}
         self.job_dir.mirror.put(file)
         least = ", ".join(f"{name} {share:.3f}" for name, share in classes.least_accurate(3))
         log.info(f"least accurate classes: {least}; see {CLASSES}")
 
     def _append(self, kind: str, progress: Progress, entry: StatsEntry) -> None:
         """Appends a line to stats.jsonl, on the chief, with the step and the time."""
-        head: StatsEntry = {"kind": kind, "step": progress.step, "epoch": round(progress.epoch, 4)}
+        head: StatsEntry = {"kind": kind, "step": progress.run_step, "epoch": round(progress.epoch, 4)}
         if self.job_dir:
             self.job_dir.append_stats({**head, **entry, "time": round(time.time(), 3)})
 
@@ -223,9 +224,9 @@ class Reporter:
         """Appends a line to stats.jsonl, and reports the values to TensorBoard and tuning."""
         self._append(kind, progress, entry)
         if self._tensorboard:
-            self._tensorboard.scalars(progress.step, values)
+            self._tensorboard.scalars(progress.run_step, values)
         if self._tuning and self._tuning.name in values:
-            self._tuning.report(progress.step, values[self._tuning.name], self.latest_checkpoint())
+            self._tuning.report(progress.run_step, values[self._tuning.name], self.latest_checkpoint())
 
     def sample(self, generate: Callable[..., Any], latent_dim: int, classes: int, progress: Progress) -> None:
         """Writes a grid of images that `generate` makes from noise, which is the same at every step.

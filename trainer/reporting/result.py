@@ -82,8 +82,8 @@ class ResultWriter:
         trained = self.before.get("steps", 0)  # goodput has the time of these as that of steps
         pace = self.before.get("step_seconds")
         reached = max(trained, last_reported_step(self.job_dir.root) if self.job_dir else 0)
-        self.steps_repeated += max(0, reached - progress.step)
-        self.goodput.move(max(0, trained - progress.step) * (pace or 0.0), STEP, REPEATED)
+        self.steps_repeated += max(0, reached - progress.run_step)
+        self.goodput.move(max(0, trained - progress.run_step) * (pace or 0.0), STEP, REPEATED)
         self.progress = progress
 
     def name_slow(self, name: str, why: str) -> None:
@@ -115,8 +115,8 @@ class ResultWriter:
         if progress:
             ended = progress.first_call_ended
             reached = {
-                "steps": progress.step,
-                "asked_steps": progress.asked_steps,
+                "steps": progress.run_step,
+                "asked_steps": progress.steps_before + progress.asked_steps,
                 "epochs": round(progress.epoch, 4),
                 "startup_seconds": None if ended is None else round(ended - self.began, 3),
                 "training_seconds": round(progress.training_seconds, 3),

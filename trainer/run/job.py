@@ -5,10 +5,12 @@ import platform
 import secrets
 import shlex
 import time
-from collections.abc import Collection, Sequence
-from contextlib import closing, nullcontext, suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
+
+from keras.callbacks import Callback
 
 from trainer.base.errors import DONE, INTERRUPTED, NotFinite
 from trainer.base.log import duration, log, on_vertex
@@ -77,17 +79,19 @@ def run(
                 log.info(ended)
                 return DONE
             if job.cluster.is_chief:
-                _describe(run)
+                write_run_info(run)
             job.tracking.begin()
             if check and not run.state.saved:
-                _act_on_check(run, check.verdict())
+                act_on_check(run, check.verdict())
             with closing(run.state.reporter):
                 run.state.reporter.begin(repeats_step=run.state.pending)
-                control = _train_and_export(run)
-            return _finish(run, control)
+                control = train_to_end(run)
+                if not control.signal:
+                    export_model(run)
+            return finish(run, control)
 
 
-def _act_on_check(run: TrainingRun, verdict: ReplicaVerdict) -> None:
+def act_on_check(run: TrainingRun, verdict: ReplicaVerdict) -> None:
     """Records whether one replica and two give the same numbers; raises UserError if they must and do not."""
     job, replicas = run.job, run.setup.replicas
     paid = replicas.on_gpus and replicas.count > 1
@@ -102,27 +106,44 @@ def _act_on_check(run: TrainingRun, verdict: ReplicaVerdict) -> None:
 
 def prepare_run(job: StartedJob, replicas: Replicas) -> TrainingRun:
     """Builds callbacks, data and model, and restores the newest checkpoint or sets the first weights."""
-    config, job_dir, goodput = job.config, job.job_dir, job.result.goodput
-    goodput.enter(START)
+    config, job_dir = job.config, job.job_dir
+    job.result.goodput.enter(START)
     set_precision_and_seed(config)  # first, as importing a user's file may draw random numbers
     config_of_callbacks, used = recording_reads(config)
     callbacks = load_callbacks(config_of_callbacks)
     setup = build_setup(config, replicas)
     used |= {*setup.used, *(["sample_every_steps"] if ModelInterface.of(setup.model).sampler else [])}
     refuse_unused(job.named, used, config)
+    checkpoints = Checkpoints(setup.model, replicas, job_dir.checkpoints, config.keep_checkpoints, job_dir.mirror)
+    return restored_run(job, setup, callbacks, checkpoints)
+
+
+def restored_run(
+    job: StartedJob,
+    setup: TrainingSetup,
+    callbacks: list[Callback],
+    checkpoints: Checkpoints,
+    first_step: int = 0,
+    before: int = 0,
+) -> TrainingRun:
+    """Returns the run as its newest checkpoint has it; without one it begins at `first_step`, and sets first weights.
+
+    before: the steps of earlier calls of `fit` in a script, after which those of the checkpoints count.
+    """
+    config, replicas = setup.config, setup.replicas
     for reason in _dependences(setup):
         log.warning(f"the result depends on the number of replicas: {reason}")
     if line := of_repeated_tokens(setup.model):
         log.info(line)
-    checkpoints = Checkpoints(setup.model, replicas, job_dir.checkpoints, config.keep_checkpoints, job_dir.mirror)
     log.info(f"trains {config.model} on {setup.dataset.train.count:,} examples of {config.data}, {setup.dataset.shape}")
-    with goodput.within(RESTORE):
-        step, saved = checkpoints.restore() or (0, None)
+    with job.result.goodput.within(RESTORE):
+        step, saved = checkpoints.restore() or (before + first_step, None)
         if saved is not None:
             log.info(f"resumes at step {step:,} from {checkpoints.restored or 'the chief'}")
             refresh_normalization(setup.model)
         else:
             starting_weights(config, setup)
+    step -= before
     schedule, total = setup.schedule, setup.schedule.total_steps(config.steps, config.epochs)
     if schedule.left_out:
         log.info(
@@ -132,6 +153,7 @@ def prepare_run(job: StartedJob, replicas: Replicas) -> TrainingRun:
     progress = Progress(
         step, total, schedule.steps_per_epoch, schedule.examples_per_step,
         unit=setup.dataset.unit, peak_tflops=replicas.count * peak_tflops((*gpu_names(), "")[0], config),
+        steps_before=before,
     )  # fmt: skip
     reporter = Reporter(config, job.result.job_dir, progress, lambda: checkpoints.latest, replicas.devices)
     best, rates = Best(config, setup.model), LearningRates(setup.model)
@@ -172,7 +194,7 @@ def _ended_before(run: TrainingRun) -> str | None:
     return None
 
 
-def _describe(run: TrainingRun) -> None:
+def write_run_info(run: TrainingRun) -> None:
     """Writes run.json and the list of skipped images.
 
     Raises UserError if the data have changed, or the versions of a run whose bits must be equal.
@@ -241,59 +263,75 @@ def _processor() -> str:
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
-def _train_and_export(run: TrainingRun) -> Control:
-    """Trains and, unless a signal stopped the run, exports the model; returns why training ended.
+def train_to_end(run: TrainingRun) -> Control:
+    """Trains, and leaves the weights as `fit` does; returns why training ended.
 
     Raises UserError with what to change if memory runs out.
     """
     job, setup, data = run.job, run.setup, run.setup.dataset
-    try:
+    with _explaining_errors(run):
         run.write_result("running")
         with data.reading(), stop_on_signals() as stop, JobWatch(job, stop).watching():
             control = run.train(stop)
-        if job.cluster.is_chief and not control.signal:
-            optimizer = ModelInterface.of(setup.model).optimizer
-            if keeps_averages(optimizer):
-                log.info("exports the moving averages of the weights (use_ema), as after fit")
-                use_averages(optimizer)
-            export(
-                setup.model, job.job_dir.model, data.input_spec, save_optimizer=job.config.save_optimizer,
-                image=data.image_shape if data.holds_images else (), class_names=data.class_names,
-            )  # fmt: skip
-            try:
-                outcome = compare_saved(setup, job.job_dir.model)
-            except Exception as error:  # a failed comparison must not fail a run that is trained and saved
-                outcome = f"not compared: {message_of(error)}"
-            if outcome.startswith((DIFFERS, "not compared")):
-                log.warning(f"the saved model: {outcome}")
-            job.result.saved_model = outcome
-            job.job_dir.mirror.put(job.job_dir.model)
+    optimizer = ModelInterface.of(setup.model).optimizer
+    if keeps_averages(optimizer) and not control.signal:
+        log.info("sets the weights to their moving averages (use_ema), as fit does")
+        with setup.replicas.strategy.scope():
+            use_averages(optimizer)
+    return control
+
+
+def export_model(run: TrainingRun) -> None:
+    """Exports the trained model, on the chief, and compares what was saved with the model in memory."""
+    job, setup, data = run.job, run.setup, run.setup.dataset
+    if not job.cluster.is_chief:
+        return
+    with _explaining_errors(run):
+        export(
+            setup.model, job.job_dir.model, data.input_spec, save_optimizer=job.config.save_optimizer,
+            image=data.image_shape if data.holds_images else (), class_names=data.class_names,
+        )  # fmt: skip
+        try:
+            outcome = compare_saved(setup, job.job_dir.model)
+        except Exception as error:  # a failed comparison must not fail a run that is trained and saved
+            outcome = f"not compared: {message_of(error)}"
+        if outcome.startswith((DIFFERS, "not compared")):
+            log.warning(f"the saved model: {outcome}")
+        job.result.saved_model = outcome
+        job.job_dir.mirror.put(job.job_dir.model)
+
+
+@contextmanager
+def _explaining_errors(run: TrainingRun) -> Iterator[None]:
+    """Waits for the running checkpoint after an error in the block, and says what to change if memory runs out."""
+    data = run.setup.dataset
+    try:
+        yield
     except Exception as error:
         with suppress(Exception):
             run.checkpoints.wait()  # an earlier checkpoint may still be on its way to the disk
         if is_out_of_memory(error):
-            raise out_of_memory(job.config, setup.replicas) from error
+            raise out_of_memory(run.job.config, run.setup.replicas) from error
         if isinstance(error, NotFinite) and (row := first_not_finite(data.train.arrays[:1])) is not None:
             cause = f"x holds NaN or infinity, first in row {row:,}: fill or remove such rows first"
             raise NotFinite(f"{cause}; {error}") from error
         raise
-    return control
 
 
-def _finish(run: TrainingRun, control: Control) -> int:
+def finish(run: TrainingRun, control: Control) -> int:
     """Writes result.json, logs how the run ended, its last values and where its files are; returns the exit code."""
     job, progress, mirror = run.job, run.state.progress, run.job.job_dir.mirror
     if control.signal and not control.stopped:
         run.write_result("interrupted")
         mirror.leave()
-        log.warning(f"{control.signal}: state saved at step {progress.step:,}; the same command resumes from it")
+        log.warning(f"{control.signal}: state saved at step {progress.run_step:,}; the same command resumes from it")
         return INTERRUPTED
     spent = control.budget_spent and not progress.finished
     mirror.finish()  # all other files are sent before result.json reports the end
     run.write_result("stopped" if control.stopped else "budget" if spent else "done", control.stopped or None)
     mirror.finish()
     if control.stopped:
-        log.warning(f"stopped: {control.stopped}: state saved at step {progress.step:,}; the same command goes on")
+        log.warning(f"stopped: {control.stopped}: state saved at step {progress.run_step:,}; the same command goes on")
         return DONE  # Vertex AI would restart any other exit code
     if spent:
         log.warning(f"the budget of {job.config.max_minutes:g} minutes is spent: --max_minutes has to be more to go on")
@@ -305,7 +343,7 @@ def _finish(run: TrainingRun, control: Control) -> int:
     speed = f", {rate:,.0f} {progress.unit}/s" if rate else ""
     doubt = "; one replica and two were not compared" if job.result.not_compared else ""
     wall, training = duration(job.result.wall_seconds), duration(progress.training_seconds)
-    log.info(f"done: {progress.step:,} steps in {wall}, of which training {training}{speed}{doubt}")
+    log.info(f"done: {progress.run_step:,} steps in {wall}, of which training {training}{speed}{doubt}")
     final = run.state.reporter.summary()["final"]
     values = {**final.get("losses", {}), **final.get("metrics", {})}
     if values:

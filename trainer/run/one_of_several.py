@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from trainer.base.settings.model_settings import function_of
+from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
 from trainer.data.batches import ReplicaRows
@@ -21,7 +22,7 @@ from trainer.data.dataset import Dataset
 from trainer.invariance.gradients import with_tables_as_of
 from trainer.invariance.step import StepContext
 from trainer.proof.walk import DRAWN, NUMBER, SUMMED
-from trainer.run.training_setup import set_precision_and_seed, setup_with
+from trainer.run.training_setup import TrainingSetup, set_precision_and_seed, setup_with
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import load_function
 
@@ -100,10 +101,11 @@ class StepTrace:
     micro_batches: list[range]  # the places of the operations that each micro-batch has
 
 
-def trace(config: TrainConfig, dataset: Dataset, count: int, parts: int) -> StepTrace:
+def trace(config: TrainConfig, dataset: Dataset, count: int, parts: int, model: keras.Model | None = None) -> StepTrace:
     """Traces the step of one of `count` parts of a global batch of parts * ROWS rows.
 
-    dataset: as the run has it. Raises UserError, or whatever the user's code raises for such a number of rows.
+    dataset: as the run has it; model: one with plain variables, if it is not to be built anew. Raises UserError, or
+    whatever the user's code raises for such a number of rows.
     """
     size = parts * ROWS
     config = replace(
@@ -116,12 +118,15 @@ def trace(config: TrainConfig, dataset: Dataset, count: int, parts: int) -> Step
         virtual_replicas=0,
         sync_batch_norm=True,
     )
-    load_function(function_of(config.model), "model")  # a module may draw when it is first imported
-    set_precision_and_seed(config)
     rows = size // count
     strategy = OneOfSeveral(count)
     replicas = Replicas(strategy, ("CPU:0",) * count, rows, size)
-    setup = setup_with(config, replicas, dataset)
+    if model:
+        setup = TrainingSetup(config, replicas, dataset, model, Schedule(size, size, 1, config.seed), {}, ())
+    else:
+        load_function(function_of(config.model), "model")  # a module may draw when it is first imported
+        set_precision_and_seed(config)
+        setup = setup_with(config, replicas, dataset)
     interface = ModelInterface.of(setup.model)
     runner = setup.step_runner()
     runner.context = TracedStep

@@ -12,7 +12,7 @@ import tensorflow as tf
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.invariance.gradients import optimizers_of, reachable
-from trainer.invariance.internals import all_layers
+from trainer.invariance.internals import all_layers, plain_variables
 from trainer.proof.labels import MIXED, ROWS, SAME, Label, label_of_values
 from trainer.proof.walk import Different, Variable, Walk
 from trainer.run.one_of_several import REPLICAS, StepTrace, trace
@@ -44,12 +44,23 @@ class Proof:
         return NOT_PROVED if self.unknown else PROVED
 
 
-def prove(config: TrainConfig, dataset: Dataset) -> Proof:
+def prove_built(config: TrainConfig, dataset: Dataset, model: keras.Model) -> Proof:
+    """Returns what `prove` does for a model that is built and prepared; its variables stay as they are."""
+    optimizers = [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
+    of_metrics = [variable for metric in model.metrics for variable in metric.variables]
+    held = [*model.variables, *of_metrics, *optimizers, *reachable(model)]
+    variables = {id(variable): variable for variable in held if isinstance(variable, keras.Variable)}
+    with plain_variables(variables.values()):
+        return prove(config, dataset, model)
+
+
+def prove(config: TrainConfig, dataset: Dataset, model: keras.Model | None = None) -> Proof:
     """Traces the step of a run twice and returns what its graph shows. Raises UserError as building the model does.
 
-    The settings --sync_batch_norm=false and --micro_batches, which ask batch norm for fewer rows, are left out.
+    The settings --sync_batch_norm=false and --micro_batches, which ask batch norm for fewer rows, are left out. model:
+    one with plain variables, if it is not to be built anew.
     """
-    traces = [trace(config, dataset, count, REPLICAS) for count in (REPLICAS, REPLICAS // 2)]
+    traces = [trace(config, dataset, count, REPLICAS, model) for count in (REPLICAS, REPLICAS // 2)]
     try:
         walk = _walked(traces[0], traces[1])
     except Different as error:

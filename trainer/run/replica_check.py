@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 
 from trainer.base.errors import FAULT, PlatformFault, UserError
@@ -23,12 +24,13 @@ from trainer.base.log import log
 from trainer.base.settings.model_settings import function_of
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
 from trainer.cluster.strategy import make_replicas
+from trainer.data.dataset import Dataset
 from trainer.data.fingerprint import changed_values
 from trainer.data.sources import is_named, load_dataset
 from trainer.invariance.internals import in_float64, layers_by_path, metrics_that_run
 from trainer.invariance.layers import depends_on_replicas
 from trainer.reporting.progress import is_loss
-from trainer.run.proof import MAY_MIX, NOT_PROVED, PROVED, Proof, prove
+from trainer.run.proof import MAY_MIX, NOT_PROVED, PROVED, Proof, prove, prove_built
 from trainer.run.rehearsal import has_own_code
 from trainer.run.training_setup import build_setup, set_precision_and_seed
 from trainer.training.checkpoint import (
@@ -188,6 +190,21 @@ def proof_of(config: TrainConfig) -> Proof:
     except Exception as error:
         line = message_of(as_user_mistake(error) or error)
         return Proof(unknown=[f"its step cannot be traced as one of several replicas: {line}"])
+
+
+def judge_built(config: TrainConfig, dataset: Dataset, model: keras.Model) -> ReplicaVerdict:
+    """Proves that replicas change nothing in steps of a model that a script has built; nothing is compared."""
+    try:
+        proof = prove_built(config, dataset, model)
+    except Exception as error:
+        line = message_of(as_user_mistake(error) or error)
+        proof = Proof(unknown=[f"its step cannot be traced as one of several replicas: {line}"])
+    if proof.holds:
+        return ReplicaVerdict(True, proof=PROVED, metrics=proof.metrics)
+    lines = [*proof.mixes, *proof.parts, *([] if proof.mixes else proof.unknown)]
+    verdict = proof.verdict()
+    reason = f"{verdict}: {'; '.join(lines)}"
+    return ReplicaVerdict(None, reason=reason, proof=verdict, lines=lines, metrics=proof.metrics)
 
 
 def judge(config: TrainConfig) -> dict[str, Any]:

@@ -26,7 +26,8 @@ MOST_BYTES = {"CPU": 32 * 2**20, "GPU": 256 * 2**20}  # of the rows of a program
 class StepProgram:
     """Holds the program of a run's steps and the rows that it reads; plain steps until `choose` is called.
 
-    If XLA fails to compile the first call, the steps run plain from there on.
+    If XLA fails to compile the first call, the steps run plain from there on. The step of a smaller last batch always
+    runs plain.
     """
 
     job: StartedJob
@@ -41,6 +42,9 @@ class StepProgram:
         """Makes this the program of plain steps, whose rows begin at `step`."""
         self.runner = self.setup.step_runner()
         self._rows = self.setup.rows_from(step)
+        if self.setup.schedule.last:
+            self._last_runner = self.setup.last_step_runner()
+            self._last_rows = self.setup.last_rows_from(step)
 
     def choose(self, most_steps: int) -> None:
         """Chooses whether XLA compiles the steps, and how many of them, at most `most_steps`, one program runs."""
@@ -50,7 +54,7 @@ class StepProgram:
         size = partial(compiled.size, self._rows)
         choice = choose(setup.config, setup.model, setup.replicas, left, size, self.job.xla_choice)
         if choice.compiled:
-            count = steps_per_program(compiled, self._rows, most_steps)
+            count = 1 if setup.schedule.last else steps_per_program(compiled, self._rows, most_steps)
             if count > 1:
                 log.info(f"jit_compile: a program of XLA runs up to {count} steps")
                 compiled = setup.step_runner(compiled=True, steps_per_program=count)
@@ -60,6 +64,22 @@ class StepProgram:
 
     def __call__(self, first_step: int, count: int) -> StepLogs:
         """Runs `count` steps from `first_step` on and returns their scalars."""
+        logs: StepLogs | None = None
+        while count:
+            size = min(count, self.setup.schedule.whole_from(first_step))
+            if size:
+                more = self._run_whole(first_step, size)
+            else:
+                size, rows = 1, self._rows if self._last_rows is None else self._last_rows
+                more = self._last_runner(rows, first_step, 1)
+            logs = logs.joined(more) if logs else more
+            first_step += size
+            count -= size
+        assert logs
+        return logs
+
+    def _run_whole(self, first_step: int, count: int) -> StepLogs:
+        """Runs `count` steps of whole batches."""
         # The first call is of one step, and XLA compiles it before anything runs. So if that fails, or a signal arrives
         # during it, no variable has changed.
         compiles = self.runner.compiled and not self.progress.first_call_ended

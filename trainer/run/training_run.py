@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,13 +39,15 @@ class TrainingRun:
     state: RunState
     earlier: Mapping[str, Any]  # run.json of an earlier start of this same run; else {}
     before_hooks: SavedState | None = None  # the state that a signal during the hooks saves
+    rehearses: bool = True  # whether a new run tries, before training, what it does at the end
+    validation_freq: int | Sequence[int] = 1  # as of `fit`: after which epochs the model is evaluated
 
     def save(self, *, pending: bool = False) -> None:
         """Saves a checkpoint and writes result.json; `pending`: with the state before this step's hooks ran."""
         self.state.best.improved = False
         state = self.before_hooks if pending else None
         with self.job.result.goodput.within(SAVE):
-            self.checkpoints.save(self.state.progress.step, vars(state or self.state.content()))
+            self.checkpoints.save(self.state.progress.run_step, vars(state or self.state.content()))
             self.write_result("running")
 
     def write_result(self, state: str, error: str | None = None) -> None:
@@ -68,7 +70,7 @@ class TrainingRun:
         budget = 60 * (config.max_minutes or math.inf) - job.result.wall_seconds
         control = Control(setup.replicas, stop, 60 * config.checkpoint_every_minutes or math.inf, budget)
         evaluate = evaluation(setup.model, control.watched(), setup.dataset, config.evaluation_batch)
-        if has_own_code(config) and job.cluster.is_chief and not state.saved:
+        if self.rehearses and has_own_code(config) and job.cluster.is_chief and not state.saved:
             rehearse(setup, evaluate)
         # What runs between calls to the device. Hooks that a signal has left out run now.
         callbacks = state.begin_callbacks(setup.model, evaluate.names if evaluate else ())
@@ -156,7 +158,8 @@ class RunHooks:
         epoch = self.run.setup.schedule.steps_per_epoch
         hooks = [Hook(0, self._copy_state, requested=lambda: True)]
         if evaluate:
-            hooks.append(Hook(epoch, partial(self._measure, self._evaluate_as_fit, reporter.evaluated)))
+            validate = partial(self._measure, self._evaluate_as_fit, reporter.evaluated)
+            hooks.append(Hook(epoch, partial(self._after_epochs, self.run.validation_freq, validate)))
         # This hook also ends calls to the device at epoch ends, so that the seconds of each epoch can be measured.
         # A callback that stops the run within an epoch ends that epoch, as in `fit`.
         hooks.append(Hook(epoch, self._end_epoch, at_end=False, requested=lambda: bool(model.stop_training)))
@@ -194,13 +197,22 @@ class RunHooks:
             self.run.setup.model.reset_metrics()
             self.callbacks.on_epoch_begin(int(progress.epoch))
 
+    def _after_epochs(
+        self, frequency: int | Sequence[int], act: Callable[[Progress], None], progress: Progress
+    ) -> None:
+        """Acts after every so many epochs, or after these; also at the end of a run within an epoch."""
+        number = progress.epoch
+        due = number % frequency == 0 if isinstance(frequency, int) else number in frequency
+        if due or not number.is_integer():
+            act(progress)
+
     def _measure(self, measure: Callable[[], Scalars], report: Callable[..., None], progress: Progress) -> None:
         """Measures, reports the values, and saves the step later if it is the best one."""
         best = self.run.state.best
         with self.run.job.result.goodput.within(EVENTS):
             values = measure()
         report(progress, values)
-        best.consider(values, progress.step)
+        best.consider(values, progress.run_step)
         # All workers must save together, but only the chief has the measures of images.
         best.improved = bool(self.run.setup.replicas.sum_over_workers([best.improved])[0])
 

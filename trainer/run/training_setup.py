@@ -1,7 +1,7 @@
 """Builds the data, schedule and model of a run, for training, checks and benchmarks alike."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -18,10 +18,10 @@ from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.settings.use import recording_reads
 from trainer.cluster.strategy import Replicas
-from trainer.data.augmentation import augmentation, check_class_weight, weighted_by_class
-from trainer.data.batches import batches, copied_ahead
+from trainer.data.augmentation import AsFit, augmentation, check_class_weight, weighted_by_class
+from trainer.data.batches import batches, copied_ahead, last_batches
 from trainer.data.dataset import Dataset
-from trainer.data.examples import HEAD_ROWS
+from trainer.data.examples import HEAD_ROWS, InSequence
 from trainer.data.fingerprint import content_of
 from trainer.data.sources import is_named, load_dataset
 from trainer.invariance.gradients import copies_of_weights
@@ -46,6 +46,8 @@ class TrainingSetup:
     schedule: Schedule
     content: dict[str, Any]  # counts, classes and digests of the data; {} if they are not needed
     used: Collection[str]  # the settings that loading the data and building the model have read
+    proves: bool = False  # whether its steps are still to be proved
+    runners: dict[str, StepRunner] = field(default_factory=dict)  # that are traced already, for a second `fit`
 
     def rows_from(self, first_step: int, steps_per_program: int = 1) -> Any:
         """Returns the iterator for `step_runner`: this worker's rows of every step from `first_step` on.
@@ -54,13 +56,55 @@ class TrainingSetup:
         holds all rows, items are row numbers. On GPUs rows are copied ahead while earlier steps run, because a copy
         within a step waits for everything that the step has started.
         """
+        train, replicas = self.dataset.train, self.replicas
+        if self.undivided:
+            assert isinstance(train, InSequence)
+            steps = train.anew().batches(self.schedule.global_batch_size, drop_remainder=False)
+            steps = steps.repeat().skip(first_step).prefetch(4)
+            return copied_ahead(steps, replicas) if replicas.on_gpus and replicas.count == 1 else iter(steps)
         steps = self.batches_from(first_step - first_step % steps_per_program, steps_per_program)
-        return copied_ahead(steps, self.replicas) if self.replicas.on_gpus else iter(steps)
+        return copied_ahead(steps, replicas) if replicas.on_gpus else iter(steps)
+
+    @property
+    def undivided(self) -> bool:
+        """Returns whether `rows_from` gives whole batches, of which each replica takes its rows within the step.
+
+        So do examples without row numbers whose last batch is smaller.
+        """
+        return self.schedule.last > 0 and isinstance(self.dataset.train, InSequence)
 
     def batches_from(self, first_step: int, steps_per_program: int = 1) -> Any:
         """Returns the tf.data.Dataset of `trainer.data.batches.batches`: this worker's rows from `first_step` on."""
+        train = self.dataset.train
+        if isinstance(train, InSequence):
+            train = train.anew()
         numbers = steps_per_program > 1 and self.gather is not None
-        return batches(self.dataset.train, self.schedule, self.replicas, first_step, steps_per_program, numbers=numbers)
+        first = self.schedule.whole_before(first_step)
+        return batches(train, self.schedule, self.replicas, first, steps_per_program, numbers=numbers)
+
+    def last_rows_from(self, first_step: int) -> Any:
+        """Returns the iterator for `last_step_runner`; None if that of `rows_from` gives these rows, too."""
+        train = self.dataset.train
+        if isinstance(train, InSequence):
+            return None
+        first_pass = first_step // self.schedule.steps_per_pass
+        replicas = self.replicas.of_batch(self.schedule.last)
+        return iter(last_batches(train, self.schedule, replicas, first_pass))
+
+    def last_step_runner(self) -> StepRunner:
+        """Returns the object that runs the step of a smaller last batch, one at a time."""
+        replicas = self.replicas.of_batch(self.schedule.last)
+        runner = StepRunner(self.model, self._replica_data(replicas), self.config.seed)
+        return self.runners.setdefault("last", runner)
+
+    def _replica_data(self, replicas: Replicas) -> ReplicaData:
+        interface, augment = ModelInterface.of(self.model), augmentation(self.config)
+        return ReplicaData(replicas, interface, self.as_fit, augment, undivided=self.undivided)
+
+    @property
+    def as_fit(self) -> AsFit:
+        """Returns the function that makes of the parts of rows what `fit` passes, with the weights of classes."""
+        return weighted_by_class(self.dataset.as_fit, self.config.class_weight)
 
     @cached_property
     def gather(self) -> Callable[[Any], Any] | None:
@@ -92,10 +136,11 @@ class TrainingSetup:
         compiled: whether XLA compiles them, `steps_per_program` steps in one program. Give it the rows of `rows_from`
         with the same `steps_per_program`.
         """
-        as_fit = weighted_by_class(self.dataset.as_fit, self.config.class_weight)
-        data = ReplicaData(self.replicas, ModelInterface.of(self.model), as_fit, augmentation(self.config))
-        gather = self.gather if steps_per_program > 1 else None
-        return StepRunner(self.model, data, self.config.seed, compiled, steps_per_program, gather)
+        data = self._replica_data(self.replicas)
+        if steps_per_program > 1:
+            return StepRunner(self.model, data, self.config.seed, compiled, steps_per_program, self.gather)
+        kind = "compiled" if compiled else "plain"
+        return self.runners.setdefault(kind, StepRunner(self.model, data, self.config.seed, compiled))
 
 
 def free_memory(device: str) -> float:
@@ -149,17 +194,26 @@ def setup_with(
 
 
 def set_precision_and_seed(config: TrainConfig) -> None:
-    """Sets the precision and the random seeds for new layers, and restarts the numbering of their names.
+    """Sets the precision and the random seeds for new layers, and restarts the numbering of their names."""
+    reset_layer_names()
+    set_arithmetic(config)
+    set_precision(config)
+    keras.utils.set_random_seed(config.seed)
+    seed_initializers(config.seed)
 
-    It also applies `config.deterministic` and `config.tf32`, to the whole process:
+
+def set_precision(config: TrainConfig) -> None:
+    """Sets the precision of new layers, and floatx."""
+    keras.config.set_floatx("float64" if config.precision == "float64" else "float32")
+    keras.config.set_dtype_policy(config.precision)
+
+
+def set_arithmetic(config: TrainConfig) -> None:
+    """Sets how this process computes, by `config.deterministic` and `config.tf32` among others.
+
     https://www.tensorflow.org/api_docs/python/tf/config/experimental/enable_op_determinism
     https://www.tensorflow.org/api_docs/python/tf/config/experimental/enable_tensor_float_32_execution
     """
-    reset_layer_names()
-    keras.config.set_floatx("float64" if config.precision == "float64" else "float32")
-    keras.config.set_dtype_policy(config.precision)
-    keras.utils.set_random_seed(config.seed)
-    seed_initializers(config.seed)
     # Grappler would add the gradients of several shards in an order of its own, and fuse swish in some graphs only.
     rewrites = not config.virtual_replicas
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": rewrites, "remapping": rewrites})

@@ -100,6 +100,12 @@ def load_callbacks(config: TrainConfig) -> list[Callback]:
         callbacks = load_function(path, "callbacks", ("config",) if takes else (), config)(*[config] * takes)
     if not isinstance(callbacks, (list, tuple)) or not all(isinstance(item, Callback) for item in callbacks):
         raise UserError(f"callbacks={path}: it must return a list of keras.callbacks.Callback, not {callbacks!r}")
+    kept = usable(callbacks)
+    return [*kept, *([EarlyStopping(config.early_stopping, config.patience)] if config.early_stopping else [])]
+
+
+def usable(callbacks: Sequence[Callback]) -> list[Callback]:
+    """Returns the callbacks that can run here, and logs what is left out."""
     if unheard := sorted({type(item).__name__ for item in callbacks if _overrides(item, _TEST_HOOKS)}):
         log.info(
             f"callbacks: {', '.join(unheard)}: {' and '.join(_TEST_HOOKS)} are not called, as replicas evaluate "
@@ -111,7 +117,7 @@ def load_callbacks(config: TrainConfig) -> list[Callback]:
             "callbacks: BackupAndRestore is left out, and its folder untouched: the run resumes from its own "
             "checkpoints, over which it would load older weights"
         )
-    return [*kept, *([EarlyStopping(config.early_stopping, config.patience)] if config.early_stopping else [])]
+    return kept
 
 
 def refuse_unevaluated(setting: str, value: str, evaluated: Sequence[str]) -> None:

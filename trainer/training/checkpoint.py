@@ -11,8 +11,9 @@ silently leaves out the state of Keras's SeedGenerators, so variables are named 
 import hashlib
 import json
 import shutil
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,13 +200,19 @@ class Damaged(Exception):
 
 @dataclass
 class Checkpoints:
-    """Keeps the newest `keep` checkpoints of `model` in `folder`, and the best one; gives each to `mirror`."""
+    """Keeps the newest `keep` checkpoints of `model` in `folder`, and the best one; gives each to `mirror`.
+
+    steps: those of which this model has checkpoints, if the run trains several one after another; ends: the steps whose
+    checkpoints are kept, too.
+    """
 
     model: keras.Model
     replicas: Replicas
     folder: Path
     keep: int
     mirror: Mirror = field(default_factory=Mirror)
+    steps: range = range(sys.maxsize)
+    ends: Collection[int] = ()
     restored: str | None = None  # the address that restore() read
     saving_seconds: float = 0.0  # for which training waited
 
@@ -228,6 +235,7 @@ class Checkpoints:
         arrays: Arrays = {}
         damaged: list[str] = []
         folders = checkpoint_folders(self.folder) if self.replicas.cluster.is_chief else []
+        folders = [folder for folder in folders if step_of(folder.name) in self.steps]
         for folder in reversed(folders):
             self.mirror.fetch(folder)
             try:
@@ -301,10 +309,16 @@ class Checkpoints:
         best = (manifest["state"].get("best") or {}).get("step")
         newest = [old for old in whole if step_of(old.name) <= step][-self.keep :]
         for old in whole:
-            if old not in newest and step_of(old.name) != best:
+            if old not in newest and step_of(old.name) not in (best, *self.ends):
                 self.mirror.remove(old)
         for half in self.folder.glob(f".{STEP_PREFIX}*"):  # left half written by a kill
             shutil.rmtree(half, ignore_errors=True)
+
+    def remove_after(self, step: int) -> None:
+        """Removes the checkpoints of all later steps."""
+        for folder in checkpoint_folders(self.folder):
+            if step_of(folder.name) > step:
+                self.mirror.remove(folder)
 
     @property
     def latest(self) -> str | None:

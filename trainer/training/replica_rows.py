@@ -17,13 +17,15 @@ from trainer.user_code.interface import ModelInterface
 class ReplicaData:
     """Makes the `data` that train_step takes on a replica.
 
-    as_fit: makes the data of the parts of a replica's rows, such as x and y; augment: changes the images in these.
+    as_fit: makes the data of the parts of a replica's rows, such as x and y; augment: changes the images in these;
+    undivided: whether a batch has all its rows in axis 0, and none for each replica.
     """
 
     replicas: Replicas
     interface: ModelInterface
     as_fit: AsFit
     augment: Change | None = None
+    undivided: bool = False
 
     def of_step(self, batch: Any, step: StepContext) -> Any:
         """Returns the data of this replica's step as `fit` passes it, augmented.
@@ -40,7 +42,15 @@ class ReplicaData:
         together = rows is batch and self.replicas.count > 1
         local = replica - self.replicas.first if together else 0
         with tf.device("CPU:0") if together else nullcontext():
-            parts = tf.nest.map_structure(lambda part: part[local] if stacked else part[local, 0], rows)
+            if self.undivided:
+                parts = tf.nest.map_structure(
+                    lambda part: tf.ensure_shape(
+                        part[step.first_row : step.first_row + step.rows], (step.rows, *part.shape[1:])
+                    ),
+                    rows,
+                )
+            else:
+                parts = tf.nest.map_structure(lambda part: part[local] if stacked else part[local, 0], rows)
         data = self.as_fit(parts)
         if not step.virtual_replicas or stacked:
             return self._augmented(data, step)

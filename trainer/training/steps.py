@@ -212,7 +212,8 @@ class StepRunner:
         """
         reduced = losses_reduced_by(reduce_to_mean, lambda: 1)
         if not self._interface.means_of_rows:
-            parts = parts_of_batch if self.replicas.micro_batches > 1 or self.replicas.virtual else None
+            cut = self.replicas.micro_batches > 1 or self.replicas.virtual or self.replicas.copies > 1
+            parts = parts_of_batch if cut else None
             reduced = losses_reduced_by(reduce_over_replicas, parts)
         with reduced, recording_results(self.model) as self._returned:
             yield
@@ -296,10 +297,12 @@ class StepRunner:
         """Returns the context of this step on this replica."""
         replica, rows = tf.distribute.get_replica_context().replica_id_in_sync_group, self.replicas.rows
         known = tf.get_static_value(replica)
-        first_row = (replica if known is None else int(known)) * rows
+        copies = self.replicas.copies
+        first_row = (replica if known is None else int(known)) // copies * rows
         return self.context(
             self.seed, step, first_row, rows, self.replicas.global_batch_size, program=program, cut=self.cut,
             micro_batches=self.replicas.micro_batches, virtual_replicas=self.replicas.virtual, model=self.model,
+            copies=copies,
         )  # fmt: skip
 
     def _replica_data(self, batch: Any, step: Any) -> Any:
@@ -308,8 +311,14 @@ class StepRunner:
 
     def _replica_step(self, data: Any, step: Any, program: Program | None = None) -> Any:
         """Runs one step on this replica's rows; returns its scalars, in the order of self._names."""
+        copies = self.replicas.copies
+        counted = [tf.convert_to_tensor(counter) for counter in self._counters()] if copies > 1 else []
         with in_step(self._context(step, program)):
             logs = scalars_of(train_step(self.model, data))
+        if copies > 1:  # metrics are summed over replicas: only the first of those with the same rows counts them
+            number = tf.distribute.get_replica_context().replica_id_in_sync_group
+            for counter, before in zip(self._counters(), counted, strict=True):
+                counter.assign(tf.where(number % copies == 0, tf.convert_to_tensor(counter), before))
         self._by_key |= metrics_by_key(logs, self._returned)
         scalars: dict[str, Any] = {}  # those of a vector under the names that `numbers_of` gives them
         for name, value in logs.items():
@@ -319,7 +328,7 @@ class StepRunner:
             else:
                 scalars[name] = value
         self._names = tuple(sorted(scalars))
-        parts = self.replicas.count if self._interface.means_of_rows else 1
+        parts = self.replicas.count if self._interface.means_of_rows else copies
         return tf.stack([scalars[name] / parts for name in self._names])
 
 

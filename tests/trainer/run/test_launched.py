@@ -1,0 +1,98 @@
+"""Scripts that call `fit`, as they are: by plain python and by `trainer.launch`, on one and on two replicas."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.run.replica_check import SKIP
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+LAUNCH = ["-m", "trainer.launch", "--job_dir=run"]
+
+
+def run(folder: Path, *words: str, code: int = 0) -> tuple[dict[str, Any], str]:
+    """Runs python in a new folder, or once more in one; returns what the script wrote, and what was printed."""
+    folder.mkdir(exist_ok=True)
+    inherited = {name: value for name, value in os.environ.items() if name != SKIP}
+    environment = {**inherited, "PYTHONPATH": str(SCRIPTS.parents[1])}
+    ended = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False
+    )
+    printed = ended.stdout + ended.stderr
+    assert ended.returncode == code, printed
+    written = folder / "found.json"
+    return json.loads(written.read_text()) if written.exists() else {}, printed
+
+
+def numbers(value: Any) -> Iterator[float]:
+    """Yields the numbers in lists and dictionaries, and how many parts each has."""
+    if isinstance(value, (dict, list)):
+        yield len(value)
+        for key in sorted(value) if isinstance(value, dict) else range(len(value)):
+            yield from numbers(value[key])
+    else:
+        yield value
+
+
+def same(one: Any, other: Any) -> None:
+    assert [*numbers(other)] == pytest.approx([*numbers(one)], rel=1e-10, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", [
+    "own_step", *(pytest.param(name, marks=pytest.mark.slow) for name in ("two_fits", "streams")),
+])  # fmt: skip
+def test_a_script_is_unchanged_and_has_the_numbers_of_keras(name: str, tmp_path: Path) -> None:
+    script = str(SCRIPTS / f"{name}.py")
+    plain, _ = run(tmp_path / "plain", script, "found.json")
+    for replicas in (1, 2) if name == "two_fits" else (2,):
+        folder = tmp_path / f"replicas-{replicas}"
+        launched, printed = run(folder, *LAUNCH, f"--replicas={replicas}", script, "found.json")
+        same(plain, launched)
+        if replicas > 1:
+            assert "proved: every update is what one device with all rows would make" in printed
+        result = json.loads((folder / "run" / "result.json").read_text())
+        assert result["state"] == "done"
+        assert (folder / "run" / "model" / "model.keras").exists()
+
+
+@pytest.mark.slow
+def test_an_interrupted_script_goes_on_in_the_call_of_fit_that_it_had_reached(tmp_path: Path) -> None:
+    script = str(SCRIPTS / "loop.py")
+    plain, _ = run(tmp_path / "plain", script, "found.json")
+    folder = tmp_path / "launched"
+    words = [*LAUNCH, script, "found.json", "sent"]
+    _, printed = run(folder, *words, code=75)
+    assert "state saved at step" in printed
+    resumed, printed = run(folder, *words)
+    assert "resumes at step" in printed
+    same(plain, resumed)
+
+
+def test_a_loop_of_its_own_runs_as_it_is(tmp_path: Path) -> None:
+    script = tmp_path / "own_loop.py"
+    script.write_text(
+        "import json, sys, keras, numpy as np\n"
+        "model = keras.Sequential([keras.layers.Dense(1)])\n"
+        "model.compile('sgd', 'mse')\n"
+        "found = [float(model.train_on_batch(np.ones((4, 2)), np.ones((4, 1)))) for _ in range(2)]\n"
+        "json.dump([found[0] > found[1], sys.argv], open('found.json', 'w'))\n"
+    )
+    found, printed = run(tmp_path, *LAUNCH, "--replicas=2", "own_loop.py", "--rate", "3")
+    assert found == [True, ["own_loop.py", "--rate", "3"]]
+    assert "own_loop.py calls no fit: it runs as it is" in printed
+
+
+def test_mistakes_are_told_in_one_line(tmp_path: Path) -> None:
+    for words, line in (
+        (["--job_dir=run"], "error: the script is missing: python -m trainer.launch"),
+        (["--job_dir=run", "missing.py"], "error: missing.py: no such file"),
+        (["--epochs=3", "train.py"], "error: unknown flag --epochs"),
+    ):
+        _, printed = run(tmp_path, "-m", "trainer.launch", *words, code=2)
+        assert line in printed

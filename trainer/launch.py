@@ -1,0 +1,100 @@
+"""Runs a script that calls `model.fit` on any number of devices: `python -m trainer.launch [--flags] SCRIPT.py`.
+
+The script stays as it is: its `fit` trains by this package, with the same rows in the same order on any number of
+devices, and with checkpoints, so that the same command goes on after an interruption.
+"""
+
+import time
+
+_BEGAN = time.monotonic()  # taken first, so that the job's time includes the slow imports
+
+import os  # noqa: E402
+import signal  # noqa: E402
+import sys  # noqa: E402
+from collections.abc import Sequence  # noqa: E402
+from typing import Any  # noqa: E402
+
+from trainer.base.errors import UserError  # noqa: E402
+from trainer.base.log import set_verbose  # noqa: E402
+from trainer.base.run_files.job_directory import open_job_dir, outputs  # noqa: E402
+from trainer.base.settings.fields import Usage, answer_help, coerce_all, fields_of, read_flags  # noqa: E402
+from trainer.base.settings.request import TaskOptions  # noqa: E402
+from trainer.base.settings.train_config import TrainConfig  # noqa: E402
+from trainer.base.storage.staging import cache_home, preflight  # noqa: E402
+from trainer.cluster.cluster_spec import read_cluster, set_gpu_environment  # noqa: E402
+from trainer.user_code.command import command, quiet_start  # noqa: E402
+
+# What `fit` cannot say.
+SETTINGS = (
+    "job_dir",
+    "seed",
+    "replicas",
+    "expect_devices",
+    "strategy",
+    "precision",
+    "virtual_replicas",
+    "micro_batches",
+    "max_minutes",
+    "checkpoint_every_steps",
+    "checkpoint_every_minutes",
+    "keep_checkpoints",
+    "save_optimizer",
+    "best_metric",
+    "report_every_steps",
+    "tensorboard",
+    "profile_steps",
+    "track",
+    "tuning_metric",
+    "jit_compile",
+    "tf32",
+    "deterministic",
+    "sync_batch_norm",
+    "allow_replica_dependence",
+    "steps_per_loop",
+    "worker_timeout_seconds",
+    "cache_dir",
+)
+USAGE = Usage(
+    "python -m trainer.launch",
+    "[--flag=value …] SCRIPT.py [the script's own arguments]",
+    "Runs a script that calls `model.fit` on one device, several GPUs or several machines, with the same numbers.",
+    "The script needs no change. Run the same command again to go on after an interruption.",
+    ("job_dir", "replicas", "precision", "checkpoint_every_steps", "max_minutes", "seed"),
+)
+
+
+def read_launch(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Returns our settings, and the script with its own arguments; answers --help.
+
+    Raises UserError for a mistake in our flags, and if there is no script.
+    """
+    place = next((place for place, word in enumerate(arguments) if word.endswith(".py")), len(arguments))
+    fields = {**fields_of(TrainConfig, *SETTINGS), **fields_of(TaskOptions, "verbose")}
+    answer_help(arguments[:place], USAGE, fields.values())
+    values = coerce_all(fields, read_flags(arguments[:place], fields))
+    if place == len(arguments):
+        raise UserError(f"the script is missing: {USAGE.program} {USAGE.arguments}")
+    return values, [*arguments[place:]]
+
+
+@command("resumes from the last checkpoint")
+def main(arguments: Sequence[str]) -> int:
+    """Runs the script; its calls of `fit` train by this package. Returns the exit code."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts like Ctrl-C until training begins
+    values, (script, *own) = read_launch(arguments)
+    set_verbose(values.pop("verbose", False))
+    if not os.path.isfile(script):
+        raise UserError(f"{script}: no such file")
+    config = TrainConfig(model=script, data=script, **values)
+    is_chief = read_cluster().is_chief  # only the chief writes
+    preflight({}, outputs(config) if is_chief else {})
+    job_dir = open_job_dir(config, make=is_chief)  # finds mistakes before TensorFlow is loaded
+    set_gpu_environment(cache_home(config.cache_dir) / "cuda")
+    with quiet_start():
+        from trainer.run import launched  # imports TensorFlow
+    command_line = [sys.executable, "-m", "trainer.launch", *arguments]
+    return launched.launch(config, command_line, _BEGAN, job_dir, own)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
