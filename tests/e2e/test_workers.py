@@ -89,8 +89,7 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "count", "cluster"), [
     ("mlp", 2, ["--micro_batches=2", "--jit_compile"]),
-    ("mlp", 2, ["--replicas=2", "--jit_compile"]),  # in programs of XLA
-    ("dcgan", 2, ["--replicas=2", "--jit_compile"]),
+    ("dcgan", 2, ["--replicas=2", "--jit_compile"]),  # in programs of XLA
     ("wgan_gp", 3, []),
     ("two_outputs", 2, ["--replicas=2"]), ("masked_text", 2, ["--replicas=2"]),  # of a user's own
 ])  # fmt: skip

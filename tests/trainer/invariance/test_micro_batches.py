@@ -89,10 +89,7 @@ def test_a_resumed_run_may_change_how_steps_are_computed(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [
-    ("--model=cnn", "--width=16", "--image_size=64", "--global_batch_size=64", "--dropout=0.2"),
-    ("--model=wgan_gp", "--global_batch_size=256", "--width=16", "--critic_steps=1"),
-], ids=["cnn", "wgan_gp"])  # fmt: skip
-def test_passes_need_less_memory(flags: tuple[str, ...]) -> None:
+def test_passes_need_less_memory() -> None:
+    flags = ("--model=cnn", "--width=16", "--image_size=64", "--global_batch_size=64", "--dropout=0.2")
     one, four = (peak(*flags, f"--micro_batches={passes}") for passes in (1, 4))
     assert four < 0.6 * one

@@ -48,7 +48,7 @@ FAMILIES = {
 @pytest.mark.parametrize(("name", "replicas"), [
     ("wgan_gp", 2),
     *(pytest.param(name, replicas, marks=pytest.mark.slow) for name, replicas in [
-        ("mlp", 4), ("cnn", 4), ("dcgan", 4), ("wgan_gp", 4), ("conditional dcgan", 2),
+        ("mlp", 4), ("cnn", 4), ("wgan_gp", 4), ("conditional dcgan", 2),
     ]),
 ])  # fmt: skip
 def test_in_float64_replicas_agree_to_1e_10(name: str, replicas: int) -> None:
