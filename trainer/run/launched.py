@@ -115,17 +115,23 @@ def one_strategy(strategy: Any) -> Iterator[None]:
 
 def calls_fit(script: Path) -> bool:
     """Returns whether a script, or a module beside it that it imports, calls a method `fit`."""
-    try:
-        nodes = [*ast.walk(ast.parse(script.read_bytes()))]
-    except SyntaxError:  # running it tells where
-        return True
-    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
-    if any(isinstance(function, ast.Attribute) and function.attr == "fit" for function in calls):
-        return True
-    modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    modules += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    beside = {script.parent.joinpath(*name.split(".")).with_suffix(".py") for name in modules if name}
-    return any(calls_fit(path) for path in beside - {script} if path.is_file())
+    waiting, seen = [script], set[Path]()
+    while waiting:
+        path = waiting.pop()
+        if path in seen or not path.is_file():
+            continue
+        seen.add(path)
+        try:
+            nodes = [*ast.walk(ast.parse(path.read_bytes()))]
+        except SyntaxError:  # running it tells where
+            return True
+        calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+        if any(isinstance(function, ast.Attribute) and function.attr == "fit" for function in calls):
+            return True
+        modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        modules += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+        waiting += [script.parent.joinpath(*name.split(".")).with_suffix(".py") for name in modules]
+    return False
 
 
 def run_script(script: str, arguments: Sequence[str]) -> None:
