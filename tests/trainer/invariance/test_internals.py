@@ -31,6 +31,7 @@ from trainer.invariance.batch_norm import normalize_in_place
 from trainer.invariance.gradients import all_reduce_sum, sum_first, use_averages
 from trainer.invariance.losses import reduce_over_replicas
 from trainer.models.optimizers import StepSchedule
+from trainer.run.one_of_several import OneOfSeveral
 from trainer.training.step_operations import flops_of
 
 ROOT = Path(__file__).parents[3]
@@ -429,6 +430,39 @@ FAILURES: dict[str, Any] = {
 def test_errors_are_told_apart_by_their_texts(text: str) -> None:
     with pytest.raises(Exception, match=re.escape(text)):
         FAILURES[text]()
+
+
+@meaning("keras.Model.fit", "keras.Model.evaluate", "keras.Model.predict")
+@pytest.mark.parametrize("name", ["fit", "evaluate", "predict"])
+def test_models_of_all_classes_have_a_replaced_method(name: str) -> None:
+    model = type("Own", (keras.Sequential,), {})([keras.layers.Dense(1)])
+    with internals.wrapped(f"keras.Model.{name}", lambda original, model, x: (model, x)):
+        assert getattr(model, name)(3) == (model, 3)
+    assert "wrapped" not in repr(getattr(model, name))
+
+
+@meaning("eager_mode")
+def test_no_scope_of_a_strategy_reaches_into_a_block_outside_of_scopes() -> None:
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        with internals.outside_of_scopes():
+            assert not tf.distribute.has_strategy()
+            assert tf.executing_eagerly()
+            assert not hasattr(tf.Variable(1.0), "values")
+        assert hasattr(tf.Variable(1.0), "values")
+
+
+@meaning("Variable._value", "Variable._initialize", "Variable._unique_id")
+def test_an_optimizer_updates_the_plain_values_of_variables_alone() -> None:
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        weight = keras.Variable([3.0])
+        optimizer = keras.optimizers.SGD(1.0, momentum=0.5)
+        optimizer.build([weight])
+    with internals.plain_variables([weight, *optimizer.variables]):
+        for _ in range(2):
+            OneOfSeveral(2).run(optimizer.apply, args=([tf.ones(1)], [weight]))
+        assert weight.numpy().tolist() == [0.5]
+    assert weight.numpy().tolist() == [3.0]
+    assert optimizer.iterations.numpy() == 0
 
 
 def test_each_fact_has_a_test_of_its_meaning() -> None:
