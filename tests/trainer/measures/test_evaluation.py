@@ -134,7 +134,7 @@ def test_the_weights_are_evaluated_and_their_averages_exported(tmp_path: Path, c
     config = settings("pair", "regression", own, f"--job_dir={tmp_path / 'run'}")
     setup = build_setup(config, make_replicas(config))
     final = json.loads((run_job(config) / "result.json").read_text())["final"]
-    assert "exports the moving averages of the weights (use_ema)" in caplog.text
+    assert "sets the weights to their moving averages (use_ema)" in caplog.text
     model = keras.models.load_model(tmp_path / "run" / "model" / "model.keras", compile=False)
     setup.model.set_weights(model.get_weights())
     evaluate = evaluation(setup.model, setup.replicas, setup.dataset, config.evaluation_batch)
