@@ -138,7 +138,9 @@ def test_a_report_is_of_its_steps(tmp_path: Path) -> None:
     assert largest[:6] == sorted(largest[:6])  # of the epoch so far, as a maximum does not add up
 
 
-@pytest.mark.parametrize(("kind", "replicas"), [("own_step", 1), ("plain", 2)])
+@pytest.mark.parametrize(("kind", "replicas"), [
+    ("own_step", 1), pytest.param("plain", 2, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_resumed_epoch_has_the_numbers_of_a_calm_one(tmp_path: Path, kind: str, replicas: int) -> None:
     flags = (f"--replicas={replicas}", "--allow_replica_dependence")
     calm = run(tmp_path / "calm", kind, *flags)
