@@ -216,13 +216,17 @@ def _own_losses() -> AbstractContextManager[None]:
     return losses_kept(step.model) if step and step.model else nullcontext()
 
 
+def _rounded(value: float, dtype: Any) -> Any:
+    """Returns a number that Keras rounds to float32, in float64 too."""
+    return tf.cast(np.float32(value), dtype)
+
+
 def _adam(optimizer: Any, count: Any) -> dict[str, Any]:
     """Returns the arguments that all variables share in update `count`: Kingma and Ba 2015, arxiv.org/abs/1412.6980."""
     beta1, beta2, epsilon = (
         tf.constant(x, count.dtype) for x in (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon)
     )
-    # Of their powers Keras computes those of float32, in float64 too.
-    rounded1, rounded2 = (tf.cast(np.float32(x), count.dtype) for x in (optimizer.beta_1, optimizer.beta_2))
+    rounded1, rounded2 = (_rounded(x, count.dtype) for x in (optimizer.beta_1, optimizer.beta_2))
     powers = {"beta1_power": rounded1**count, "beta2_power": rounded2**count}
     return {**powers, "beta1": beta1, "beta2": beta2, "epsilon": epsilon}
 
@@ -236,7 +240,7 @@ _OPERATIONS: dict[type, tuple[Callable[..., Any], dict[str, str], Callable[[Any,
     keras.optimizers.SGD: (
         tf.raw_ops.ResourceApplyKerasMomentum,
         {"accum": "momentums"},
-        lambda sgd, count: {"momentum": tf.constant(sgd.momentum, count.dtype), "use_nesterov": sgd.nesterov},
+        lambda sgd, count: {"momentum": _rounded(sgd.momentum, count.dtype), "use_nesterov": sgd.nesterov},
     ),
     keras.optimizers.RMSprop: (
         tf.raw_ops.ResourceApplyRMSProp,

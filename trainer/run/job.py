@@ -194,13 +194,13 @@ def _ended_before(run: TrainingRun) -> str | None:
     return None
 
 
-def write_run_info(run: TrainingRun) -> None:
-    """Writes run.json and the list of skipped images.
+def write_run_info(run: TrainingRun, config: TrainConfig | None = None) -> None:
+    """Writes run.json and the list of skipped images. config: the settings to record, by default those of the job.
 
     Raises UserError if the data have changed, or the versions of a run whose bits must be equal.
     """
     job, setup, data = run.job, run.setup, run.setup.dataset
-    config, job_dir = job.config, job.job_dir
+    config, job_dir = config or job.config, job.job_dir
     job.refuse_changed_data("content", setup.content)
     notes = dict(data.notes)
     if skipped := notes.pop("skipped", []):

@@ -197,7 +197,7 @@ class Launch:
         run.rehearses = self.run is None
         if self.job.cluster.is_chief:
             if self.run is None:
-                write_run_info(run)
+                write_run_info(run, self.job.config)
             self.job.job_dir.add_to_run_info(parts=self.parts, total_steps=self.steps + run.state.progress.total_steps)
         if self.run is None:
             self.job.tracking.begin()
