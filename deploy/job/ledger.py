@@ -187,8 +187,8 @@ def sending_alone() -> Iterator[None]:
     lock = SUBMISSIONS / ".lock"
     with writing(lock):
         SUBMISSIONS.mkdir(parents=True, exist_ok=True)
-        file = open(lock, "wb")  # noqa: SIM115 (closed below, which unlocks it)
-    with file:
+        lock.touch()
+    with open(lock, "wb") as file:  # closing it unlocks it
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

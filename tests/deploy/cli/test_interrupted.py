@@ -206,6 +206,8 @@ def test_a_laptop_that_slept_does_not_send(cloud: Emulator, session: Session, fl
     assert json.loads(cloud.objects[RECORD])["submission"] == "s2"
 
 
+# Of a signal that comes while a `with` ends, only the end of the process closes the file.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.slow
 def test_ctrl_c_at_every_line_of_a_submission_makes_one_job(
     cloud: Emulator, session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
