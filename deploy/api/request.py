@@ -26,7 +26,7 @@ USUAL = (
     "repeats",
 )  # fmt: skip
 # Options that say how a verb answers, and not what it does: the same command with and without them is one command.
-_ANSWERS = ("json", "dry_run", "detach", "again")
+ANSWERS = ("json", "dry_run", "detach", "again")
 _CODE = ("script", "module", "package")
 
 
@@ -94,7 +94,7 @@ def _folder(values: Mapping[str, Any]) -> str:
 def _verb_request(request: Request[Options], words: Sequence[str], usage: Usage) -> VerbRequest[Options]:
     """Returns the request of a verb; with a script, `words` are its arguments. Raises UserError for contradictions."""
     options = request.options
-    arguments = [*usage.program.split(), *request.arguments(*_ANSWERS), *(["--", *words] if words else [])]
+    arguments = [*usage.program.split(), *request.arguments(*ANSWERS), *(["--", *words] if words else [])]
     script, module, package = (getattr(options, name, "") for name in _CODE)
     program: Program = request.overrides
     if script or module:

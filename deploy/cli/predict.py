@@ -1,12 +1,11 @@
 """Answers a file of rows with a registered model: `python -m deploy predict MODEL ROWS OUT --tier=TIER`."""
 
 import dataclasses
-import re
 import shlex
 from collections.abc import Sequence
 from functools import partial
 
-from deploy.api.request import verb_usage
+from deploy.api.request import ANSWERS, verb_usage
 from deploy.api.submit import SubmitOptions, check_wait, describe, new_submission
 from deploy.cli.output import JSON
 from deploy.cli.submit import send_and_follow
@@ -24,7 +23,7 @@ from deploy.platform.retries import retried
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, needed_region, read_project
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import UserError
-from trainer.base.settings.fields import fields_of, parse_options, setting, setting_of
+from trainer.base.settings.fields import fields_of, flag_name, parse_options, setting, setting_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,8 +73,8 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     work = Prediction(tier, job_dir=out, subject=subject, about=about, inputs=inputs)
     options = dataclasses.replace(args, image=version.image)
     job = paid_job(work, gcp, options, new_submission())
-    answers = re.compile(r"--(json|dry.run|detach|again)\b")  # the same command with and without them is one command
-    command = shlex.join([*USAGE.program.split(), *(word for word in arguments if not answers.match(word))])
+    words = [word for word in arguments if flag_name(word) not in ANSWERS]
+    command = shlex.join([*USAGE.program.split(), *words])
     record = Submission(job.submission, command=command, sources=[str(version)], detached=args.detach)
     confirmation = partial(cost_confirmation, [job.tier], [None], args, alternatives=True)
     return send_and_follow(SubmittedJob([job], record, session, describe([job]), confirmation), args, "predict")

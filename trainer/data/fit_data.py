@@ -20,12 +20,11 @@ from trainer.data.examples import (
     InSequence,
     NestedArrays,
     Parts,
-    parts_of,
     rows_in,
     specs_of,
 )
 from trainer.data.order import RowNumbers, shuffled
-from trainer.user_code.mistakes import message_of
+from trainer.data.user_data import item_of
 
 BATCH_ROWS = 32  # of Keras, for arrays
 
@@ -87,11 +86,7 @@ def batches_of_sequence(source: keras.utils.PyDataset, origin: str, *, shuffles:
     count, passes = len(source), itertools.count()
 
     def batch(number: int) -> Parts:
-        try:
-            item = source[number]
-            return parts_of(item if isinstance(item, (tuple, list)) else (item,))
-        except Exception as error:
-            raise UserError(f"{origin}: batch {number:,} cannot be read: {message_of(error)}") from error
+        return item_of(source, number, f"{origin}: batch {number:,}")
 
     first, last = batch(0), batch(count - 1)
     sizes = [rows_in(first)] * (count - 1) + [rows_in(last)]

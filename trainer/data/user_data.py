@@ -46,6 +46,20 @@ _KINDS = (
 )
 
 
+def item_of(source: Any, number: int, name: str) -> Parts:
+    """Returns the parts of an item of a user's object as arrays. Raises UserError, naming the item, if it fails."""
+    try:
+        item = source[number]
+    except Exception as error:
+        place = where_raised(error)
+        cause = f"{place[0]}: {message_of(error)}" if place else reason(error)
+        raise UserError(f"{name} cannot be read: {cause}") from error
+    try:
+        return parts_of(item if isinstance(item, (tuple, list)) else (item,))
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
+
+
 class _Items(Examples):
     """Reads items of a user's object: x, (x, y) or (x, y, sample_weight). `kind` names an item in errors."""
 
@@ -67,16 +81,7 @@ class _Items(Examples):
 
     def _example(self, number: int) -> Parts:
         """Returns the parts of an item as arrays."""
-        try:
-            item = self._source[number]
-        except Exception as error:
-            place = where_raised(error)
-            cause = f"{place[0]}: {message_of(error)}" if place else reason(error)
-            raise UserError(f"{self._origin}: {self.kind} {number:,} cannot be read: {cause}") from error
-        try:
-            return parts_of(item if isinstance(item, (tuple, list)) else (item,))
-        except UserError as error:
-            raise UserError(f"{self._origin}: {self.kind} {number:,}: {error}") from None
+        return item_of(self._source, number, f"{self._origin}: {self.kind} {number:,}")
 
 
 class RandomAccess(_Items):

@@ -19,7 +19,7 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.invariance.gradients import all_reduce_sum
 from trainer.invariance.internals import compiled_by_xla, wrap
-from trainer.invariance.step import copies_of_rows, holding, running_step
+from trainer.invariance.step import copies_of_rows, holding, parts_on_replicas, running_step
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: 
             )
         own_rows_only = not layer.synchronized or (step and step.virtual_replicas)
         replica = None if own_rows_only else tf.distribute.get_replica_context()
-        replicas = replica.num_replicas_in_sync // copies_of_rows() if replica else 1
+        replicas = parts_on_replicas(replica)
         group_count = _groups.get()
         # XLA lacks the fused kernel: it would compute the variance as E[x^2] - E[x]^2, which loses digits. For groups
         # of a single value the kernel's unbiased variance is undefined.

@@ -23,7 +23,7 @@ from trainer.invariance.internals import (
     trained_by,
     wrap,
 )
-from trainer.invariance.step import NotCompilable, copies_of_rows, holding, running_step
+from trainer.invariance.step import NotCompilable, copies_of_rows, holding, parts_on_replicas, running_step
 from trainer.invariance.virtual_replicas import dense, sum_over_replicas
 
 
@@ -90,7 +90,7 @@ def sum_first(optimizer: Any, *, mean: bool = False) -> Any:
             gradients = ExchangedGradients.of(gradients).summed().gradients()
         begin_update()
         if mean:
-            parts = tf.distribute.get_replica_context().num_replicas_in_sync // copies_of_rows()
+            parts = parts_on_replicas(tf.distribute.get_replica_context())
             gradients = [None if gradient is None else gradient / parts for gradient in gradients]
         apply(gradients, variables)
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.invariance.gradients import Update, all_reduce_sum, postponed_updates
-from trainer.invariance.step import ACCUMULATED, copies_of_rows, holding, running_step
+from trainer.invariance.step import ACCUMULATED, holding, parts_on_replicas, running_step
 from trainer.invariance.virtual_replicas import dense
 from trainer.user_code.interface import ModelInterface, scalars_of
 
@@ -59,7 +59,7 @@ def root_mean_square(values: Any) -> Any:
     mean = tf.reduce_mean(tf.square(values))
     if replica is None:  # while the model is built
         return tf.sqrt(mean)
-    return tf.sqrt(all_reduce_sum([mean])[0] / (replica.num_replicas_in_sync // copies_of_rows()))
+    return tf.sqrt(all_reduce_sum([mean])[0] / parts_on_replicas(replica))
 
 
 def parts_of_batch() -> int:

@@ -265,6 +265,11 @@ def copies_of_rows() -> int:
     return step.copies if step else 1
 
 
+def parts_on_replicas(replica: Any) -> int:
+    """Returns into how many parts replicas divide the global batch of this step; `replica`: the context of one."""
+    return replica.num_replicas_in_sync // copies_of_rows() if replica else 1
+
+
 def current_step() -> StepContext:
     """Returns the step that this replica runs; raises RuntimeError outside the loop."""
     step = running_step()

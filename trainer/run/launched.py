@@ -33,9 +33,7 @@ from trainer.base.run_files.job_files import items
 from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas, local_devices
-from trainer.data.augmentation import check_class_weight
 from trainer.data.dataset import Dataset
-from trainer.data.examples import HEAD_ROWS
 from trainer.data.fingerprint import content_of
 from trainer.data.fit_data import data_of_fit, examples_of_fit
 from trainer.invariance.internals import outside_of_scopes, wrapped
@@ -47,7 +45,7 @@ from trainer.run.job import act_on_check, export_model, finish, restored_run, tr
 from trainer.run.replica_check import judge_built, needs_check
 from trainer.run.start import StartedJob
 from trainer.run.training_run import TrainingRun
-from trainer.run.training_setup import TrainingSetup, set_arithmetic, set_precision
+from trainer.run.training_setup import TrainingSetup, refuse_other_classes, set_arithmetic, set_precision
 from trainer.training.callbacks import usable
 from trainer.training.checkpoint import Checkpoints
 from trainer.training.loop import Control
@@ -274,10 +272,7 @@ class Launch:
             return replace(known, config=config, dataset=data.dataset, schedule=schedule, content=content, proves=False)
         with replicas.strategy.scope():
             prepare_model(model, config, data.dataset)
-        if config.class_weight and len(parts := train.first(HEAD_ROWS)) > 1:
-            shape = getattr(model, "output_shape", None)
-            units = shape[-1] if isinstance(shape, tuple) and len(shape) == 2 else 0
-            check_class_weight(config.class_weight, parts[1], units and max(2, units))
+        refuse_other_classes(config, data.dataset, model)
         proves = needs_check(config, count)
         setup = TrainingSetup(config, replicas, data.dataset, model, schedule, content, (), proves=proves)
         self.setups.append((kind, setup))
@@ -314,9 +309,12 @@ class Launch:
         examples, size = examples_of_fit(
             "evaluate", call["x"], call["y"], call["sample_weight"], batch_size=call["batch_size"], steps=call["steps"]
         )
-        values = self._evaluation(call["self"], examples, size)()
-        found = {name.removeprefix("val_"): value for name, value in values.items()}
-        return found if call.get("return_dict") else [*found.values()] if len(found) > 1 else next(iter(found.values()))
+        as_fit = Dataset("evaluate", examples).as_fit
+        values = Evaluation(call["self"], self.replicas, examples, size, as_fit)()
+        results = {name.removeprefix("val_"): value for name, value in values.items()}
+        if call.get("return_dict"):
+            return results
+        return [*results.values()] if len(results) > 1 else next(iter(results.values()))
 
     def predict(self, *given: Any, **named: Any) -> Any:
         """Does what `keras.Model.predict` does with these arguments, over all replicas."""
@@ -328,9 +326,6 @@ class Launch:
         if isinstance(getattr(model, "output", None), dict):
             return outputs
         return [*outputs.values()] if len(outputs) > 1 else next(iter(outputs.values()))
-
-    def _evaluation(self, model: keras.Model, examples: Any, size: int) -> Evaluation:
-        return Evaluation(model, self.replicas, examples, size, Dataset("evaluate", examples).as_fit)
 
     def end(self) -> int:
         """Exports the model that was trained last, writes result.json, and returns the exit code."""

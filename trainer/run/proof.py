@@ -31,6 +31,11 @@ class Proof:
     metrics: list[str] = field(default_factory=list)  # metrics that mix rows, which changes no update
 
     @property
+    def lines(self) -> list[str]:
+        """Returns what is not proved; what has no rule is left out where something mixes rows for sure."""
+        return [*self.mixes, *self.parts, *([] if self.mixes else self.unknown)]
+
+    @property
     def holds(self) -> bool:
         """Returns whether every update is proved."""
         return not (self.mixes or self.unknown or self.parts)
@@ -46,11 +51,7 @@ class Proof:
 
 def prove_built(config: TrainConfig, dataset: Dataset, model: keras.Model) -> Proof:
     """Returns what `prove` does for a model that is built and prepared; its variables stay as they are."""
-    optimizers = [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
-    of_metrics = [variable for metric in model.metrics for variable in metric.variables]
-    held = [*model.variables, *of_metrics, *optimizers, *reachable(model)]
-    variables = {id(variable): variable for variable in held if isinstance(variable, keras.Variable)}
-    with plain_variables(variables.values()):
+    with plain_variables(variable for variable in _held_by(model) if isinstance(variable, keras.Variable)):
         return prove(config, dataset, model)
 
 
@@ -123,16 +124,22 @@ def _walked(*traces: StepTrace) -> Walk:
     return walk
 
 
+def _held_by(model: keras.Model) -> list[Any]:
+    """Returns the variables that a step of the model may use, each once: also those of metrics and of optimizers."""
+    of_metrics = [variable for metric in model.metrics for variable in metric.variables]
+    of_optimizers = [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
+    held = [*model.variables, *of_metrics, *of_optimizers, *reachable(model)]
+    variables = {id(item): item for item in held if isinstance(item, (keras.Variable, tf.Variable))}
+    return [*variables.values()]
+
+
 def _variables(model: keras.Model) -> dict[int, tuple[Variable, Any]]:
     """Returns the variables that a step of the model may use, with their values, by the ids of their handles."""
     metrics = {id(variable) for metric in model.metrics for variable in metric.variables}
     kept = [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
     updated = {id(variable) for variable in (*kept, *model.trainable_variables)}
-    counted = [variable for metric in model.metrics for variable in metric.variables]
     found: dict[int, tuple[Variable, Any]] = {}
-    for variable in (*model.variables, *counted, *kept, *reachable(model)):
-        if not isinstance(variable, (keras.Variable, tf.Variable)):
-            continue
+    for variable in _held_by(model):
         value = variable.value if isinstance(variable, keras.Variable) else variable
         is_metric, is_updated = id(variable) in metrics, id(variable) in updated
         combined = {tf.VariableAggregation.MEAN: "mean", tf.VariableAggregation.SUM: "sum"}.get(value.aggregation, "")

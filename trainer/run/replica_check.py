@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -184,9 +184,18 @@ def asks_for_less(config: TrainConfig) -> bool:
 
 def proof_of(config: TrainConfig) -> Proof:
     """Returns what the graph of a step shows; nothing if it cannot be traced for other numbers of rows."""
-    try:
+
+    def built_anew() -> Proof:
         set_precision_and_seed(config)
         return prove(config, load_dataset(config))
+
+    return _traced(built_anew)
+
+
+def _traced(proved: Callable[[], Proof]) -> Proof:
+    """Returns the proof that a function makes, or one of nothing if the step cannot be traced."""
+    try:
+        return proved()
     except Exception as error:
         line = message_of(as_user_mistake(error) or error)
         return Proof(unknown=[f"its step cannot be traced as one of several replicas: {line}"])
@@ -194,17 +203,12 @@ def proof_of(config: TrainConfig) -> Proof:
 
 def judge_built(config: TrainConfig, dataset: Dataset, model: keras.Model) -> ReplicaVerdict:
     """Proves that replicas change nothing in steps of a model that a script has built; nothing is compared."""
-    try:
-        proof = prove_built(config, dataset, model)
-    except Exception as error:
-        line = message_of(as_user_mistake(error) or error)
-        proof = Proof(unknown=[f"its step cannot be traced as one of several replicas: {line}"])
+    proof = _traced(lambda: prove_built(config, dataset, model))
     if proof.holds:
         return ReplicaVerdict(True, proof=PROVED, metrics=proof.metrics)
-    lines = [*proof.mixes, *proof.parts, *([] if proof.mixes else proof.unknown)]
     verdict = proof.verdict()
-    reason = f"{verdict}: {'; '.join(lines)}"
-    return ReplicaVerdict(None, reason=reason, proof=verdict, lines=lines, metrics=proof.metrics)
+    reason = f"{verdict}: {'; '.join(proof.lines)}"
+    return ReplicaVerdict(None, reason=reason, proof=verdict, lines=proof.lines, metrics=proof.metrics)
 
 
 def judge(config: TrainConfig) -> dict[str, Any]:
@@ -215,13 +219,12 @@ def judge(config: TrainConfig) -> dict[str, Any]:
         return {"agrees": True, "proof": PROVED, "metrics": proof.metrics, "reason": exempt}
     fields = compare_few_rows(config)
     differ = fields["agrees"] is False
-    lines = [*proof.mixes, *proof.parts, *([] if proof.mixes else proof.unknown)]
     fields |= {"proof": proof.verdict(differ=differ), "metrics": proof.metrics}
     if config.virtual_replicas:
         return {**fields, "proof": ""}
     if differ:
-        fields["problems"] += lines
-    return {**fields, "lines": lines}
+        fields["problems"] += proof.lines
+    return {**fields, "lines": proof.lines}
 
 
 def compare_few_rows(config: TrainConfig) -> dict[str, Any]:

@@ -184,13 +184,18 @@ def setup_with(
     config_of_model, used_by_model = recording_reads(config)
     with replicas.strategy.scope():
         model = build_model(config_of_model, dataset)
+    refuse_other_classes(config, dataset, model)
+    per_step = ModelInterface.of(model).batches_per_step
+    schedule = Schedule(dataset.train.count, config.global_batch_size, per_step, config.seed)
+    return TrainingSetup(config, replicas, dataset, model, schedule, dict(content or {}), {*used, *used_by_model})
+
+
+def refuse_other_classes(config: TrainConfig, dataset: Dataset, model: keras.Model) -> None:
+    """Raises UserError for weights of classes that the model does not have, and for targets that are no classes."""
     if config.class_weight and len(parts := dataset.train.first(HEAD_ROWS)) > 1:
         shape = getattr(model, "output_shape", None)
         units = shape[-1] if isinstance(shape, tuple) and len(shape) == 2 else 0
         check_class_weight(config.class_weight, parts[1], len(dataset.class_names) or (units and max(2, units)))
-    per_step = ModelInterface.of(model).batches_per_step
-    schedule = Schedule(dataset.train.count, config.global_batch_size, per_step, config.seed)
-    return TrainingSetup(config, replicas, dataset, model, schedule, dict(content or {}), {*used, *used_by_model})
 
 
 def set_precision_and_seed(config: TrainConfig) -> None:
