@@ -27,7 +27,7 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_what_runs_on_other_versions_exists() -> None:
-    for place in (*versions.ON_EVERY_PYTHON, *versions.ON_THE_FLOOR):
+    for place in (*versions.ON_EVERY_PYTHON, *versions.ON_THE_FLOOR, versions.WORKERS):
         file, _, name = place.partition("::")
         assert f"def {name.partition('[')[0]}" in (ROOT / "tests" / file).read_text(encoding="utf-8")
 
