@@ -18,9 +18,9 @@ from trainer.base.run_files.goodput import RESTORE, START
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.job_files import RUN_INFO, SKIPPED_IMAGES, RunInfo, mapping, trainer_commit
 from trainer.base.settings.accelerators import peak_tflops
+from trainer.base.settings.fields import recording_reads, refuse_unused
 from trainer.base.settings.own_settings import changed_settings
 from trainer.base.settings.train_config import TrainConfig
-from trainer.base.settings.use import recording_reads, refuse_unused
 from trainer.cluster.cluster_spec import gpu_environment
 from trainer.cluster.strategy import Replicas, simulated_devices
 from trainer.data.examples import first_not_finite

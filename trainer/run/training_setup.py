@@ -14,9 +14,9 @@ from trainer.base.limit_watch import ask_gpus
 from trainer.base.log import log
 from trainer.base.run_files.serving_file import fetch_checkpoint, fetch_model
 from trainer.base.settings.accelerators import data_fit_on_gpu
+from trainer.base.settings.fields import recording_reads
 from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
-from trainer.base.settings.use import recording_reads
 from trainer.cluster.strategy import Replicas
 from trainer.data.augmentation import AsFit, augmentation, check_class_weight, weighted_by_class
 from trainer.data.batches import batches, copied_ahead, last_batches

@@ -392,3 +392,31 @@ def parse_options(kind: type[Options], words: Sequence[str], usage: Usage, *name
     fields = fields_of(kind, *names)
     answer_help(words, usage, fields.values())
     return read_options(kind, read_flags(words, fields), usage)
+
+
+def recording_reads(values: Options) -> tuple[Options, set[str]]:
+    """Returns a copy of the values, and the names of the fields that are read from the copy, as they are read."""
+    names: set[str] = set()
+    kind: Any = type(values)
+
+    class Recording(kind):
+        def __getattribute__(self, name: str) -> Any:
+            names.add(name)
+            return super().__getattribute__(name)
+
+    copy: Any = object.__new__(Recording)
+    vars(copy).update(vars(values))
+    return typing.cast(Options, copy), names
+
+
+def refuse_unused(named: Collection[str], used: Collection[str], values: Any) -> None:
+    """Raises UserError for a field that a command or a call names and that nothing in the run has used.
+
+    A model that is compiled with "adam" has a learning rate of its own: without this, --learning_rate would be
+    accepted, written to run.json and ignored.
+    """
+    for name, field in fields_of(type(values)).items():
+        reason = field.metadata["used_by"]
+        if reason and name in named and name not in used:
+            text = as_text(getattr(values, name))
+            raise UserError(f"{name}={text} has no effect, as {reason}; or drop --{name}")
