@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from deploy.platform.local import free_addresses
+from tests import workers
 from trainer.run.replica_check import SKIP
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -72,6 +74,20 @@ def test_an_interrupted_script_goes_on_in_the_call_of_fit_that_it_had_reached(tm
     resumed, printed = run(folder, *words)
     assert "resumes at step" in printed
     same(plain, resumed)
+
+
+@pytest.mark.slow
+def test_two_workers_have_the_numbers_of_keras_and_each_runs_the_script(tmp_path: Path) -> None:
+    script = str(SCRIPTS / "two_fits.py")
+    plain, _ = run(tmp_path / "plain", script, "found.json")
+    addresses = free_addresses(2)
+    logs = [tmp_path / f"log.{index}" for index in range(2)]
+    written = [tmp_path / f"found-{index}.json" for index in range(2)]
+    words = [[f"--job_dir={tmp_path / 'run'}", script, str(file)] for file in written]
+    started = [workers.start(addresses, index, words[index], logs[index], LAUNCH[1]) for index in range(2)]
+    assert workers.end(started) == [0, 0], logs[0].read_text()
+    for file in written:
+        same(plain, json.loads(file.read_text()))
 
 
 def test_a_loop_of_its_own_runs_as_it_is(tmp_path: Path) -> None:
