@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from deploy.api.jobs import attach, jobs
     from deploy.api.plan import Plan, plan
     from deploy.api.submit import submit
-    from deploy.api.training import Fitted, fit, train
     from deploy.job.vertex_job import RunResult, VertexJob
     from trainer.base.errors import PlatformFault, UserError
+    from vertex_trainer.training import Fitted, fit, train
 
 __all__ = [
     "Comparison", "Fitted", "Plan", "PlatformFault", "RunResult", "UserError", "VertexJob", "attach", "compare", "fit",
@@ -24,7 +24,7 @@ __all__ = [
 _MODULES = {
     "deploy.api.compare": ("Comparison", "compare"), "deploy.api.jobs": ("attach", "jobs"),
     "deploy.api.plan": ("Plan", "plan"), "deploy.api.submit": ("submit",),
-    "deploy.api.training": ("Fitted", "fit", "train"), "deploy.job.vertex_job": ("RunResult", "VertexJob"),
+    "vertex_trainer.training": ("Fitted", "fit", "train"), "deploy.job.vertex_job": ("RunResult", "VertexJob"),
     "trainer.base.errors": ("PlatformFault", "UserError"),
 }  # fmt: skip
 

@@ -46,14 +46,15 @@ class SubmittedJob(VertexJob):
         self._open = partial(session.open, jobs[0].options.backend)
         self._clock = session.clock
 
-    def send(self) -> "SubmittedJob":
+    def send(self, *, takes_finished: bool = False) -> "SubmittedJob":
         """Creates the job, or goes on with the one that the same command created before.
 
-        Raises UserError if a job of the same command runs with other sources, or if the cost needs
+        takes_finished: also with one that has succeeded, whose result is then read. Raises
+        UserError if a job of the same command runs with other sources, or if the cost needs
         confirmation, and nobody confirms it.
         """
         with api_errors(self.jobs[0].gcp), sending_alone():
-            earlier = None if self.jobs[0].options.again else self._earlier()
+            earlier = None if self.jobs[0].options.again else self._earlier(takes_finished)
             if earlier:
                 self.resume(earlier)
             if earlier and earlier.attempts[-1].state != STOPPED:
@@ -68,18 +69,19 @@ class SubmittedJob(VertexJob):
                 self.create()
         return self
 
-    def _earlier(self) -> Submission | None:
+    def _earlier(self, takes_finished: bool) -> Submission | None:
         """Returns the submission that this call goes on with; None if it begins another.
 
-        That is one of the same command and sources whose job runs or, of the newest, ended unseen
-        or stopped at a limit. Raises UserError if a job of the same command runs with other
-        sources, and nobody wants another beside it.
+        That is one of the same command and sources whose job runs or, of the newest, ended unseen,
+        stopped at a limit or, with `takes_finished`, succeeded. Raises UserError if a job of the
+        same command runs with other sources, and nobody wants another beside it.
         """
+        states = (*UNFINISHED, "SUCCEEDED") if takes_finished else UNFINISHED
         for age, earlier in enumerate(submissions_of(self.record.command)):
             attempt = earlier.attempts[-1]
             same = earlier.sources == self.record.sources
             unseen = age == 0 and not (earlier.detached and attempt.state == "SUBMITTED")
-            status = self.find(earlier) if attempt.state in UNFINISHED else None
+            status = self.find(earlier) if attempt.state in states else None
             if status and status.over and not (same and unseen):
                 earlier.record_status(attempt, with_stop_reason(status), self._clock.now())
                 status = None
@@ -195,13 +197,13 @@ class SubmittedJob(VertexJob):
         return status
 
     def finish(self, print_line: PrintLine = show) -> None:
-        """Sends the job, follows it, and returns once it has succeeded.
+        """Sends the job unless it has succeeded before, follows it, and returns once it has succeeded.
 
         Raises KeyboardInterrupt after Ctrl-C, while the job goes on, and UserError or PlatformFault with the job's exit
         code if it failed.
         """
         say(*self.about)
-        status = self.send().follow(print_line)
+        status = self.send(takes_finished=True).follow(print_line)
         if status is None:
             raise KeyboardInterrupt(f"{self.name} goes on: the same call follows it")
         if code := exit_code(status):

@@ -262,9 +262,11 @@ def test_fit_on_a_tier_asks_follows_and_returns_the_history(
     assert (done.result.state, done.cost is not None, capsys.readouterr().out) == ("done", True, "")
     assert done.history["loss"] == [2.0, 1.0]
     assert [list(weights.shape) for weights in done.model.get_weights()] == [[2, 1], [1]]
+    again = fit("mlp", "digits", on="l4x1", max_cost=5, session=session, progress=False, **where)
+    assert (again.url, len(cloud.jobs)) == (done.url, 1)  # nothing is paid twice
     cloud.run = lambda google, job: google.end(job, "FAILED", "out of memory")
     with pytest.raises(PlatformFault, match="out of memory"):
-        fit("mlp", "digits", on="l4x1", max_cost=5, session=session, progress=False, **where)
+        fit("mlp", "digits", on="l4x1", max_cost=5, again=True, session=session, progress=False, **where)
     assert "not submitted: set a limit" in error_of(
         fit, "mlp", "digits", on="h100x8", session=session, progress=False, **where
     )

@@ -8,7 +8,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 log = logging.getLogger("trainer")
@@ -48,6 +49,18 @@ def start_logging() -> None:
     log.handlers[:] = [_Console()]
     log.propagate = False
     log.setLevel(logging.INFO)
+
+
+@contextmanager
+def hidden(hides: bool) -> Iterator[None]:
+    """Hides lines of progress in the block, if `hides`, and shows only warnings."""
+    before = log.level
+    if hides:
+        log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 @functools.cache

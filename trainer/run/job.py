@@ -5,8 +5,8 @@ import platform
 import secrets
 import shlex
 import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -42,7 +42,7 @@ from trainer.run.training_setup import TrainingSetup, build_setup, set_precision
 from trainer.training.callbacks import load_callbacks
 from trainer.training.checkpoint import Checkpoints, LearningRates
 from trainer.training.loop import Control
-from trainer.training.signals import leave_on_signals, stop_on_signals
+from trainer.training.signals import StopRequest, leave_on_signals, stop_on_signals
 from trainer.training.xla_choice import XlaChoice
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import message_of
@@ -263,15 +263,18 @@ def _processor() -> str:
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
-def train_to_end(run: TrainingRun) -> Control:
+def train_to_end(
+    run: TrainingRun, stopping: Callable[[], AbstractContextManager[StopRequest]] | None = None
+) -> Control:
     """Trains, and leaves the weights as `fit` does; returns why training ended.
 
-    Raises UserError with what to change if memory runs out.
+    stopping: what makes signals ask for the end; by default `stop_on_signals`. Raises UserError with what to change if
+    memory runs out.
     """
     job, setup, data = run.job, run.setup, run.setup.dataset
     with _explaining_errors(run):
         run.write_result("running")
-        with data.reading(), stop_on_signals() as stop, JobWatch(job, stop).watching():
+        with data.reading(), (stopping or stop_on_signals)() as stop, JobWatch(job, stop).watching():
             control = run.train(stop)
     optimizer = ModelInterface.of(setup.model).optimizer
     if keeps_averages(optimizer) and not control.signal:

@@ -9,12 +9,12 @@ import ast
 import hashlib
 import inspect
 import json
-import logging
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,8 +25,8 @@ import keras
 import tensorflow as tf
 from keras.callbacks import CallbackList, History
 
-from trainer.base.errors import DONE, UserError
-from trainer.base.log import log
+from trainer.base.errors import DONE, INTERRUPTED, UserError, reason
+from trainer.base.log import hidden, log
 from trainer.base.run_files.goodput import START
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.job_files import items
@@ -49,7 +49,7 @@ from trainer.run.training_setup import TrainingSetup, refuse_other_classes, set_
 from trainer.training.callbacks import usable
 from trainer.training.checkpoint import Checkpoints
 from trainer.training.loop import Control
-from trainer.training.signals import leave_on_signals
+from trainer.training.signals import StopRequest, leave_on_signals, stop_on_interrupt
 
 _FIT, _EVALUATE, _PREDICT = map(inspect.signature, (keras.Model.fit, keras.Model.evaluate, keras.Model.predict))
 
@@ -63,8 +63,69 @@ def launch(config: TrainConfig, command: Sequence[str], began: float, job_dir: J
         log.info(f"{config.model} calls no fit: it runs as it is, on the devices that it chooses itself")
         run_script(config.model, arguments)
         return DONE
+    with opened_run(config, command, began, job_dir) as script:
+        script.job.code = hashlib.sha256(Path(config.model).read_bytes()).hexdigest()[:16]
+        keras.utils.set_random_seed(config.seed)  # a script that seeds itself wins
+        strategy = script.replicas.strategy
+        with script.replacing_fit(), strategy.scope(), one_strategy(strategy), suppress(Ended):
+            run_script(config.model, arguments)
+        return script.end()
+
+
+def fit_model(model: keras.Model, config: TrainConfig, arguments: Mapping[str, Any]) -> None:
+    """Trains a compiled model of this process by the arguments of `keras.Model.fit`, and leaves its weights trained.
+
+    On several replicas a copy that Keras makes of its config is trained, and gives its weights back. Raises UserError
+    for what the user must change, and KeyboardInterrupt after Ctrl-C, when the state is saved.
+    """
+    with opened_run(config, ["vertex_trainer.fit"], time.monotonic(), None) as run:
+        run.stopping = stop_on_interrupt
+        trained = model
+        if run.replicas.count > 1:
+            with run.replicas.strategy.scope():
+                trained = copy_of(model)
+        with suppress(Ended):
+            run.fit(trained, **arguments)
+        if trained is not model:
+            set_state(model, trained)
+        if run.end() == INTERRUPTED:
+            raise KeyboardInterrupt("the state is saved: the same call goes on")
+
+
+def copy_of(model: keras.Model) -> keras.Model:
+    """Returns a compiled copy of a model with its weights and its optimizer's state, made of its config.
+
+    Raises UserError for a model that Keras cannot make again.
+    """
+    try:
+        copy = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(model))
+    except Exception as error:
+        raise UserError(
+            f"model={type(model).__name__}: several replicas train a copy, which Keras cannot make of its config "
+            f"({reason(error)}): give the class a get_config, take replicas=1, or train by a script (trainer.launch)"
+        ) from error
+    set_state(copy, model)
+    return copy
+
+
+def set_state(model: keras.Model, source: keras.Model) -> None:
+    """Gives a model the weights of another with the same config, and its optimizer's state."""
+    if source.built and not model.built:
+        model.build_from_config(source.get_build_config())
+    model.set_weights(source.get_weights())
+    if source.optimizer and source.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+        for variable, value in zip(model.optimizer.variables, source.optimizer.variables, strict=True):
+            variable.assign(value)
+
+
+@contextmanager
+def opened_run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobDir | None) -> Iterator["Launch"]:
+    """Opens the run whose parts are calls of `fit`, connects its workers and replicas, and closes it after the block.
+
+    began: time.monotonic() at the start of the process.
+    """
     job = StartedJob.open(config, command, began, job_dir)
-    job.code = hashlib.sha256(Path(config.model).read_bytes()).hexdigest()[:16]
     signals = leave_on_signals() if job.cluster.several else nullcontext()
     with closing(job.job_dir.mirror), signals, job.tracking, job.workers():
         refuse_hopeless_restart(config, job.result.before)
@@ -73,14 +134,10 @@ def launch(config: TrainConfig, command: Sequence[str], began: float, job_dir: J
         batch = config.micro_batches * (config.virtual_replicas or len(local_devices(config, job.cluster)))
         replicas = replace(job, config=replace(config, global_batch_size=batch * job.cluster.workers)).connect()
         set_arithmetic(config)
-        if config.precision != TrainConfig.precision:  # else the script may set its own
+        if config.precision != TrainConfig.precision:  # else the user's code may set its own
             set_precision(config)
-        keras.utils.set_random_seed(config.seed)  # a script that seeds itself wins
         adapt_keras()
-        script = Launch(job, replicas)
-        with script.replacing_fit(), replicas.strategy.scope(), one_strategy(replicas.strategy), suppress(Ended):
-            run_script(config.model, arguments)
-        return script.end()
+        yield Launch(job, replicas)
 
 
 @contextmanager
@@ -159,6 +216,7 @@ class Launch:
     run: TrainingRun | None = None  # the newest part
     control: Control | None = None  # of the newest part
     setups: list[tuple[Any, TrainingSetup]] = field(default_factory=list)  # each with what tells it from others
+    stopping: Callable[[], AbstractContextManager[StopRequest]] | None = None  # see `train_to_end`
 
     @contextmanager
     def replacing_fit(self) -> Iterator[None]:
@@ -205,9 +263,9 @@ class Launch:
             if self.job.cluster.is_chief:
                 act_on_check(run, verdict)
         self.run = run
-        with _quiet(call["verbose"] == 0), closing(run.state.reporter):
+        with hidden(call["verbose"] == 0), closing(run.state.reporter):
             run.state.reporter.begin(repeats_step=run.state.pending)
-            self.control = train_to_end(run)
+            self.control = train_to_end(run, self.stopping)
         if self.control:
             raise Ended
         self.steps += run.state.progress.step
@@ -353,15 +411,3 @@ def _described(setup: TrainingSetup, first_step: int) -> dict[str, Any]:
         "first_step": first_step,
         "epochs": setup.config.epochs,
     }
-
-
-@contextmanager
-def _quiet(quiet: bool) -> Iterator[None]:
-    """Shows no progress in the block, only warnings."""
-    before = log.level
-    if quiet:
-        log.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        log.setLevel(before)

@@ -57,6 +57,24 @@ def stop_on_signals() -> Iterator[StopRequest]:
             over.set()
 
 
+@contextmanager
+def stop_on_interrupt() -> Iterator[StopRequest]:
+    """Makes a first Ctrl-C within the block set the request; a second one raises KeyboardInterrupt, as ever."""
+    request = StopRequest()
+    before = signal.getsignal(signal.SIGINT)
+
+    def receive(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        request.signal = signal.Signals(number).name
+        log.warning(f"{request.signal}: saves after the running steps; a second one stops at once, unsaved")
+
+    signal.signal(signal.SIGINT, receive)
+    try:
+        yield request
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def leave_on_signals() -> AbstractContextManager[None]:
     """Makes SIGINT and SIGTERM end the process with exit code 75 within the block, also while it waits in C++."""
     return _received(lambda name: end_process())

@@ -4,12 +4,15 @@ On this machine `python -m trainer.task` runs as a process of its own, not in th
 to be made before TensorFlow first uses its devices, and a notebook has often used them already.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib
+import inspect
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
@@ -22,10 +25,13 @@ from deploy.platform.vertex_api import WatchLine, console_page
 from deploy.report.collection import fetched
 from deploy.report.run_reader import billed
 from trainer.base.errors import UserError
+from trainer.base.log import hidden, start_logging
 from trainer.base.run_files.job_files import RESULT
-from trainer.base.settings.fields import fields_of
+from trainer.base.settings.fields import coerce_all, fields_of, nearest
 from trainer.base.settings.request import Overrides, Request
+from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import local_path
+from trainer.launch import SETTINGS
 
 _STEP = re.compile(r"(step|epoch) +([\d,]+)(?:/| of )([\d,]+)")  # begins a line of progress
 
@@ -50,26 +56,42 @@ class Fitted:
 
 
 def fit(
-    model: str | None = None,
-    data: str | os.PathLike[str] | None = None,
+    model: Any = None,
+    data: Any = None,
+    y: Any = None,
     *,
     on: str | None = None,
     job_dir: str | None = None,
     progress: bool = True,
     stream: TextIO | None = None,
     session: Session = SESSION,
-    **options: Value,
+    **options: Any,
 ) -> Fitted:
     """Trains a model to the end, on this machine or on a tier, such as on="l4x4".
 
     `model` and `data`: "module:function"; `options`: settings of the trainer, such as epochs, and for a tier also
     fields of SubmitOptions, such as max_cost; None is as if it were not named. Unless `progress` is False, prints what
     will run, what it may cost, and its log, with a progress bar in a notebook. Asks to confirm a high cost, on a
-    terminal or in a notebook. The same call again resumes the run, or finds its job. Raises UserError, PlatformFault if
-    the training fails, and KeyboardInterrupt after Ctrl-C, which leaves the job running.
+    terminal or in a notebook. The same call again resumes the run, or returns its job; again=True sends another job.
+
+    A compiled keras.Model as `model` is trained in this process, on all its GPUs: `data` and `y` are then the x and y
+    of `keras.Model.fit`, and `options` its other arguments and flags of `trainer.launch`, such as replicas.
+
+    Raises UserError, PlatformFault if the training fails, and KeyboardInterrupt after Ctrl-C, which leaves the job
+    running.
     """
-    if not isinstance(model, str | None) or not isinstance(data, str | os.PathLike | None):
-        raise UserError("model and data are names, such as 'mine:model', not objects: the training imports them itself")
+    if (keras := sys.modules.get("keras")) and isinstance(model, keras.Model):
+        if on:
+            raise UserError(
+                f"on={on}: a model of this process stays in it: name functions, as 'mine:model', or submit a script "
+                "with --script"
+            )
+        return _fit_here(model, {"x": data, "y": y}, job_dir, options, stream or (sys.stdout if progress else None))
+    if not isinstance(model, str | None) or not isinstance(data, str | os.PathLike | None) or y is not None:
+        raise UserError(
+            "model and data are names, such as 'mine:model', which the training imports itself, or a compiled "
+            "keras.Model and the x and y of its fit"
+        )
     keywords: dict[str, Value] = {"model": model, "data": data, "job_dir": job_dir, **options}
     if on is None:
         log = stream or (sys.stdout if progress and "ipykernel" not in sys.modules else None)
@@ -114,6 +136,37 @@ def train(
     """
     keywords = {"recipe": recipe, "model": model, "data": data, "job_dir": job_dir, **(settings or {})}
     return _train(_overrides(keywords), stream, progress)
+
+
+def _fit_here(
+    model: Any, data: Mapping[str, Any], job_dir: str | None, options: Mapping[str, Any], stream: TextIO | None
+) -> Fitted:
+    """Trains a keras.Model in this process, and returns how it went; the model has the trained weights."""
+    launched = importlib.import_module("trainer.run.launched")
+    if threading.current_thread() is not threading.main_thread():
+        raise UserError("fit of a model trains in the main thread alone: Ctrl-C would not reach it in another one")
+    of_launch = fields_of(TrainConfig, *SETTINGS)
+    of_fit = {name: value for name, value in options.items() if name not in of_launch}
+    accepted = inspect.signature(type(model).fit).parameters
+    if unknown := sorted(of_fit.keys() - accepted.keys()):
+        raise UserError(
+            f"unknown keyword {unknown[0]}{nearest(unknown[0], [*accepted, *of_launch])} Keywords for a model of "
+            "this process are the arguments of keras.Model.fit and the flags of python -m trainer.launch"
+        )
+    settings = coerce_all(of_launch, {name: options[name] for name in options.keys() & of_launch.keys()})
+    if not job_dir:
+        about = type(model).__name__, [(variable.name, variable.shape) for variable in model.weights], settings
+        digest = hashlib.sha256(repr(about).encode())
+        for weight in model.get_weights():
+            digest.update(weight.tobytes())
+        job_dir = f"runs/fit-{digest.hexdigest()[:8]}"
+    name = type(model).__name__
+    start_logging()
+    shown = contextlib.redirect_stdout(stream) if stream else contextlib.nullcontext()
+    with shown, hidden(not stream):
+        launched.fit_model(model, TrainConfig(model=name, data="x", job_dir=job_dir, **settings), {**data, **of_fit})
+    result = RunResult.read((local_path(job_dir, "job_dir") / RESULT).read_text(encoding="utf-8"), job_dir)
+    return Fitted(result.history, result, 0.0, job_dir, job_dir)
 
 
 def _overrides(keywords: Mapping[str, Value]) -> Overrides:

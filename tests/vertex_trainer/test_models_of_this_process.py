@@ -1,0 +1,89 @@
+"""`fit` of a compiled Keras model trains it in the caller's process, with the numbers of `keras.Model.fit`."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from tests.deploy.conftest import error_of
+from vertex_trainer import fit
+
+X = np.random.default_rng(0).normal(size=(37, 4))
+Y = X.sum(1, keepdims=True)
+DATA: dict[str, Any] = {"epochs": 3, "batch_size": 10, "shuffle": False, "validation_split": 0.2}
+
+
+def compiled(kind: type[keras.Model] = keras.Sequential) -> keras.Model:
+    layers = [keras.layers.Dense(8, "tanh", dtype="float64"), keras.layers.Dense(1, dtype="float64")]
+    inputs = keras.Input((4,), dtype="float64")
+    model = kind(inputs, layers[1](layers[0](inputs))) if kind is not keras.Sequential else kind([inputs, *layers])
+    model.compile(keras.optimizers.Adam(1e-2), "mse", metrics=["mae"])
+    return model
+
+
+def twin(model: keras.Model) -> keras.Model:
+    other = compiled(type(model))
+    other.set_weights(model.get_weights())
+    return other
+
+
+def same(one: Any, other: Any) -> None:
+    np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_two_calls_have_the_numbers_of_keras_and_the_model_is_trained(
+    replicas: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = compiled()
+    expected = twin(model)
+    for call in range(2):  # the second goes on with the weights and the optimizer of the first
+        history = expected.fit(X, Y, verbose=0, **DATA).history
+        done = fit(model, X, Y, replicas=replicas, progress=bool(call), job_dir=f"runs/{call}", **DATA)
+        for name, values in history.items():
+            same(done.history[name], values)
+        for weight, value in zip(model.get_weights(), expected.get_weights(), strict=True):
+            same(weight, value)
+        assert ("epoch 3/3" in capsys.readouterr().out) == bool(call)
+    assert done.result.state == "done"
+    assert (Path("runs/1/model/model.keras").exists(), done.cost) == (True, 0.0)
+
+
+def test_ctrl_c_saves_and_the_same_call_goes_on() -> None:
+    model = compiled()
+    expected = twin(model)
+    expected.fit(X, Y, verbose=0, **DATA)
+    interrupted = twin(model)
+
+    class Interrupt(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match="the state is saved: the same call goes on"):
+        fit(interrupted, X, Y, job_dir="runs/stopped", callbacks=[Interrupt()], **DATA)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    fit(model, X, Y, job_dir="runs/stopped", **DATA)
+    for weight, value in zip(model.get_weights(), expected.get_weights(), strict=True):
+        same(weight, value)
+
+
+class OwnInit(keras.Model):
+    def __init__(self, inputs: Any, outputs: Any) -> None:
+        super().__init__(inputs, outputs)
+
+    def get_config(self) -> dict[str, Any]:
+        raise NotImplementedError("OwnInit has no config")
+
+
+@pytest.mark.parametrize(("options", "line"), [
+    ({"on": "l4x1"}, "on=l4x1: a model of this process stays in it: name functions"),
+    ({"epoch": 3}, "unknown keyword epoch; did you mean 'epochs'? Keywords for a model of this"),
+    ({"replicas": "two"}, "replicas='two' must be a whole number"),
+    ({"replicas": 2}, "model=OwnInit: several replicas train a copy, which Keras cannot make of its config"),
+])  # fmt: skip
+def test_what_is_refused(options: dict[str, Any], line: str) -> None:
+    assert line in error_of(fit, compiled(OwnInit), X, Y, **options)
