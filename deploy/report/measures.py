@@ -330,7 +330,7 @@ _OF_MACHINE = (  # what depends on the machine, and of simulated devices says no
     Measure("paid_seconds", "paid s", lambda run: run.billed_seconds, median, figures),
     Measure("price_per_hour", "price an hour", None, None, money),
     Measure("cost", "cost of a run", None, None, money),
-    Measure("cost_per_million_images", "cost per million images", None, None, money),
+    Measure("cost_per_million_images", "cost per million images, without start-up", None, None, money),
     Measure("peak_memory_gib", "peak memory GiB", _result("peak_memory_gib"), largest, figures),
     Measure("peak_gpu_memory_gib", "peak GPU memory GiB", lambda run: run.gpu_memory_gib, largest, figures),
 )

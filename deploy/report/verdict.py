@@ -85,7 +85,7 @@ def _advice(rows: Sequence[TierSummary]) -> Iterator[str]:
     unit = "a run" if paid else "per million images"
 
     def terms(row: TierSummary) -> str:
-        spot = " (spot)" if row.group.spot else ""
+        spot = " (spot, may be interrupted)" if row.group.spot else ""
         return f"{row.tier}{spot}, {money(usd[row.tier])} and {_time(seconds[row.tier])} {unit}"
 
     best = min(priced, key=lambda row: usd[row.tier] * seconds[row.tier])
@@ -93,16 +93,18 @@ def _advice(rows: Sequence[TierSummary]) -> Iterator[str]:
     cheapest = min(priced, key=lambda row: usd[row.tier])
     advice = f"Buy {terms(best)}"
     if len(ties) == len(rows) - 1:
-        advice = f"No difference in speed is significant, so buy the cheapest: {terms(best)}"
+        advice = f"The speeds differ by no more than they vary, so buy the cheapest: {terms(best)}"
+    elif best is fastest:
+        advice += ", the cheapest and the fastest" if best is cheapest else ", the fastest"
     elif best is cheapest:
         advice += ", the cheapest"
+    elif _equally_fast(best, fastest):
+        advice += ", as fast as the fastest"
     if best is not cheapest:
         advice += f"; if money counts more, {terms(cheapest)}"
     if not _equally_fast(best, fastest):
         dearer = terms(fastest) if fastest in priced else f"{fastest.tier}, whose price is not known"
         advice += f"; if time counts more, {dearer}"
-    elif len(ties) < len(rows) - 1:
-        advice += ", and none is significantly faster"
     yield f"{advice}."
     if len(priced) < len(rows):
         yield f"The advice is among {', '.join(usd)}, whose prices are known."
@@ -154,7 +156,9 @@ def _remarks(row: TierSummary) -> Iterator[str]:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds / 3600:.2f} h" if seconds >= 3600 else f"{figures(seconds)} s"
+    if seconds < 120:
+        return f"{figures(seconds)} s"
+    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.2f} h"
 
 
 def _final_losses(rows: Sequence[TierSummary]) -> Iterator[str]:

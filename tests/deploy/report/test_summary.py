@@ -86,7 +86,7 @@ def test_a_missing_price_leaves_costs_empty_with_the_reason(tmp_path: Path) -> N
     line = "c: its price is not known: use --price_per_hour=TIER=USD."
     assert line in notes(list(rows.values()), collect([str(tmp_path)]))
     words = words_of(tmp_path, a=1.0, b=1.5)
-    assert words.startswith("Buy b, $0.208 and 500 s per million images, the cheapest; if time counts more, c, whose")
+    assert words.startswith("Buy b, $0.208 and 8.3 min per million images, the cheapest; if time counts more, c, whose")
     assert "The advice is among a, b, whose prices are known." in words
     assert "Which one to buy is not known without prices: add --price_per_hour" in words_of(tmp_path, a=1.0)
 
@@ -128,7 +128,7 @@ def test_what_was_paid_is_what_vertex_ai_billed(tmp_path: Path) -> None:
     assert two.cost == pytest.approx(1.6 * 200 / 3600)
     assert one.goodput == pytest.approx(0.5 * one.total_seconds / 360)
     words = words_of(tmp_path)
-    advice = "Buy l4x2, $0.0889 and 200 s a run; if money counts more, l4x1, $0.08 and 360 s a run, and none is"
+    advice = "Buy l4x2, $0.0889 and 3.3 min a run, the fastest; if money counts more, l4x1, $0.08 and 6.0 min a run."
     assert words.startswith(advice)
     assert (one.paid, two.paid) == (0.08, 0.08)
     assert "l4x1: workerpool1-0 is slow: the others wait for its batches, 20 % of the time of all steps." in words
@@ -157,7 +157,9 @@ def test_the_advice_says_what_is_not_significant_and_what_spot_means(tmp_path: P
     request = tmp_path / "comparison.json"
     edit(request, strategies={"l4x1": "STANDARD", "spot": "SPOT"})
     words = words_of(tmp_path)
-    assert words.startswith("No difference in speed is significant, so buy the cheapest: spot (spot), $0.0842")
+    assert words.startswith(
+        "The speeds differ by no more than they vary, so buy the cheapest: spot (spot, may be interrupted), $0.0842"
+    )
     assert "An hour costs l4x1 $0.80 as standard, spot $0.30 as spot. Google may take spot machines away" in words
 
 
