@@ -131,6 +131,7 @@ def test_clean_at_any_moment_leaves_what_a_submission_needs(moment: int, cloud: 
 MANY = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= 10)) for seed in range(200)]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # killed while a socket is closed
 @pytest.mark.parametrize("seed", MANY)
 def test_no_drawn_sequence_of_commands_has_two_jobs_at_once(
     seed: int, script: Path, cloud: Emulator, session: Session, flying: FlyingClock
