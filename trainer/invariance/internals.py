@@ -31,6 +31,11 @@ FACTS = {
     "keras.src.backend.tensorflow.random": "dropout and augmentation would differ with the number of replicas",
     "keras.src.backend.tensorflow.numpy.signbit": "each step would copy logits from the GPU, for metrics=['accuracy']",
     "keras.src.backend.tensorflow.ops.numpy.signbit": "the same, in releases after Keras 3.15, which moved it",
+    "tensorflow.python.eager.backprop._gradient_function": "a gradient of a gradient would multiply zeros: a "
+    "seventh of WGAN-GP's step",
+    "tensorflow.python.eager.backprop._default_vspace": "the same, in a network with residuals",
+    "tensorflow.python.pywrap_tfe.TFE_Py_RegisterGradientFunction": "the same",
+    "tensorflow.python.pywrap_tfe.TFE_Py_RegisterVSpace": "the same, in a network with residuals",
     "keras.layers.Layer.add_weight": "LoRA would round to float32 in float64, and trainer.check would complain",
     "tensorflow.distribute.DistributedValues.__float__": "a callback that reads float(variable) would fail on replicas",
     "tensorflow.distribute.DistributedValues.__int__": "a callback that reads int(variable) would fail on replicas",
@@ -202,6 +207,45 @@ def compare_signs_on_device() -> None:
 
     moved = importlib.util.find_spec("keras.src.backend.tensorflow.ops")
     wrap(f"keras.src.backend.tensorflow.{'ops.' if moved else ''}numpy.signbit", signbit, 0.0)
+
+
+@functools.cache
+def skip_zero_gradients() -> None:
+    """Makes a gradient of zeros pass operations as zeros, uncomputed, from the first call on in this process.
+
+    TensorFlow's gradients of ReluGrad, LeakyReluGrad and MaxPoolGrad for the features are zeros, as a slope changes
+    nowhere but in a point. A gradient of a gradient, such as WGAN-GP's penalty, so differentiates the whole forward
+    pass for nothing. The operations that are traced for it stay in the graph, but nothing reads them any more, so that
+    they are pruned. Gradients and their bits are the same; where TensorFlow gives zeros, this gives zeros.
+    """
+
+    def is_zeros(gradient: Any) -> bool:
+        if not isinstance(gradient, tf.Tensor) or tf.executing_eagerly():
+            return False
+        return getattr(gradient, "_is_zeros_tensor", False) or gradient.op.type == "ZerosLike"
+
+    def of_operation(original: Any, name: str, attributes: Any, count: int, inputs: Any, *others: Any) -> Any:
+        gradients = original(name, attributes, count, inputs, *others)
+        _, of_outputs, *_ = others
+        known = [gradient for gradient in of_outputs if gradient is not None]
+        if not known or not all(map(is_zeros, known)):
+            return gradients
+        parts = gradients if isinstance(gradients, (list, tuple)) else [gradients]
+        # An operation whose inputs are not kept has a cheap gradient, whose shape is read from it.
+        shapes = [part if like is None else like for part, like in zip(parts, inputs or parts, strict=True)]
+        return [
+            tf.zeros_like(shape) if isinstance(part, tf.Tensor) else part
+            for part, shape in zip(parts, shapes, strict=True)
+        ]
+
+    def aggregate(gradients: Any) -> Any:
+        return gradients[0] if all(map(is_zeros, gradients)) else spaces.aggregate_fn(gradients)
+
+    place = "tensorflow.python.eager.backprop"
+    replacement = wrap(f"{place}._gradient_function", of_operation, "", (), 0, [], [], [], (), "")
+    _private("tensorflow.python.pywrap_tfe.TFE_Py_RegisterGradientFunction")(replacement)
+    spaces = _private(f"{place}._default_vspace")
+    _private("tensorflow.python.pywrap_tfe.TFE_Py_RegisterVSpace")(type(spaces)(aggregate, *spaces[1:]))
 
 
 @functools.cache

@@ -30,6 +30,7 @@ from trainer.invariance.internals import (
     lora_in_float64,
     losses_kept,
     losses_reduced_by,
+    skip_zero_gradients,
     wrap,
     wrapped,
 )
@@ -41,8 +42,12 @@ from trainer.user_code.mistakes import as_user_mistake, load_function, message_o
 
 
 def adapt_keras() -> None:
-    """Changes what Keras does in this process on devices and in float64; a second call changes nothing."""
+    """Changes what Keras and TensorFlow do in this process on devices, in float64 and in gradients of gradients.
+
+    A second call changes nothing.
+    """
     compare_signs_on_device()
+    skip_zero_gradients()
     lora_in_float64()
 
 

@@ -146,6 +146,48 @@ def test_keras_argmax_compares_the_same_sign_bits_as_uint32(monkeypatch: Patch) 
     assert [op.outputs[0].dtype.name for op in graph.get_operations() if op.type == "Bitcast"] == ["uint32"]
 
 
+@meaning(
+    "_gradient_function", "_default_vspace", "TFE_Py_RegisterGradientFunction", "TFE_Py_RegisterVSpace"
+)  # fmt: skip
+@pytest.mark.parametrize("activation", ["relu", "relu6", "leaky_relu"])
+def test_a_gradient_of_a_gradient_multiplies_no_zeros_and_has_the_same_bits(
+    activation: str, monkeypatch: Patch
+) -> None:
+    """Through convolutions, pooling and a residual; what TensorFlow leaves out and what it gives as zeros stay so."""
+    inputs = keras.Input((8, 8, 2))
+    first = keras.layers.Conv2D(4, 3, padding="same", activation=activation)(inputs)
+    pooled = keras.layers.MaxPooling2D()(first)
+    second = keras.layers.Conv2D(4, 3, padding="same", activation=activation)(pooled)
+    outputs = keras.layers.Dense(1)(keras.layers.Flatten()(pooled + second))
+    model = keras.Model(inputs, outputs)
+
+    def penalty(x: Any) -> Any:
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                scores = model(x)
+            loss = tf.reduce_sum(tf.square(inner.gradient(scores, x)))
+        return outer.gradient(loss, model.trainable_variables)
+
+    x = tf.random.stateless_normal((3, 8, 8, 2), (1, 2))
+    backprop: Any = importlib.import_module("tensorflow.python.eager.backprop")
+    wrapper: Any = importlib.import_module("tensorflow.python.pywrap_tfe")
+    theirs = inspect.unwrap(backprop._gradient_function)
+    monkeypatch.setattr(backprop, "_gradient_function", theirs)
+    wrapper.TFE_Py_RegisterGradientFunction(theirs)
+    wrapper.TFE_Py_RegisterVSpace(backprop._default_vspace)
+    plain = tf.function(penalty, autograph=False)
+    expected = plain(x)
+    internals.skip_zero_gradients.__wrapped__()
+    ours = tf.function(penalty, autograph=False)
+    for value, other in zip(ours(x), expected, strict=True):
+        assert (value is None) == (other is None)
+        if value is not None:
+            assert value.numpy().tobytes() == other.numpy().tobytes()
+    less, more = (flops_of(function.get_concrete_function(x).graph, 3) for function in (ours, plain))
+    assert 0 < less < more
+
+
 @meaning("Layer.add_weight", "__float__", "__int__")
 def test_lora_is_float64_and_a_replicated_variable_is_a_number() -> None:
     internals.lora_in_float64()
