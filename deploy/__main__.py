@@ -27,6 +27,7 @@ MODULES = {
 # verb -> its help
 VERBS = {
     "local": "rehearse a job locally, in the environment of Vertex AI",
+    "doctor": "see what a job would lack: login, project, APIs, roles, bucket, quota",
     "machines": "print the tiers or, with --all, the machines, with prices",
     "submit": "check, package, upload and submit a job to Vertex AI, and follow it to its end; or show it",
     "image": "build your own image with Cloud Build",

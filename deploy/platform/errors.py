@@ -74,7 +74,7 @@ _PERMISSION_FIXES = {
     r"logging\.": "request roles/logging.viewer on {project} (docs/permissions.md)",
     r"iam\.serviceAccounts\.|act as":
         "request roles/iam.serviceAccountUser on the job's service account (docs/permissions.md)",
-    "": "request roles/aiplatform.user on {project} (docs/permissions.md)",
+    "": "request roles/aiplatform.user on {project}: `python -m deploy doctor` shows what else is missing",
 }  # fmt: skip
 
 

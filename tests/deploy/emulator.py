@@ -93,6 +93,8 @@ class Emulator:
         return {
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM": f"{self.url}/",
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": f"{self.url}/",
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDRESOURCEMANAGER": f"{self.url}/",
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_SERVICEUSAGE": f"{self.url}/",
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{self.url}/storage/v1/",
             "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(token),
             "CLOUDSDK_CORE_PROJECT": "my-proj",

@@ -19,7 +19,7 @@ from unittest.mock import Mock
 import pytest
 
 from deploy.__main__ import main as deploy
-from deploy.cli import jobs, submit
+from deploy.cli import doctor, jobs, submit
 from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.emulator import Emulator
 from tests.docs.commands import Command, documented
@@ -159,6 +159,9 @@ RULES: Mapping[str, Rule] = {
     # These run: on a few images, or without sending anything.
     "trainer.data.prepare": lambda command, session: ends_well(prepare.main(command.arguments)),
     "deploy machines": lambda command, session: ends_well(deploy([*command.words[3:]])),
+    "deploy doctor": lambda command, session: ends_well(
+        doctor.main([*command.words[3:], "--region=us-central1"], session) == 1
+    ),
     "deploy submit": dry_run, "deploy image": dry_run,
     "deploy watch": run_on_emulator, "deploy logs": run_on_emulator, "deploy jobs": run_on_emulator,
     "deploy cancel": run_on_emulator,

@@ -25,6 +25,7 @@ FIELDS = {
     "price": "list spot flex_start inferred lower_bound",
     "tiers": "date region tiers tier machine price",
     "machines": "date region machines machine accelerator count price",
+    "findings": "findings subject state text command",
     "plan": (
         "about sentences notes tiers tier kind machine devices batch_per_device fit step seconds "
         "install_seconds steps basis measured compiled offers problems strategy usd_per_hour hours usd"
@@ -77,6 +78,7 @@ def test_each_verb_prints_documents_of_the_schema(
     (dry,) = documents("submit", "l4x1", *SDK, "--dry_run")
     assert dry["requests"][0]["spec"]["workerPoolSpecs"][0]["machineSpec"]["acceleratorType"] == "NVIDIA_L4"
     assert cloud.requests == []
+    assert {finding["state"] for finding in documents("doctor", "--region=us-central1")[0]["findings"]} >= {"good"}
     cloud.run = ends("SUCCEEDED")
     (sent,) = documents("submit", "l4x1", *SDK)
     assert (sent["attempts"][-1]["state"], sent["exit_code"]) == ("SUCCEEDED", 0)
