@@ -160,7 +160,7 @@ RULES: Mapping[str, Rule] = {
     "trainer.data.prepare": lambda command, session: ends_well(prepare.main(command.arguments)),
     "deploy machines": lambda command, session: ends_well(deploy([*command.words[3:]])),
     "deploy doctor": lambda command, session: ends_well(
-        doctor.main([*command.words[3:], "--region=us-central1"], session) == 1
+        doctor.main([*command.words[4:], "--region=us-central1"], session) == 1
     ),
     "deploy submit": dry_run, "deploy image": dry_run,
     "deploy watch": run_on_emulator, "deploy logs": run_on_emulator, "deploy jobs": run_on_emulator,

@@ -16,7 +16,12 @@ PROJECT = "/projects/my-proj"
 L4 = "aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
 
 
-ACCOUNT = SimpleNamespace()  # what the project and the account have; a test takes one thing away
+ALL: dict[str, Any] = {
+    "apis": [*doctor.NEEDED_APIS, *doctor.APIS_OF_IMAGES], "permissions": [*doctor.ROLES],
+    "objects": [*doctor.OBJECTS], "state": "ACTIVE", "bucket": True,
+    "quota": [{"effectiveLimit": "0"}, {"effectiveLimit": "4", "dimensions": {"region": "us-central1"}}],
+}  # fmt: skip
+ACCOUNT = SimpleNamespace(**ALL)  # what the project and the account have; a test takes one thing away
 
 
 def _services(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> Response:
@@ -48,11 +53,7 @@ _ROUTES |= {
 @pytest.fixture
 def account(cloud: Emulator, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setenv("CLOUDSDK_CORE_ACCOUNT", "you@example.com")
-    vars(ACCOUNT).update(
-        apis=[*doctor.NEEDED_APIS, *doctor.APIS_OF_IMAGES], permissions=[*doctor.ROLES], objects=[*doctor.OBJECTS],
-        state="ACTIVE", bucket=True,
-        quota=[{"effectiveLimit": "0"}, {"effectiveLimit": "4", "dimensions": {"region": "us-central1"}}],
-    )  # fmt: skip
+    vars(ACCOUNT).update(ALL)
     return ACCOUNT
 
 
