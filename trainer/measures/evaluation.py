@@ -105,7 +105,11 @@ class Evaluation:
         self._updated: set[int] = set()  # the ids of the variables of metrics that test_step assigns
 
     def __call__(self) -> dict[str, float]:
-        """Returns the values by name. Every worker must call it."""
+        """Returns the numbers by name. Every worker must call it."""
+        return {f"val_{name}": number for name, number in numbers_of(self.results()).items()}
+
+    def results(self) -> dict[str, Any]:
+        """Returns what `evaluate` returns, by name: an array for each value. Every worker must call it."""
         replicas, takers = self.replicas, self._takers
         indices = [index for index in range(replicas.first, replicas.first + replicas.local) if index < takers]
         shares = [len(range(index, self._batches, takers)) for index in indices]  # numbers of batches
@@ -139,7 +143,7 @@ class Evaluation:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Returns the names of the values."""
-        return tuple(self._results(self._initial.apply(np.asarray)))
+        return tuple(f"val_{name}" for name in numbers_of(self._results(self._initial.apply(np.asarray))))
 
     @cached_property
     def _takers(self) -> int:
@@ -244,16 +248,16 @@ class Evaluation:
             counts = confusion(tf.nest.flatten(data[1])[0], outputs[-1])
         return after, values, rows, counts
 
-    def _results(self, totals: Totals) -> dict[str, float]:
+    def _results(self, totals: Totals) -> dict[str, Any]:
         """Returns the values by name, from totals over all examples."""
         metrics = zip(self._variables, totals.metrics, strict=True)
         with keras.StatelessScope([(variable, tf.cast(value, variable.dtype)) for variable, value in metrics]):
             results = self.model.get_metrics_result()
-            values = numbers_of({name: results[name] for name in results if name in (self._returned or results)})
-            values |= numbers_of({key: metric.result() for key, metric in self._by_key.items()})
+            values = {name: results[name] for name in results if name in (self._returned or results)}
+            values |= {key: metric.result() for key, metric in self._by_key.items()}
+            values = {name: np.asarray(value, np.float64) for name, value in values.items()}
         means = totals.others / max(float(totals.rows), 1.0)
-        values |= dict(zip(self._others, means.tolist(), strict=True))
-        return {f"val_{name}": value for name, value in values.items()}
+        return values | dict(zip(self._others, means.tolist(), strict=True))
 
 
 def evaluation(model: keras.Model, replicas: Replicas, dataset: Dataset, batch_size: int) -> Evaluation | None:

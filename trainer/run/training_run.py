@@ -73,7 +73,8 @@ class TrainingRun:
         if self.rehearses and has_own_code(config) and job.cluster.is_chief and not state.saved:
             rehearse(setup, evaluate)
         # What runs between calls to the device. Hooks that a signal has left out run now.
-        callbacks = state.begin_callbacks(setup.model, evaluate.names if evaluate else ())
+        names, chief = evaluate.names if evaluate else (), job.cluster.is_chief
+        callbacks = state.begin_callbacks(setup.model, names, writes=chief)
         profile = StepProfile(config.profiled, job.job_dir.logs if job.cluster.is_chief else None, progress)
         hooks = [*RunHooks(self, callbacks, evaluate, control).in_order(), profile.cuts]
         loop = TrainingLoop(setup.model, progress, hooks, callbacks, control)

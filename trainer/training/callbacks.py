@@ -14,6 +14,7 @@ from keras.callbacks import (
     BackupAndRestore,
     Callback,
     CallbackList,
+    CSVLogger,
     LearningRateScheduler,
     ModelCheckpoint,
     OrbaxCheckpoint,
@@ -130,6 +131,8 @@ def refuse_unevaluated(setting: str, value: str, evaluated: Sequence[str]) -> No
     check_known(setting, value, "evaluation gives", evaluated)
 
 
+# Of several workers the chief alone runs these; a subclass may do more, and runs on each.
+WRITERS = {CSVLogger, ModelCheckpoint, OrbaxCheckpoint, TensorBoard}
 _TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 # Their hooks may run once in each call to the device, unless they count batches by save_freq or update_freq.
