@@ -1,19 +1,22 @@
-"""Draws models by a seed, proves each by its graph, trains it on 1 and on 2 replicas, and counts what does not agree.
+"""Draws scripts that call `fit` by a seed, runs each by Keras and by this package, and counts what does not agree.
 
-    python -m benchmarks.drawn_models                      # all 60, and 12 into which something is planted
-    python -m benchmarks.drawn_models --first=0 --count=10 # some of them
-    python -m benchmarks.drawn_models --steps=0            # proofs alone
+    python -m benchmarks.drawn_models                       # all 130, and 12 into which something is planted
+    python -m benchmarks.drawn_models --first=0 --count=10  # some of them
+    python -m benchmarks.drawn_models --epochs=1            # short ones
 
-The models are drawn from the lists below, of which each part gives on several replicas what it gives on one. Rows
-have planted outliers, and half of the losses have a term that begins at step 200. Training is in float64, on two
-logical CPUs.
+The first 100 draw nothing at random, so that plain `fit` on one device, a run on one replica and one on two have the
+same weights, history and answers in float64. The next 30 have such layers too: one replica and two agree. Before it
+trains on two replicas the graph of each proves that; in the last 12 something mixes rows, which must not be proved.
+Rows have planted outliers, and some losses have a term that begins at step 100.
 """
 
 import argparse
+import logging
+import tempfile
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,24 +25,35 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.base.errors import UserError
-from trainer.base.settings.request import resolve
+from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.strategy import make_replicas
-from trainer.invariance.internals import in_float64
-from trainer.run.replica_check import proof_of
-from trainer.run.training_setup import build_setup, set_precision_and_seed
+from trainer.measures.keras_calls import answered_by_replicas
+from trainer.run.launched import Launch
+from trainer.run.proof import PROVED
+from trainer.run.start import StartedJob
 
-SEED, MODELS, PLANTED_MODELS = 81, 60, 12
-STEPS = 220
-BEGINS = 200  # the step at which some terms of losses begin
+SEED, ALIKE, MODELS, PLANTED_MODELS = 81, 100, 130, 12
+EPOCHS = 8
+BEGINS = 100  # the step at which some terms of losses begin
 TOLERANCE = 1e-6  # relative; rounding grows over the steps
+ROWS, HELD_OUT = 320, 37
 _DRAWN = np.random.default_rng(SEED)
-_OUTLIERS = np.where(np.arange(320) % 64 == 37, 30.0, 1.0)
-_X = (_DRAWN.normal(size=(320, 8)) * _OUTLIERS[:, None]).astype("float32")
-_IMAGES = (_DRAWN.normal(size=(320, 8, 8, 3)) * _OUTLIERS[:, None, None, None]).astype("float32")
-_TOKENS = (_DRAWN.integers(0, 20, size=(320, 6)) * (np.arange(6) < _DRAWN.integers(1, 7, 320)[:, None])).astype("int32")
-_Y = (_X[:, :1] > 0).astype("float32") + (_X[:, 1:2] > 0)
-_WEIGHTS = _DRAWN.uniform(size=320).astype("float32")
+_OUTLIERS = np.where(np.arange(ROWS + HELD_OUT) % 64 == 37, 30.0, 1.0)
+
+
+def _normal(*shape: int) -> Any:
+    rows = _DRAWN.normal(size=(ROWS + HELD_OUT, *shape))
+    return rows * _OUTLIERS.reshape(-1, *[1] * len(shape))
+
+
+_LENGTHS = _DRAWN.integers(1, 7, (ROWS + HELD_OUT, 1))
+X: dict[str, Any] = {
+    "table": _normal(8),
+    "images": _normal(8, 8, 3),
+    "tokens": (_DRAWN.integers(0, 20, size=(ROWS + HELD_OUT, 6)) * (np.arange(6) < _LENGTHS)).astype("int32"),
+}
+Y = (X["table"][:, :1] > 0) + 1.0 * (X["table"][:, 1:2] > 0)
+WEIGHTS = _DRAWN.uniform(size=ROWS)
 
 
 @dataclass(frozen=True)
@@ -68,9 +82,9 @@ def wrapped(outer: str, inner: Part, **options: Any) -> Part:
 class Attention(keras.layers.Layer):
     """Attends from each word to all words of its row."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, dropout: float = 0.1, **options: Any) -> None:
         super().__init__(**options)
-        self.attention = keras.layers.MultiHeadAttention(2, 4, dropout=0.1)
+        self.attention = keras.layers.MultiHeadAttention(2, 4, dropout=dropout)
 
     def call(self, x: Any, training: bool = False) -> Any:
         """Returns (rows, words, features)."""
@@ -175,69 +189,166 @@ _NUMBERS = [
     ),
 ]
 _CLASSES = [loss("SparseCategoricalCrossentropy", from_logits=True), loss("SparseCategoricalCrossentropy")]
+METRICS: dict[bool, list[Any]] = {
+    False: [
+        "mae",
+        "mse",
+        "RootMeanSquaredError",
+        "LogCoshError",
+        "CosineSimilarity",
+        Part("Largest()", lambda: Largest()),
+    ],
+    True: ["accuracy", "sparse_categorical_crossentropy"],
+}
 STEPS_OF_USERS = ["fit's", "own", "two passes", "adversarial", "gradient penalty", "teacher"]
-PRECISIONS = ["float32", "mixed_bfloat16", "mixed_float16", "float64"]
+OVERRIDES = ["nothing", "compute_loss", "compute_metrics", "test_step", "train_step on the object"]
+DATA = ["arrays", "weighted arrays", "classes with weights", "a dictionary", "tf.data", "a PyDataset"]
+CALLBACKS = [
+    Part("none", list),
+    Part("ReduceLROnPlateau", lambda: [keras.callbacks.ReduceLROnPlateau("loss", patience=1)]),
+    Part("EarlyStopping", lambda: [keras.callbacks.EarlyStopping("loss", 0.01, 1, restore_best_weights=True)]),
+    Part("LearningRateScheduler", lambda: [keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.9 * rate)]),
+    Part("WarmUp", lambda: [WarmUp()]),
+    Part("Answers", lambda: [Answers()]),
+]
+_AT_RANDOM = ("dropout", "noise", "random", "attention()")
+FLAGS: list[dict[str, Any]] = [{}, {"steps_per_loop": 3}, {"report_every_steps": 1}, {"checkpoint_every_steps": 7}]
+OF_FIT: list[dict[str, Any]] = [
+    {"batch_size": 16},
+    {"batch_size": 24},  # the last batch of a pass is smaller
+    {"batch_size": 16, "validation_freq": 3},
+    {"batch_size": 20, "initial_epoch": 1},
+]
 BEGUN = ["nothing", "squares of each row"]
 PLANTED = ["a sum over rows", "the largest row", "rows above the mean"]
 
 
+class Largest(keras.metrics.Metric):
+    """Is the largest error so far, which does not add up over batches."""
+
+    def __init__(self, name: str = "largest", **others: Any) -> None:
+        super().__init__(name=name, **others)
+        self.value = self.add_variable((), "zeros", name="value")
+
+    def update_state(self, y: Any, p: Any, sample_weight: Any = None) -> None:
+        """Takes a batch into account."""
+        error = tf.reduce_max(tf.abs(tf.cast(y, p.dtype) - p))
+        self.value.assign(tf.maximum(self.value, tf.cast(error, self.value.dtype)))
+
+    def result(self) -> Any:
+        """Returns the largest error."""
+        return self.value + 0.0
+
+
+class WarmUp(keras.callbacks.Callback):
+    """Sets the rate before each batch."""
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Sets the rate by the number of steps so far."""
+        done = int(self.model.optimizer.iterations)
+        self.model.optimizer.learning_rate = 1e-3 * min(1.0, (done + 1) / 30)
+
+
+class Answers(keras.callbacks.Callback):
+    """Evaluates and predicts held-out rows, and adds what it finds to the history."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Adds the values of an epoch."""
+        x, y = self.rows
+        found = self.model.evaluate(x, y, batch_size=10, verbose=0, return_dict=True)
+        answers = self.model.predict(x, batch_size=10, verbose=0)
+        logs.update({f"again_{name}": value for name, value in found.items()}, answers=float(answers.sum()))
+
+
 @dataclass(frozen=True)
 class Drawn:
-    """Holds what one model is made of."""
+    """Holds what one script is made of."""
 
     kind: str  # of its rows
-    weighted: bool
     layers: list[Part]
     last: Part
     loss: Part
     optimizer: Part
     step: str
-    precision: str
-    begun: str  # what its loss has from step 200 on
+    override: str  # what else the model has of its own
+    metrics: list[Any]
+    weighted_metrics: bool
+    data: str
+    of_fit: dict[str, Any]
+    callbacks: Part
+    flags: dict[str, Any]  # of this package
+    begun: str  # what its loss has from step BEGINS on
+
+    @property
+    def classes(self) -> bool:
+        """Returns whether targets are classes."""
+        return self.loss.text.startswith("Sparse")
 
     def __str__(self) -> str:
         """Returns one line."""
         layers = ", ".join(part.text for part in (*self.layers, self.last))
-        weights = " with weights" if self.weighted else ""
+        metrics = ", ".join(map(str, self.metrics))
         return (
-            f"{self.kind}{weights} · {layers} · {self.loss.text} · {self.optimizer.text} · step: {self.step} · "
-            f"{self.precision} · from step {BEGINS}: {self.begun}"
+            f"{self.kind}, {self.data} · {layers} · {self.loss.text} · {self.optimizer.text} · step: {self.step}, "
+            f"own: {self.override} · {'weighted ' * self.weighted_metrics}{metrics} · {self.callbacks.text} · "
+            f"{self.of_fit} · {self.flags} · from step {BEGINS}: {self.begun}"
         )
 
 
 def drawn(number: int) -> Drawn:
-    """Returns a model's parts; into those from MODELS on something is planted that mixes rows."""
+    """Returns a script's parts: below ALIKE none draws at random; from MODELS on something mixes rows."""
     draw = np.random.default_rng([SEED, number])
 
-    def one(of: list[Any]) -> Any:
+    def one(of: Sequence[Any]) -> Any:
         return of[int(draw.integers(len(of)))]
 
-    kind = one(["table", "tokens", "images"])
+    kind = one([*LAYERS])
     pooled = {
         "table": [layer("Flatten")],
         "tokens": [layer("GlobalAveragePooling1D"), layer("GlobalMaxPooling1D"), layer("LSTM", 6), layer("Flatten")],
         "images": [layer("GlobalAveragePooling2D"), layer("GlobalMaxPooling2D"), layer("Flatten")],
     }
-    parts = Drawn(
+    layers = LAYERS[kind]
+    if number < ALIKE:
+        layers = [part for part in layers if not any(word in part.text.lower() for word in _AT_RANDOM)]
+    chosen = one([*_NUMBERS, *_CLASSES * 2])
+    classes = chosen in _CLASSES
+    step = one(STEPS_OF_USERS[:3] if kind == "tokens" else STEPS_OF_USERS) if draw.random() < 0.5 else "fit's"
+    callbacks = one(CALLBACKS)
+    optimizers = OPTIMIZERS
+    if callbacks.text in ("ReduceLROnPlateau", "LearningRateScheduler", "WarmUp"):
+        optimizers = optimizers[:-1]  # no callback can set the rate of a schedule
+    if kind == "tokens" and number < ALIKE:  # gradients of a repeated token are added before they are squared
+        optimizers = [part for part in optimizers if part.text.startswith("SGD")]
+    left_out = [] if classes else ["classes with weights"]
+    left_out += ["a dictionary"] if step in ("adversarial", "gradient penalty") else []
+    return Drawn(
         kind=kind,
-        weighted=bool(draw.random() < 0.25),
-        layers=[one(LAYERS[kind]) for _ in range(4)],
+        layers=[one(layers) for _ in range(4)],
         last=one(pooled[kind]),
-        loss=one([*_NUMBERS, *_CLASSES * 2]),
-        optimizer=one(OPTIMIZERS),
-        step=one(STEPS_OF_USERS[:3] if kind == "tokens" else STEPS_OF_USERS),
-        precision=one(PRECISIONS),
+        loss=chosen,
+        optimizer=one(optimizers),
+        step=step,
+        override=one(OVERRIDES) if step == "fit's" else "nothing",
+        metrics=[one(METRICS[classes]) for _ in range(int(draw.integers(3)))],
+        weighted_metrics=bool(draw.random() < 0.3),
+        data=one([data for data in DATA if data not in left_out]),
+        of_fit=one(OF_FIT),
+        callbacks=callbacks,
+        flags=one(FLAGS),
         begun=one(BEGUN if number < MODELS else PLANTED),
     )
-    # Keras adds the losses of activities to others of its own dtype alone.
-    of_activities = any("ctivity" in part.text.lower() for part in parts.layers)
-    return replace(parts, precision="float32") if of_activities else parts
 
 
 class Stepping(keras.Model):
     """Trains as users' own steps do."""
 
     kind = "own"
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        shape = self.outputs[0].shape[1:]
+        self.teacher = self.add_weight(shape=shape, initializer="zeros", trainable=False, name="teacher")
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Returns the metrics of one step."""
@@ -272,6 +383,47 @@ class Stepping(keras.Model):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
+class Penalized(keras.Model):
+    """Adds a penalty to the loss, with a weight that falls whenever metrics are reset."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.weight = self.add_weight(shape=(), initializer="ones", trainable=False, name="weight")
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> Any:
+        """Returns the loss of a batch."""
+        value = super().compute_loss(x, y, y_pred, sample_weight)
+        return value + tf.cast(self.weight, value.dtype) * tf.cast(tf.reduce_mean(y_pred**2), value.dtype)
+
+    def reset_metrics(self) -> None:
+        """Begins an epoch or an evaluation."""
+        super().reset_metrics()
+        self.weight.assign(0.9 * self.weight)
+
+
+class Renamed(keras.Model):
+    """Gives metrics other names."""
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+        """Returns the metrics of a batch."""
+        return {f"my_{name}": value for name, value in super().compute_metrics(x, y, y_pred, sample_weight).items()}
+
+
+class Tested(keras.Model):
+    """Evaluates by its own loss alone."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.error = keras.metrics.Mean(name="error")
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        """Returns the error of a batch."""
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        p = self(x, training=False)
+        self.error.update_state(tf.abs(tf.cast(y, p.dtype) - p))
+        return {"error": self.error.result()}
+
+
 def _loss(parts: Drawn, optimizer: Any) -> Any:
     """Returns the loss of each row, with what begins at step BEGINS."""
     base = parts.loss.make()
@@ -290,109 +442,159 @@ def _loss(parts: Drawn, optimizer: Any) -> Any:
     return of_rows
 
 
-def model(config: TrainConfig, dataset: Any, *, number: int = 0) -> keras.Model:
-    """Returns the compiled model of a number."""
-    parts = drawn(number)
-    shape, dtype = {"table": ((8,), None), "tokens": ((6,), "int32"), "images": ((8, 8, 3), None)}[parts.kind]
-    inputs = x = keras.Input(shape, dtype=dtype)
+class Batches(keras.utils.PyDataset):
+    """Gives the batches of arrays."""
+
+    def __init__(self, size: int, *parts: Any) -> None:
+        super().__init__()
+        self.size, self.parts = size, parts
+
+    def __len__(self) -> int:
+        return -(-ROWS // self.size)
+
+    def __getitem__(self, number: int) -> Any:
+        return tuple(part[number * self.size : (number + 1) * self.size] for part in self.parts)
+
+
+def built(parts: Drawn) -> keras.Model:
+    """Returns the compiled model of a script."""
+    inputs = x = keras.Input(X[parts.kind].shape[1:], name="x")
     if parts.kind == "tokens":
-        x = keras.layers.Embedding(20, 8, mask_zero=number % 2 == 0)(x)
+        x = keras.layers.Embedding(20, 8, mask_zero=len(parts.metrics) % 2 == 0)(x)
     for part in parts.layers:
         try:
             x = part.make()(x)
         except ValueError:  # such as a second RepeatVector, which takes a vector
             continue
     x = parts.last.make()(x)
-    classes = parts.loss.text.startswith("Sparse")
     activation = {"SparseCategoricalCrossentropy()": "softmax", "Poisson()": "softplus"}.get(parts.loss.text)
-    outputs = keras.layers.Dense(3 if classes else 1, activation, dtype="float32" if number % 3 else None)(x)
-    made: Any = (keras.Model if parts.step == "fit's" else Stepping)(inputs, outputs)
-    if parts.step != "fit's":
-        made.kind = parts.step
-        made.teacher = made.add_weight(shape=outputs.shape[1:], initializer="zeros", trainable=False, name="teacher")
+    outputs = keras.layers.Dense(3 if parts.classes else 1, activation, dtype=keras.config.floatx())(x)
+    kinds = {"compute_loss": Penalized, "compute_metrics": Renamed, "test_step": Tested}
+    kind = keras.Model if parts.step == "fit's" else Stepping
+    model: Any = kinds.get(parts.override, kind)({"x": inputs} if parts.data == "a dictionary" else inputs, outputs)
+    model.kind = parts.step
+    if parts.override == "train_step on the object":
+        model.train_step = partial(Stepping.train_step, model)
     optimizer = parts.optimizer.make()
-    made.compile(
-        optimizer, _loss(parts, optimizer), metrics=["mae"] if not classes else ["sparse_categorical_accuracy"]
+    metrics = [metric.make() if isinstance(metric, Part) else metric for metric in parts.metrics]
+    model.compile(
+        optimizer, _loss(parts, optimizer), **{"weighted_metrics" if parts.weighted_metrics else "metrics": metrics}
     )
-    return made
+    return model
 
 
-def rows(config: TrainConfig, x: Any, *, weighted: bool) -> Any:
-    """Returns what fit takes."""
-    return (x, _Y, _WEIGHTS) if weighted else (x, _Y)
-
-
-table, tokens, images = (partial(rows, x=x, weighted=False) for x in (_X, _TOKENS, _IMAGES))
-weighted_table, weighted_tokens, weighted_images = (partial(rows, x=x, weighted=True) for x in (_X, _TOKENS, _IMAGES))
-
-
-def config_of(number: int) -> TrainConfig:
-    """Returns the settings of a run of a model."""
-    parts = drawn(number)
-    data = f"{'weighted_' if parts.weighted else ''}{parts.kind}"
-    flags = [f"--{key}=benchmarks.drawn_models:{name}" for key, name in (("model", "model"), ("data", data))]
-    flags += [f"--number={number}", "--global_batch_size=16", f"--precision={parts.precision}", "--steps=1"]
-    return resolve(flags).config
-
-
-def trained(config: TrainConfig, replicas: int, steps: int, *, noise: float = 0.0) -> list[Any]:
-    """Returns the weights after so many steps on so many replicas; noise: added to the first weights."""
-    config = replace(config, replicas=replicas, jit_compile="false")
-    set_precision_and_seed(config)
-    with in_float64() if config.precision == "float64" else nullcontext():
-        setup = build_setup(config, make_replicas(config))
+def fitted(parts: Drawn, epochs: int, noise: float = 0.0) -> tuple[list[Any], dict[str, list[float]]]:
+    """Runs a script; returns its weights and its history. noise: added to the first weights."""
+    keras.utils.set_random_seed(SEED)
+    model = built(parts)
     draw = np.random.default_rng(SEED)
-    for weight in setup.model.trainable_variables if noise else []:
+    for weight in model.trainable_variables if noise else []:
         weight.assign_add(noise * draw.normal(size=weight.shape))
-    with setup.dataset.reading():
-        setup.step_runner()(setup.rows_from(0), 0, steps)
-    return [np.asarray(weight) for weight in setup.model.get_weights()]
+    named = (lambda x: {"x": x}) if parts.data == "a dictionary" else (lambda x: x)
+    x = X[parts.kind] if parts.kind == "tokens" else X[parts.kind].astype(keras.config.floatx())
+    y = Y.astype(keras.config.floatx())
+    train: tuple[Any, ...] = (named(x[:ROWS]), y[:ROWS])
+    held_out = (named(x[ROWS:]), y[ROWS:])
+    of_fit = dict(parts.of_fit)
+    if parts.data == "weighted arrays":
+        of_fit["sample_weight"] = WEIGHTS.astype(keras.config.floatx())
+    elif parts.data == "classes with weights":
+        of_fit["class_weight"] = {0: 1.0, 1: 2.0, 2: 0.5}
+    elif parts.data == "tf.data":
+        train = (tf.data.Dataset.from_tensor_slices(train).batch(of_fit.pop("batch_size")),)
+    elif parts.data == "a PyDataset":
+        train = (Batches(of_fit.pop("batch_size"), *train),)
+    callbacks = parts.callbacks.make()
+    for callback in callbacks:
+        callback.rows = held_out
+    of_fit["validation_batch_size"] = 16
+    history = model.fit(
+        *train, epochs=epochs, shuffle=False, verbose=0, validation_data=held_out, callbacks=callbacks, **of_fit
+    )
+    return [np.asarray(weight) for weight in model.get_weights()], history.history
 
 
-def difference(config: TrainConfig, steps: int) -> float:
-    """Returns the largest relative difference of a weight tensor after steps on one and on two replicas.
+def launched(run: Callable[[], Any], replicas: int, **flags: Any) -> tuple[Any, str]:
+    """Returns what a script returns if its `fit` is this package's, and what is proved of its steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = TrainConfig(
+            model="drawn.py", data="drawn.py", job_dir=folder, replicas=replicas, global_batch_size=replicas,
+            jit_compile="false", tensorboard=False, allow_replica_dependence=True, **flags,
+        )  # fmt: skip
+        job = StartedJob.open(config, ["drawn.py"], time.monotonic())
+        devices = job.connect()
+        launch = Launch(job, devices)
+        with answered_by_replicas(devices, fit=launch.fit), devices.strategy.scope():
+            return run(), job.result.replica_checks.get("all", "")
+
+
+def difference(one: tuple[list[Any], dict[str, Any]], other: tuple[list[Any], dict[str, Any]]) -> float:
+    """Returns the largest relative difference of a weight tensor or of the history of a value."""
+    if one[1].keys() != other[1].keys():
+        return np.inf
+    pairs = [
+        *zip(one[0], other[0], strict=True),
+        *((np.asarray(one[1][name]), np.asarray(other[1][name])) for name in one[1]),
+    ]
+    if any(first.shape != second.shape for first, second in pairs):
+        return np.inf
+    return max(
+        float(np.linalg.norm(first - second) / max(np.linalg.norm(first), 1e-3 * np.sqrt(first.size)))
+        for first, second in pairs
+    )
+
+
+def compared(number: int, epochs: int) -> tuple[float, str]:
+    """Returns the largest difference between ways to run a script, and what is proved of its steps.
 
     In float32 if a layer of Keras's has no float64. It is 0 if rounding of the first weights differs as much.
     """
-    config, noise = replace(config, precision="float64"), 1e-16
-    try:
-        alone = trained(config, 1, steps)
-    except (TypeError, UserError):  # RandomRotation and RandomZoom compute in float32 in any case
-        config, noise = replace(config, precision="float32"), 1e-7
-        alone = trained(config, 1, steps)
-    found = _largest(alone, trained(config, 2, steps))
-    rounded = found > TOLERANCE and found < 100 * _largest(alone, trained(config, 1, steps, noise=noise))
-    return 0.0 if rounded else found
-
-
-def _largest(first: list[Any], second: list[Any]) -> float:
-    return max(
-        float(np.linalg.norm(one - other) / max(np.linalg.norm(one), 1e-3 * np.sqrt(one.size)))
-        for one, other in zip(first, second, strict=True)
-    )
+    parts = drawn(number)
+    for precision in ("float64", "float32"):
+        keras.config.set_floatx(precision)
+        keras.config.set_dtype_policy(precision)
+        run = partial(fitted, parts, epochs)
+        try:
+            (alone, _), (together, verdict) = (launched(run, replicas, **parts.flags) for replicas in (1, 2))
+            break
+        except (TypeError, UserError):  # RandomRotation and RandomZoom compute in float32 in any case
+            if number < ALIKE or precision == "float32":
+                raise
+    found = difference(alone, together)
+    if number < ALIKE:
+        found = max(found, difference(run(), alone))
+    noise = 1e-16 if precision == "float64" else 1e-7
+    rounded = found > TOLERANCE and found < 100 * difference(run(), run(noise=noise))
+    return 0.0 if rounded else found, verdict
 
 
 def main() -> None:
-    """Prints a line a model and the counts."""
+    """Prints a line a script and the counts."""
     parser = argparse.ArgumentParser()
-    for name, default in (("first", 0), ("count", MODELS + PLANTED_MODELS), ("steps", STEPS)):
+    for name, default in (("first", 0), ("count", MODELS + PLANTED_MODELS), ("epochs", EPOCHS)):
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
     devices = [tf.config.LogicalDeviceConfiguration()] * 2
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
-    counts = dict.fromkeys(("proved", "proved but different", "refused though right", "told though right"), 0)
+    log.setLevel(logging.ERROR)
+    tf.get_logger().setLevel("ERROR")
+    warnings.simplefilter("ignore")
+    counts = dict.fromkeys(("as fit and proved", "different", "refused", "not proved", "planted and proved"), 0)
     for number in range(given.first, given.first + given.count):
-        began, config = time.monotonic(), config_of(number)
-        proof = proof_of(config)
+        began, right = time.monotonic(), number < MODELS
+        try:
+            differs, verdict = compared(number, given.epochs if right else 1)
+        except UserError as error:
+            differs, verdict = 0.0, f"refused: {error}"
+        proved, refused = verdict == PROVED, verdict.startswith("refused")
+        agrees = differs <= TOLERANCE
+        counts["as fit and proved"] += right and agrees and proved
+        counts["different"] += right and not agrees
+        counts["refused"] += right and refused
+        counts["not proved"] += right and not proved and not refused
+        counts["planted and proved"] += proved and not right
         seconds = time.monotonic() - began
-        differs = difference(config, given.steps) if given.steps else 0.0
-        right = number < MODELS
-        counts["proved"] += right and proof.holds
-        counts["proved but different"] += proof.holds and (not right or not differs <= TOLERANCE)
-        counts["refused though right"] += right and bool(proof.mixes) and differs > TOLERANCE
-        counts["told though right"] += right and bool(proof.mixes) and differs <= TOLERANCE
-        told = "; ".join([*proof.mixes, *proof.unknown])
-        print(f"{number} · {proof.verdict()} in {seconds:.1f} s · {differs:.1e} · {drawn(number)} · {told}", flush=True)
+        print(f"{number} · {differs:.1e} · {verdict} · {seconds:.0f} s · {drawn(number)}", flush=True)
     print(", ".join(f"{name}: {count}" for name, count in counts.items()))
 
 

@@ -256,6 +256,10 @@ class Launch:
         with replicas.strategy.scope():
             prepare_model(model, config, data.dataset)
         refuse_other_classes(config, data.dataset, model)
+        if data.last and isinstance(getattr(model, "loss", None), (list, tuple, dict)):
+            log.info(
+                "the loss of each output is a mean over rows, in Keras's fit over batches, of which the last is smaller"
+            )
         proves = needs_check(config, count)
         setup = TrainingSetup(config, replicas, data.dataset, model, schedule, content, (), proves=proves)
         self.setups.append((kind, setup))
