@@ -7,7 +7,7 @@
 The first 100 draw nothing at random, so that plain `fit` on one device, a run on one replica and one on two have the
 same weights, history and answers in float64. The next 30 have such layers too: one replica and two agree. Before it
 trains on two replicas the graph of each proves that; in the last 12 something mixes rows, which must not be proved.
-Rows have planted outliers, and some losses have a term that begins at step 100.
+Rows have planted outliers, and some losses have a term that begins at step 30.
 """
 
 import argparse
@@ -33,8 +33,8 @@ from trainer.run.proof import PROVED
 from trainer.run.start import StartedJob
 
 SEED, ALIKE, MODELS, PLANTED_MODELS = 81, 100, 130, 12
-EPOCHS = 8
-BEGINS = 100  # the step at which some terms of losses begin
+EPOCHS = 4
+BEGINS = 30  # the step at which some terms of losses begin
 TOLERANCE = 1e-6  # relative; rounding grows over the steps
 ROWS, HELD_OUT = 320, 37
 _DRAWN = np.random.default_rng(SEED)

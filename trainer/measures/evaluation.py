@@ -109,6 +109,12 @@ class Evaluation:
         self._by_key: dict[str, keras.Metric] = {}  # metrics among them, by the names that it gives them
         self._updated: set[int] = set()  # the ids of the variables of metrics that test_step assigns
 
+    def of(self, examples: AnyExamples) -> "Evaluation":
+        """Returns itself for other examples of the same kind, for which what it has traced serves, too."""
+        self.examples, self._batches = examples, math.ceil(examples.count / self.batch_size)
+        vars(self).pop("_takers", None)
+        return self
+
     def __call__(self) -> dict[str, float]:
         """Returns the numbers by name. Every worker must call it."""
         return {f"val_{name}": number for name, number in numbers_of(self.results()).items()}

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras.callbacks import CallbackList
 
 from trainer.cluster.strategy import Replicas
-from trainer.data.dataset import Dataset
+from trainer.data.dataset import Dataset, NestedArrays
 from trainer.data.fit_data import examples_of_fit, first_batches
 from trainer.invariance.internals import build_compiled, outside_of_scopes, wrapped
 from trainer.measures import prediction
@@ -44,11 +44,18 @@ def evaluate(replicas: Replicas, *given: Any, **named: Any) -> Any:
     call = _arguments(_EVALUATE, given, named)
     model, callbacks = call["self"], _callbacks(call)
     examples, size = _examples("evaluate", call, call["y"], call["sample_weight"])
-    as_fit = Dataset("evaluate", examples).as_fit
-    with replicas.strategy.scope():
-        build_compiled(model, as_fit(tf.nest.map_structure(tf.convert_to_tensor, examples.first(1))))
+
+    def traced() -> Evaluation:
+        row = examples.first(1)
+        as_fit = Dataset("evaluate", NestedArrays(*row)).as_fit
+        with replicas.strategy.scope():
+            build_compiled(model, as_fit(tf.nest.map_structure(tf.convert_to_tensor, row)))
+        return Evaluation(model, replicas, examples, size, as_fit)
+
     callbacks.on_test_begin()
-    found = Evaluation(model, replicas, examples, size, as_fit).results()
+    evaluation = _kept(model, replicas, ("evaluate", size, str(examples.spec)), traced)
+    found = evaluation.of(examples).results()
+    del evaluation.examples  # which may fill the memory
     results = {name: value if np.ndim(value) else float(value) for name, value in found.items()}
     callbacks.on_test_end(results)
     if call["return_dict"]:
@@ -59,12 +66,27 @@ def evaluate(replicas: Replicas, *given: Any, **named: Any) -> Any:
 def predict(replicas: Replicas, *given: Any, **named: Any) -> Any:
     """Does what `keras.Model.predict` does with these arguments, over all replicas."""
     call = _arguments(_PREDICT, given, named)
-    callbacks = _callbacks(call)
+    model, callbacks = call["self"], _callbacks(call)
     examples, size = _examples("predict", call)
+
+    def traced() -> Any:
+        as_fit = Dataset("predict", NestedArrays(*examples.first(1))).as_fit
+        return prediction.round_of(model, replicas, size, as_fit)
+
     callbacks.on_predict_begin()
-    outputs = prediction.predict(call["self"], replicas, examples, size, Dataset("predict", examples).as_fit)
+    run = _kept(model, replicas, ("predict", size, str(examples.spec)), traced)
+    outputs = prediction.predict_by(run, replicas, examples, size)
     callbacks.on_predict_end()
     return tf.nest.map_structure(np.asarray, outputs)
+
+
+def _kept(model: keras.Model, replicas: Replicas, kind: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    """Returns what `make` has traced for calls of this kind, until the model is compiled anew, as in Keras."""
+    key = (*kind, *map(id, (replicas, *model.metrics)))
+    kept = vars(model).setdefault("__answers", {})  # of the model, with which it is forgotten
+    if key not in kept:
+        kept[key] = make()
+    return kept[key]
 
 
 def _arguments(signature: inspect.Signature, given: Any, named: Any) -> dict[str, Any]:

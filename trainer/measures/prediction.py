@@ -30,12 +30,14 @@ def predict(
     Only x is used. Nothing in the model changes: a layer that draws at random draws the same for each batch. Raises
     UserError if the model does not return a row for each row.
     """
-    batches = math.ceil(examples.count / batch_size)
-    takers = min(replicas.local, batches)
-    if isinstance(examples, InSequence):  # a second reading may give another order
-        iterators = [iter(examples.in_order(batch_size))] * takers
-    else:
-        iterators = [iter(examples.in_order(batch_size, takers, index)) for index in range(takers)]
+    run = round_of(model, replicas, batch_size, as_fit)
+    return predict_by(run, replicas, examples, batch_size)
+
+
+def round_of(
+    model: keras.Model, replicas: Replicas, batch_size: int, as_fit: Callable[[tuple[Any, ...]], Any]
+) -> Callable[[list[Any]], list[Any]]:
+    """Returns a function from the iterators of replicas to what predict_step gives for the next batch of each."""
 
     def filled(leaf: Any) -> Any:  # repeats the last row of the last batch
         more = tf.repeat(leaf[-1:], batch_size - tf.shape(leaf)[0], axis=0)
@@ -49,7 +51,20 @@ def predict(
                 outputs.append(outputs_of(model, x if isinstance(x, tuple) else (x,)))
         return outputs
 
-    run = tf.function(one_round, autograph=False)
+    return tf.function(one_round, autograph=False)
+
+
+def predict_by(
+    run: Callable[[list[Any]], list[Any]], replicas: Replicas, examples: AnyExamples, batch_size: int
+) -> Any:
+    """Returns what `predict` does, by the function of `round_of`."""
+    batches = math.ceil(examples.count / batch_size)
+    takers = min(replicas.local, batches)
+    if isinstance(examples, InSequence):  # a second reading may give another order
+        iterators = [iter(examples.in_order(batch_size))] * takers
+    else:
+        iterators = [iter(examples.in_order(batch_size, takers, index)) for index in range(takers)]
+
     parts = []
     for first in range(0, batches, takers):
         for index, outputs in enumerate(run(iterators[: batches - first]), first):
