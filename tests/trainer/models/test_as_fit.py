@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from benchmarks.drawn_models import difference, launched
+from benchmarks.drawn_models import difference, found_in, launched
 from tests.support import refused
 
 PAGE = Path(__file__).parents[3] / "docs" / "training.md"
@@ -165,7 +165,7 @@ def trained(build: Callable[[], Any]) -> Any:
     # Keras's losses of outputs count a smaller last batch as a whole one, and `root` is told.
     for name in ("root", "val_root", "head0_loss", "head1_loss"):
         history.pop(name, None)
-    return [np.asarray(weight) for weight in model.get_weights()], history
+    return found_in(model, history)
 
 
 @pytest.mark.parametrize(("says", "build", "line"), [
