@@ -62,22 +62,15 @@ lint: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.models
-	$(RUN) -m benchmarks.looped
 	$(RUN) -m benchmarks.workers
 	$(RUN) -m benchmarks.workers --scaling=weak
 	$(RUN) -m benchmarks.scaling
 	$(RUN) -m benchmarks.scale
 	$(RUN) -m benchmarks.checkpoint
-	$(RUN) -m benchmarks.export
 	$(RUN) -m benchmarks.startup
-	$(RUN) -m benchmarks.memory
 	$(RUN) -m benchmarks.backtest
 	$(RUN) -m benchmarks.plan_memory
-	$(RUN) -m benchmarks.plan_speed
 	$(RUN) -m benchmarks.plan_fit
-	$(RUN) -m benchmarks.compare_overhead
-	$(RUN) -m benchmarks.storage
-	$(RUN) -m benchmarks.desk
 	$(RUN) -m benchmarks.serving
 	$(RUN) -m benchmarks.gan_quality --minutes=2
 

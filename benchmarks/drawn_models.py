@@ -1,45 +1,61 @@
-"""Draws models by a seed, proves each by its graph, trains it on 1 and on 2 replicas, and counts what does not agree.
+"""Draws scripts that call `fit` by a seed, runs each by Keras and by this package, and counts what does not agree.
 
-    python -m benchmarks.drawn_models                      # all 60, and 12 into which something is planted
-    python -m benchmarks.drawn_models --first=0 --count=10 # some of them
-    python -m benchmarks.drawn_models --steps=0            # proofs alone
+    python -m benchmarks.drawn_models                       # all 130, and 12 into which something is planted
+    python -m benchmarks.drawn_models --first=0 --count=10  # some of them
 
-The models are drawn from the lists below, of which each part gives on several replicas what it gives on one. Rows
-have planted outliers, and half of the losses have a term that begins at step 200. Training is in float64, on two
-logical CPUs.
+The first 100 draw nothing at random, so that plain `fit` on one device, a run on one replica and one on two have the
+same weights, history and answers in float64. The next 30 have such layers too: one replica and two agree. Before it
+trains on two replicas the graph of each proves that; in the last 12 something mixes rows, which must not be proved.
+Rows have planted outliers, and some losses have a term that begins at step 30.
 """
 
 import argparse
+import tempfile
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.user_callbacks import WarmUp
 from trainer.base.errors import UserError
-from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.strategy import make_replicas
-from trainer.invariance.internals import in_float64
-from trainer.run.replica_check import proof_of
-from trainer.run.training_setup import build_setup, set_precision_and_seed
+from trainer.measures.keras_calls import answered_by_replicas
+from trainer.run import training_run
+from trainer.run.launched import Launch
+from trainer.run.start import StartedJob
 
-SEED, MODELS, PLANTED_MODELS = 81, 60, 12
-STEPS = 220
-BEGINS = 200  # the step at which some terms of losses begin
+SEED, ALIKE, MODELS, PLANTED_MODELS = 81, 100, 130, 12
+EPOCHS = 4
+BEGINS = 30  # the step at which some terms of losses begin
 TOLERANCE = 1e-6  # relative; rounding grows over the steps
+ROWS, HELD_OUT = 320, 37
 _DRAWN = np.random.default_rng(SEED)
-_OUTLIERS = np.where(np.arange(320) % 64 == 37, 30.0, 1.0)
-_X = (_DRAWN.normal(size=(320, 8)) * _OUTLIERS[:, None]).astype("float32")
-_IMAGES = (_DRAWN.normal(size=(320, 8, 8, 3)) * _OUTLIERS[:, None, None, None]).astype("float32")
-_TOKENS = (_DRAWN.integers(0, 20, size=(320, 6)) * (np.arange(6) < _DRAWN.integers(1, 7, 320)[:, None])).astype("int32")
-_Y = (_X[:, :1] > 0).astype("float32") + (_X[:, 1:2] > 0)
-_WEIGHTS = _DRAWN.uniform(size=320).astype("float32")
+_OUTLIERS = np.where(np.arange(ROWS + HELD_OUT) % 64 == 37, 30.0, 1.0)
+
+
+def _normal(*shape: int) -> Any:
+    rows = _DRAWN.normal(size=(ROWS + HELD_OUT, *shape))
+    return rows * _OUTLIERS.reshape(-1, *[1] * len(shape))
+
+
+X: dict[str, Any] = {
+    "table": _normal(8),
+    "images": _normal(8, 8, 3),
+    "tokens": _DRAWN.integers(0, 20, size=(ROWS + HELD_OUT, 6), dtype=np.int32),
+}
+Y = (X["table"][:, :1] > 0) + 1.0 * (X["table"][:, 1:2] > 0)
+WEIGHTS = _DRAWN.uniform(size=ROWS)
+_AT_RANDOM = ("dropout", "noise", "random")
+Found = dict[str, Any]  # weights, and the history of each value
 
 
 @dataclass(frozen=True)
@@ -48,6 +64,9 @@ class Part:
 
     text: str
     make: Callable[[], Any]
+
+    def __repr__(self) -> str:
+        return self.text
 
 
 def of(module: Any, name: str, *arguments: Any, **options: Any) -> Part:
@@ -64,17 +83,9 @@ def wrapped(outer: str, inner: Part, **options: Any) -> Part:
     return Part(f"{outer}({inner.text})", lambda: getattr(keras.layers, outer)(inner.make(), **options))
 
 
-@keras.saving.register_keras_serializable("drawn")
-class Attention(keras.layers.Layer):
-    """Attends from each word to all words of its row."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.attention = keras.layers.MultiHeadAttention(2, 4, dropout=0.1)
-
-    def call(self, x: Any, training: bool = False) -> Any:
-        """Returns (rows, words, features)."""
-        return x + self.attention(x, x, training=training)
+def attention(x: Any) -> Any:
+    """Returns what each word attends to in its row, beside the word."""
+    return x + keras.layers.MultiHeadAttention(2, 4, dropout=0.1)(x, x)
 
 
 _ANY = [
@@ -114,7 +125,7 @@ LAYERS: dict[str, list[Part]] = {
         *_ANY,
         *(layer(name, 8, return_sequences=True) for name in ("LSTM", "GRU", "SimpleRNN")),
         wrapped("Bidirectional", layer("LSTM", 4, return_sequences=True, dropout=0.1)),
-        Part("Attention()", Attention),
+        Part("attention, dropout", lambda: attention),
         layer("Conv1D", 8, 3, padding="same"),
         layer("SeparableConv1D", 8, 2, padding="causal"),
         wrapped("TimeDistributed", layer("Dense", 8, "relu")),
@@ -134,13 +145,9 @@ LAYERS: dict[str, list[Part]] = {
         layer("AveragePooling2D", 2, padding="same"),
         layer("UpSampling2D", 2),
         layer("ZeroPadding2D", 1),
-        layer("UpSampling2D", 2, interpolation="bilinear"),
         layer("SpatialDropout2D", 0.1),
-        layer("Permute", (2, 1, 3)),
         layer("RandomFlip"),
         layer("RandomTranslation", 0.1, 0.1),
-        layer("RandomRotation", 0.1),
-        layer("RandomZoom", 0.1),
         layer("RandomContrast", 0.2),
         layer("RandomBrightness", 0.1, value_range=(0, 1)),
         layer("Resizing", 6, 6),
@@ -175,63 +182,78 @@ _NUMBERS = [
     ),
 ]
 _CLASSES = [loss("SparseCategoricalCrossentropy", from_logits=True), loss("SparseCategoricalCrossentropy")]
-STEPS_OF_USERS = ["fit's", "own", "two passes", "adversarial", "gradient penalty", "teacher"]
-PRECISIONS = ["float32", "mixed_bfloat16", "mixed_float16", "float64"]
+METRICS = {False: ["mae", "mse", "RootMeanSquaredError"], True: ["accuracy", "sparse_categorical_crossentropy"]}
+STEPS_OF_USERS = ["fit's", "own", "on the object", "two passes", "adversarial", "gradient penalty"]
+DATA = ["classes with weights", "arrays", "weighted arrays", "a dictionary", "tf.data"]
+RATES = [
+    Part("ReduceLROnPlateau", lambda: keras.callbacks.ReduceLROnPlateau("loss", patience=1)),
+    Part("LearningRateScheduler", lambda: keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.9 * rate)),
+    Part("WarmUp", WarmUp),
+]
+CALLBACKS = [
+    *RATES,
+    Part("EarlyStopping", lambda: keras.callbacks.EarlyStopping("loss", 0.01, 1, restore_best_weights=True)),
+    Part("Answers", lambda: Answers()),
+]
+# Of the launcher, and of fit: with batches of 24 the last one of a pass is smaller.
+FLAGS: list[dict[str, Any]] = [{}, {"steps_per_loop": 3}, {"report_every_steps": 1}, {"checkpoint_every_steps": 7}]
+OF_FIT: list[dict[str, Any]] = [{}, {"validation_freq": 3}, {"initial_epoch": 1}]
 BEGUN = ["nothing", "squares of each row"]
-PLANTED = ["a sum over rows", "the largest row", "rows above the mean"]
+PLANTED = ["a sum over rows", "the largest row"]
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """Holds what one model is made of."""
+class Answers(keras.callbacks.Callback):
+    """Evaluates and predicts held-out rows, and adds what it finds to the history."""
 
-    kind: str  # of its rows
-    weighted: bool
-    layers: list[Part]
-    last: Part
-    loss: Part
-    optimizer: Part
-    step: str
-    precision: str
-    begun: str  # what its loss has from step 200 on
-
-    def __str__(self) -> str:
-        """Returns one line."""
-        layers = ", ".join(part.text for part in (*self.layers, self.last))
-        weights = " with weights" if self.weighted else ""
-        return (
-            f"{self.kind}{weights} · {layers} · {self.loss.text} · {self.optimizer.text} · step: {self.step} · "
-            f"{self.precision} · from step {BEGINS}: {self.begun}"
-        )
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Adds the values of an epoch."""
+        x, y = self.rows
+        found = self.model.evaluate(x, y, batch_size=10, verbose=0, return_dict=True)
+        answers = self.model.predict(x, batch_size=10, verbose=0)
+        logs.update({f"again_{name}": value for name, value in found.items()}, answers=float(answers.sum()))
 
 
-def drawn(number: int) -> Drawn:
-    """Returns a model's parts; into those from MODELS on something is planted that mixes rows."""
+def drawn(number: int) -> Any:
+    """Returns a script's parts by name: below ALIKE none draws at random; from MODELS on something mixes rows."""
     draw = np.random.default_rng([SEED, number])
 
-    def one(of: list[Any]) -> Any:
+    def one(of: Sequence[Any]) -> Any:
         return of[int(draw.integers(len(of)))]
 
-    kind = one(["table", "tokens", "images"])
+    kind = one([*LAYERS])
     pooled = {
         "table": [layer("Flatten")],
         "tokens": [layer("GlobalAveragePooling1D"), layer("GlobalMaxPooling1D"), layer("LSTM", 6), layer("Flatten")],
         "images": [layer("GlobalAveragePooling2D"), layer("GlobalMaxPooling2D"), layer("Flatten")],
     }
-    parts = Drawn(
+    layers, optimizers = LAYERS[kind], OPTIMIZERS
+    if number < ALIKE:
+        layers = [part for part in layers if not any(word in part.text.lower() for word in _AT_RANDOM)]
+        if kind == "tokens":  # gradients of a repeated token are added before they are squared
+            optimizers = [part for part in optimizers if part.text.startswith("SGD")]
+    loss = one([*_NUMBERS, *_CLASSES * 2])
+    classes = loss in _CLASSES
+    data = one(DATA if classes else DATA[1:])
+    steps = STEPS_OF_USERS[:4] if kind == "tokens" or data == "a dictionary" else STEPS_OF_USERS
+    step = one(steps) if draw.random() < 0.5 else "fit's"
+    callback = one(CALLBACKS)
+    return SimpleNamespace(
         kind=kind,
-        weighted=bool(draw.random() < 0.25),
-        layers=[one(LAYERS[kind]) for _ in range(4)],
+        layers=[one(layers) for _ in range(4)],
         last=one(pooled[kind]),
-        loss=one([*_NUMBERS, *_CLASSES * 2]),
-        optimizer=one(OPTIMIZERS),
-        step=one(STEPS_OF_USERS[:3] if kind == "tokens" else STEPS_OF_USERS),
-        precision=one(PRECISIONS),
+        loss=loss,
+        classes=classes,
+        optimizer=one(optimizers[:-1] if callback in RATES else optimizers),  # no callback sets the rate of a schedule
+        step=step,
+        own=one(["nothing", "compute_loss", "compute_metrics"]) if step == "fit's" else "",
+        metrics={one(["metrics", "weighted_metrics"]): [one(METRICS[classes]) for _ in range(int(draw.integers(3)))]},
+        data=data,
+        batch_size=one([16, 24]),
+        of_fit=one(OF_FIT),
+        callback=callback,
+        flags=one(FLAGS),
         begun=one(BEGUN if number < MODELS else PLANTED),
     )
-    # Keras adds the losses of activities to others of its own dtype alone.
-    of_activities = any("ctivity" in part.text.lower() for part in parts.layers)
-    return replace(parts, precision="float32") if of_activities else parts
 
 
 class Stepping(keras.Model):
@@ -258,12 +280,8 @@ class Stepping(keras.Model):
                     total = tf.reduce_sum(self(x, training=False))
                 slopes = tf.reshape(inner.gradient(total, x), (tf.shape(x)[0], -1))
                 value += 0.1 * tf.cast(tf.reduce_mean(tf.reduce_sum(slopes**2, 1)), value.dtype)
-            if self.kind == "teacher":
-                value += 1e-3 * tf.cast(tf.reduce_mean(p * tf.cast(self.teacher, p.dtype)), value.dtype)
         gradients = tape.gradient(value, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        if self.kind == "teacher":
-            self.teacher.assign(0.9 * self.teacher + 0.1 * tf.cast(self.trainable_variables[-1], self.teacher.dtype))
         for metric in self.metrics:
             if metric.name == "loss":
                 metric.update_state(value)
@@ -272,7 +290,33 @@ class Stepping(keras.Model):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
-def _loss(parts: Drawn, optimizer: Any) -> Any:
+class Penalized(keras.Model):
+    """Adds a penalty to the loss, with a weight that falls whenever metrics are reset."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.weight = self.add_weight(shape=(), initializer="ones", trainable=False, name="weight")
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> Any:
+        """Returns the loss of a batch."""
+        value = super().compute_loss(x, y, y_pred, sample_weight)
+        return value + tf.cast(self.weight, value.dtype) * tf.cast(tf.reduce_mean(y_pred**2), value.dtype)
+
+    def reset_metrics(self) -> None:
+        """Begins an epoch or an evaluation."""
+        super().reset_metrics()
+        self.weight.assign(0.9 * self.weight)
+
+
+class Renamed(keras.Model):
+    """Gives metrics other names."""
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+        """Returns the metrics of a batch."""
+        return {f"my_{name}": value for name, value in super().compute_metrics(x, y, y_pred, sample_weight).items()}
+
+
+def _loss(parts: Any, optimizer: Any) -> Any:
     """Returns the loss of each row, with what begins at step BEGINS."""
     base = parts.loss.make()
 
@@ -283,117 +327,133 @@ def _loss(parts: Drawn, optimizer: Any) -> Any:
             "squares of each row": lambda: 1e-3 * tf.reduce_mean(p**2, -1),
             "a sum over rows": lambda: 1e-4 * tf.reduce_sum(p**2),
             "the largest row": lambda: 1e-2 * tf.nn.relu(tf.reduce_max(p) - 1.0),
-            "rows above the mean": lambda: 1e-2 * tf.reduce_mean(tf.nn.relu(p - tf.reduce_mean(p, 0)), -1),
         }
         return base.call(y, p) + begun * extra[parts.begun]()
 
     return of_rows
 
 
-def model(config: TrainConfig, dataset: Any, *, number: int = 0) -> keras.Model:
-    """Returns the compiled model of a number."""
-    parts = drawn(number)
-    shape, dtype = {"table": ((8,), None), "tokens": ((6,), "int32"), "images": ((8, 8, 3), None)}[parts.kind]
-    inputs = x = keras.Input(shape, dtype=dtype)
+def built(parts: Any) -> keras.Model:
+    """Returns the compiled model of a script."""
+    inputs = x = keras.Input(X[parts.kind].shape[1:], name="x")
     if parts.kind == "tokens":
-        x = keras.layers.Embedding(20, 8, mask_zero=number % 2 == 0)(x)
+        x = keras.layers.Embedding(20, 8, mask_zero=parts.batch_size == 16)(x)
     for part in parts.layers:
         try:
             x = part.make()(x)
         except ValueError:  # such as a second RepeatVector, which takes a vector
             continue
     x = parts.last.make()(x)
-    classes = parts.loss.text.startswith("Sparse")
     activation = {"SparseCategoricalCrossentropy()": "softmax", "Poisson()": "softplus"}.get(parts.loss.text)
-    outputs = keras.layers.Dense(3 if classes else 1, activation, dtype="float32" if number % 3 else None)(x)
-    made: Any = (keras.Model if parts.step == "fit's" else Stepping)(inputs, outputs)
-    if parts.step != "fit's":
-        made.kind = parts.step
-        made.teacher = made.add_weight(shape=outputs.shape[1:], initializer="zeros", trainable=False, name="teacher")
+    outputs = keras.layers.Dense(3 if parts.classes else 1, activation, dtype=keras.config.floatx())(x)
+    plain = {"fit's": keras.Model, "on the object": keras.Model}.get(parts.step, Stepping)
+    kind: Any = {"compute_loss": Penalized, "compute_metrics": Renamed}.get(parts.own, plain)
+    model = kind({"x": inputs} if parts.data == "a dictionary" else inputs, outputs)
+    model.kind = parts.step
+    if parts.step == "on the object":
+        model.train_step = partial(Stepping.train_step, model)
     optimizer = parts.optimizer.make()
-    made.compile(
-        optimizer, _loss(parts, optimizer), metrics=["mae"] if not classes else ["sparse_categorical_accuracy"]
-    )
-    return made
+    model.compile(optimizer, _loss(parts, optimizer), **parts.metrics)
+    return model
 
 
-def rows(config: TrainConfig, x: Any, *, weighted: bool) -> Any:
-    """Returns what fit takes."""
-    return (x, _Y, _WEIGHTS) if weighted else (x, _Y)
-
-
-table, tokens, images = (partial(rows, x=x, weighted=False) for x in (_X, _TOKENS, _IMAGES))
-weighted_table, weighted_tokens, weighted_images = (partial(rows, x=x, weighted=True) for x in (_X, _TOKENS, _IMAGES))
-
-
-def config_of(number: int) -> TrainConfig:
-    """Returns the settings of a run of a model."""
-    parts = drawn(number)
-    data = f"{'weighted_' if parts.weighted else ''}{parts.kind}"
-    flags = [f"--{key}=benchmarks.drawn_models:{name}" for key, name in (("model", "model"), ("data", data))]
-    flags += [f"--number={number}", "--global_batch_size=16", f"--precision={parts.precision}", "--steps=1"]
-    return resolve(flags).config
-
-
-def trained(config: TrainConfig, replicas: int, steps: int, *, noise: float = 0.0) -> list[Any]:
-    """Returns the weights after so many steps on so many replicas; noise: added to the first weights."""
-    config = replace(config, replicas=replicas, jit_compile="false")
-    set_precision_and_seed(config)
-    with in_float64() if config.precision == "float64" else nullcontext():
-        setup = build_setup(config, make_replicas(config))
+def fitted(parts: Any, epochs: int, noise: float = 0.0) -> Found:
+    """Runs a script; returns its weights and its history. noise: added to the first weights."""
+    keras.utils.set_random_seed(SEED)
+    model = built(parts)
     draw = np.random.default_rng(SEED)
-    for weight in setup.model.trainable_variables if noise else []:
+    for weight in model.trainable_variables if noise else []:
         weight.assign_add(noise * draw.normal(size=weight.shape))
-    with setup.dataset.reading():
-        setup.step_runner()(setup.rows_from(0), 0, steps)
-    return [np.asarray(weight) for weight in setup.model.get_weights()]
+    x = X[parts.kind] if parts.kind == "tokens" else X[parts.kind].astype(keras.config.floatx())
+    y = Y.astype(keras.config.floatx())
+    named: Any = (lambda rows: {"x": rows}) if parts.data == "a dictionary" else np.asarray
+    train: tuple[Any, ...] = (named(x[:ROWS]), y[:ROWS])
+    held_out = (named(x[ROWS:]), y[ROWS:])
+    of_fit = {"batch_size": parts.batch_size, **parts.of_fit}
+    if parts.data == "weighted arrays":
+        of_fit["sample_weight"] = WEIGHTS
+    if parts.data == "classes with weights":
+        of_fit["class_weight"] = {0: 1.0, 1: 2.0, 2: 0.5}
+    if parts.data == "tf.data":
+        train = (tf.data.Dataset.from_tensor_slices(train).batch(of_fit.pop("batch_size")),)
+    callback = parts.callback.make()
+    callback.rows = held_out
+    history = model.fit(
+        *train, epochs=epochs, shuffle=False, verbose=0, validation_data=held_out, validation_batch_size=16,
+        callbacks=[callback], **of_fit,
+    ).history  # fmt: skip
+    return found_in(model, history)
 
 
-def difference(config: TrainConfig, steps: int) -> float:
-    """Returns the largest relative difference of a weight tensor after steps on one and on two replicas.
+def found_in(model: keras.Model, history: dict[str, Any]) -> Found:
+    """Returns the weights and the history after a call of `fit`."""
+    weights = {f"weight {number}": weight for number, weight in enumerate(model.get_weights())}
+    return {name: np.asarray(values) for name, values in {**weights, **history}.items()}
 
-    In float32 if a layer of Keras's has no float64. It is 0 if rounding of the first weights differs as much.
+
+def launched(run: Callable[[], Any], replicas: int, **flags: Any) -> tuple[Any, str]:
+    """Returns what a script returns if its `fit` is this package's, and what is proved of its steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = TrainConfig(
+            model="drawn.py", data="drawn.py", job_dir=folder, replicas=replicas, global_batch_size=replicas,
+            jit_compile="false", tensorboard=False, allow_replica_dependence=True, **flags,
+        )  # fmt: skip
+        job = StartedJob.open(config, ["drawn.py"], time.monotonic())
+        devices = job.connect()
+        launch = Launch(job, devices)
+        unrehearsed = patch.object(training_run, "rehearse")  # which takes half of the time of a short script
+        with unrehearsed, answered_by_replicas(devices, fit=launch.fit), devices.strategy.scope():
+            return run(), job.result.replica_checks.get("all", "")
+
+
+def difference(one: Found, other: Found) -> float:
+    """Returns the largest relative difference of a weight tensor or of the history of a value."""
+    if one.keys() != other.keys() or any(one[name].shape != other[name].shape for name in one):
+        return np.inf
+    norms = {name: max(np.linalg.norm(array), 1e-3 * np.sqrt(array.size)) for name, array in one.items()}
+    return max(float(np.linalg.norm(one[name] - other[name]) / norm) for name, norm in norms.items())
+
+
+def compared(number: int, epochs: int) -> tuple[float, str]:
+    """Returns the largest difference between ways to run a script, and what is proved of its steps.
+
+    It is 0 if rounding of the first weights differs as much.
     """
-    config, noise = replace(config, precision="float64"), 1e-16
-    try:
-        alone = trained(config, 1, steps)
-    except (TypeError, UserError):  # RandomRotation and RandomZoom compute in float32 in any case
-        config, noise = replace(config, precision="float32"), 1e-7
-        alone = trained(config, 1, steps)
-    found = _largest(alone, trained(config, 2, steps))
-    rounded = found > TOLERANCE and found < 100 * _largest(alone, trained(config, 1, steps, noise=noise))
-    return 0.0 if rounded else found
-
-
-def _largest(first: list[Any], second: list[Any]) -> float:
-    return max(
-        float(np.linalg.norm(one - other) / max(np.linalg.norm(one), 1e-3 * np.sqrt(one.size)))
-        for one, other in zip(first, second, strict=True)
-    )
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    parts = drawn(number)
+    run = partial(fitted, parts, epochs)
+    (alone, _), (together, verdict) = (launched(run, replicas, **parts.flags) for replicas in (1, 2))
+    found = difference(alone, together)
+    if number < ALIKE:
+        found = max(found, difference(run(), alone))
+    if found > TOLERANCE and found < 100 * difference(run(), run(noise=1e-16)):
+        found = 0.0
+    return found, verdict
 
 
 def main() -> None:
-    """Prints a line a model and the counts."""
+    """Prints a line a script and the counts."""
     parser = argparse.ArgumentParser()
-    for name, default in (("first", 0), ("count", MODELS + PLANTED_MODELS), ("steps", STEPS)):
+    for name, default in (("first", 0), ("count", MODELS + PLANTED_MODELS)):
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
     devices = [tf.config.LogicalDeviceConfiguration()] * 2
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
-    counts = dict.fromkeys(("proved", "proved but different", "refused though right", "told though right"), 0)
+    tf.get_logger().setLevel("ERROR")
+    warnings.simplefilter("ignore")
+    counts = Counter[str]()
     for number in range(given.first, given.first + given.count):
-        began, config = time.monotonic(), config_of(number)
-        proof = proof_of(config)
+        began, planted = time.monotonic(), number >= MODELS
+        try:
+            differs, verdict = compared(number, 1 if planted else EPOCHS)
+        except UserError as error:
+            differs, verdict = 0.0, f"refused: {error}"
+        same = "planted" if planted else "as fit" if differs <= TOLERANCE else "different"
+        counts[f"{same}, {verdict.partition(':')[0]}"] += 1
         seconds = time.monotonic() - began
-        differs = difference(config, given.steps) if given.steps else 0.0
-        right = number < MODELS
-        counts["proved"] += right and proof.holds
-        counts["proved but different"] += proof.holds and (not right or not differs <= TOLERANCE)
-        counts["refused though right"] += right and bool(proof.mixes) and differs > TOLERANCE
-        counts["told though right"] += right and bool(proof.mixes) and differs <= TOLERANCE
-        told = "; ".join([*proof.mixes, *proof.unknown])
-        print(f"{number} · {proof.verdict()} in {seconds:.1f} s · {differs:.1e} · {drawn(number)} · {told}", flush=True)
-    print(", ".join(f"{name}: {count}" for name, count in counts.items()))
+        print(f"{number} · {same} {differs:.1e} · {verdict} · {seconds:.0f} s · {vars(drawn(number))}", flush=True)
+    print("; ".join(f"{name}: {count}" for name, count in sorted(counts.items())))
 
 
 if __name__ == "__main__":

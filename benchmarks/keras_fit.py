@@ -54,13 +54,14 @@ def model_for(setup: TrainingSetup, steps_per_execution: int, *, jit_compile: bo
         model.built = True
         model.compile(**options)
         return model
-    model, (optimizer,) = plain_copy(setup.model), new_optimizers(setup.model)
-    entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, entropy, metrics=[keras.metrics.SparseCategoricalAccuracy()], **options)
+    model = plain_copy(setup.model)
+    model.compile_from_config({**setup.model.get_compile_config(), **options})
     return model
 
 
 def batches_for(setup: TrainingSetup) -> tf.data.Dataset:
-    """Returns the input of `fit`: the images of a step of a GAN, or (images, labels) of a batch."""
-    steps, is_gan = peer_batches(setup, setup.schedule.batches_per_step), hasattr(setup.model, "critic")
-    return steps.map(lambda images, *rest: images if is_gan else (images[0], rest[0][0]))
+    """Returns the input of `fit`: the images of a step of a GAN, or what `fit` takes of a batch."""
+    steps = peer_batches(setup, setup.schedule.batches_per_step)
+    if hasattr(setup.model, "critic"):
+        return steps.map(lambda images, *rest: images)
+    return steps.map(lambda *parts: setup.dataset.as_fit(tuple(part[0] for part in parts)))

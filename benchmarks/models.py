@@ -9,6 +9,7 @@ from functools import partial
 
 from benchmarks.processes import CONSTANT_RATE, Candidate, digits_file, images_per_step, started
 from benchmarks.runner import alternate, make_parser, possible, print_table, program, save, some_of, table
+from trainer.run.step_program import MOST_STEPS
 
 SHORT_STEPS = "wgan_gp-16"  # the loop's own overhead is a large part of them
 CASES = {
@@ -18,8 +19,15 @@ CASES = {
     "cnn": ["--recipe=cnn_mnist", *CONSTANT_RATE],
     "mlp": ["--recipe=mlp_mnist", *CONSTANT_RATE],
     SHORT_STEPS: ["--recipe=wgan_gp_mnist", "--image_size=16", "--global_batch_size=8"],
+    "looped-mlp": ["--model=mlp", "--data=digits", "--global_batch_size=32", *CONSTANT_RATE],
+    "looped-table": ["--model=examples.table:build", "--data=examples.table:data", "--global_batch_size=32"],
 }
 OURS, BFLOAT16, TUTORIAL = "ours", "ours, mixed_bfloat16", "tutorial-style loop"
+LOOPED = {  # of small models, of which a step takes less time than its start
+    OURS: "trainer_loop:compiled",
+    "a step a program": "trainer_loop:single",
+    "Keras fit, 50 steps per execution, XLA": f"keras_fit:{MOST_STEPS}x",
+}
 CANDIDATES = {
     OURS: "trainer_loop:plain",
     "ours, compiled by XLA": "trainer_loop:compiled",
@@ -45,14 +53,16 @@ def main() -> None:
     for case in options.cases:
         with digits_file(CASES[case]) as (config, flags):
             makers: dict[str, Callable[[], Candidate]] = {}
-            for name in (OURS, TUTORIAL) if case == SHORT_STEPS else CANDIDATES:
+            known = LOOPED if case.startswith("looped") else CANDIDATES
+            for name in (OURS, TUTORIAL) if case == SHORT_STEPS else known:
                 own = [*flags, "--precision=mixed_bfloat16"] if name == BFLOAT16 else flags
-                # All take a multiple of 10 steps, as one `fit` requires; longer turns would hide the cost of its start.
-                makers[name] = partial(Candidate, CANDIDATES[name], own, images_per_step(config), multiple=10)
+                # All take a multiple of the steps that a `fit` requires; longer turns would hide the cost of its start.
+                steps = MOST_STEPS if known is LOOPED else 10
+                makers[name] = partial(Candidate, known[name], own, images_per_step(config), multiple=steps)
             with started(possible(makers), options.seconds) as candidates:
                 print(f"\nThe step of all: {candidates[OURS].work}")
                 raw[case] = alternate(candidates, options.repeats)
         size = f"{config.image_size}x{config.image_size}x{config.channels}"
-        title = f"{config.model} {size}, batch {config.global_batch_size}, width {vars(config)['width']}"
+        title = f"{case}, {size}, batch {config.global_batch_size}, width {vars(config).get('width', 64)}"
         print_table(title, table(raw[case], "images/s"))
         save("models", images_per_second=raw)

@@ -131,7 +131,7 @@ class Candidate:
 
 @contextlib.contextmanager
 def started(makers: Mapping[str, Callable[[], Candidate]], seconds: float) -> Iterator[dict[str, Candidate]]:
-    """Starts and calibrates candidates for turns of about `seconds`; one of PyTorch or JAX that fails is left out."""
+    """Starts and calibrates candidates for turns of about `seconds`; one of PyTorch that fails is left out."""
     found: dict[str, Candidate] = {}
     with contextlib.ExitStack() as stack:
         for name, make in makers.items():
@@ -142,7 +142,7 @@ def started(makers: Mapping[str, Callable[[], Candidate]], seconds: float) -> It
                 assert same, f"{name} does other work per step"
                 found[name] = candidate
             except ProcessError as error:
-                if not any(part in name for part in OPTIONAL):
+                if OPTIONAL not in name:
                     raise
                 print(f"{name}: left out: {error}", flush=True)
         yield found
@@ -150,7 +150,13 @@ def started(makers: Mapping[str, Callable[[], Candidate]], seconds: float) -> It
 
 @contextlib.contextmanager
 def digits_file(flags: Sequence[str]) -> Iterator[tuple[TrainConfig, list[str]]]:
-    """Yields the settings and flags with --data=FILE, a file of digits that is deleted at the end of the block."""
+    """Yields the settings and flags with --data=FILE, a file of digits that is deleted at the end of the block.
+
+    Flags that name data of their own stay as they are.
+    """
+    if any(flag.startswith("--data=") for flag in flags):
+        yield resolve(flags).config, [*flags]
+        return
     with tempfile.TemporaryDirectory() as folder:
         flags = [*flags, f"--data={Path(folder) / 'digits.npz'}"]
         config = resolve(flags).config

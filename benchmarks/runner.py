@@ -23,8 +23,8 @@ from trainer.base.errors import PlatformFault, UserError
 
 Item = TypeVar("Item")
 
-OPTIONAL = {"PyTorch": "torch", "JAX": "jax"}  # in the name of a candidate: the package that it needs
-RESULTS, PACKAGES = Path(__file__).parent / "results", ("tensorflow", "keras", "torch", "jax")
+OPTIONAL = "PyTorch"  # in the name of a candidate that needs torch
+RESULTS, PACKAGES = Path(__file__).parent / "results", ("tensorflow", "keras", "torch")
 
 
 def make_parser(doc: str | None, repeats: int = 0, seconds: float = 0.0) -> argparse.ArgumentParser:
@@ -104,8 +104,7 @@ def compare(title: str, candidates: Mapping[str, Callable[[], float]], repeats: 
 
 def possible(candidates: Mapping[str, Item]) -> dict[str, Item]:
     """Returns the candidates that this machine can run; prints a line about each kind that it cannot."""
-    installed = importlib.util.find_spec
-    missing = {part: "it is not installed" for part, package in OPTIONAL.items() if not installed(package)}
+    missing = {} if importlib.util.find_spec("torch") else {OPTIONAL: "it is not installed"}
     if not {"avx512_bf16", "amx_bf16"} & set(_cpu("flags").split()):
         missing["bfloat16"] = "this CPU has no instructions for it"
     for part, reason in missing.items():

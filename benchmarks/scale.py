@@ -1,7 +1,7 @@
 """Measures time and memory far beyond today's jobs: `python -m benchmarks.scale`. docs/scaling.md has what it found.
 
-No TensorFlow runs. Workers are threads of one process with real sockets; runs are written, not trained; a bucket is
-emulated; rows are only ordered. Each part is a process of its own, so that its memory is its own.
+No TensorFlow runs. Workers are threads of one process with real sockets; runs are written, not trained; rows are only
+ordered. Each part is a process of its own, so that its memory is its own.
 """
 
 import contextlib
@@ -20,13 +20,10 @@ from unittest.mock import Mock, patch
 
 import numpy as np
 
-from benchmarks.listed_bucket import listed_bucket
 from benchmarks.runner import counts, elapsed, make_parser, print_table, program, save
 from deploy.platform.local import free_addresses
 from deploy.report.html_page import write_report
 from tests.deploy.planted import noisy, plant
-from trainer.base.storage.local_files import Address
-from trainer.base.storage.staging import Staged
 from trainer.cluster import rendezvous
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.rendezvous import Peers, meet
@@ -37,7 +34,6 @@ BATCH, BATCHES = 4096, 50  # rows of a batch, and batches of a measurement
 PARSER = make_parser(__doc__)
 PARSER.add_argument("--workers", type=counts, default=[2, 16, 64, 256], help="of one job")
 PARSER.add_argument("--tiers", type=counts, default=[4, 16, 64], help="of a comparison with three repeats")
-PARSER.add_argument("--objects", type=counts, default=[1000, 100_000, 1_000_000], help="below one address")
 PARSER.add_argument("--rows", type=counts, default=[1000, 10**6, 10**9, 10**12], help="of a data set")
 
 Found = dict[str, float]
@@ -110,15 +106,6 @@ def plant_comparison(folder: Path, tiers: int, repeats: int = 3) -> None:
     (folder / "comparison.json").write_text(json.dumps({**asked, "tiers": facts}))
 
 
-def listing(objects: int) -> Found:
-    """Measures the listing of a folder in a bucket, with the check that all its names can be local files."""
-    with listed_bucket(objects) as url, patch.dict(os.environ, STORAGE_EMULATOR_HOST=url):
-        began = time.perf_counter()
-        staged = Staged(Address("bucket", "photos"), "data", "cache")
-        assert len(staged.objects) == objects
-        return {"s": time.perf_counter() - began}
-
-
 def order(rows: int) -> Found:
     """Measures the order of the rows of batches in the middle of an epoch."""
     first = rows // 2
@@ -152,7 +139,7 @@ def alone(measure: Callable[[int], Found], size: int) -> Found:
 def main() -> None:
     """Prints a table for each part and saves the raw numbers."""
     options, found = PARSER.parse_args(), {}
-    parts = {"workers": meeting, "tiers": comparison, "objects": listing, "rows": order}
+    parts = {"workers": meeting, "tiers": comparison, "rows": order}
     for name, measure in parts.items():
         found[name] = {size: alone(measure, size) for size in getattr(options, name)}
         columns = list(next(iter(found[name].values())))

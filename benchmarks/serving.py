@@ -18,6 +18,7 @@ import keras
 import numpy as np
 
 from benchmarks.runner import make_parser, print_table, program, save
+from deploy.platform.local import free_addresses
 from tests.servers import once_healthy, started
 from trainer.run.export import export
 
@@ -101,12 +102,6 @@ MEASURED = {
 }  # fmt: skip
 
 
-def free_port() -> int:
-    """Returns a port that nobody listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 @program
 def main() -> None:
     """Prints the tables and saves the raw numbers."""
@@ -114,7 +109,7 @@ def main() -> None:
     for name, network in networks().items():
         with tempfile.TemporaryDirectory() as folder:
             export(network, Path(folder) / "model", None)
-            ports = free_port(), free_port()
+            ports = [int(address.rpartition(":")[2]) for address in free_addresses(2)]
             ours = started(folder, ports[0])
             plain = [sys.executable, "-c", STARLETTE, f"{folder}/model/model.keras", str(ports[1])]
             theirs = once_healthy(subprocess.Popen(plain), ports[1])

@@ -49,7 +49,11 @@ class TrainingLoop:
 
 
 def make_candidate(config: TrainConfig, option: str = "") -> tuple[Run, Work]:
-    """Returns the loop and its work. option: "compiled" by XLA, or "auto", as a long run chooses; else plain."""
+    """Returns the loop and its work.
+
+    option: "compiled" by XLA, as many steps a program as a run takes, or "single" ones; "auto", as a long run chooses;
+    else plain.
+    """
     setup = build_setup(config, make_replicas(config, read_cluster()))
     return TrainingLoop(setup, _runner(setup, option)), work_of(networks(setup.model), optimizers(setup.model))
 
@@ -59,6 +63,8 @@ def _runner(setup: TrainingSetup, option: str) -> StepRunner:
     if option == "auto":
         size = partial(compiled.size, rows)
         option = "compiled" * choose(setup.config, setup.model, setup.replicas, STEPS_OF_A_RUN, size).compiled
+    if option == "single":
+        return compiled
     if option == "compiled":
         steps = steps_per_program(compiled, rows, MOST_STEPS)
         return setup.step_runner(compiled=True, steps_per_program=steps)

@@ -131,8 +131,11 @@ class _WriteVariables(keras.callbacks.Callback):
 
 
 def write_variables() -> list[keras.callbacks.Callback]:
-    """At the end each worker leaves its variables, (devices, …) each, in a file of TRAINER_TEST_VARIABLES."""
-    return [_WriteVariables()]
+    """At the end each worker leaves its variables, (devices, …) each, in a file of TRAINER_TEST_VARIABLES.
+
+    A CSVLogger would leave a file for each process, but only the chief runs it.
+    """
+    return [_WriteVariables(), keras.callbacks.CSVLogger(f"{os.environ['TRAINER_TEST_VARIABLES']}/{os.getpid()}.csv")]
 
 
 def not_callbacks() -> int:

@@ -139,6 +139,21 @@ class OfEvaluation(keras.callbacks.Callback):
         see("test_end", logs["loss"], logs["mae"])
 
 
+class Answers(keras.callbacks.Callback):
+    """Evaluates and predicts rows of its own, of which no batch is as large as the next."""
+
+    x = np.random.default_rng(0).normal(size=(7, 3))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        heard: list[Any] = []
+        hook = keras.callbacks.LambdaCallback(on_test_end=lambda logs: heard.append(logs["mae"]))
+        model = keras.Model(self.model.inputs, {"answer": self.model.outputs[0]})
+        found = self.model.evaluate(self.x, self.x[:, :1], 3, verbose=0, callbacks=[hook], return_dict=True)
+        first = self.model.evaluate(self.x, self.x[:, :1], 3, verbose=0, steps=1)
+        answers = self.model.predict(self.x, batch_size=3, verbose=0), model.predict(self.x, verbose=0)["answer"]
+        see("answers", *first[:2], found["loss"], found["mae"], *heard, *(float(part.sum()) for part in answers))
+
+
 class StopByBatch(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         see("stop", batch)
@@ -161,7 +176,7 @@ def by_epoch() -> list[keras.callbacks.Callback]:
         keras.callbacks.LambdaCallback(  # a value that later callbacks and the history have too
             on_epoch_end=lambda epoch, logs: logs.update(gap=float(logs["val_loss"]) - float(logs["loss"]))
         ),
-        BestInMemory(), OfEvaluation(),
+        BestInMemory(), OfEvaluation(), Answers(),
         keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: see("lambda_epoch", epoch)),
     ]  # fmt: skip
 

@@ -106,7 +106,7 @@ def page(outcomes: Outcomes, gpus: Sequence[str]) -> Iterator[str]:
         peers = [rate for way, rate in rates.items() if not way.startswith("ours")]
         if "ours" in rates and peers:
             rates["times"] = rates["ours"] / max(peers)
-    yield from _table("network", [*network.WAYS, *network.TORCH, *network.JAX, "times"], speeds)
+    yield from _table("network", [*network.WAYS, *network.TORCH, "times"], speeds)
     yield from ("", "## GiB of TensorFlow's peak, by default and plain, and what the plan says", "")
     yield from _table("network", ["peak_gib", "plain_gib", "planned_gib", "failed"], networks)
     yield from ("", "## Kernels and copies a step", "")

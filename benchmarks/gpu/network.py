@@ -1,4 +1,4 @@
-"""Measures one network, ours beside Keras `fit`, PyTorch and JAX: `python -m benchmarks.gpu.network --case=cnn`.
+"""Measures one network, ours beside Keras `fit` and PyTorch: `python -m benchmarks.gpu.network --case=cnn`.
 
 "ours" is what a long run does by default. Steps a second, how many kernels a step has and how much of the time the GPU
 computes, and the peak of memory beside that of the plan, if `--plan` has made one before: on any CPU, which takes
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,6 @@ from benchmarks.gpu.part import keep, nvidia, turn
 from benchmarks.processes import CONSTANT_RATE, Candidate, Run, digits_file, images_per_step, started
 from benchmarks.runner import make_parser, possible
 from trainer.base.run_files.plan_file import kept_plan, peak_of, read_plan
-from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.checks.on_gpus import steps_per_second
 from trainer.cluster.strategy import make_replicas
@@ -67,7 +66,6 @@ TORCH = {
     "PyTorch, channels_last": "pytorch:channels_last",
     "PyTorch, compiled": "pytorch:compile",
 }
-JAX = {"Keras on JAX": f"keras_jax:{MOST_STEPS}"}
 PARSER = make_parser(__doc__, seconds=1.0)
 PARSER.add_argument("--case", choices=CASES, required=True)
 PARSER.add_argument("--plan", action="store_true", help="make and keep the plan of the size of a GPU, and end")
@@ -86,7 +84,7 @@ def main() -> None:
         with turn(alone=False):
             ways = _begun(config)
             rows = images_per_step(config)
-            kinds = JAX if config.model.startswith(_OWN) else TORCH
+            kinds = {} if config.model.startswith(_OWN) else TORCH
             makers = {name: partial(Candidate, kind, flags, rows, multiple=MOST_STEPS) for name, kind in kinds.items()}
             peers = stack.enter_context(started(possible(makers), options.seconds))
         with turn(alone=True):
@@ -105,8 +103,7 @@ def settings_of(case: str, *, small: bool) -> Iterator[tuple[TrainConfig, list[s
     """Yields the settings and flags of a case; a recipe's data are digits in a file that every framework reads."""
     flags, smaller = CASES[case]
     every = ["--replicas=1", *flags, *(smaller if small else ())]
-    own = any(flag.startswith("--data=") for flag in flags)
-    with nullcontext((resolve(every).config, every)) if own else digits_file(every) as pair:
+    with digits_file(every) as pair:
         yield pair
 
 

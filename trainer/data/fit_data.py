@@ -48,7 +48,7 @@ class FitBatches(InSequence):
 
     def __init__(self, source: tf.data.Dataset, origin: str, sizes: Sequence[int]) -> None:
         super().__init__(source, origin, unknown_count=1, batched=True)
-        self.source, self.sizes = source, sizes
+        self.source, self.name, self.sizes = source, origin, sizes
         if not sizes:
             raise UserError(f"{origin}: the tf.data.Dataset is empty")
         self.batch_size, self.last = sizes[0], sizes[-1] % sizes[0]
@@ -145,14 +145,18 @@ def data_of_fit(
             "validation_data", *(validation_data if several else [validation_data]),
             batch_size=validation_size, shuffles=False, steps=validation_steps,
         )  # fmt: skip
-    if validation_steps and isinstance(evaluation, FitArrays):
-        rows = validation_steps * validation_size
-        evaluation = FitArrays(tf.nest.map_structure(lambda leaf: leaf[:rows], evaluation.arrays), shuffles=False)
-    elif validation_steps and isinstance(evaluation, FitBatches):
-        batches = evaluation.source.take(validation_steps)
-        evaluation = FitBatches(batches, "validation_data", evaluation.sizes[:validation_steps])
+    if evaluation and validation_steps:
+        evaluation = first_batches(evaluation, validation_steps, validation_size)
     last = train.last if isinstance(train, FitBatches) else train.count % size
     return FitData(Dataset("fit", train, evaluation), size, last, validation_size)
+
+
+def first_batches(examples: FitArrays | FitBatches, steps: int, batch_size: int) -> FitArrays | FitBatches:
+    """Returns the examples of the first batches alone, `steps` of them."""
+    if isinstance(examples, FitBatches):
+        return FitBatches(examples.source.take(steps), examples.name, examples.sizes[:steps])
+    rows = steps * batch_size
+    return FitArrays(tf.nest.map_structure(lambda leaf: leaf[:rows], examples.arrays), shuffles=False)
 
 
 def examples_of_fit(

@@ -130,15 +130,21 @@ def separate_groups(count: int) -> AbstractContextManager[int]:
     return holding(_groups, count)
 
 
+_SETTINGS = ("build", "get_config", "compute_output_shape")  # methods that a subclass may have and still compute alike
+
+
 def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: bool) -> None:
     """Makes a batch norm layer normalise in training by this module; its results are Keras's up to rounding.
 
-    synchronized: whether it normalises over the rows of all replicas. A layer of a user's class with its own `call`
-    keeps that `call`.
+    synchronized: whether it normalises over the rows of all replicas. A layer of a user's class that computes
+    otherwise, by a `call` or `_moments` of its own, keeps these.
     """
     layer.synchronized = layer.synchronized or synchronized
-    has_keras_call = getattr(layer.call, "__func__", None) is keras.layers.BatchNormalization.call
-    if not has_keras_call or getattr(layer, "renorm", False):
+    kinds = type(layer).__mro__
+    subclasses = kinds[: kinds.index(keras.layers.BatchNormalization)]
+    own = {name for kind in subclasses for name in vars(kind)} & {*vars(keras.layers.BatchNormalization)}
+    computes = "call" in vars(layer) or any(name not in _SETTINGS and not name.startswith("__") for name in own)
+    if computes or getattr(layer, "renorm", False):
         return
 
     def call(original: Any, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:

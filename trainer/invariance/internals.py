@@ -458,8 +458,13 @@ def losses_reduced_by(reduce: Callable[..., Any], parts: Callable[[], int] | Non
         if parts:
             name = "keras.src.losses.loss.scale_loss_for_distribution"
             stack.enter_context(wrapped(name, lambda original, value: value / parts(), 0))
-            name = "keras.src.losses.loss.unscale_loss_for_distribution"
-            stack.enter_context(wrapped(name, lambda original, value: value * parts(), 0))
+
+        def unscaled(original: Any, value: Any) -> Any:  # the losses of rows, without a reduction, are not divided
+            if getattr(value.shape, "rank", 0):
+                return value
+            return value * parts() if parts else original(value)
+
+        stack.enter_context(wrapped("keras.src.losses.loss.unscale_loss_for_distribution", unscaled, 0))
         yield
 
 

@@ -94,12 +94,15 @@ def try_losses(model: keras.Model, rows: Any) -> None:
         model.compute_loss(x=x, y=y, y_pred=model(x, training=True), sample_weight=weight)
 
 
-def reduce_to_mean(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+def reduce_to_mean(
+    original: Callable[..., Any], values: Any, sample_weight: Any, mask: Any, reduction: Any, dtype: Any
+) -> Any:
     """Returns a value whose mean over replicas, and micro-batches, is the loss of the global batch.
 
-    arguments, named: those of `reduce_over_replicas`.
+    The parameters are those of `reduce_over_replicas`. The losses of rows that are not reduced stay as they are.
     """
-    return reduce_over_replicas(original, *arguments, **named) * parts_of_batch()
+    reduced = reduce_over_replicas(original, values, sample_weight, mask, reduction, dtype)
+    return reduced * parts_of_batch() if reduction in (*_MEANS, "sum") else reduced
 
 
 def reduce_over_replicas(

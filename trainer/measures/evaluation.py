@@ -14,7 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.base.log import log
+from trainer.base.errors import UserError
+from trainer.base.log import log, warn_once
 from trainer.cluster.strategy import Replicas
 from trainer.data.dataset import Dataset
 from trainer.data.examples import AnyExamples
@@ -24,6 +25,7 @@ from trainer.training.loop import CallSize
 from trainer.user_code.interface import (
     ModelInterface,
     has_class_outputs,
+    has_own,
     has_own_loss,
     metrics_by_key,
     numbers_of,
@@ -39,8 +41,11 @@ def counted_classes(model: keras.Model) -> int:
     """Returns the number of classes of a model with one output and sparse categorical cross-entropy; 0 of any other."""
     loss = ModelInterface.of(model).loss
     sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy) and loss.ignore_class is None
-    own_test = type(model).test_step is not keras.Model.test_step
-    if own_test or not (sparse or loss == "sparse_categorical_crossentropy") or not has_class_outputs(model):
+    if (
+        has_own(model, "test_step")
+        or not (sparse or loss == "sparse_categorical_crossentropy")
+        or not has_class_outputs(model)
+    ):
         return 0
     classes = int(model.output_shape[-1])
     return classes if classes <= MOST_CLASSES else 0
@@ -104,8 +109,18 @@ class Evaluation:
         self._by_key: dict[str, keras.Metric] = {}  # metrics among them, by the names that it gives them
         self._updated: set[int] = set()  # the ids of the variables of metrics that test_step assigns
 
+    def of(self, examples: AnyExamples) -> "Evaluation":
+        """Returns itself for other examples of the same kind, for which what it has traced serves, too."""
+        self.examples, self._batches = examples, math.ceil(examples.count / self.batch_size)
+        vars(self).pop("_takers", None)
+        return self
+
     def __call__(self) -> dict[str, float]:
-        """Returns the values by name. Every worker must call it."""
+        """Returns the numbers by name. Every worker must call it."""
+        return {f"val_{name}": number for name, number in numbers_of(self.results()).items()}
+
+    def results(self) -> dict[str, Any]:
+        """Returns what `evaluate` returns, by name: an array for each value. Every worker must call it."""
         replicas, takers = self.replicas, self._takers
         indices = [index for index in range(replicas.first, replicas.first + replicas.local) if index < takers]
         shares = [len(range(index, self._batches, takers)) for index in indices]  # numbers of batches
@@ -139,7 +154,7 @@ class Evaluation:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Returns the names of the values."""
-        return tuple(self._results(self._initial.apply(np.asarray)))
+        return tuple(f"val_{name}" for name in numbers_of(self._results(self._initial.apply(np.asarray))))
 
     @cached_property
     def _takers(self) -> int:
@@ -167,14 +182,18 @@ class Evaluation:
         """Returns the totals before the first batch."""
         with keras.StatelessScope() as scope:
             self.model.reset_metrics()
-            metrics = [tf.convert_to_tensor(scope.get_current_value(variable)) for variable in self._variables]
+        for metric in self.model.metrics:
+            if any(scope.get_current_value(variable) is None for variable in metric.variables):
+                kind = type(self.model).__name__
+                raise UserError(f"reset_metrics of {kind} leaves out {metric.name}: call super().reset_metrics() in it")
+        metrics = [tf.convert_to_tensor(scope.get_current_value(variable)) for variable in self._variables]
         shapes: list[tuple[int, ...]] = [(len(self._others),), (), (self.class_count, self.class_count)]
         return Totals(metrics, *(tf.zeros(shape, tf.float64) for shape in shapes))
 
     @cached_property
     def _others(self) -> list[str]:
         """Returns the names of the values of test_step that are no metrics and are averaged over rows."""
-        if type(self.model).test_step is keras.Model.test_step:
+        if not (has_own(self.model, "test_step") or has_own(self.model, "compute_metrics")):
             return []
         specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in self._variables]
         tf.function(self._test_batch, autograph=False).get_concrete_function(specs, self._part(1, 0).element_spec)
@@ -182,7 +201,13 @@ class Evaluation:
             self.model.reset_metrics()
             # Of those that test_step updates.
             of_metrics = {*results_of(self.model, self._updated, self._by_key)}
-        return [name for name in self._returned if name not in of_metrics]
+        others = [name for name in self._returned if name not in of_metrics]
+        if others:
+            warn_once(
+                f"{', '.join(others)}: no metric of the model: evaluation has its mean over rows, Keras's has "
+                "the value of the last batch: return the result of a keras.metrics.Metric"
+            )
+        return others
 
     @property
     def _variables(self) -> list[Any]:
@@ -244,16 +269,16 @@ class Evaluation:
             counts = confusion(tf.nest.flatten(data[1])[0], outputs[-1])
         return after, values, rows, counts
 
-    def _results(self, totals: Totals) -> dict[str, float]:
+    def _results(self, totals: Totals) -> dict[str, Any]:
         """Returns the values by name, from totals over all examples."""
         metrics = zip(self._variables, totals.metrics, strict=True)
         with keras.StatelessScope([(variable, tf.cast(value, variable.dtype)) for variable, value in metrics]):
             results = self.model.get_metrics_result()
-            values = numbers_of({name: results[name] for name in results if name in (self._returned or results)})
-            values |= numbers_of({key: metric.result() for key, metric in self._by_key.items()})
+            values = {name: results[name] for name in results if name in (self._returned or results)}
+            values |= {key: metric.result() for key, metric in self._by_key.items()}
+            values = {name: np.asarray(value, np.float64) for name, value in values.items()}
         means = totals.others / max(float(totals.rows), 1.0)
-        values |= dict(zip(self._others, means.tolist(), strict=True))
-        return {f"val_{name}": value for name, value in values.items()}
+        return values | dict(zip(self._others, means.tolist(), strict=True))
 
 
 def evaluation(model: keras.Model, replicas: Replicas, dataset: Dataset, batch_size: int) -> Evaluation | None:
@@ -273,6 +298,6 @@ def evaluation(model: keras.Model, replicas: Replicas, dataset: Dataset, batch_s
 def why_not_evaluated(model: keras.Model) -> str:
     """Returns why the model has nothing to evaluate; empty if it has."""
     kind = type(model)
-    own = kind.test_step is not keras.Model.test_step or has_own_loss(model)
+    own = has_own(model, "test_step") or has_own_loss(model)
     evaluated = own or (model.compiled and model.loss is not None)
     return "" if evaluated else f"{kind.__name__} is not compiled with a loss, and has no test_step of its own"

@@ -14,7 +14,6 @@ from trainer.base.errors import UserError
 from trainer.cluster.strategy import Replicas
 from trainer.data.examples import AnyExamples, Array, InSequence
 from trainer.invariance.internals import all_layers
-from trainer.user_code.interface import output_names
 
 
 def predict(
@@ -23,20 +22,22 @@ def predict(
     examples: AnyExamples,
     batch_size: int,
     as_fit: Callable[[tuple[Any, ...]], Any],
-) -> dict[str, Array]:
-    """Returns what predict_step gives for all rows, in their order: arrays (rows, …) by the names of the outputs.
+) -> Any:
+    """Returns what predict_step gives for all rows, in their order: tensors (rows, …) in the nest of its outputs.
 
     The examples are cut into batches as `model.predict(…, batch_size=…)` cuts them, the last one is filled up, and the
     replicas of this machine take whole batches in turn: a row's output does not depend on the other rows of its batch.
     Only x is used. Nothing in the model changes: a layer that draws at random draws the same for each batch. Raises
     UserError if the model does not return a row for each row.
     """
-    batches = math.ceil(examples.count / batch_size)
-    takers = min(replicas.local, batches)
-    if isinstance(examples, InSequence):  # a second reading may give another order
-        iterators = [iter(examples.in_order(batch_size))] * takers
-    else:
-        iterators = [iter(examples.in_order(batch_size, takers, index)) for index in range(takers)]
+    run = round_of(model, replicas, batch_size, as_fit)
+    return predict_by(run, replicas, examples, batch_size)
+
+
+def round_of(
+    model: keras.Model, replicas: Replicas, batch_size: int, as_fit: Callable[[tuple[Any, ...]], Any]
+) -> Callable[[list[Any]], list[Any]]:
+    """Returns a function from the iterators of replicas to what predict_step gives for the next batch of each."""
 
     def filled(leaf: Any) -> Any:  # repeats the last row of the last batch
         more = tf.repeat(leaf[-1:], batch_size - tf.shape(leaf)[0], axis=0)
@@ -50,18 +51,32 @@ def predict(
                 outputs.append(outputs_of(model, x if isinstance(x, tuple) else (x,)))
         return outputs
 
-    run = tf.function(one_round, autograph=False)
-    batches_of: dict[str, list[Array]] = {}
+    return tf.function(one_round, autograph=False)
+
+
+def predict_by(
+    run: Callable[[list[Any]], list[Any]], replicas: Replicas, examples: AnyExamples, batch_size: int
+) -> Any:
+    """Returns what `predict` does, by the function of `round_of`."""
+    batches = math.ceil(examples.count / batch_size)
+    takers = min(replicas.local, batches)
+    if isinstance(examples, InSequence):  # a second reading may give another order
+        iterators = [iter(examples.in_order(batch_size))] * takers
+    else:
+        iterators = [iter(examples.in_order(batch_size, takers, index)) for index in range(takers)]
+
+    parts = []
     for first in range(0, batches, takers):
         for index, outputs in enumerate(run(iterators[: batches - first]), first):
             rows = min(batch_size, examples.count - index * batch_size)
-            for name, array in named_outputs(outputs, output_names(model)):
-                if array.shape[:1] != (batch_size,):
-                    raise UserError(
-                        f"the model returns {array.shape} as {name} for {batch_size} rows: one row each is needed"
-                    )
-                batches_of.setdefault(name, []).append(array[:rows])
-    return {name: np.concatenate(arrays) for name, arrays in batches_of.items()}
+            for leaf in tf.nest.flatten(outputs):
+                if leaf.shape[:1] != (batch_size,):
+                    shape = tuple(leaf.shape)
+                    raise UserError(f"the model returns {shape} for {batch_size} rows: one row each is needed")
+            with tf.device("CPU:0"):  # a GPU may not have room for all
+                parts.append(tf.nest.map_structure(lambda leaf, rows=rows: leaf[:rows], outputs))
+    with tf.device("CPU:0"):
+        return tf.nest.map_structure(lambda *leaves: tf.concat(leaves, 0), *parts)
 
 
 def outputs_of(model: keras.Model, x: tuple[Any, ...]) -> Any:

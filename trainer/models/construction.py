@@ -37,7 +37,14 @@ from trainer.invariance.internals import (
 from trainer.invariance.layers import make_independent
 from trainer.invariance.losses import try_losses
 from trainer.invariance.step import ASKED, StepContext, in_step
-from trainer.user_code.interface import ModelInterface, has_class_outputs, has_own_loss, has_own_step, symbolic_inputs
+from trainer.user_code.interface import (
+    ModelInterface,
+    has_class_outputs,
+    has_own,
+    has_own_loss,
+    has_own_step,
+    symbolic_inputs,
+)
 from trainer.user_code.mistakes import as_user_mistake, load_function, message_of
 
 
@@ -83,6 +90,7 @@ def prepare_model(model: keras.Model, config: TrainConfig, dataset: Dataset) -> 
     Call it under the strategy's scope; a second call changes only what is new, as an optimizer. Raises UserError if the
     model cannot be trained with these settings on these data.
     """
+    _refuse_what_fit_alone_does(model, config)
     inputs = symbolic_inputs(model)
     if any(spec.dtype == tf.string for spec in tf.nest.flatten(dataset.spec[0])):
         if inputs and not any(tensor.dtype == "string" for tensor in inputs):
@@ -112,6 +120,27 @@ def prepare_model(model: keras.Model, config: TrainConfig, dataset: Dataset) -> 
     make_independent(model, config)
     if has_own_step(model) or has_own_loss(model):
         prepare_own_step(model, config, dataset)
+
+
+def _refuse_what_fit_alone_does(model: keras.Model, config: TrainConfig) -> None:
+    """Raises UserError for what the model changes of `fit` and this package cannot do, and logs what it leaves out."""
+    name = f"model={config.model}"
+    if (model.compiled and model.run_eagerly) or tf.config.functions_run_eagerly():
+        raise UserError(
+            f"{name}: it runs eagerly, but steps here are graphs, in which Python code runs once: drop "
+            "run_eagerly=True and keep what changes between steps in variables"
+        )
+    if keras.config.max_epochs() or keras.config.max_steps_per_epoch():
+        raise UserError("KERAS_MAX_EPOCHS and KERAS_MAX_STEPS_PER_EPOCH limit `fit` alone: use --epochs or --steps")
+    for kind in ("train", "test", "predict"):
+        if has_own(model, f"make_{kind}_function"):
+            raise UserError(
+                f"{name}: it has a make_{kind}_function of its own, which is not called here: do the same in "
+                f"{kind}_step, or in a callback"
+            )
+    calls = ["fit", "evaluate"] if ":" in config.model else ["evaluate"]  # a script calls its `fit` itself
+    if own := [method for method in calls if has_own(model, method)]:
+        log.warning(f"{name}: its own {' and '.join(own)} is not called: what it adds to Keras's is left out")
 
 
 def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:

@@ -26,6 +26,7 @@ from trainer.cluster.strategy import Replicas, simulated_devices
 from trainer.data.examples import first_not_finite
 from trainer.invariance.gradients import keeps_averages, of_repeated_tokens, use_averages
 from trainer.invariance.layers import depends_on_replicas, refresh_normalization
+from trainer.measures.keras_calls import answered_by_replicas
 from trainer.reporting.error_lines import is_out_of_memory, out_of_memory
 from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
@@ -274,7 +275,8 @@ def train_to_end(
     job, setup, data = run.job, run.setup, run.setup.dataset
     with _explaining_errors(run):
         run.write_result("running")
-        with data.reading(), (stopping or stop_on_signals)() as stop, JobWatch(job, stop).watching():
+        answered = answered_by_replicas(setup.replicas)  # where a callback evaluates or predicts
+        with answered, data.reading(), (stopping or stop_on_signals)() as stop, JobWatch(job, stop).watching():
             control = run.train(stop)
     optimizer = ModelInterface.of(setup.model).optimizer
     if keeps_averages(optimizer) and not control.signal:

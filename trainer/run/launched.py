@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -33,12 +32,9 @@ from trainer.base.run_files.job_files import items
 from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas, local_devices
-from trainer.data.dataset import Dataset
 from trainer.data.fingerprint import content_of
-from trainer.data.fit_data import data_of_fit, examples_of_fit
-from trainer.invariance.internals import outside_of_scopes, wrapped
-from trainer.measures.evaluation import Evaluation
-from trainer.measures.prediction import predict
+from trainer.data.fit_data import data_of_fit
+from trainer.measures.keras_calls import answered_by_replicas
 from trainer.models.construction import adapt_keras, prepare_model
 from trainer.reporting.result import refuse_hopeless_restart
 from trainer.run.job import act_on_check, export_model, finish, restored_run, train_to_end, write_run_info
@@ -51,7 +47,7 @@ from trainer.training.checkpoint import Checkpoints
 from trainer.training.loop import Control
 from trainer.training.signals import StopRequest, leave_on_signals, stop_on_interrupt
 
-_FIT, _EVALUATE, _PREDICT = map(inspect.signature, (keras.Model.fit, keras.Model.evaluate, keras.Model.predict))
+_FIT = inspect.signature(keras.Model.fit)
 
 
 def launch(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobDir, arguments: Sequence[str]) -> int:
@@ -67,7 +63,8 @@ def launch(config: TrainConfig, command: Sequence[str], began: float, job_dir: J
         script.job.code = hashlib.sha256(Path(config.model).read_bytes()).hexdigest()[:16]
         keras.utils.set_random_seed(config.seed)  # a script that seeds itself wins
         strategy = script.replicas.strategy
-        with script.replacing_fit(), strategy.scope(), one_strategy(strategy), suppress(Ended):
+        answered = answered_by_replicas(script.replicas, fit=script.fit)
+        with answered, strategy.scope(), one_strategy(strategy), suppress(Ended):
             run_script(config.model, arguments)
         return script.end()
 
@@ -218,20 +215,6 @@ class Launch:
     setups: list[tuple[Any, TrainingSetup]] = field(default_factory=list)  # each with what tells it from others
     stopping: Callable[[], AbstractContextManager[StopRequest]] | None = None  # see `train_to_end`
 
-    @contextmanager
-    def replacing_fit(self) -> Iterator[None]:
-        """Makes `fit`, `evaluate` and `predict` of all Keras models in the block those of this package."""
-
-        def outside(method: Callable[..., Any], original: Any, *given: Any, **named: Any) -> Any:
-            with outside_of_scopes():
-                return method(*given, **named)
-
-        methods = {"fit": self.fit, "evaluate": self.evaluate, "predict": self.predict}
-        with ExitStack() as stack:
-            for name, method in methods.items():
-                stack.enter_context(wrapped(f"keras.Model.{name}", partial(outside, method)))
-            yield
-
     def fit(self, *given: Any, **named: Any) -> History:
         """Does what `keras.Model.fit` does with these arguments, and returns its History.
 
@@ -334,6 +317,10 @@ class Launch:
         with replicas.strategy.scope():
             prepare_model(model, config, data.dataset)
         refuse_other_classes(config, data.dataset, model)
+        if data.last and isinstance(getattr(model, "loss", None), (list, tuple, dict)):
+            log.info(
+                "the loss of each output is a mean over rows, in Keras's fit over batches, of which the last is smaller"
+            )
         proves = needs_check(config, count)
         setup = TrainingSetup(config, replicas, data.dataset, model, schedule, content, (), proves=proves)
         self.setups.append((kind, setup))
@@ -361,32 +348,6 @@ class Launch:
             if self.job.cluster.is_chief:
                 checkpoints.remove_after(before)
         return checkpoints
-
-    def evaluate(self, *given: Any, **named: Any) -> Any:
-        """Does what `keras.Model.evaluate` does with these arguments, over all replicas."""
-        bound = _EVALUATE.bind(*given, **named)
-        bound.apply_defaults()
-        call = bound.arguments
-        examples, size = examples_of_fit(
-            "evaluate", call["x"], call["y"], call["sample_weight"], batch_size=call["batch_size"], steps=call["steps"]
-        )
-        as_fit = Dataset("evaluate", examples).as_fit
-        values = Evaluation(call["self"], self.replicas, examples, size, as_fit)()
-        results = {name.removeprefix("val_"): value for name, value in values.items()}
-        if call.get("return_dict"):
-            return results
-        return [*results.values()] if len(results) > 1 else next(iter(results.values()))
-
-    def predict(self, *given: Any, **named: Any) -> Any:
-        """Does what `keras.Model.predict` does with these arguments, over all replicas."""
-        bound = _PREDICT.bind(*given, **named)
-        bound.apply_defaults()
-        call, model = bound.arguments, bound.arguments["self"]
-        examples, size = examples_of_fit("predict", call["x"], batch_size=call["batch_size"], steps=call["steps"])
-        outputs = predict(model, self.replicas, examples, size, Dataset("predict", examples).as_fit)
-        if isinstance(getattr(model, "output", None), dict):
-            return outputs
-        return [*outputs.values()] if len(outputs) > 1 else next(iter(outputs.values()))
 
     def end(self) -> int:
         """Exports the model that was trained last, writes result.json, and returns the exit code."""

@@ -16,7 +16,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.progress import Progress, SavedProgress, State
 from trainer.reporting.reporter import Reporter
 from trainer.training.callback_states import CallbackStates
-from trainer.training.callbacks import callback_list, higher_is_better
+from trainer.training.callbacks import WRITERS, callback_list, higher_is_better
 from trainer.training.checkpoint import Arrays, LearningRates
 
 
@@ -120,12 +120,14 @@ class RunState:
             self.reporter.resume(self.saved.reporter)
             self.best.resume(self.saved.best)
 
-    def begin_callbacks(self, model: keras.Model, evaluated: Sequence[str]) -> CallbackList:
+    def begin_callbacks(self, model: keras.Model, evaluated: Sequence[str], *, writes: bool = True) -> CallbackList:
         """Returns the callbacks, set up as in `fit`, after the beginning of training and of the epoch, and restored.
 
-        evaluated: the names of the values of evaluation.
+        evaluated: the names of the values of evaluation; writes: whether this worker is the chief, which alone has
+        those of Keras's callbacks that only write.
         """
-        callbacks = callback_list([*self.callbacks, self.history], model, self.progress, evaluated)
+        acting = [callback for callback in self.callbacks if writes or type(callback) not in WRITERS]
+        callbacks = callback_list([*acting, self.history], model, self.progress, evaluated)
         model.stop_training = False
         for callback in self.callbacks if self.saved else ():
             if isinstance(callback, CSVLogger):

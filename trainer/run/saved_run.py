@@ -32,7 +32,7 @@ from trainer.run.export import load_template, load_template_weights
 from trainer.run.requested_run import BEST, NEWEST, RequestedRun
 from trainer.run.training_setup import set_precision_and_seed
 from trainer.training.checkpoint import Damaged, checkpoint_folders, load_weights, read_checkpoint
-from trainer.user_code.interface import ModelInterface
+from trainer.user_code.interface import ModelInterface, output_names
 from trainer.user_code.mistakes import as_user_mistake, load_function, message_of
 
 
@@ -78,7 +78,8 @@ def predict_run(run: RequestedRun) -> tuple[dict[str, Any], int]:
     batch = config.evaluation_batch
     log.info(f"predicts by {weights}, {batch} rows at a time, on {', '.join(replicas.devices)}")
     with _reporting_misfits(run, dataset):
-        arrays = prediction.predict(network, replicas, examples, batch, dataset.as_fit)
+        outputs = prediction.predict(network, replicas, examples, batch, dataset.as_fit)
+        arrays = dict(prediction.named_outputs(outputs, output_names(network)))
     return arrays, examples.count
 
 

@@ -73,7 +73,8 @@ class TrainingRun:
         if self.rehearses and has_own_code(config) and job.cluster.is_chief and not state.saved:
             rehearse(setup, evaluate)
         # What runs between calls to the device. Hooks that a signal has left out run now.
-        callbacks = state.begin_callbacks(setup.model, evaluate.names if evaluate else ())
+        names, chief = evaluate.names if evaluate else (), job.cluster.is_chief
+        callbacks = state.begin_callbacks(setup.model, names, writes=chief)
         profile = StepProfile(config.profiled, job.job_dir.logs if job.cluster.is_chief else None, progress)
         hooks = [*RunHooks(self, callbacks, evaluate, control).in_order(), profile.cuts]
         loop = TrainingLoop(setup.model, progress, hooks, callbacks, control)
@@ -81,7 +82,8 @@ class TrainingRun:
             loop.run_due_hooks()
         # The program of the steps, and how many of them a call and a program may have.
         program = StepProgram(job, setup, progress, stop)
-        most_steps = most_steps_of_a_call(state.callbacks, config.steps_per_loop)
+        several = getattr(setup.model, "steps_per_execution", 1)
+        most_steps = most_steps_of_a_call(state.callbacks, config.steps_per_loop, several)
         if not (progress.ends or control):
             log.info("builds the training step: seconds, or minutes for a large model with several replicas")
             with job.result.goodput.within(COMPILATION):
@@ -220,6 +222,8 @@ class RunHooks:
         """Returns the values of an evaluation, around which callbacks run."""
         assert self.evaluate
         self.callbacks.on_test_begin()
+        if self.run.state.progress.epoch.is_integer():  # else the epoch goes on after a resume
+            self.run.setup.model.reset_metrics()  # as `fit`, by which a loss may be annealed
         values = self.evaluate()
         self.callbacks.on_test_end({name.removeprefix("val_"): value for name, value in values.items()})
         return values

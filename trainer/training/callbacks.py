@@ -14,6 +14,7 @@ from keras.callbacks import (
     BackupAndRestore,
     Callback,
     CallbackList,
+    CSVLogger,
     LearningRateScheduler,
     ModelCheckpoint,
     OrbaxCheckpoint,
@@ -130,6 +131,8 @@ def refuse_unevaluated(setting: str, value: str, evaluated: Sequence[str]) -> No
     check_known(setting, value, "evaluation gives", evaluated)
 
 
+# Of several workers the chief alone runs these; a subclass may do more, and runs on each.
+WRITERS = {CSVLogger, ModelCheckpoint, OrbaxCheckpoint, TensorBoard}
 _TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 # Their hooks may run once in each call to the device, unless they count batches by save_freq or update_freq.
@@ -152,8 +155,11 @@ def _overrides(callback: Callback, hooks: Sequence[str]) -> bool:
     return any(name in vars(callback) for name in hooks) or any(owner not in _ONCE_A_CALL for owner in owners)
 
 
-def most_steps_of_a_call(callbacks: list[Callback], steps_per_loop: int) -> int:
-    """Returns 1 if a callback acts on single batches, else `steps_per_loop` (0: no limit); logs what that costs."""
+def most_steps_of_a_call(callbacks: list[Callback], steps_per_loop: int, steps_per_execution: int = 1) -> int:
+    """Returns 1 if a callback acts on single batches, else `steps_per_loop` (0: no limit); logs what that costs.
+
+    steps_per_execution: that of compile(), by which `fit` runs such a callback less often.
+    """
     names = sorted({type(callback).__name__ for callback in callbacks if acts_on_batches(callback)})
     if not names:
         return steps_per_loop
@@ -161,6 +167,10 @@ def most_steps_of_a_call(callbacks: list[Callback], steps_per_loop: int) -> int:
         log.info(
             f"callbacks: {', '.join(names)}: run after every step, so each call to the device runs one "
             "step: this costs a millisecond or more per step, which slows down small models"
+        )
+    if steps_per_execution > 1:
+        log.warning(
+            f"callbacks: {', '.join(names)}: `fit` would run after {steps_per_execution} steps (steps_per_execution)"
         )
     return 1
 

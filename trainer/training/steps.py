@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from trainer.base.log import warn_once
 from trainer.base.run_files.job_files import Scalars
 from trainer.invariance.gradients import ExchangedGradients, Update, all_reduce_sum, postponed_updates
 from trainer.invariance.internals import losses_reduced_by, without_merging
@@ -66,6 +67,7 @@ class StepRunner:
         self._names: tuple[str, ...] = ()
         self._returned: list[tuple[Any, keras.Metric]] = []  # results of metrics while a step is traced
         self._by_key: dict[str, keras.Metric] = {}  # metrics that a step returns, by the keys that it gives them
+        self._keys: set[str] = set()  # all keys that a step gives
         self._run = tf.function(self._run_steps)
         self._run_program = tf.function(self._run_several, autograph=False)
         self._held: tuple[Any, int, Any] = (None, -1, None)  # an iterator, and its newest program's number and rows
@@ -136,7 +138,7 @@ class StepRunner:
         updated = {id(counter) for counter, count in pairs if np.any(count)}
         with keras.StatelessScope([(counter, tf.cast(count, counter.dtype)) for counter, count in pairs]):
             results = results_of(self.model, updated, self._by_key)
-        return numbers_of(results)
+        return numbers_of({key: result for key, result in results.items() if key in self._keys})
 
     def _run_steps(self, iterator: Any, first_step: Any, count: Any) -> Any:
         """Returns the scalars of `count` steps (int32) from `first_step` (int64): (steps, scalars + 2) float64.
@@ -320,6 +322,14 @@ class StepRunner:
             for counter, before in zip(self._counters(), counted, strict=True):
                 counter.assign(tf.where(number % copies == 0, tf.convert_to_tensor(counter), before))
         self._by_key |= metrics_by_key(logs, self._returned)
+        self._keys |= {*logs}
+        averaged = self._interface.means_of_rows or not self._interface.own_step
+        of_metrics = {*self._by_key, *(metric.name for metric in self.model.metrics)}
+        if averaged and (others := sorted(self._keys - of_metrics)):
+            warn_once(
+                f"{', '.join(others)}: no metric of the model: an epoch has its mean over steps, in `fit` the value of "
+                "the last batch: return the result of a keras.metrics.Metric"
+            )
         scalars: dict[str, Any] = {}  # those of a vector under the names that `numbers_of` gives them
         for name, value in logs.items():
             value = tf.cast(value, tf.float64)
@@ -328,7 +338,9 @@ class StepRunner:
             else:
                 scalars[name] = value
         self._names = tuple(sorted(scalars))
-        parts = self.replicas.count if self._interface.means_of_rows else copies
+        parts = copies
+        if averaged:
+            parts = self.replicas.count * (1 if self._interface.own_step else self.replicas.micro_batches)
         return tf.stack([scalars[name] / parts for name in self._names])
 
 

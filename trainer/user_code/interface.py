@@ -109,13 +109,18 @@ class ModelInterface:
 
 def has_own_step(model: Any) -> bool:
     """Returns whether the train_step is not Keras's."""
-    return getattr(type(model), "train_step", None) is not keras.Model.train_step
+    return has_own(model, "train_step")
 
 
 def has_own_loss(model: Any) -> bool:
     """Returns whether compute_loss is not Keras's."""
-    own = getattr(model.compute_loss, "__func__", None)
-    return own is not keras.Model.compute_loss
+    return has_own(model, "compute_loss")
+
+
+def has_own(model: Any, method: str) -> bool:
+    """Returns whether a method of a model is not Keras's, by its class or on the object."""
+    own = getattr(getattr(model, method, None), "__func__", None)
+    return own is not getattr(keras.Model, method)
 
 
 def scalars_of(logs: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,7 +144,8 @@ def recording_results(model: keras.Model) -> Iterator[list[tuple[Any, keras.Metr
         returned.append((value, metric))
         return value
 
-    metrics = model.metrics
+    metrics = [*model.metrics]
+    metrics += [part for metric in metrics for part in getattr(metric, "metrics", ())]  # those of compile()
     for metric in metrics:
         metric.result = partial(recording, metric, metric.result)
     try:

@@ -56,7 +56,7 @@ def test_the_best_is_found_over_restarts_and_is_never_nan(name: str, values: lis
 def classifier() -> keras.Model:
     """Returns a compiled model, called once so that its metrics exist."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, activation="sigmoid")])
-    model.compile(loss="binary_crossentropy", metrics=["acc", "mse", keras.metrics.AUC(name="auc")], run_eagerly=True)
+    model.compile(loss="binary_crossentropy", metrics=["acc", "mse", keras.metrics.AUC(name="auc")])
     model.train_on_batch(np.zeros((2, 2)), np.array([[0.0], [1.0]]))
     return model
 

@@ -18,6 +18,7 @@ from trainer import evaluate, predict
 from trainer.base.run_files.job_files import TOO_OLD
 from trainer.base.settings.request import Overrides, resolve
 from trainer.cluster.strategy import make_replicas
+from trainer.measures.prediction import named_outputs
 from trainer.measures.prediction import predict as predictions
 from trainer.run.training_setup import build_setup
 
@@ -199,7 +200,7 @@ def test_outputs_of_nests_have_names(tmp_path: Path) -> None:
     assert held is not None
 
     def found(model: keras.Model) -> dict[str, Any]:
-        return predictions(model, setup.replicas, held, 6, setup.dataset.as_fit)
+        return dict(named_outputs(predictions(model, setup.replicas, held, 6, setup.dataset.as_fit), []))
 
     x = np.asarray(held.gather(tf.range(held.count))[0])
     named = found(Nested())

@@ -1,6 +1,8 @@
 """Tests that what callbacks have changed goes on after a resume, as in a run that was never interrupted."""
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import workers
 from tests.support import run_job
+from trainer.base.errors import DONE
 from trainer.base.settings.request import resolve
 from trainer.training.callback_states import AttributeValue, CallbackStates, decoded
 
@@ -43,6 +47,19 @@ class Best(keras.callbacks.Callback):
 SEEN: dict[int, Any] = {}
 
 
+class Killer(keras.callbacks.Callback):
+    """Kills its process in the middle of an epoch, once, if a file asks for it."""
+
+    def __init__(self, mark: Path) -> None:
+        super().__init__()
+        self.mark = mark
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if int(self.model.optimizer.iterations) == 4 * 5 + 2 and self.mark.exists():
+            self.mark.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def build(config: Any, dataset: Any) -> keras.Model:
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.3), "mse")  # a rate at which the loss goes up and down
@@ -63,20 +80,28 @@ def callbacks(config: Any) -> list[Any]:
         keras.callbacks.CSVLogger(str(folder / "log.csv")),
         keras.callbacks.BackupAndRestore(str(folder / "backup")),
         Best(),
+        Killer(folder / "kill"),
     ]
+
+
+FLAGS = [
+    *(f"--{name}={__name__}:{function}" for name, function in (
+        ("model", "build"), ("data", "data"), ("callbacks", "callbacks")
+    )),
+    f"--global_batch_size={BATCH}", "--precision=float64", "--tensorboard=false", "--checkpoint_every_steps=3",
+]  # fmt: skip
 
 
 def trained(folder: Path, *parts: int) -> dict[str, Any]:
     """Returns what a run leaves that ends, and goes on, after each of these numbers of steps."""
     SEEN.clear()
     for steps in parts:
-        flags = [
-            f"--{name}={__name__}:{name if name != 'model' else 'build'}" for name in ("model", "data", "callbacks")
-        ]
-        run_job(resolve([
-            *flags, f"--steps={steps}", f"--global_batch_size={BATCH}", "--precision=float64", f"--job_dir={folder}",
-            "--tensorboard=false", "--checkpoint_every_steps=3",
-        ]).config)  # fmt: skip
+        run_job(resolve([*FLAGS, f"--steps={steps}", f"--job_dir={folder}"]).config)
+    return left_by(folder)
+
+
+def left_by(folder: Path) -> dict[str, Any]:
+    """Returns what a run leaves."""
     result = json.loads((folder / "result.json").read_text())
     model = keras.saving.load_model(folder / "model" / "model.keras", compile=False)
     best = keras.saving.load_model(folder / "best.keras", compile=False)
@@ -97,6 +122,20 @@ def test_an_interrupted_run_ends_as_one_that_never_was(tmp_path: Path, caplog: p
     assert "callbacks: BackupAndRestore is left out" in caplog.text
     assert "callbacks: Best: file begins anew" in caplog.text
     assert "CSVLogger" not in caplog.text
+
+
+@pytest.mark.slow
+def test_a_killed_run_ends_as_a_calm_one_bit_by_bit(tmp_path: Path) -> None:
+    for name, ends in (("calm", [DONE]), ("killed", [-signal.SIGKILL, DONE])):
+        folder = tmp_path / name
+        folder.mkdir()
+        if name == "killed":
+            (folder / "kill").touch()
+        flags = [*FLAGS, f"--epochs={EPOCHS}", f"--job_dir={folder}"]
+        assert [workers.run(1, flags, tmp_path / f"{name}.log")[0] for _ in ends] == ends
+    calm, killed = (left_by(tmp_path / name) for name in ("calm", "killed"))
+    assert len({*calm["history"]["learning_rate"]}) > 1
+    assert killed == calm
 
 
 def test_settings_are_those_of_the_new_command() -> None:

@@ -1,0 +1,109 @@
+"""Answers `model.evaluate` and `model.predict` over all replicas, where a script or a callback calls them."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.callbacks import CallbackList
+
+from trainer.cluster.strategy import Replicas
+from trainer.data.dataset import Dataset, NestedArrays
+from trainer.data.fit_data import examples_of_fit, first_batches
+from trainer.invariance.internals import build_compiled, outside_of_scopes, wrapped
+from trainer.measures import prediction
+from trainer.measures.evaluation import Evaluation
+
+_EVALUATE, _PREDICT = map(inspect.signature, (keras.Model.evaluate, keras.Model.predict))
+
+
+@contextmanager
+def answered_by_replicas(replicas: Replicas, **others: Callable[..., Any]) -> Iterator[None]:
+    """Makes `evaluate` and `predict` of all Keras models in the block those of this module; others: more methods."""
+
+    def outside(method: Callable[..., Any], original: Any, *given: Any, **named: Any) -> Any:
+        with outside_of_scopes():
+            return method(*given, **named)
+
+    others |= {"evaluate": partial(evaluate, replicas), "predict": partial(predict, replicas)}
+    with ExitStack() as stack:
+        for name, method in others.items():
+            stack.enter_context(wrapped(f"keras.Model.{name}", partial(outside, method)))
+        yield
+
+
+def evaluate(replicas: Replicas, *given: Any, **named: Any) -> Any:
+    """Does what `keras.Model.evaluate` does with these arguments, over all replicas; every worker must call it.
+
+    The metrics of the epoch that trains stay as they are.
+    """
+    call = _arguments(_EVALUATE, given, named)
+    model, callbacks = call["self"], _callbacks(call)
+    examples, size = _examples("evaluate", call, call["y"], call["sample_weight"])
+
+    def traced() -> Evaluation:
+        row = examples.first(1)
+        as_fit = Dataset("evaluate", NestedArrays(*row)).as_fit
+        with replicas.strategy.scope():
+            build_compiled(model, as_fit(tf.nest.map_structure(tf.convert_to_tensor, row)))
+        return Evaluation(model, replicas, examples, size, as_fit)
+
+    callbacks.on_test_begin()
+    evaluation = _kept(model, replicas, ("evaluate", size, str(examples.spec)), traced)
+    found = evaluation.of(examples).results()
+    del evaluation.examples  # which may fill the memory
+    results = {name: value if np.ndim(value) else float(value) for name, value in found.items()}
+    callbacks.on_test_end(results)
+    if call["return_dict"]:
+        return results
+    return [*results.values()] if len(results) > 1 else next(iter(results.values()))
+
+
+def predict(replicas: Replicas, *given: Any, **named: Any) -> Any:
+    """Does what `keras.Model.predict` does with these arguments, over all replicas."""
+    call = _arguments(_PREDICT, given, named)
+    model, callbacks = call["self"], _callbacks(call)
+    examples, size = _examples("predict", call)
+
+    def traced() -> Any:
+        as_fit = Dataset("predict", NestedArrays(*examples.first(1))).as_fit
+        return prediction.round_of(model, replicas, size, as_fit)
+
+    callbacks.on_predict_begin()
+    run = _kept(model, replicas, ("predict", size, str(examples.spec)), traced)
+    outputs = prediction.predict_by(run, replicas, examples, size)
+    callbacks.on_predict_end()
+    return tf.nest.map_structure(np.asarray, outputs)
+
+
+def _kept(model: keras.Model, replicas: Replicas, kind: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    """Returns what `make` has traced for calls of this kind, until the model is compiled anew, as in Keras."""
+    key = (*kind, *map(id, (replicas, *model.metrics)))
+    kept = vars(model).setdefault("__answers", {})  # of the model, with which it is forgotten
+    if key not in kept:
+        kept[key] = make()
+    return kept[key]
+
+
+def _arguments(signature: inspect.Signature, given: Any, named: Any) -> dict[str, Any]:
+    """Returns the arguments of a call by name, with Keras's defaults."""
+    bound = signature.bind(*given, **named)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _examples(name: str, call: dict[str, Any], *others: Any) -> tuple[Any, int]:
+    """Returns the examples of a call, and how many rows their batches have; others: y and sample_weight."""
+    steps = call["steps"]
+    examples, size = examples_of_fit(name, call["x"], *others, batch_size=call["batch_size"], steps=steps)
+    return first_batches(examples, steps, size) if steps else examples, size
+
+
+def _callbacks(call: dict[str, Any]) -> CallbackList:
+    """Returns the callbacks of a call."""
+    callbacks = call["callbacks"]
+    return callbacks if isinstance(callbacks, CallbackList) else CallbackList(callbacks, model=call["self"])
