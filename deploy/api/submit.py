@@ -144,12 +144,12 @@ def packages_of(asked: JobOptions, program: Program) -> Sequence[Package]:
     Raises UserError for a bad image or package.
     """
     check_image(asked.image)
-    if isinstance(program, Script):
-        return [program.package(asked.max_package_mb, asked.include)]
     own_image = asked.image != "" and not installs(asked.image)
+    if isinstance(program, Script):
+        return [program.package(), *(packages_with("") if program.launched and not own_image else [])]
     if own_image and asked.package:
         raise UserError("--image and --package contradict each other: build the package into the image")
-    return [] if own_image else packages_with(asked.package, asked.max_package_mb, asked.include)
+    return [] if own_image else packages_with(asked.package, asked.max_package_mb, asked.include, force=asked.force)
 
 
 def new_submission() -> str:

@@ -5,7 +5,6 @@ from its start: a finished part sets the weights, the optimizer and the callback
 interrupted one goes on.
 """
 
-import ast
 import hashlib
 import inspect
 import json
@@ -30,6 +29,7 @@ from trainer.base.log import log
 from trainer.base.run_files.goodput import START
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.job_files import items
+from trainer.base.script import calls_fit, reached_sources
 from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas, local_devices
@@ -54,13 +54,25 @@ from trainer.training.signals import leave_on_signals
 _FIT, _EVALUATE, _PREDICT = map(inspect.signature, (keras.Model.fit, keras.Model.evaluate, keras.Model.predict))
 
 
-def launch(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobDir, arguments: Sequence[str]) -> int:
+def launch(
+    config: TrainConfig, command: Sequence[str], began: float, job_dir: JobDir, arguments: Sequence[str], *,
+    forced: bool = False,
+) -> int:  # fmt: skip
     """Runs the script `config.model` with its `arguments`; its calls of `fit` are a run. Returns the exit code.
 
-    began: time.monotonic() at the start of the process. Raises UserError for what the user must change.
+    began: time.monotonic() at the start of the process; forced: even if no call of `fit` is seen in its source. Raises
+    UserError for what the user must change.
     """
-    if not calls_fit(Path(config.model)):
-        log.info(f"{config.model} calls no fit: it runs as it is, on the devices that it chooses itself")
+    script = Path(config.model)
+    try:
+        trains = forced or calls_fit(reached_sources(script.parent, [script.name]))
+    except (SyntaxError, ValueError):  # running it tells where
+        trains = True
+    if not trains:
+        log.info(
+            f"{config.model} calls no fit of Keras: it runs as it is, on the devices that it chooses itself (--launch "
+            "trains by this package)"
+        )
         run_script(config.model, arguments)
         return DONE
     job = StartedJob.open(config, command, began, job_dir)
@@ -77,10 +89,10 @@ def launch(config: TrainConfig, command: Sequence[str], began: float, job_dir: J
             set_precision(config)
         keras.utils.set_random_seed(config.seed)  # a script that seeds itself wins
         adapt_keras()
-        script = Launch(job, replicas)
-        with script.replacing_fit(), replicas.strategy.scope(), one_strategy(replicas.strategy), suppress(Ended):
+        launched = Launch(job, replicas)
+        with launched.replacing_fit(), replicas.strategy.scope(), one_strategy(replicas.strategy), suppress(Ended):
             run_script(config.model, arguments)
-        return script.end()
+        return launched.end()
 
 
 @contextmanager
@@ -109,27 +121,6 @@ def one_strategy(strategy: Any) -> Iterator[None]:
         ):
             stack.enter_context(mock.patch.object(holder, name, too_late(name)))
         yield
-
-
-def calls_fit(script: Path) -> bool:
-    """Returns whether a script, or a module beside it that it imports, calls a method `fit`."""
-    waiting, seen = [script], set[Path]()
-    while waiting:
-        path = waiting.pop()
-        if path in seen or not path.is_file():
-            continue
-        seen.add(path)
-        try:
-            nodes = [*ast.walk(ast.parse(path.read_bytes()))]
-        except SyntaxError:  # running it tells where
-            return True
-        calls = [node.func for node in nodes if isinstance(node, ast.Call)]
-        if any(isinstance(function, ast.Attribute) and function.attr == "fit" for function in calls):
-            return True
-        modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-        modules += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
-        waiting += [script.parent.joinpath(*name.split(".")).with_suffix(".py") for name in modules]
-    return False
 
 
 def run_script(script: str, arguments: Sequence[str]) -> None:

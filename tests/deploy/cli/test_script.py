@@ -11,6 +11,7 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.cli import compare, jobs, submit
+from deploy.job.options import JobOptions
 from deploy.job.script import read_script
 from deploy.job.workload import ScriptRun
 from deploy.platform import local as processes
@@ -65,10 +66,10 @@ def test_a_script_finds_what_vertex_gives_it(monkeypatch: pytest.MonkeyPatch) ->
     words = ["--name", "two words", "\"q'", "", "$HOME *", "--", "--steps=3"]
     assert local("cpu-2workers", "--", *words) == 0
     for rank in (0, 1):
-        found = json.loads(Path(f"mine/{rank}.json").read_text())
+        found = json.loads(Path(f"runs/a/code/{rank}.json").read_text())
         variables, folder = found["variables"], str(Path("runs/a").absolute())
         spec, config = json.loads(variables["CLUSTER_SPEC"]), json.loads(variables["TF_CONFIG"])
-        assert (found["words"], found["folder"]) == (words, str(Path("mine").absolute()))
+        assert (found["words"], found["folder"]) == (words, f"{folder}/code")
         assert spec["task"] == {"type": f"workerpool{rank}", "index": 0}
         assert config["task"]["type"] == ("worker" if rank else "chief")
         assert [*config["cluster"].values()] == [*spec["cluster"].values()]
@@ -169,7 +170,7 @@ def test_a_script_that_hangs_leaves_no_process(tmp_path: Path, monkeypatch: pyte
                   "if child: print('pids', os.getpid(), child)\ntime.sleep(300)")  # fmt: skip
     said: list[str] = []
     tier, folder = load_tier("cpu"), tmp_path / "job"
-    program = ScriptRun(tier, read_script(str(path), "", "", [])).local_program(folder)
+    program = ScriptRun(tier, read_script(JobOptions(script=str(path)), [], {})).local_program(folder)
     job = LocalJob(local_workers(tier, [], folder, "local-1", program=program), print)
 
     def say(name: str, line: str) -> None:
@@ -201,7 +202,7 @@ def test_two_tiers_are_compared_as_those_of_a_recipe(capsys: Capture) -> None:
     command = ["compare", "cpu", "l4x2", "--script=mine/train.py", "--out=runs/c", *prices, "--", "two words"]
     assert main(command) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("runs python train.py 'two words'\n")
+    assert shown.startswith("runs python train.py 'two words', as it is: it calls no fit of Keras\n")
     cpu, simulated = summarize(collect(["runs/c"]), usd_by_tier={"cpu": 3.6, "l4x2": 7.2})
     assert (cpu.steps, cpu.final_loss, cpu.final_accuracy) == (80, 1 / 8, 1.0)
     assert cpu.cost == pytest.approx(cpu.total_seconds * 3.6 / 3600)
@@ -241,7 +242,7 @@ def test_a_package_called_trainer_runs_on_two_workers(
     flags = ["--module=trainer.task", "--package=mine/trainer", *WHERE, f"--backend={backend}", "--labels=team=vision"]
     assert submit.main(["cpu-2workers", *flags, "--", *words], session) == 0
     shown = capsys.readouterr().out
-    assert "ships trainer: 3 files, 0.0 MB; vertex_report.py\n" in shown
+    assert "ships trainer/ (3): 3 files, 0.0 MB\n" in shown
     (job,) = vertex.jobs.values()
     assert job["labels"]["team"] == "vision"
     assert job["displayName"].startswith("trainer-task-cpu-2workers-")
@@ -289,7 +290,7 @@ def test_jobs_of_a_script_are_compared(
     script(REPORTS)
     command = ["cpu", "cpu-2workers", "--script=mine/train.py", *target, "--backend=sdk", "--max_cost=5"]
     assert compare.main([*command, "--dry_run"], session) == 0
-    assert "ships mine: 1 file, 0.0 MB; vertex_report.py" in capsys.readouterr().out
+    assert "ships train.py: 1 file, 0.0 MB" in capsys.readouterr().out
     assert compare.main(command, session) == 0
     cpu, two = summarize(collect([str(tmp_path / "out")]))
     assert (cpu.state, two.state, two.devices, two.simulated, cpu.final_loss) == ("done", "done", 2, "", 1 / 8)

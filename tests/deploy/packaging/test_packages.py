@@ -13,9 +13,10 @@ import yaml
 
 from deploy.__main__ import main
 from deploy.cli import image
-from deploy.packaging import images
+from deploy.packaging import distributions
 from deploy.packaging import packages as package
-from deploy.packaging.images import IMAGE_RECORD, PLAIN_IMAGE, remembered, requirements
+from deploy.packaging.distributions import requirements
+from deploy.packaging.images import IMAGE_RECORD, PLAIN_IMAGE, remembered
 from deploy.packaging.packages import Package, packages_with, trainer_package, user_package
 from deploy.platform.errors import JobUnknown
 from tests.deploy.conftest import WHERE, Capture, error_of, run, stand_in
@@ -169,7 +170,7 @@ def test_an_image_is_built_from_a_clean_copy(tmp_path: Path, capsys: Capture, mo
     assert set(re.findall(r"\$(_[A-Z]+)", json.dumps(steps))) == {"_IMAGE", "_TENSORFLOW"}
     assert "USER trainer" in dockerfile
     assert f"FROM {PLAIN_IMAGE}\n" in dockerfile, "as without an image"
-    monkeypatch.setattr(images, "versions", dict)
+    monkeypatch.setattr(distributions, "versions", dict)
     newest, _ = requirements(1)
     assert f'TENSORFLOW="{newest}"' in dockerfile
     assert steps["substitutions"]["_TENSORFLOW"] == newest
