@@ -57,8 +57,7 @@ def about_versions() -> str:
     unusable = " and ".join(
         f"{name} {versions().get(name, '(missing)')}" for name, chosen in versions_there().items() if "*" in chosen
     )
-    why = f", the newest tried, as a job cannot have the {unusable} of this machine," if unusable else ", as here,"
-    return why
+    return f", the newest tried, as a job cannot have the {unusable} of this machine," if unusable else ", as here,"
 
 
 def check_requirement(line: str) -> None:
