@@ -17,8 +17,8 @@ from typing import Any  # noqa: E402
 from trainer.base.errors import UserError  # noqa: E402
 from trainer.base.log import set_verbose  # noqa: E402
 from trainer.base.run_files.job_directory import open_job_dir, outputs  # noqa: E402
-from trainer.base.script import LAUNCH_SETTINGS, LaunchOptions  # noqa: E402
 from trainer.base.settings.fields import Usage, answer_help, coerce_all, fields_of, read_flags  # noqa: E402
+from trainer.base.settings.request import LAUNCH_SETTINGS, LaunchOptions  # noqa: E402
 from trainer.base.settings.train_config import TrainConfig  # noqa: E402
 from trainer.base.storage.staging import cache_home, preflight  # noqa: E402
 from trainer.cluster.cluster_spec import read_cluster, set_gpu_environment  # noqa: E402

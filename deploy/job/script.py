@@ -33,8 +33,9 @@ from deploy.packaging.packages import DIST, CodeArchive, Package, write_copy
 from deploy.packaging.sources import MB, REQUIREMENT_FILES, Sources, script_sources, user_sources
 from deploy.platform.local import kill_group
 from trainer.base.errors import UserError
-from trainer.base.script import LAUNCH_SETTINGS, calls_fit, imports_of, reached_sources
+from trainer.base.script import calls_fit, imports_of, reached_sources
 from trainer.base.settings.fields import nearest, write_flags
+from trainer.base.settings.request import LAUNCH_SETTINGS
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import expanded
 

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from deploy.packaging.credentials import TEXT_BYTES, find_credentials
 from trainer.base.errors import UserError, reason
-from trainer.base.script import Import, imports_of, parse, reached_sources
+from trainer.base.script import Import, imports_of, parse_source, reached_sources
 
 MOST_MB = 100  # the largest size of a package, unless --max_package_mb says otherwise
 MB = 1e6
@@ -209,7 +209,7 @@ def _checked(
     for name, path in files.items():
         if path.suffix == ".py":
             try:
-                imports += imports_of(name, parse(path.read_bytes(), name))
+                imports += imports_of(name, parse_source(path.read_bytes(), name))
             except (SyntaxError, ValueError, RecursionError) as error:
                 raise _unreadable(name, error) from None
     for statement in imports:

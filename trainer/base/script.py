@@ -10,47 +10,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from trainer.base.settings.fields import VERBOSE, setting
-
-# The settings of `python -m trainer.launch`: those that `fit` cannot say.
-LAUNCH_SETTINGS = (
-    "job_dir",
-    "seed",
-    "replicas",
-    "expect_devices",
-    "strategy",
-    "precision",
-    "virtual_replicas",
-    "micro_batches",
-    "max_minutes",
-    "checkpoint_every_steps",
-    "checkpoint_every_minutes",
-    "keep_checkpoints",
-    "save_optimizer",
-    "best_metric",
-    "report_every_steps",
-    "tensorboard",
-    "profile_steps",
-    "track",
-    "tuning_metric",
-    "jit_compile",
-    "tf32",
-    "deterministic",
-    "sync_batch_norm",
-    "allow_replica_dependence",
-    "steps_per_loop",
-    "worker_timeout_seconds",
-    "cache_dir",
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class LaunchOptions:
-    """Holds the flags of `trainer.launch` that are not settings of a run."""
-
-    launch: bool = setting(False, "train by this package even if no call of Keras's fit is seen in the script")
-    verbose: bool = VERBOSE
-
 
 @dataclasses.dataclass(frozen=True)
 class Import:
@@ -84,7 +43,7 @@ class Import:
             yield from (f"{inner}.py", str(inner / "__init__.py"))
 
 
-def parse(content: bytes, name: str) -> ast.Module:
+def parse_source(content: bytes, name: str) -> ast.Module:
     """Returns the syntax tree of a file. Raises SyntaxError or ValueError if it has none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -124,7 +83,7 @@ def reached_sources(folder: Path, programs: Sequence[str]) -> dict[str, ast.Modu
     while waiting:
         name = waiting.pop()
         if name not in trees and (folder / name).is_file():
-            trees[name] = parse((folder / name).read_bytes(), name)
+            trees[name] = parse_source((folder / name).read_bytes(), name)
             for statement in imports_of(name, trees[name]):
                 waiting += statement.files()
     return trees
