@@ -12,7 +12,7 @@ from deploy.job.options import JobOptions
 from deploy.job.script import Script
 from deploy.packaging.distributions import requirements
 from deploy.packaging.images import STARTER, Image, about_installing
-from deploy.packaging.packages import TRAINER, Package, write_copy
+from deploy.packaging.packages import TRAINER, CodeArchive, Package, write_copy
 from deploy.platform.local import LocalProgram
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from deploy.tiers.machine_table import load_machines
@@ -123,13 +123,17 @@ class Training(_OnTier):
             module = CHECK
             arguments.append("--on_gpus")
         # What is installed first: nothing in an image of one's own, which then only may read secrets.
-        shipped = tuple(packages) if image.plain else ()
+        archives = tuple(package for package in packages if isinstance(package, CodeArchive))
+        wheels = tuple(package for package in packages if image.plain and not isinstance(package, CodeArchive))
+        shipped = (*wheels, *archives)
         preparation: dict[str, Any] = {}
-        if image.plain or SECRETS in json.dumps(spec):
+        if image.plain or archives or SECRETS in json.dumps(spec):
             of_trackers = tracker_packages(self.config.track)
             installed = [*requirements(tier.accelerators), *of_trackers] if image.plain else []
-            sources = [[package.uri(gcp.bucket), package.sha256] for package in shipped]
+            sources = [[package.uri(gcp.bucket), package.sha256] for package in wheels]
             preparation = {"requirements": installed, "packages": sources}
+            for archive in archives:
+                preparation["code"] = [archive.uri(gcp.bucket), archive.sha256]
             shipped = (*shipped, STARTER)
         variables = self.tracker_variables(spec, gcp, image) if self.config.track else {}
         about = about_installing(tier, image.uri, "network" in spec) if image.plain else ""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.packaging.distributions import PYTHON, about_versions, requirements
-from deploy.packaging.packages import Package
+from deploy.packaging.packages import CodeArchive, Package
 from deploy.tiers.spec_rules import check_format
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
@@ -36,7 +36,10 @@ class BuiltImage:
 
     def misfit(self, tier: Tier, packages: Sequence[Package]) -> str:
         """Returns why a job on `tier` with these packages cannot run in this image; "" if it can."""
-        differing = self.sources.items() ^ {package.name: package.digest for package in packages}.items()
+        differing = (
+            self.sources.items()
+            ^ {package.name: package.digest for package in packages if not isinstance(package, CodeArchive)}.items()
+        )
         if differing:
             return f"has other sources of {', '.join(sorted({name for name, _ in differing}))} than this folder"
         return "has no CUDA" if tier.accelerators and self.tensorflow and "cuda" not in self.tensorflow else ""

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import trainer
 from deploy.packaging.distributions import check_requirement, listed_requirements, requirements_of
-from deploy.packaging.sources import MOST_MB, user_sources
+from deploy.packaging.sources import MOST_MB, named_data, user_sources
 from deploy.tiers.tier import COPIES, ROOT, beside
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import COMMIT_FILE, trainer_commit
@@ -58,6 +58,7 @@ class Package:
     version: str
     files: Mapping[str, bytes | Path]
     about: str = ""  # a line for people on what is shipped
+    data: Mapping[str, Path] = dataclasses.field(default_factory=dict)  # files of the folder in which it is to run
 
     @cached_property
     def digest(self) -> str:
@@ -198,10 +199,12 @@ def user_package(
         about += f"; pip installs {' '.join(requires)} for it" if requires else ""
     for line in requires:
         check_requirement(line)
+    data = named_data(sources, Path.cwd(), most_mb, force=force)
+    about += f"; its folder there has {', '.join(sorted(data))}" if data else ""
     setup = _USER_SETUP.format(
         name=_distribution(name), kind="py_modules" if alone else "packages", module=name, requires=requires
     )
-    return Package(name, "0", {"setup.py": setup.encode(), **sources.files}, about)
+    return Package(name, "0", {"setup.py": setup.encode(), **sources.files}, about, data)
 
 
 def packages_with(

@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from deploy.packaging.credentials import TEXT_BYTES, find_credentials
@@ -74,69 +74,98 @@ def user_sources(
     return _checked(files, left_out, folder, most_mb)
 
 
-# Folders of the system, whose files a job's machine has, too, or that hold no data.
-_SYSTEM = {"bin", "dev", "etc", "gcs", "lib", "lib64", "opt", "proc", "run", "sbin", "sys", "usr"}
-
-
 def script_sources(
     folder: Path, program: str, words: Sequence[str] = (), most_mb: float = MOST_MB, outputs: Collection[Path] = (),
     include: Sequence[str] = (), opened: Sequence[str] = (), *, force: bool = False,
 ) -> Sources:  # fmt: skip
     """Returns the files of a script's `folder` that its job gets: what of it the script `program` reaches.
 
-    That are the modules that it imports, the files and whole folders that exist and stand as a text or a pattern in
-    their sources or in `words`, the script's arguments, and those that it `opened` when it was tried; what it writes,
-    what is hidden and what the folder's .gcloudignore names stay. `include`: patterns of other files.
+    That are the modules that it imports, what these and `words`, its arguments, name (`_named_files`), and what it
+    `opened` when it was tried. `include`: paths and patterns of other files.
     Raises UserError for files above `most_mb` together, for a credential, for a syntax error and, unless `force`, for
     an existing path outside of the folder.
     """
-    from pathspec import GitIgnoreSpec
-
     try:
         trees = reached_sources(folder, [program])
     except (SyntaxError, ValueError, RecursionError) as error:
         raise _unreadable(program, error) from None
-    files = {name: folder / name for name in trees}
     named = [(text, place) for name, tree in trees.items() for text, place in _texts(name, tree)]
     named += [(word.partition("=")[2] or word, "an argument") for word in words]
     named += [(text, "") for text in (*REQUIREMENT_FILES, *include, *opened)]
-    rules = GitIgnoreSpec.from_lines(_ignore_lines(folder, (".gcloudignore",)))
-    sizes = dict[tuple[str, str], int]()  # of what the script names, by the text and its place
-    for text, place in named:
-        if not text or len(text) > 255 or not text.isprintable():
-            continue
-        absolute = Path(os.path.normpath(folder / os.path.expanduser(text)))
-        if not absolute.is_relative_to(folder):
-            if len(absolute.parts) > 2 and absolute.parts[1] not in _SYSTEM and absolute.exists() and not force:
-                raise UserError(
-                    f"script={program}: {place} names {text}, which the job's machines cannot read: "
-                    f"{_copied(absolute)}; or use --force"
-                )
-            continue
-        relative = absolute.relative_to(folder).as_posix()
-        pattern = set("*?[") & set(relative) and re.search(r"[^\W_]", relative)
-        for inner in sorted(glob.glob(relative, root_dir=folder, recursive=True)) if pattern else [relative]:
-            path = folder / inner
-            ignored = place and rules.match_file(inner + "/" * path.is_dir())
-            if path == folder or any(part.startswith(".") for part in Path(inner).parts) or ignored:
-                continue
-            found = [path] if path.is_file() else []
-            if path.is_dir() and path not in outputs and not (path / "pyvenv.cfg").is_file():
-                found = [*_walk(path, folder, lambda file, is_folder: False, outputs, [])]
-            files |= {file.relative_to(folder).as_posix(): file for file in found}
-            sizes[text, place] = sum(file.stat().st_size for file in found)
-    size = sum(path.stat().st_size for path in files.values())
-    if sizes and size > most_mb * MB:
-        text, place = max(sizes, key=lambda name: sizes[name])
-        raise UserError(
-            f"script={program}: {text} ({place or 'opened by it'}) has {sizes[text, place] / MB:,.1f} MB, and at most "
-            f"{most_mb:g} MB go along: {_copied(folder / text)}; what it does not read may stand in .gcloudignore; "
-            f"--max_package_mb={size / MB + 1:.0f} sends it"
-        )
+    files = _named_files(f"script={program}", folder, named, most_mb, outputs, force=force)
+    files |= {name: folder / name for name in trees}
     shipped = {name.partition("/")[0] for name in files}
     beside = [path for path in sorted(folder.iterdir()) if path.name[0] != "." and path.name != "__pycache__"]
     stays = [path.name + "/" * path.is_dir() for path in beside if path.name not in shipped]
     return _checked(files, stays, folder, most_mb)
+
+
+def named_data(sources: Sources, folder: Path, most_mb: float = MOST_MB, *, force: bool = False) -> dict[str, Path]:
+    """Returns the files, by their path below the working `folder`, that the sources of a package name.
+
+    Raises UserError as `script_sources` does.
+    """
+    modules = {name: path for name, path in sources.files.items() if path.suffix == ".py"}
+    named = [found for name, path in modules.items() for found in _texts(name, parse_source(path.read_bytes(), name))]
+    outputs = [folder / name for name in ("runs", "dist")]
+    files = _named_files(f"package={min(modules, default='')}", folder, named, most_mb, outputs, force=force)
+    return {**_checked({name: path for name, path in files.items() if path.suffix != ".py"}, [], folder, most_mb).files}
+
+
+# Folders of the system, whose files a job's machine has, too, or that hold no data.
+_SYSTEM = {"bin", "dev", "etc", "gcs", "lib", "lib64", "opt", "proc", "run", "sbin", "sys", "usr"}
+
+
+def _named_files(
+    subject: str, folder: Path, named: Iterable[tuple[str, str]], most_mb: float, outputs: Collection[Path], *,
+    force: bool,
+) -> dict[str, Path]:  # fmt: skip
+    """Returns the files in `folder` that texts name, each text with its place, by path in the folder.
+
+    Each names a file, a folder, whose files all count, or a pattern of them. What is hidden, an environment or one of
+    `outputs` stays, and what the folder's .gcloudignore names unless the text has no place. Raises UserError as
+    `script_sources` does, in words that begin with `subject`.
+    """
+    from pathspec import GitIgnoreSpec
+
+    rules = GitIgnoreSpec.from_lines(_ignore_lines(folder, (".gcloudignore",)))
+    files = dict[str, Path]()
+    sizes = dict[tuple[str, str], int]()
+    for text, place in named:
+        if not text or len(text) > 255 or not text.isprintable():
+            continue
+        relative = os.path.normpath(os.path.expanduser(text))
+        if os.path.isabs(relative) or relative.startswith(".."):
+            outside = Path(os.path.normpath(folder / relative))
+            inside = outside.is_relative_to(folder) and outside != folder
+            advice = f"write {outside.relative_to(folder)}" if inside else _copied(outside)
+            if len(outside.parts) > 2 and outside.parts[1] not in _SYSTEM and os.path.exists(outside) and not force:
+                raise UserError(
+                    f"{subject}: {place} names {text}, which the job's machines cannot read: {advice}; or use --force"
+                )
+            continue
+        pattern = set("*?[") & set(relative) and re.search(r"[^\W_]", relative)
+        for inner in sorted(glob.glob(relative, root_dir=folder, recursive=True)) if pattern else [relative]:
+            path = folder / inner
+            is_folder = os.path.isdir(path)
+            if any(part.startswith(".") for part in inner.split("/")):  # the folder itself, too
+                continue
+            if place and rules.match_file(inner + "/" * is_folder):
+                continue
+            found = [path] if os.path.isfile(path) else []
+            if is_folder and path not in outputs and not (path / "pyvenv.cfg").is_file():
+                found = [*_walk(path, folder, lambda file, is_folder: False, outputs, [])]
+            files |= {file.relative_to(folder).as_posix(): file for file in found}
+            sizes[text, place] = sum(file.stat().st_size for file in found)
+    size = sum(path.stat().st_size for path in files.values())
+    if size > most_mb * MB:
+        text, place = max(sizes, key=lambda name: sizes[name])
+        raise UserError(
+            f"{subject}: {text} ({place or 'opened by it'}) has {sizes[text, place] / MB:,.1f} MB, and at most "
+            f"{most_mb:g} MB go along: {_copied(folder / text)}; what it does not read may stand in .gcloudignore; "
+            f"--max_package_mb={size / MB + 1:.0f} sends it"
+        )
+    return files
 
 
 REQUIREMENT_FILES = ("requirements.txt", "pyproject.toml")  # beside a script they say what it needs

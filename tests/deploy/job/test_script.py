@@ -97,16 +97,21 @@ def test_a_modules_package_goes_along_under_its_name(project: Path) -> None:
         ("helper.py", "def", "helper.py, line 1: invalid syntax: the job could not import it: fix it"),
         (
             "helper.py",
-            "X = '{here}/../work'; Y = '{here}/../../data'",
-            "script=train.py: helper.py, line 1 names "
-            "{here}/../../data, which the job's machines cannot read: copy it by `gcloud storage cp -r ",
+            "X = '/dev/null'; Y = '../../data'",
+            "script=train.py: helper.py, line 1 names ../../data, which the job's machines cannot read: copy it by "
+            "`gcloud storage cp -r {here.parents[1]}/data gs://BUCKET/`, and write /gcs/BUCKET/data; or use --force",
+        ),
+        (
+            "helper.py",
+            "X = '{here}/data/table.csv'",
+            "names {here}/data/table.csv, which the job's machines cannot read: write data/table.csv; or use --force",
         ),
     ],
 )
 def test_what_must_not_go_along_is_refused(name: str, content: str, line: str, project: Path, refused: Command) -> None:
     (project.parents[1] / "data").mkdir(exist_ok=True)
     (project / name).write_text(content.format(here=project) if "here" in content else content)
-    line = line.format(here=project)
+    line = line.replace("{here.parents[1]}", str(project.parents[1])).format(here=project)
     assert line in refused("submit", "cpu", "--script=train.py", "--max_package_mb=1", *WHERE, "--dry_run")
 
 
