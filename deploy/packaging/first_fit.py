@@ -68,17 +68,15 @@ def main() -> None:
             shutil.copyfile(source, path)
         busy = False
 
-    def end(code: int) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    def end() -> None:
+        os._exit(0)  # whatever threads and handlers the script has left
 
     sys.path[0] = str(here)
     sys.meta_path.insert(0, Hidden(plan["hidden"]))
+    sys.addaudithook(watch)
     import keras
 
-    keras.Model.fit = lambda *given, **named: end(0)
-    sys.addaudithook(watch)
+    keras.Model.fit = lambda *given, **named: end()
     sys.argv = [plan["script"], *plan["arguments"]]
     try:
         runpy.run_path(plan["script"], run_name="__main__")
@@ -91,7 +89,7 @@ def main() -> None:
         if not (isinstance(error, SystemExit) and not error.code):
             text = f"{type(error).__name__}: {error}"
             print(json.dumps({"error": text, "missing": missing}), file=report)
-    end(0)
+    end()
 
 
 if __name__ == "__main__":

@@ -128,3 +128,29 @@ def test_what_the_check_does_not_know_is_said_and_sent(
     assert told in capsys.readouterr().out
     assert (kept.exists(), set(os.listdir())) == (False, before)
     assert files.keys() == {"train.py", "far_away.json"} if "far" in line else {"train.py"}
+
+
+MINE = """
+import importlib.util
+import keras
+import numpy as np
+
+def data(config):
+    print("from", __file__, importlib.util.find_spec("other"))
+    return np.ones((32, 3), "float32"), np.ones((32, 1), "float32")
+
+def build(config, dataset):
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+"""
+
+
+@SLOW
+def test_a_package_trains_here_from_a_copy_of_what_goes_along(capsys: Capture) -> None:
+    Path("src").mkdir()
+    Path("src/mine.py").write_text(MINE)
+    Path("other.py").write_text("")
+    flags = ["--model=mine:build", "--data=mine:data", "--steps=2", "--global_batch_size=8", "--job_dir=runs/p"]
+    assert main(["local", "cpu", "--package=src/mine.py", *flags]) == 0
+    assert f"from {Path('runs/p/code/mine.py').absolute()} None" in capsys.readouterr().out
