@@ -127,26 +127,26 @@ class Script:
     @cached_property
     def files(self) -> dict[str, Path]:
         """Returns the `sources`; of a module also the requirements.txt in its package, or beside that, on top."""
-        files = {**self.sources.files}
-        if listed := next((place / REQUIREMENT_FILES[0] for place in self._places
-                           if (place / REQUIREMENT_FILES[0]).is_file()), None):  # fmt: skip
+        files, listed = {**self.sources.files}, self._home / REQUIREMENT_FILES[0]
+        if listed.is_file():
             if listed not in files.values():
                 user_sources(listed)  # refuses credentials in it
             files[REQUIREMENT_FILES[0]] = listed
         return files
 
     @property
-    def _places(self) -> list[Path]:
-        """Returns the folders that may list what the script needs."""
-        return [self.folder, self.folder.parent] if self.command[0] == "-m" else [self.folder]
+    def _home(self) -> Path:
+        """Returns the folder that may list what the script needs: of a module its package, or the folder of that."""
+        beside = self.command[0] == "-m" and listed_requirements(self.folder) is None
+        return self.folder.parent if beside else self.folder
 
     @property
     def listed(self) -> list[str] | None:
         """Returns the requirements that a file of the user's lists, None without one. Raises UserError for bad ones."""
-        lists = [lines for lines in map(listed_requirements, self._places) if lines is not None]
-        for line in lists[0] if lists and self.launched else ():
+        lines = listed_requirements(self._home)
+        for line in lines or () if self.launched else ():
             check_requirement(line)
-        return lists[0] if lists else None
+        return lines
 
     def requirements(self, gpus: int, *, plain: bool, found: Sources | None = None) -> list[str]:
         """Returns what pip installs for the script: what a file lists or, in a `plain` image, what it imports.

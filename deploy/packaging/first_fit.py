@@ -3,7 +3,8 @@
 `python first_fit.py PLAN REPORT`. PLAN is a file of JSON: "script" and "arguments"; "origin", the folder of the script
 itself; "hidden", the modules that the job will not have; "most_bytes", the largest file that is copied. What the script
 opens beside itself, which is not here yet, is copied from there at that moment. REPORT gets a line of JSON for each
-such file, and one for an error. Nothing outside of the folder above this one is written. The standard library alone.
+such file, and one for an error. It writes nothing outside of the folder above this one, and connects to nothing. The
+standard library alone.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ def main() -> None:
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal busy
+        if event == "socket.connect" and not isinstance(arguments[1], str | bytes):
+            raise PermissionError("the check before sending reaches no other program")
         reads, changes = event in ("open", "os.listdir", "os.scandir"), event in _CHANGES
         if busy or not (reads or changes) or not isinstance(arguments[0], str | os.PathLike):
             return
