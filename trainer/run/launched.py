@@ -190,8 +190,11 @@ class Launch:
             self.job.job_dir.add_to_run_info(parts=self.parts, total_steps=self.steps + run.state.progress.total_steps)
         if self.run is None:
             self.job.tracking.begin()
-        if setup.proves and self.job.cluster.is_chief and not run.state.saved:
-            act_on_check(run, judge_built(setup.config, setup.dataset, setup.model))
+        if setup.proves and not run.state.saved:
+            # On each worker: TensorFlow numbers the operations between them in the order in which they are traced.
+            verdict = judge_built(setup.config, setup.dataset, setup.model)
+            if self.job.cluster.is_chief:
+                act_on_check(run, verdict)
         self.run = run
         with _quiet(call["verbose"] == 0), closing(run.state.reporter):
             run.state.reporter.begin(repeats_step=run.state.pending)

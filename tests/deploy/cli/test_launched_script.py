@@ -33,13 +33,13 @@ def churn() -> Path:
 
 @SLOW
 def test_a_script_trains_here_with_only_what_goes_along(churn: Path, capsys: Capture) -> None:
-    """With Keras's own numbers; the file whose name stands nowhere is found by the check."""
+    """With Keras's own numbers on two workers; the file whose name stands nowhere is found by the check."""
     words = ["--epochs=3", "--found=found.json"]
     assert run([sys.executable, churn.name, *words], cwd=churn.parent).returncode == 0
     expected = json.loads((churn.parent / "found.json").read_text())
     (churn.parent / "found.json").unlink()
     flags = ["--job_dir=runs/a", "--checkpoint_every_steps=3"]
-    assert main(["local", "l4x2", f"--script={churn}", *flags, "--", *words]) == 0
+    assert main(["local", "cpu-2workers", f"--script={churn}", *flags, "--", *words]) == 0
     code = Path("runs/a/code")
     files = {path.relative_to(code).as_posix() for path in code.rglob("*") if path.is_file()}
     assert {name for name in files if "__pycache__" not in name} == {*TRAVELS, "found.json"}
@@ -53,7 +53,7 @@ def test_a_script_trains_here_with_only_what_goes_along(churn: Path, capsys: Cap
 def test_a_script_trains_as_a_job(
     churn: Path, cloud: Emulator, session: Session, tmp_path: Path, capsys: Capture
 ) -> None:
-    """In an image with this package, on two workers, each of which reads what went along."""
+    """In an image with this package, in a folder that has what went along."""
     cloud.accounts = {"": "me@my-proj.test", "not-a-secret": "me@my-proj.test"}
     cloud.run = lambda google, job: runs_spec(google, job, Path(sys.executable), tmp_path)
     flags = ["--image=us-docker.pkg.dev/p/r/x:1", f"--env=PYTHONPATH={ROOT}", "--backend=sdk", "--seed=5"]
