@@ -185,7 +185,12 @@ def _texts(name: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
             if opens or function in _WRITERS or function.startswith(("save_", "to_", "write_")):
                 written |= {id(part) for part in ast.walk(call)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in written:
+        if id(node) in written:
+            continue
+        if isinstance(node, ast.JoinedStr):  # f"data/part-{number}.csv" is the pattern data/part-*.csv
+            parts = [str(part.value) if isinstance(part, ast.Constant) else "*" for part in node.values]
+            yield "".join(parts), f"{name}, line {node.lineno}"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value, f"{name}, line {node.lineno}"
 
 

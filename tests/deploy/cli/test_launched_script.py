@@ -97,7 +97,7 @@ NEEDS = "import importlib, json, time, keras, tensorflow as tf\n{}\nkeras.Sequen
                  "(ModuleNotFoundError: No module named 'helper'): add --include=helper.py", marks=SLOW),
     pytest.param("importlib.import_module('matplot' + 'lib')", "it imports matplotlib, which the job would not have: "
                  "write requirements.txt beside it with the lines matplotlib>=", marks=SLOW),
-    pytest.param("tf.io.read_file('tab' + 'le.csv')", "needs table.csv, which does not go along (NotFoundError: ",
+    pytest.param("tf.io.gfile.copy('tab' + 'le.csv', 'there')", "needs table.csv, which does not go along (NotFoundError: ",
                  marks=SLOW),
 ])  # fmt: skip
 def test_what_a_job_would_lack_is_refused_before_it_is_sent(line: str, told: str) -> None:
@@ -116,6 +116,7 @@ def test_what_a_job_would_lack_is_refused_before_it_is_sent(line: str, told: str
     ("1 / 0", "ended here before it called fit, by ZeroDivisionError: division by zero: it is not checked further"),
     ("time.sleep(90)", "did not reach fit in 6 s: it is not checked further"),
     ("json.load(open('_'.join(['far', 'away.json'])))", "train.py opens far_away.json, which goes along"),
+    ("tf.data.TFRecordDataset(['_'.join(['far', 'away.json'])])", "train.py opens far_away.json, which goes along"),
 ])  # fmt: skip
 def test_what_the_check_does_not_know_is_said_and_sent(
     line: str, told: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch

@@ -23,7 +23,7 @@ from nets import task
 open("data/table.csv"), open("lost.csv", "w")
 """
 FILES = {"train.py": TRAIN, "helper.py": "", "data/table.csv": "1,2\n",
-         "requirements.txt": "numpy\n", "nets/task.py": "PHOTOS = 'photos'", "nets/__init__.py": "",
+         "requirements.txt": "numpy\n", "nets/task.py": "PHOTOS = f'pho{1}os'", "nets/__init__.py": "",
          "photos/a/1.png": "", "photos/2.png": ""}  # fmt: skip
 
 
