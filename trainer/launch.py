@@ -18,42 +18,12 @@ from trainer.base.errors import UserError  # noqa: E402
 from trainer.base.log import set_verbose  # noqa: E402
 from trainer.base.run_files.job_directory import open_job_dir, outputs  # noqa: E402
 from trainer.base.settings.fields import Usage, answer_help, coerce_all, fields_of, read_flags  # noqa: E402
-from trainer.base.settings.request import TaskOptions  # noqa: E402
+from trainer.base.settings.request import LAUNCH_SETTINGS, LaunchOptions  # noqa: E402
 from trainer.base.settings.train_config import TrainConfig  # noqa: E402
 from trainer.base.storage.staging import cache_home, preflight  # noqa: E402
 from trainer.cluster.cluster_spec import read_cluster, set_gpu_environment  # noqa: E402
 from trainer.user_code.command import command, quiet_start  # noqa: E402
 
-# What `fit` cannot say.
-SETTINGS = (
-    "job_dir",
-    "seed",
-    "replicas",
-    "expect_devices",
-    "strategy",
-    "precision",
-    "virtual_replicas",
-    "micro_batches",
-    "max_minutes",
-    "checkpoint_every_steps",
-    "checkpoint_every_minutes",
-    "keep_checkpoints",
-    "save_optimizer",
-    "best_metric",
-    "report_every_steps",
-    "tensorboard",
-    "profile_steps",
-    "track",
-    "tuning_metric",
-    "jit_compile",
-    "tf32",
-    "deterministic",
-    "sync_batch_norm",
-    "allow_replica_dependence",
-    "steps_per_loop",
-    "worker_timeout_seconds",
-    "cache_dir",
-)
 USAGE = Usage(
     "python -m trainer.launch",
     "[--flag=value …] SCRIPT.py [the script's own arguments]",
@@ -69,7 +39,7 @@ def read_launch(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     Raises UserError for a mistake in our flags, and if there is no script.
     """
     place = next((place for place, word in enumerate(arguments) if word.endswith(".py")), len(arguments))
-    fields = {**fields_of(TrainConfig, *SETTINGS), **fields_of(TaskOptions, "verbose")}
+    fields = {**fields_of(TrainConfig, *LAUNCH_SETTINGS), **fields_of(LaunchOptions)}
     answer_help(arguments[:place], USAGE, fields.values())
     values = coerce_all(fields, read_flags(arguments[:place], fields))
     if place == len(arguments):
@@ -83,6 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts like Ctrl-C until training begins
     values, (script, *own) = read_launch(arguments)
     set_verbose(values.pop("verbose", False))
+    forced = values.pop("launch", False)
     if not os.path.isfile(script):
         raise UserError(f"{script}: no such file")
     config = TrainConfig(model=script, data=script, **values)
@@ -93,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
     with quiet_start():
         from trainer.run import launched  # imports TensorFlow
     command_line = [sys.executable, "-m", "trainer.launch", *arguments]
-    return launched.launch(config, command_line, _BEGAN, job_dir, own)
+    return launched.launch(config, command_line, _BEGAN, job_dir, own, forced=forced)
 
 
 if __name__ == "__main__":

@@ -28,10 +28,9 @@ from trainer.base.errors import UserError
 from trainer.base.log import hidden, start_logging
 from trainer.base.run_files.job_files import RESULT
 from trainer.base.settings.fields import coerce_all, fields_of, nearest
-from trainer.base.settings.request import Overrides, Request
+from trainer.base.settings.request import LAUNCH_SETTINGS, Overrides, Request
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import local_path
-from trainer.launch import SETTINGS
 
 _STEP = re.compile(r"(step|epoch) +([\d,]+)(?:/| of )([\d,]+)")  # begins a line of progress
 
@@ -145,7 +144,7 @@ def _fit_here(
     launched = importlib.import_module("trainer.run.launched")
     if threading.current_thread() is not threading.main_thread():
         raise UserError("fit of a model trains in the main thread alone: Ctrl-C would not reach it in another one")
-    of_launch = fields_of(TrainConfig, *SETTINGS)
+    of_launch = fields_of(TrainConfig, *LAUNCH_SETTINGS)
     of_fit = {name: value for name, value in options.items() if name not in of_launch}
     accepted = inspect.signature(type(model).fit).parameters
     if unknown := sorted(of_fit.keys() - accepted.keys()):

@@ -33,6 +33,10 @@ _LOCAL_OPTIONS = (
     "prices",
     "script",
     "module",
+    "as_is",
+    "launch",
+    "no_check",
+    "force",
 )  # options of jobs that also apply to runs on this machine
 
 
@@ -132,8 +136,7 @@ def compare_by_options(request: VerbRequest[CompareOptions], session: Session, *
     asked = request.options
     program = request.program
     trackers = trackers_in(program.values)
-    if not isinstance(program, Script):
-        program = program.without("track")  # all runs are sent from here at the end, under one parent run
+    program = program.without("track")  # all runs are sent from here at the end, under one parent run
     specs = read_tiers(asked.tiers, asked.prices, asked.price_per_hour, partial(machine_spec, asked))
     if asked.baseline and asked.baseline not in (tier.name for tier in specs):
         raise UserError(f"baseline={asked.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Generic, TypeVar
 
+from deploy.job.options import JobOptions
 from deploy.job.script import read_script
 from deploy.job.workload import Program
 from trainer.base.errors import UserError
@@ -95,13 +96,9 @@ def _verb_request(request: Request[Options], words: Sequence[str], usage: Usage)
     """Returns the request of a verb; with a script, `words` are its arguments. Raises UserError for contradictions."""
     options = request.options
     arguments = [*usage.program.split(), *request.arguments(*ANSWERS), *(["--", *words] if words else [])]
-    script, module, package = (getattr(options, name, "") for name in _CODE)
+    script, module = (getattr(options, name, "") for name in _CODE[:2])
     program: Program = request.overrides
     if script or module:
-        settings = request.overrides.values
-        if others := sorted(settings.keys() - {"job_dir"}):
-            own = "The arguments of your script follow --"
-            raise UserError(f"{others[0]} is a setting of this package's training, not of a script. {own}")
         if getattr(options, "check", False):
             raise UserError(
                 "--check trains a recipe on the tier's GPUs, not a script: drop --check, or run it without one"
@@ -110,7 +107,8 @@ def _verb_request(request: Request[Options], words: Sequence[str], usage: Usage)
             raise UserError("--plan is for recipes: the memory of a script is not known: drop it")
         if getattr(options, "scaling", "") == "weak":
             raise UserError("--scaling=weak changes the batch of a recipe; that of a script is its own: leave it out")
-        program = read_script(script, module, package, words, settings.get("job_dir", ""))
+        given = {name: getattr(options, name) for name in fields_of(JobOptions) if hasattr(options, name)}
+        program = read_script(JobOptions(**given), words, request.overrides.values)
     elif words:
         raise UserError("what follows -- is for a script of yours: name it by --script=FILE or --module=NAME")
     return VerbRequest(options, program, shlex.join(arguments))

@@ -18,7 +18,7 @@ from deploy.job.script import Script
 from deploy.job.spec import machine_spec
 from deploy.job.workload import Program, workload_on
 from deploy.packaging.images import check_image, installs
-from deploy.packaging.packages import Package, packages_with
+from deploy.packaging.packages import CodeArchive, Package, packages_with
 from deploy.planning.cached_plans import (
     FIT,
     best_memory_option,
@@ -144,12 +144,18 @@ def packages_of(asked: JobOptions, program: Program) -> Sequence[Package]:
     Raises UserError for a bad image or package.
     """
     check_image(asked.image)
-    if isinstance(program, Script):
-        return [program.package(asked.max_package_mb, asked.include)]
     own_image = asked.image != "" and not installs(asked.image)
+    if isinstance(program, Script):
+        return [program.package(), *(packages_with("") if program.launched and not own_image else [])]
     if own_image and asked.package:
         raise UserError("--image and --package contradict each other: build the package into the image")
-    return [] if own_image else packages_with(asked.package, asked.max_package_mb, asked.include)
+    packages = [] if own_image else packages_with(asked.package, asked.max_package_mb, asked.include, force=asked.force)
+    archives = [
+        CodeArchive(f"{package.name}-data", "0", {f"code/{name}": path for name, path in package.data.items()})
+        for package in packages
+        if package.data
+    ]
+    return [*packages, *archives]
 
 
 def new_submission() -> str:

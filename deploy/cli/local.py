@@ -1,9 +1,11 @@
 """Runs the workers of a job as processes of this machine: `python -m deploy local TIER --recipe=…`.
 
 Each gets the variables that Vertex AI sets: TF_CONFIG, CLUSTER_SPEC, AIP_MODEL_DIR and others, CLOUD_ML_JOB_ID. GPUs
-that this machine lacks are simulated as logical CPU devices. The local code runs, not the spec's packages or image.
+that this machine lacks are simulated as logical CPU devices. The local code runs, not the spec's packages or image; a
+script, or a package, in JOB_DIR/code, a copy of what would go along.
 """
 
+import os
 import signal
 import sys
 import time
@@ -14,8 +16,9 @@ from pathlib import Path
 from deploy.api.request import parse_verb, verb_usage
 from deploy.job.options import JobOptions
 from deploy.job.workload import Training, workload_on
-from deploy.platform.local import LocalJob, local_workers, on_signals
-from deploy.tiers.tier import load_tier
+from deploy.packaging.packages import user_package, write_copy
+from deploy.platform.local import LocalJob, LocalProgram, local_workers, on_signals
+from deploy.tiers.tier import ROOT, load_tier
 from trainer.base.errors import DONE, UserError
 from trainer.base.run_files.job_files import CHECKPOINTS, step_of
 from trainer.base.settings.fields import setting, setting_of
@@ -37,6 +40,12 @@ class LocalFlags:
     )
     script: str = setting_of(JobOptions, "script")
     module: str = setting_of(JobOptions, "module")
+    package: str = setting_of(JobOptions, "package")
+    include: tuple[str, ...] = setting_of(JobOptions, "include")
+    as_is: bool = setting_of(JobOptions, "as_is")
+    launch: bool = setting_of(JobOptions, "launch")
+    no_check: bool = setting_of(JobOptions, "no_check")
+    force: bool = setting_of(JobOptions, "force")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,16 +58,21 @@ def main(arguments: Sequence[str]) -> int:
         if isinstance(program, Overrides) and variable["name"] == "TRAINER_START" and '"script"' in variable["value"]:
             raise UserError(f"{tier.name}: a script's job, whose code is in the bucket: name the code: --script=FILE")
     workload = workload_on(tier, program)
+    trains = isinstance(workload, Training) or workload.script.launched
     job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
     job_dir = local_path(workload.job_dir, "job_dir") if workload.job_dir else Path("runs") / job_id
     workload.check_folder(job_dir)  # fails here rather than in workers that wait for each other
     folder = job_dir.absolute()
-    command_and_files = workload.local_program(folder)
-    workers = local_workers(tier, workload.arguments(), folder, job_id, request.command, program=command_and_files)
+    what = workload.local_program(folder)
+    if request.options.package and isinstance(workload, Training):  # its modules are found in a copy of what goes along
+        copy = folder / "code"
+        write_copy(user_package(request.options.package, include=request.options.include, force=True), copy)
+        what = LocalProgram(what.module, {"PYTHONPATH": f"{copy}{os.pathsep}{ROOT}", "PYTHONSAFEPATH": "1"})
+    workers = local_workers(tier, workload.arguments(), folder, job_id, request.command, what)
     first: dict[str, str] = {}  # by line, the worker that printed it first: the trainer prints the same in each worker
 
     def print_line(worker: str, line: str) -> None:
-        if not isinstance(workload, Training) or first.setdefault(line, worker) == worker:
+        if not trains or first.setdefault(line, worker) == worker:
             print(f"[{worker}] {line}\n", end="", flush=True)  # in one write: lines of two threads would mix
 
     job = LocalJob(workers, print_line, request.options.restarts)
@@ -73,4 +87,4 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{outcome.error or 'interrupted'}: the same command {again} {resumes}")
     elif outcome.error:
         print(f"error: {outcome.error}", file=sys.stderr)
-    return outcome.code if isinstance(workload, Training) else outcome.status or outcome.code
+    return outcome.code if trains else outcome.status or outcome.code

@@ -45,8 +45,8 @@ class PredictFlags(JobOptions):
 
 
 _NOT_OF_PREDICT = (
-    "bucket", "package", "max_package_mb", "include", "script", "module", "image", "stop_if_idle", "stop_if_over",
-    "plan", "force", "secret",
+    "bucket", "package", "max_package_mb", "include", "script", "module", "as_is", "launch", "no_check", "image",
+    "stop_if_idle", "stop_if_over", "plan", "force", "secret",
 )  # fmt: skip
 USAGE = verb_usage(
     "predict",

@@ -6,6 +6,7 @@ trainer/base/run_files/job_files.py, which cannot be imported here.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -34,38 +35,30 @@ class Record:
     def __init__(self, job_dir: str, about: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
         self._job_dir, self._clock = job_dir, clock
         started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        self._info = {**about, "data": {"unit": "examples"}, "started": started,
+        self._info = {**about, "data": {"unit": "steps", "examples_per_step": 1}, "started": started,
                       "on_vertex": os.environ.get("CLOUD_ML_JOB_ID", "").isdigit()}  # fmt: skip
-        self._began, self._result = clock(), {"state": "running", "steps": 0, "wall_seconds": 0.0, "restarts": 0}
+        self._began, self._result = clock(), {"state": "running", "steps": 0, "restarts": 0, "startup_seconds": None}
         self._final: dict[str, dict[str, float | None]] = {"losses": {}, "metrics": {}}
         self._lines: list[tuple[int, str]] = []  # the lines of stats.jsonl, each after its step
-        self._last: dict[str, Any] | None = None  # the report that the newest line was made of
+        self._last: tuple[int, float] | None = None  # step and time of the report that the newest line was made of
         self._written: dict[str, str] = {}  # the content of each file as it was last written
-        self._startup: float | None = None  # seconds until the first report
         self._earlier_seconds = 0.0  # the wall time of earlier starts
         self._due, self._warned = 0.0, False
 
     def begin(self) -> None:
-        """Continues the record of an earlier start, unless that was done, and writes the files."""
+        """Continues the record of an earlier start, unless that was done or is damaged, and writes the files."""
         try:
-            stats, text = _read(self._job_dir, STATS), _read(self._job_dir, RESULT)
+            self._written[STATS] = _read(self._job_dir, STATS)  # if that is not continued, the next write replaces it
+            text = _read(self._job_dir, RESULT)
         except OSError as error:
             self._warn_once(error)
             return
-        self._written[STATS] = stats  # if the earlier start was done, the next write replaces it
-        try:
+        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
             earlier = json.loads(text or "{}")
             if earlier.get("state", "done") != "done":
-                lines = [(json.loads(line)["step"], line) for line in stats.splitlines()]
-                restarts, self._earlier_seconds, self._startup = (
-                    earlier[name] for name in ("restarts", "wall_seconds", "startup_seconds")
-                )
-                self._lines = lines
-                self._result["restarts"] = 1 + restarts
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            log_line(
-                f"{RESULT} or {STATS} of an earlier start is damaged ({error}): its numbers are replaced", "WARNING"
-            )
+                lines = [(json.loads(line)["step"], line) for line in self._written[STATS].splitlines()]
+                self._result |= {"restarts": 1 + earlier["restarts"], "startup_seconds": earlier["startup_seconds"]}
+                self._earlier_seconds, self._lines = earlier["wall_seconds"], lines
         self.write()
 
     def take(self, report: bytes) -> None:
@@ -77,45 +70,28 @@ class Record:
             now, values = json.loads(report)
         except ValueError:  # a process was killed, or the disk was full, while it wrote
             return
-        counts = [values.pop(name, None) for name in ("step", "examples", "total_steps")]
-        step, examples, total = (count if count is not None and 0 <= count < LARGEST else None for count in counts)
-        if step is None:
+        step, last = values.pop("step"), self._last
+        if not 0 <= step < LARGEST:
             return
-        if self._startup is None:
-            self._startup = round(now - self._began, 6)
-        if total:
-            self._info["total_steps"] = total
+        if self._result["startup_seconds"] is None:
+            self._result["startup_seconds"] = round(now - self._began, 6)
         numbers: dict[str, dict[str, float | None]] = {"losses": {}, "metrics": {}}
         for name, value in values.items():
             kind = "losses" if "loss" in name or "penalty" in name else "metrics"
             numbers[kind][name] = self._final[kind][name] = value if abs(value) < LARGEST else None
         self._result["steps"] = step
-        last = self._last
-        spacing_s = 2.0 ** (len(self._lines) // LINES) - 1.0
-        if last and step > last["step"] and now - last["time"] < spacing_s:
+        if last and step > last[0] and now - last[1] < 2.0 ** (len(self._lines) // LINES) - 1.0:
             return
         if self._lines and step <= self._lines[-1][0]:  # the script repeats these steps, as after a restart
             self._lines = [earlier for earlier in self._lines if earlier[0] < step]
-        step_seconds = speed = None
-        if last and step > last["step"]:
-            steps = step - last["step"]
-            step_seconds = (now - last["time"]) / steps
-            read, unit = steps, "steps"  # if the script does not count examples, each step counts as one
-            if examples is not None or last["examples"] is not None:
-                unit = "examples"
-                counted = examples is not None and last["examples"] is not None
-                read = examples - last["examples"] if counted else 0  # no speed where only one report counts them
-            if read > 0 and step_seconds > 0:
-                self._info["data"] = {"unit": unit, "examples_per_step": round(read / steps)}
-                speed = read / steps / step_seconds
+        seconds = (now - last[1]) / (step - last[0]) if last and step > last[0] else None
+        trained = self._earlier_seconds + now - self._began - self._result["startup_seconds"]
         entry = {
-            "kind": "report", "step": step, "step_seconds": step_seconds,
-            "untimed_steps": 0 if last else max(1, step),
-            "seconds": round(max(0.0, self._earlier_seconds + now - self._began - self._startup), 6),
-            "images_per_second": speed, **numbers,
+            "kind": "report", "step": step, "step_seconds": seconds, "untimed_steps": 0 if last else max(1, step),
+            "seconds": round(max(0.0, trained), 6), "images_per_second": 1 / seconds if seconds else None, **numbers,
         }  # fmt: skip
         self._lines.append((step, json.dumps(entry)))
-        self._last = {"step": step, "examples": examples, "time": now}
+        self._last = step, now
 
     def write_if_due(self) -> None:
         """Writes the files if EVERY_S has passed since the last time, or if they do not have the first report yet."""
@@ -129,8 +105,7 @@ class Record:
         `state`, `more`: what result.json says beside the numbers.
         """
         wall = round(self._earlier_seconds + self._clock() - self._began, 3)
-        result = {**self._result, "state": state, "wall_seconds": wall, "startup_seconds": self._startup,
-                  "final": self._final, **more}  # fmt: skip
+        result = {**self._result, "state": state, "wall_seconds": wall, "final": self._final, **more}
         # The result is last, so that the other files are at least as new as it says.
         files = {
             RUN_INFO: json.dumps(self._info, indent=2) + "\n",

@@ -109,11 +109,7 @@ def _followed(process: subprocess.Popen[bytes], reports: BinaryIO, record: Recor
     elif not code and not signals:
         end = {"state": "done", "error": None}
     if record:
-        import resource  # this module does not exist on all platforms
-
-        # The peak of the script or, if that is larger, of a process that it started.
-        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-        record.write(**end, peak_memory_gib=round(peak / (2**30 if sys.platform == "darwin" else 2**20), 3))
+        record.write(**end)
     return code
 
 

@@ -4,9 +4,9 @@ This file lies in the bucket beside the packages. The command in a job's spec do
 installed, so that it uses the standard library alone.
 
 The variable TRAINER_START is JSON: "gpus", the number of the machine's GPUs; "requirements" for pip; "packages", a list
-of [address, SHA-256]; and "module", which is run. A script has, instead of the last three, "code", the [address,
-SHA-256] of its archive, and "script", for `script_worker`. The variable TRAINER_SECRETS is JSON, too: a version of a
-secret for each variable that gets its value.
+of [address, SHA-256]; and "module", which is run. A script also has "code", the [address, SHA-256] of its archive, and
+one that runs as it is "script", for `script_worker`. The variable TRAINER_SECRETS is JSON, too: a version of a secret
+for each variable that gets its value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
-from typing import Any, NoReturn
+from typing import NoReturn
 
 MUST_CHANGE, FAULT = 2, 1  # exit codes, the same as the trainer's
 TRIES, PAUSE_S, TIMEOUT_S = 6, 2.0, 60.0  # of a request; the pause doubles after each further try
@@ -42,27 +42,21 @@ def main() -> None:
         find_driver()
     for name, version in json.loads(os.environ.pop("TRAINER_SECRETS", "{}")).items():
         os.environ[name] = secret(version)
-    if "script" in plan:
-        become_script(plan)
-    with tempfile.TemporaryDirectory() as folder:
-        wheels = [download(address, digest, folder) for address, digest in plan["packages"]]
+    program = ["-m", plan["module"]]
+    if "code" in plan:
+        folder = tempfile.mkdtemp()
+        address, digest = plan["code"]
+        with zipfile.ZipFile(download(address, digest, folder)) as archive:
+            archive.extractall(folder)
+        os.chdir(os.path.join(folder, "code"))  # where requirements.txt lies, too
+        if "script" in plan:
+            os.environ["TRAINER_SCRIPT"] = json.dumps({**plan["script"], "folder": os.getcwd()})
+            program = [os.path.join(folder, "ours")]
+    with tempfile.TemporaryDirectory() as scratch:
+        wheels = [download(address, digest, scratch) for address, digest in plan["packages"]]
         if packages := [*plan["requirements"], *wheels]:
             install(packages)
-    os.execv(sys.executable, [sys.executable, "-m", plan["module"], *sys.argv[1:]])  # noqa: S606 (no shell is meant)
-
-
-def become_script(plan: dict[str, Any]) -> None:
-    """Unpacks a script's archive, installs its requirements and replaces this process by the program that runs it."""
-    folder = tempfile.mkdtemp()
-    address, digest = plan["code"]
-    with zipfile.ZipFile(download(address, digest, folder)) as archive:
-        archive.extractall(folder)
-    code = os.path.join(folder, "code")
-    if os.path.isfile(os.path.join(code, "requirements.txt")):
-        os.chdir(code)
-        install(["-r", "requirements.txt"])
-    os.environ["TRAINER_SCRIPT"] = json.dumps({**plan["script"], "folder": code})
-    os.execv(sys.executable, [sys.executable, os.path.join(folder, "ours"), *sys.argv[1:]])  # noqa: S606
+    os.execv(sys.executable, [sys.executable, *program, *sys.argv[1:]])  # noqa: S606 (no shell is meant)
 
 
 def find_driver() -> None:

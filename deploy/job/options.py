@@ -119,14 +119,15 @@ class JobOptions:
     )
     include: tuple[str, ...] = setting(
         (),
-        "files of --package or of a script's folder that go along though git does not track them, as data/*.json",
+        "more files that go along: of --package though git does not track them, or of a script's folder, as "
+        "data/*.json",
         metavar="GLOB",
         repeated=True,
     )
     script: str = setting(
         "",
-        "a training script of yours, which runs instead of the trainer with the arguments after"
-        " `--`; its folder goes along",
+        "a training script of yours, with its arguments after `--`: one that calls fit is trained by trainer.launch, "
+        "another runs as it is; what it imports, names and opens goes along",
         metavar="FILE",
     )
     module: str = setting(
@@ -135,6 +136,9 @@ class JobOptions:
         "the folder of that name here",
         metavar="NAME",
     )
+    as_is: bool = setting(False, "run --script as it is, whatever it calls")
+    launch: bool = setting(False, "train --script by trainer.launch, even if no call of fit is seen in it")
+    no_check: bool = setting(False, "do not run --script here up to its first fit before it is sent")
     image: str = setting(
         "",
         f"the image that jobs run in: the URI of your own; {INSTALL}: a public Python image "
@@ -195,7 +199,7 @@ class JobOptions:
     )
     force: bool = setting(
         False,
-        "send a job that does not fit the memory by its plan, or a script that imports what its image has not",
+        "send a job that does not fit the memory by its plan, or code that needs what no package index has",
     )
     name: str = ""
     tensorboard_instance: str = ""

@@ -1,39 +1,75 @@
-"""Describes a training script of the user's own, which runs instead of the trainer: `--script=train.py`, `--module=`.
+"""Describes a training script of the user's own: `--script=train.py`, `--module=`.
 
-A Script takes the place of the trainer's Overrides, but nothing in it is resolved for a tier: it runs as it is.
+One that calls Keras's `fit` is trained by `trainer.launch`, and takes its settings; another runs as it is. A Script
+takes the place of the trainer's Overrides, but nothing in it is resolved for a tier.
 """
 
 import dataclasses
+import json
+import os
 import re
 import shlex
+import subprocess
+import sys
+import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from deploy.packaging.images import IN_JOB, requirements
-from deploy.packaging.packages import DIST, CodeArchive, Package
-from deploy.packaging.sources import DISTRIBUTIONS, MOST_MB, missing_imports, user_sources
+from deploy.base.console import say
+from deploy.job.options import JobOptions
+from deploy.packaging import first_fit
+from deploy.packaging.distributions import (
+    INSTALLED,
+    check_requirement,
+    hidden_modules,
+    listed_requirements,
+    requirements_of,
+)
+from deploy.packaging.images import IN_JOB, installs
+from deploy.packaging.packages import DIST, CodeArchive, Package, write_copy
+from deploy.packaging.sources import MB, REQUIREMENT_FILES, Sources, script_sources, user_sources
+from deploy.platform.local import kill_group
 from trainer.base.errors import UserError
-from trainer.base.settings.fields import nearest
+from trainer.base.script import calls_fit, imports_of, reached_sources
+from trainer.base.settings.fields import nearest, write_flags
+from trainer.base.settings.request import LAUNCH_SETTINGS
+from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import expanded
 
-# What `deploy.in_job.script_worker`, which runs a script, imports from outside its own folder.
+# What `deploy.in_job.script_worker`, which runs a script as it is, imports from outside its own folder.
 _OF_TRAINER = ("trainer/__init__.py", "trainer/base/__init__.py", "trainer/base/limit_watch.py")
 _MAIN = b"import sys\n\nfrom in_job.script_worker import main\n\nsys.exit(main())\n"
+CHECK_S = 60.0  # how long a script may take to its first `fit` before it is sent unchecked
 
 
 @dataclasses.dataclass(frozen=True)
 class Script:
     """Holds a script, or a module that runs as a program, with its arguments.
 
-    `folder`: what is shipped with the job; `command`: Python's arguments before those of the script.
+    `options`: those of its job; `folder`: that of the script, or the module's package; `command`: Python's arguments
+    before those of the script; `words`: the script's arguments; `settings`: those of `trainer.launch`, or job_dir
+    alone; `launched`: whether `trainer.launch` runs it.
     """
 
-    name: str  # as the user wrote it
+    options: JobOptions
     folder: Path
     command: tuple[str, ...]
-    words: tuple[str, ...] = ()  # the script's arguments
-    job_dir: str = ""
+    words: tuple[str, ...] = ()
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    launched: bool = False
+
+    @property
+    def name(self) -> str:
+        """Returns the script or module as the user wrote it."""
+        return self.options.script or self.options.module
+
+    @property
+    def job_dir(self) -> str:
+        """Returns the job directory that was given."""
+        return str(self.values.get("job_dir", ""))
 
     @property
     def subject(self) -> str:
@@ -41,87 +77,210 @@ class Script:
         return re.sub(r"[^a-z0-9]+", "-", Path(self.name).name.removesuffix(".py").lower()).strip("-") or "script"
 
     @property
-    def values(self) -> Mapping[str, Any]:
-        """Returns the only trainer setting that a script can have, job_dir, if it was given."""
-        return {"job_dir": self.job_dir} if self.job_dir else {}
+    def about(self) -> str:
+        """Returns a line on what runs, and for which reason."""
+        if self.launched:
+            why = "--launch" if self.options.launch else "it calls fit (--as_is runs it as it is)"
+            return f"runs {shlex.join(['python', '-m', 'trainer.launch', *self.launch_arguments()])}: {why}"
+        runs = f"runs {shlex.join(['python', *self.command, *self.words])}, as it is"
+        return runs if self.options.as_is or self.options.module else f"{runs}: it calls no fit of Keras"
+
+    @property
+    def config(self) -> TrainConfig:
+        """Returns the settings with which `trainer.launch` opens its run."""
+        return TrainConfig(model=self.command[0], data=self.command[0], **self.values)
 
     def replace(self, **values: Any) -> "Script":
         """Returns the script with these fields replaced."""
-        return dataclasses.replace(self, **values)
+        return dataclasses.replace(self, **values) if values else self
+
+    def without(self, *names: str) -> "Script":
+        """Returns the script without these settings."""
+        return self.replace(values={name: value for name, value in self.values.items() if name not in names})
 
     def arguments(self) -> list[str]:
         """Returns what identifies the script, as flags of a command."""
-        return [f"--script={self.name}", f"--arguments={shlex.join(self.words)}"]
+        return [f"--script={self.name}", f"--arguments={shlex.join(self.words)}",
+                *write_flags(self.without("job_dir").values)]  # fmt: skip
 
-    def package(self, most_mb: float = MOST_MB, include: Sequence[str] = ()) -> CodeArchive:
-        """Returns the archive that a job needs: the script's folder, and the programs that run the script.
+    def launch_arguments(self) -> list[str]:
+        """Returns the arguments of `trainer.launch`, whose job directory is that of the job."""
+        flags = write_flags(self.without("job_dir", "expect_devices").values)
+        return [*flags, *["--launch"] * self.options.launch, *self.command, *self.words]
 
-        Raises UserError for files that must not be shipped, as `--package` does.
+    @cached_property
+    def sources(self) -> Sources:
+        """Returns the files that go along, by their paths from the folder in which the script runs.
+
+        Raises UserError for files that must not be shipped, and for what is missing when the script is tried.
         """
-        sources = user_sources(self.folder, most_mb, (Path("runs").resolve(), DIST.resolve()), include)
-        as_module = self.command[0] == "-m"  # then the folder is a package, which keeps its name
-        code = {name if as_module else name.partition("/")[2]: path for name, path in sources.files.items()}
-        beside = self.folder.parent / "requirements.txt"
-        listed = code.get(f"{self.folder.name}/requirements.txt" if as_module else "requirements.txt")
-        if as_module and not listed and beside.is_file():
-            user_sources(beside)  # refuses credentials in it
-            listed = beside
-        if listed:
-            code["requirements.txt"] = listed
-        if not as_module and self.command[0] not in code:
+        asked, outputs = self.options, (Path("runs").resolve(), DIST.resolve())
+        if self.command[0] == "-m":
+            return user_sources(self.folder, asked.max_package_mb, outputs, asked.include)
+        given = (self.folder, self.command[0], self.words, asked.max_package_mb, outputs, asked.include)
+        found = script_sources(*given, force=asked.force)
+        if self.launched and not asked.no_check and (opened := self._opened(found)):
+            say(f"{self.name} opens {', '.join(opened)}, which goes along")
+            return script_sources(*given, opened, force=asked.force)
+        return found
+
+    @cached_property
+    def files(self) -> dict[str, Path]:
+        """Returns the `sources`; of a module also the requirements.txt in its package, or beside that, on top."""
+        files, listed = {**self.sources.files}, self._home / REQUIREMENT_FILES[0]
+        if listed.is_file():
+            if listed not in files.values():
+                user_sources(listed)  # refuses credentials in it
+            files[REQUIREMENT_FILES[0]] = listed
+        return files
+
+    @property
+    def _home(self) -> Path:
+        """Returns the folder that may list what the script needs: of a module its package, or the folder of that."""
+        beside = self.command[0] == "-m" and listed_requirements(self.folder) is None
+        return self.folder.parent if beside else self.folder
+
+    @property
+    def listed(self) -> list[str] | None:
+        """Returns the requirements that a file of the user's lists, None without one. Raises UserError for bad ones."""
+        lines = listed_requirements(self._home)
+        for line in lines or () if self.launched else ():
+            check_requirement(line)
+        return lines
+
+    def requirements(self, gpus: int, *, plain: bool, found: Sources | None = None) -> list[str]:
+        """Returns what pip installs for the script: what a file lists or, in a `plain` image, what it imports.
+
+        Raises UserError for imports that no package index has.
+        """
+        found, listed = found or self.sources, self.listed
+        if listed is not None:
+            return listed
+        present = {part.partition(".")[0] for name in found.files for part in name.split("/")}
+        force = self.options.force
+        return requirements_of(found.imports, present, trains=self.launched, gpus=gpus, force=force) if plain else []
+
+    def _opened(self, found: Sources) -> list[str]:
+        """Runs the script, with what was found of it, to its first `fit`; returns what else it opens beside itself.
+
+        Raises UserError for a module or a file that the job would not have.
+        """
+        say(f"tries {self.name} here up to its first fit, with only what goes along: {CHECK_S:.0f} s at most "
+            "(--no_check leaves that out)")  # fmt: skip
+        plain = not self.options.image or installs(self.options.image)
+        lines = self.requirements(0, plain=True, found=found) if plain else []
+        hidden = hidden_modules([*INSTALLED, *lines], [Path(name).parts[0].removesuffix(".py") for name in found.files])
+        with tempfile.TemporaryDirectory() as scratch:
+            work, report = Path(scratch, "work"), Path(scratch, "report")
+            write_copy(Package(self.subject, "0", found.files), work)
+            report.touch()
+            Path(scratch, "plan").write_text(json.dumps({
+                "script": self.command[0], "arguments": self.words, "origin": str(self.folder),
+                "hidden": [*hidden] if plain else [], "most_bytes": self.options.max_package_mb * MB,
+            }))  # fmt: skip
+            variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+            variables |= {"TMPDIR": scratch, "PYTHONDONTWRITEBYTECODE": "1", "CUDA_VISIBLE_DEVICES": "-1",
+                          "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}  # fmt: skip
+            command = [sys.executable, str(first_fit.__file__), f"{scratch}/plan", str(report)]
+            process = subprocess.Popen(
+                command, cwd=work, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+            try:
+                process.wait(CHECK_S)
+            except subprocess.TimeoutExpired:
+                say(f"{self.name} did not reach fit in {CHECK_S:.0f} s: it is not checked further")
+            finally:
+                kill_group(process)
+                process.wait()
+            told = [json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()]
+        opened = [line["opened"] for line in told if "opened" in line]
+        for line in told:
+            if "error" in line:
+                self._refuse_missing(line["missing"], line["error"].replace(f"{work}/", ""), found, hidden)
+                say(f"{self.name} ended here before it called fit, by {line['error']}: it is not checked further")
+        return opened
+
+    def _refuse_missing(self, module: str, error: str, found: Sources, hidden: Mapping[str, str]) -> None:
+        """Raises UserError if an error comes from a module or a file that exists here and that the job would lack."""
+        top, path = module.partition(".")[0], module.replace(".", "/")
+        if top in hidden:
+            lines = [*(self.listed or self.requirements(0, plain=True, found=found)), hidden[top]]
             raise UserError(
-                f"script={self.name}: it would not be shipped: .gitignore or .gcloudignore names it, or it is a link "
-                "out of its folder"
+                f"script={self.name}: it imports {module}, which the job would not have: write {REQUIREMENT_FILES[0]} "
+                f"beside it with the lines {', '.join(lines)}"
             )
-        ours = {f"ours/in_job/{path.relative_to(IN_JOB).as_posix()}": path for path in sorted(IN_JOB.rglob("*.py"))}
-        ours |= {f"ours/{name}": IN_JOB.parents[1] / name for name in _OF_TRAINER}
-        files = {f"code/{name}": content for name, content in code.items()} | ours | {"ours/__main__.py": _MAIN}
-        about = f"ships {self.folder.name}: {sources}; vertex_report.py"
-        if listed:
-            about += "; requirements.txt is installed at each start"
-        return CodeArchive(self.subject, "0", files, about)
+        names = [f"{path}.py", path] if module else re.findall(r"[^\s'\",;:()\[\]]+", error)
+        for name in names:
+            here = (self.folder / name).resolve()
+            inner = os.path.relpath(here, self.folder)
+            stays = here.exists() and not any(f"{file}/".startswith(f"{inner}/") for file in found.files)
+            if stays and not inner.startswith("."):
+                raise UserError(
+                    f"script={self.name}: it needs {inner}, which does not go along ({error}): add --include={inner}"
+                )
 
-    def check_imports(self, package: Package, image: str, gpus: int) -> None:
-        """Raises UserError for imports that a plain image lacks, where no requirements.txt installs them."""
-        files = {name.partition("/")[2]: path for name, path in package.files.items()
-                 if name.startswith("code/") and isinstance(path, Path)}  # fmt: skip
-        path = self.command[-1].replace(".", "/") if self.command[0] == "-m" else ""
-        start = next((name for name in (f"{path}.py", f"{path}/__main__.py") if name in files), self.command[-1])
-        missing = missing_imports(files, start)
-        about = ", ".join(f"{name.top} ({name.file}, line {name.line})" for name in missing[:5])
-        tensorflow = requirements(gpus)[0]  # brings keras
-        lines = {
-            tensorflow if name.top in ("keras", "tensorflow") else DISTRIBUTIONS.get(name.top, name.top)
-            for name in missing
-        }
-        if missing:
-            raise UserError(
-                f"script={self.name}: {image} has no {about}, and there is no requirements.txt: write one "
-                f"beside the script with the lines {', '.join(sorted(lines))}, or use --force"
-            )
+    def package(self) -> CodeArchive:
+        """Returns the archive that a job needs: what goes along with the script and, as it is, what runs it.
+
+        Raises UserError for files that must not be shipped.
+        """
+        files: dict[str, bytes | Path] = {f"code/{name}": path for name, path in self.files.items()}
+        if not self.launched:
+            ours = {f"ours/in_job/{path.relative_to(IN_JOB).as_posix()}": path for path in sorted(IN_JOB.rglob("*.py"))}
+            files |= ours | {f"ours/{name}": IN_JOB.parents[1] / name for name in _OF_TRAINER}
+            files["ours/__main__.py"] = _MAIN
+        tops = Counter(name.partition("/")[0] + "/" * ("/" in name) for name in self.sources.files)
+        parts = [f"{top} ({count})" if top.endswith("/") else top for top, count in sorted(tops.items())]
+        return CodeArchive(self.subject, "0", files, f"ships {', '.join(parts)}: {self.sources}")
 
 
-def read_script(script: str, module: str, package: str, words: Sequence[str], job_dir: str = "") -> Script:
-    """Returns the script of `--script` or `--module`. Raises UserError if there is none to run."""
-    if script and module:
+def read_script(asked: JobOptions, words: Sequence[str], values: Mapping[str, Any]) -> Script:
+    """Returns the script of `--script` or `--module`, with the trainer's settings `values`.
+
+    Raises UserError if there is none to run, and for settings that it does not have.
+    """
+    if asked.script and asked.module:
         raise UserError("--script and --module contradict each other: drop one of them")
-    if script:
-        if package:
+    if asked.as_is and asked.launch:
+        raise UserError("--as_is and --launch contradict each other: drop one of them")
+    if asked.script:
+        if asked.package:
             raise UserError(
-                "--script and --package contradict each other: the script's folder goes along: drop --package"
+                "--script and --package contradict each other: what the script needs goes along: drop --package"
             )
-        path, folder = expanded(script), expanded(script).parent.resolve()
+        path, folder = expanded(asked.script), expanded(asked.script).parent.resolve()
         if not path.is_file() or path.suffix != ".py":
             hint = nearest(path.name, [file.name for file in folder.glob("*.py")])
-            raise UserError(f"script={script}: there is no such Python file{hint} give the path of one, ending in .py")
-        return Script(script, folder, (path.name,), tuple(words), job_dir)
-    top, *inner = module.split(".")
-    folder = expanded(package or top).resolve()
-    path = folder.joinpath(*inner)
-    programs = [path / "__main__.py", *([path.with_suffix(".py")] if inner else [])]
-    if folder.name != top or not any(program.is_file() for program in programs):
-        raise UserError(
-            f"module={module}: there is no such program in {folder}: name it as `python -m` takes it, as my.task, in a "
-            "folder here or in that of --package; a file is --script="
+            raise UserError(
+                f"script={asked.script}: there is no such Python file{hint} give the path of one, ending in .py"
+            )
+        try:
+            trees = reached_sources(folder, [path.name])
+        except (SyntaxError, ValueError, RecursionError):  # what goes along is read again, and tells where
+            trees = {}
+        # One that reports its numbers itself was written to run as it is.
+        reports = any(
+            statement.top == "vertex_report" for name, tree in trees.items() for statement in imports_of(name, tree)
         )
-    return Script(module, folder, ("-m", module), tuple(words), job_dir)
+        launched = asked.launch or (calls_fit(trees) and not reports and not asked.as_is)
+        script = Script(asked, folder, (path.name,), tuple(words), values, launched)
+    else:
+        if asked.launch:
+            raise UserError("--launch is for a file: name it by --script=FILE")
+        top, *inner = asked.module.split(".")
+        folder = expanded(asked.package or top).resolve()
+        path = folder.joinpath(*inner)
+        programs = [path / "__main__.py", *([path.with_suffix(".py")] if inner else [])]
+        if folder.name != top or not any(program.is_file() for program in programs):
+            raise UserError(
+                f"module={asked.module}: there is no such program in {folder}: name it as `python -m` takes it, as "
+                "my.task, in a folder here or in that of --package; a file is --script="
+            )
+        script = Script(asked, folder, ("-m", asked.module), tuple(words), values)
+    if others := sorted(values.keys() - {"job_dir", *(LAUNCH_SETTINGS if script.launched else ())}):
+        raise UserError(
+            f"{others[0]} is a setting of this package's training, not of a script. The arguments of your script "
+            "follow --"
+        )
+    return script

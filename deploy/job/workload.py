@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 
 from deploy.job.options import JobOptions
 from deploy.job.script import Script
-from deploy.packaging.images import STARTER, Image, about_installing, requirements
-from deploy.packaging.packages import TRAINER, Package
+from deploy.packaging.distributions import requirements
+from deploy.packaging.images import STARTER, Image, about_installing
+from deploy.packaging.packages import TRAINER, CodeArchive, Package, write_copy
+from deploy.platform.local import LocalProgram
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.spec_rules import Spec, machine_of
-from deploy.tiers.tier import Tier
+from deploy.tiers.tier import ROOT, Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.job_files import mapping, read_run_info
@@ -28,6 +30,7 @@ from trainer.base.storage import make_writable
 from trainer.base.tracker import read_addresses
 
 TASK = "trainer.task"
+LAUNCH = "trainer.launch"
 CHECK = "trainer.check"  # the module that checks a tier's GPUs
 WORKER = "deploy.in_job.script_worker"  # the module that runs a script here; a job has it in its archive
 SECRETS = "TRAINER_SECRETS"  # the variable in which a job's starter finds JSON: a secret's version for each variable
@@ -63,9 +66,28 @@ class _OnTier:
     about: str = ""  # one line that states what runs
     inputs: Mapping[str, str] = dataclasses.field(default_factory=dict)  # what it reads, by flag
 
-    def local_program(self, job_dir: Path) -> tuple[str, Mapping[str, str]]:
-        """Returns the module to run on this machine, "" for that of the tier's file, and its environment variables."""
-        return "", {}
+    def local_program(self, job_dir: Path) -> LocalProgram:
+        """Returns what runs on this machine: by default the module of the tier's file."""
+        return LocalProgram()
+
+    def check_tensorflow(self, image: Image) -> None:
+        """Raises UserError if the TensorFlow that is installed in the image does not run on the tier's GPUs."""
+        accelerator = load_machines().accelerators.get(self.tier.accelerator_type)
+        # https://github.com/tensorflow/tensorflow/issues/97387 and 112272: sm_100 and sm_120, also with 2.21.
+        if image.plain and accelerator and not accelerator.tensorflow:
+            raise UserError(
+                f"{self.tier.name}: TensorFlow's wheels do not run on {self.tier.accelerator_type} (Blackwell): use "
+                "--image=URI with an image of yours whose TensorFlow does, as NVIDIA's, or a tier of L4, A100, H100 or "
+                "H200"
+            )
+
+    def tracker_variables(self, spec: Spec, gcp: GcpConfig, image: Image) -> dict[str, str]:
+        """Returns what trackers read in a job: tags, the project and the region, and the TensorBoard instance."""
+        tier, uri = self.tier, image.uri or spec["workerPoolSpecs"][0]["containerSpec"]["imageUri"]
+        tags = {"tier": tier.name, "image": uri, "strategy": tier.strategy, "usd_per_hour": tier.price_per_hour,
+                "project": gcp.project, "region": gcp.region}  # fmt: skip
+        return {TAGS: json.dumps(tags), "CLOUDSDK_CORE_PROJECT": gcp.project, "CLOUDSDK_AI_REGION": gcp.region,
+                TENSORBOARD: spec.get("tensorboard", "")}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,23 +123,19 @@ class Training(_OnTier):
             module = CHECK
             arguments.append("--on_gpus")
         # What is installed first: nothing in an image of one's own, which then only may read secrets.
-        shipped = tuple(packages) if image.plain else ()
+        archives = tuple(package for package in packages if isinstance(package, CodeArchive))
+        wheels = tuple(package for package in packages if image.plain and not isinstance(package, CodeArchive))
+        shipped = (*wheels, *archives)
         preparation: dict[str, Any] = {}
-        if image.plain or SECRETS in json.dumps(spec):
-            kinds = [address.kind for address in read_addresses(self.config.track)]
-            of_trackers = [REQUIREMENTS[kind] for kind in kinds if kind in REQUIREMENTS]
+        if image.plain or archives or SECRETS in json.dumps(spec):
+            of_trackers = tracker_packages(self.config.track)
             installed = [*requirements(tier.accelerators), *of_trackers] if image.plain else []
-            sources = [[package.uri(gcp.bucket), package.sha256] for package in shipped]
+            sources = [[package.uri(gcp.bucket), package.sha256] for package in wheels]
             preparation = {"requirements": installed, "packages": sources}
+            for archive in archives:
+                preparation["code"] = [archive.uri(gcp.bucket), archive.sha256]
             shipped = (*shipped, STARTER)
-        # What its trackers read: tags, the project and the region, and the TensorBoard instance.
-        variables: dict[str, str] = {}
-        if self.config.track:
-            uri = image.uri or spec["workerPoolSpecs"][0]["containerSpec"]["imageUri"]
-            tags = {"tier": tier.name, "image": uri, "strategy": tier.strategy, "usd_per_hour": tier.price_per_hour,
-                    "project": gcp.project, "region": gcp.region}  # fmt: skip
-            variables = {TAGS: json.dumps(tags), "CLOUDSDK_CORE_PROJECT": gcp.project}
-            variables |= {"CLOUDSDK_AI_REGION": gcp.region, TENSORBOARD: spec.get("tensorboard", "")}
+        variables = self.tracker_variables(spec, gcp, image) if self.config.track else {}
         about = about_installing(tier, image.uri, "network" in spec) if image.plain else ""
         warned = [*warnings(tier, self.config, json.dumps(spec))]
         return WorkerProgram(arguments, module, variables, preparation, shipped, about, warned)
@@ -125,14 +143,7 @@ class Training(_OnTier):
     def _check_image(self, image: Image, packages: Sequence[Package]) -> None:
         """Raises UserError for what the image, or what is installed in it, cannot run."""
         tier = self.tier
-        accelerator = load_machines().accelerators.get(tier.accelerator_type)
-        # https://github.com/tensorflow/tensorflow/issues/97387 and 112272: sm_100 and sm_120, also with 2.21.
-        if image.plain and accelerator and not accelerator.tensorflow:
-            raise UserError(
-                f"{tier.name}: TensorFlow's wheels do not run on {tier.accelerator_type} (Blackwell): use "
-                "--image=URI with an image of yours whose TensorFlow does, as NVIDIA's, or a tier of L4, A100, H100 or "
-                "H200"
-            )
+        self.check_tensorflow(image)
         if image.plain or image.built:
             check_inputs(self.config, packages)
         check_trackers(self.config.track, image, packages)
@@ -148,16 +159,24 @@ class ScriptRun(_OnTier):
     script: Script
 
     def arguments(self) -> list[str]:
-        """Returns the arguments of the script."""
-        return list(self.script.words)
+        """Returns the arguments of the script, or of `trainer.launch` with it."""
+        expected = f"--expect_devices={self.tier.accelerators}"
+        return [expected, *self.script.launch_arguments()] if self.script.launched else list(self.script.words)
 
-    def local_program(self, job_dir: Path) -> tuple[str, Mapping[str, str]]:
-        """Returns the module that runs the script on this machine, and its environment variables."""
-        folder = self.script.folder.parent if self.script.command[0] == "-m" else self.script.folder
-        return WORKER, {"TRAINER_SCRIPT": json.dumps({**self._instructions(str(job_dir)), "folder": str(folder)})}
+    def local_program(self, job_dir: Path) -> LocalProgram:
+        """Copies what goes along to JOB_DIR/code, and returns what runs it there."""
+        code = job_dir / "code"
+        write_copy(Package(self.script.subject, "0", self.script.files), code)
+        if self.script.launched:
+            return LocalProgram(LAUNCH, {"PYTHONPATH": str(ROOT)}, code)
+        instructions = {**self._instructions(str(job_dir)), "folder": str(code)}
+        return LocalProgram(WORKER, {"TRAINER_SCRIPT": json.dumps(instructions)})
 
     def check_folder(self, job_dir: Path) -> None:
         """Raises UserError if a job directory of this machine cannot be written or holds another run."""
+        if self.script.launched:
+            open_job_dir(dataclasses.replace(self.script.config, job_dir=str(job_dir)), lock=False)
+            return
         make_writable(job_dir, "job_dir")
         info, _ = read_run_info(job_dir)
         held = mapping(info, "config").get("script", "a recipe" if info else self.script.name)
@@ -167,26 +186,41 @@ class ScriptRun(_OnTier):
     def in_job(
         self, spec: Spec, options: JobOptions, gcp: GcpConfig, image: Image, packages: Sequence[Package]
     ) -> WorkerProgram:
-        """Returns what the workers of a job run. Raises UserError for imports that would fail in the image."""
-        package = packages[0]
-        listed = "code/requirements.txt" in package.files  # what the job installs
-        if image.plain and not (listed or options.force):
-            self.script.check_imports(package, image.uri, self.tier.accelerators)
-        code = [package.uri(gcp.bucket), package.sha256]
-        script = self._instructions(spec["baseOutputDirectory"]["outputUriPrefix"])
-        contents = "what requirements.txt names" if listed else "no requirements.txt, so the standard library alone"
-        about = f"runs in {image.uri}, with {contents}: --image=URI names another" if image.plain else ""
-        on_spot = (
-            "SPOT: the script is ended by SIGTERM and started again: only what it saved itself, as in "
-            "AIP_CHECKPOINT_DIR, is left"
-        )
-        return WorkerProgram(
-            self.script.words,
-            preparation={"code": code, "script": script},
-            packages=(package, STARTER),
-            about=about,
-            warnings=[on_spot] if self.tier.strategy == "SPOT" else [],
-        )
+        """Returns what the workers of a job run. Raises UserError for what would fail in the image."""
+        script, tier = self.script, self.tier
+        archive, *ours = packages
+        needed = script.requirements(tier.accelerators, plain=image.plain)
+        installed = ["-r", "requirements.txt"] if "requirements.txt" in script.files else needed
+        preparation: dict[str, Any] = {"code": [archive.uri(gcp.bucket), archive.sha256], "packages": []}
+        if not script.launched:
+            instructions = self._instructions(spec["baseOutputDirectory"]["outputUriPrefix"])
+            preparation |= {"requirements": installed, "script": instructions}
+            contents = f"with {' '.join(needed)}" if needed else "with the standard library alone"
+            about = f"runs in {image.uri}, {contents}: --image=URI names another" if image.plain else ""
+            on_spot = (
+                "SPOT: the script is ended by SIGTERM and started again: only what it saved itself, as in "
+                "AIP_CHECKPOINT_DIR, is left"
+            )
+            warned = [on_spot] if tier.strategy == "SPOT" else []
+            return WorkerProgram(
+                script.words, preparation=preparation, packages=(archive, STARTER), about=about, warnings=warned
+            )
+        self.check_tensorflow(image)
+        config = script.config
+        check_trackers(config.track, image, packages)
+        about = ""
+        if image.plain:
+            # A version of TensorFlow or Keras that the user lists wins.
+            named = {re.split(r"[^\w.-]", line)[0].lower() for line in needed}
+            base = [line.partition("==")[0] if re.split(r"\W", line)[0] in named else line
+                    for line in requirements(tier.accelerators)]  # fmt: skip
+            installed = [*base, *tracker_packages(config.track), *installed]
+            preparation["packages"] = [[package.uri(gcp.bucket), package.sha256] for package in ours]
+            about = about_installing(tier, image.uri, "network" in spec, needed)
+        preparation["requirements"] = installed
+        variables = self.tracker_variables(spec, gcp, image) if config.track else {}
+        warned = [*warnings(tier, config, json.dumps(spec))]
+        return WorkerProgram(self.arguments(), LAUNCH, variables, preparation, (archive, *ours, STARTER), about, warned)
 
     def _instructions(self, job_dir: str) -> dict[str, Any]:
         """Returns what `script_worker` needs to know, except the folder of the code."""
@@ -222,8 +256,12 @@ Workload = Training | ScriptRun | Prediction
 def workload_on(tier: Tier, program: Program) -> Training | ScriptRun:
     """Returns what runs on `tier`, its settings resolved. Raises UserError for what the trainer would refuse there."""
     if isinstance(program, Script):
-        about = f"runs {shlex.join(['python', *program.command, *program.words])}"
-        return ScriptRun(tier, program, job_dir=program.job_dir, subject=program.subject, about=about)
+        if program.launched:
+            config = program.config
+            rows = tier.workers * (config.replicas or tier.accelerators or 1) * config.micro_batches
+            rows = config.virtual_replicas or rows
+            check_devices(tier, dataclasses.replace(config, global_batch_size=rows))  # that of `fit` is not known
+        return ScriptRun(tier, program, job_dir=program.job_dir, subject=program.subject, about=program.about)
     expected = tier.accelerators
     count = program.values.get("expect_devices", expected)
     if count != expected:
@@ -342,6 +380,11 @@ def warnings(tier: Tier, config: TrainConfig, spec: str) -> Iterator[str]:
             f"SPOT with checkpoint_every_steps={steps} and checkpoint_every_minutes={minutes:g}: a preemption may lose "
             f"more than {SPOT_INTERVAL_S // 60} minutes: use --checkpoint_every_minutes={SPOT_INTERVAL_S // 60}"
         )
+
+
+def tracker_packages(track: Sequence[str]) -> list[str]:
+    """Returns what pip installs for the trackers of a run."""
+    return [REQUIREMENTS[address.kind] for address in read_addresses(track) if address.kind in REQUIREMENTS]
 
 
 REQUIREMENTS = {"mlflow": "mlflow-skinny", "wandb": "wandb"}  # as the extras of setup.py

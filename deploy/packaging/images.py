@@ -2,21 +2,20 @@
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.packaging.packages import ADMITTED, Package
+from deploy.packaging.distributions import PYTHON, about_versions, requirements
+from deploy.packaging.packages import CodeArchive, Package
 from deploy.tiers.spec_rules import check_format
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
-from trainer.base.run_files.plan_file import versions
 from trainer.base.storage import write_whole
 
 INSTALL = "install"  # the value of --image= that is no address
 # On Docker Hub; https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/containers-overview
-PLAIN_IMAGE = "python:3.12-slim"
+PLAIN_IMAGE = f"python:{PYTHON}-slim"
 IMAGE_RECORD = Path("runs/image.json")  # describes the image that was built in this folder
 
 
@@ -37,7 +36,10 @@ class BuiltImage:
 
     def misfit(self, tier: Tier, packages: Sequence[Package]) -> str:
         """Returns why a job on `tier` with these packages cannot run in this image; "" if it can."""
-        differing = self.sources.items() ^ {package.name: package.digest for package in packages}.items()
+        differing = (
+            self.sources.items()
+            ^ {package.name: package.digest for package in packages if not isinstance(package, CodeArchive)}.items()
+        )
         if differing:
             return f"has other sources of {', '.join(sorted({name for name, _ in differing}))} than this folder"
         return "has no CUDA" if tier.accelerators and self.tensorflow and "cuda" not in self.tensorflow else ""
@@ -163,50 +165,23 @@ def set_variables(task: dict[str, Any], variables: Mapping[str, str], *, replace
     task["env"] = [{"name": name, "value": value} for name, value in values.items()]
 
 
-def requirements(gpus: int) -> list[str]:
-    """Returns the requirements that pip installs beside the job's packages on a machine with this number of GPUs."""
-    extras = {"tensorflow": "[and-cuda]"} if gpus else {}
-    return [f"{name}{extras.get(name, '')}=={version}" for name, version in versions_there().items()]
-
-
-def versions_there() -> dict[str, str]:
-    """Returns the versions of TensorFlow and Keras that a job installs, in pip's form: those of this machine.
-
-    So a job runs what was tried here, and each restart installs the same. If this machine has a version that the
-    trainer does not admit, or that is not a release, the job gets the newest minor version that was tried with the
-    trainer. All admitted versions exist for Python 3.11 to 3.13.
-    """
-    from packaging.specifiers import SpecifierSet  # TensorFlow and Keras need it too
-
-    chosen = {}
-    for name, admitted in ADMITTED.items():
-        here = versions().get(name, "")
-        major, minor = admitted.rpartition("<")[2].split(".")
-        usable = re.fullmatch(r"[\d.]+", here) and here in SpecifierSet(admitted)
-        chosen[name] = here if usable else f"{major}.{int(minor) - 1}.*"
-    return chosen
-
-
 def install_seconds(gpus: int) -> float:
     """Returns a guess of the seconds that a worker with this number of GPUs spends on installation at each start."""
     return 60.0 * _INSTALL_MINUTES[bool(gpus)]
 
 
-def about_installing(tier: Tier, image: str, network: bool) -> str:
+def about_installing(tier: Tier, image: str, network: bool, more: Sequence[str] = ()) -> str:
     """Returns a line on what each start in a plain Python image installs, with its size, time and cost.
 
-    `network`: whether the job has --network=.
+    `network`: whether the job has --network=; `more`: what it installs besides TensorFlow and Keras.
     """
     has_gpus, seconds = bool(tier.accelerators), install_seconds(tier.accelerators)
     usd = tier.price_per_hour and tier.price_per_hour * seconds / 3600
     cost = "" if usd is None else f", about {usd:.2f} USD"
     network_note = ": with --network= it needs a way out, as Cloud NAT (docs/vertex.md)" if network else ""
-    unusable = " and ".join(
-        f"{name} {versions().get(name, '(missing)')}" for name, chosen in versions_there().items() if "*" in chosen
-    )
-    why = f", the newest tried, as a job cannot have the {unusable} of this machine," if unusable else ", as here,"
+    lines = " ".join([*requirements(tier.accelerators), *more])
     return (
-        f"runs in {image}: each worker installs {' '.join(requirements(tier.accelerators))}{why} at each start: "
+        f"runs in {image}: each worker installs {lines}{about_versions()} at each start: "
         f"{_INSTALL_GB[has_gpus]} GB from pypi.org, some {seconds / 60:.0f} minutes{cost} (not measured on Vertex AI)"
         f"{network_note}"
     )

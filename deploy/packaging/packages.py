@@ -19,7 +19,8 @@ from functools import cached_property
 from pathlib import Path
 
 import trainer
-from deploy.packaging.sources import MOST_MB, user_sources
+from deploy.packaging.distributions import check_requirement, listed_requirements, requirements_of
+from deploy.packaging.sources import MOST_MB, named_data, user_sources
 from deploy.tiers.tier import COPIES, ROOT, beside
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import COMMIT_FILE, trainer_commit
@@ -57,6 +58,7 @@ class Package:
     version: str
     files: Mapping[str, bytes | Path]
     about: str = ""  # a line for people on what is shipped
+    data: Mapping[str, Path] = dataclasses.field(default_factory=dict)  # files of the folder in which it is to run
 
     @cached_property
     def digest(self) -> str:
@@ -164,10 +166,14 @@ def trainer_package() -> Package:
     return Package(TRAINER, trainer.__version__, files)
 
 
-def user_package(address: str, most_mb: float = MOST_MB, include: Sequence[str] = ()) -> Package:
-    """Returns the user's package: a folder that Python can import, with its requirements.txt, or one module.
+def user_package(
+    address: str, most_mb: float = MOST_MB, include: Sequence[str] = (), *, force: bool = False
+) -> Package:
+    """Returns the user's package: a folder that Python can import, or one module, with what it needs.
 
-    `most_mb`: its largest size, in 10^6 bytes; `include`: patterns of files to ship although git does not track them.
+    That are the packages of its requirements.txt or pyproject.toml, or those that it imports. `most_mb`: its largest
+    size, in 10^6 bytes; `include`: patterns of files to ship although git does not track them; `force`: packages that
+    no index has are left out.
     Raises UserError if `address` is neither, or for what must not or cannot be shipped.
     """
     path = expanded(address).resolve()
@@ -183,48 +189,29 @@ def user_package(address: str, most_mb: float = MOST_MB, include: Sequence[str] 
         )
     if name in ("trainer", "deploy") or _distribution(name) == _distribution(TRAINER):
         raise UserError(f"package={address}: {name} is a name of this project: rename your package")
-    listed = path / "requirements.txt"
-    lines = listed.read_text(encoding="utf-8", errors="replace").splitlines() if listed.is_file() else []
-    requires = list(filter(None, (re.split(r"(?:^|\s)#", line)[0].strip() for line in lines)))
-    for line in requires:
-        check_requirement(line)
     sources = user_sources(path, most_mb, include=include)
     if first not in sources.files:
         raise UserError(f"package={address}: git or .gcloudignore ignores its __init__.py: nothing would go along")
+    requires = listed_requirements(path.parent if alone else path)
+    about = f"ships {name}: {sources}"
+    if requires is None:
+        requires = requirements_of(sources.imports, {name}, trains=True, force=force)
+        about += f"; pip installs {' '.join(requires)} for it" if requires else ""
+    for line in requires:
+        check_requirement(line)
+    data = named_data(sources, Path.cwd(), most_mb, force=force)
+    about += f"; its folder there has {', '.join(sorted(data))}" if data else ""
     setup = _USER_SETUP.format(
         name=_distribution(name), kind="py_modules" if alone else "packages", module=name, requires=requires
     )
-    return Package(name, "0", {"setup.py": setup.encode(), **sources.files}, f"ships {name}: {sources}")
+    return Package(name, "0", {"setup.py": setup.encode(), **sources.files}, about, data)
 
 
-# The versions of TensorFlow and Keras that the trainer's install_requires admit, up to the newest minor that was tried.
-ADMITTED = dict(re.findall(r'"(tensorflow|keras)(>=[\d.]+,<[\d.]+)"', beside("setup.py").read_text(encoding="utf-8")))
-
-
-def check_requirement(line: str) -> None:
-    """Raises UserError for a line of requirements.txt that excludes all versions of TensorFlow or Keras in ADMITTED.
-
-    The job would replace the image's version by it, or pip would find no solution.
-    """
-    from packaging.requirements import InvalidRequirement, Requirement  # TensorFlow and Keras need it too
-
-    try:
-        requirement = Requirement(line)
-    except InvalidRequirement:
-        return  # building the package says why
-    name = re.sub("[-_.](cpu|gpu|intel)$", "", requirement.name.lower())
-    allowed = requirement.specifier & ADMITTED.get(name, "")
-    releases = (f"{major}.{minor}.{patch}" for major in (2, 3) for minor in range(12, 99) for patch in range(20))
-    if name in ADMITTED and not any(allowed.filter(releases, prereleases=True)):
-        raise UserError(
-            f"requirements.txt: {line}: the trainer needs {name}{ADMITTED[name]}: drop the line, so that the image's "
-            "own is used"
-        )
-
-
-def packages_with(folder: str, most_mb: float = MOST_MB, include: Sequence[str] = ()) -> list[Package]:
+def packages_with(
+    folder: str, most_mb: float = MOST_MB, include: Sequence[str] = (), *, force: bool = False
+) -> list[Package]:
     """Returns the packages of a job: the user's package in `folder`, unless that is empty, and then the trainer."""
-    return [*([user_package(folder, most_mb, include)] if folder else []), trainer_package()]
+    return [*([user_package(folder, most_mb, include, force=force)] if folder else []), trainer_package()]
 
 
 def write_copy(package: Package, folder: Path) -> None:

@@ -1,15 +1,22 @@
-"""Chooses which files of a user's package go along with a job, and refuses what must not: credentials, gigabytes."""
+"""Chooses which files of a user's code go along with a job, and refuses what must not: credentials, gigabytes.
+
+Of a package these are the files of its folder; of a script the modules that it reaches, and the files that it names or
+opens.
+"""
 
 import ast
 import dataclasses
+import glob
+import os
+import re
+import shlex
 import subprocess
-import sys
-import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from deploy.packaging.credentials import TEXT_BYTES, find_credentials
 from trainer.base.errors import UserError, reason
+from trainer.base.script import Import, imports_of, parse_source, reached_sources
 
 MOST_MB = 100  # the largest size of a package, unless --max_package_mb says otherwise
 MB = 1e6
@@ -20,11 +27,12 @@ _SCANNER_BYTES = 5e6  # how much of a package detect-secrets reads, because it i
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """Holds the files that are shipped, by their path from the package's parent folder, and what is left out."""
+    """Holds the files that are shipped, by their path there, what is left out, and what the files import."""
 
     files: Mapping[str, Path]
     left_out: tuple[str, ...]
     size: int  # bytes
+    imports: tuple[Import, ...]
 
     def __str__(self) -> str:
         count = f"{len(self.files)} file{'s' if len(self.files) > 1 else ''}, {self.size / MB:.1f} MB"
@@ -44,18 +52,177 @@ def user_sources(
     Raises UserError for a package above `most_mb`, for a credential, for a syntax error, and for an import of a file
     that is left out.
     """
+    from pathspec import GitIgnoreSpec
+
     left_out: list[str] = []
-    files = {path.relative_to(folder.parent).as_posix(): path for path in _walk(folder, left_out, outputs, include)}
+    if folder.is_file():
+        return _checked({folder.name: folder}, left_out, folder.parent, most_mb, alone=True)
+    by_git, included = _git_files(folder), GitIgnoreSpec.from_lines(include)
+    # https://git-scm.com/docs/gitignore; only of the top folder, as gcloud does.
+    lines = _ignore_lines(folder) if by_git is None else _ignore_lines(folder, (".gcloudignore",))
+    rules = GitIgnoreSpec.from_lines(lines)
+
+    def ignored(path: Path, is_folder: bool) -> bool:
+        inner = path.relative_to(folder).as_posix()
+        untracked = by_git is not None and path not in by_git and not (is_folder or included.match_file(inner))
+        return untracked or (
+            rules.match_file(inner + "/" * is_folder) and (is_folder or not included.match_file(inner))
+        )
+
+    walked = _walk(folder, folder.parent, ignored, outputs, left_out)
+    files = {path.relative_to(folder.parent).as_posix(): path for path in walked}
+    return _checked(files, left_out, folder, most_mb)
+
+
+def script_sources(
+    folder: Path, program: str, words: Sequence[str] = (), most_mb: float = MOST_MB, outputs: Collection[Path] = (),
+    include: Sequence[str] = (), opened: Sequence[str] = (), *, force: bool = False,
+) -> Sources:  # fmt: skip
+    """Returns the files of a script's `folder` that its job gets: what of it the script `program` reaches.
+
+    That are the modules that it imports, what these and `words`, its arguments, name (`_named_files`), and what it
+    `opened` when it was tried. `include`: paths and patterns of other files.
+    Raises UserError for files above `most_mb` together, for a credential, for a syntax error and, unless `force`, for
+    an existing path outside of the folder.
+    """
+    try:
+        trees = reached_sources(folder, [program])
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise _unreadable(program, error) from None
+    named = [(text, place) for name, tree in trees.items() for text, place in _texts(name, tree)]
+    named += [(word.partition("=")[2] or word, "an argument") for word in words]
+    named += [(text, "") for text in (*REQUIREMENT_FILES, *include, *opened)]
+    files = _named_files(f"script={program}", folder, named, most_mb, outputs, force=force)
+    files |= {name: folder / name for name in trees}
+    shipped = {name.partition("/")[0] for name in files}
+    beside = [path for path in sorted(folder.iterdir()) if path.name[0] != "." and path.name != "__pycache__"]
+    stays = [path.name + "/" * path.is_dir() for path in beside if path.name not in shipped]
+    return _checked(files, stays, folder, most_mb)
+
+
+def named_data(sources: Sources, folder: Path, most_mb: float = MOST_MB, *, force: bool = False) -> dict[str, Path]:
+    """Returns the files, by their path below the working `folder`, that the sources of a package name.
+
+    Raises UserError as `script_sources` does.
+    """
+    modules = {name: path for name, path in sources.files.items() if path.suffix == ".py"}
+    named = [found for name, path in modules.items() for found in _texts(name, parse_source(path.read_bytes(), name))]
+    outputs = [folder / name for name in ("runs", "dist")]
+    files = _named_files(f"package={min(modules, default='')}", folder, named, most_mb, outputs, force=force)
+    return {**_checked({name: path for name, path in files.items() if path.suffix != ".py"}, [], folder, most_mb).files}
+
+
+# Folders of the system, whose files a job's machine has, too, or that hold no data.
+_SYSTEM = {"bin", "dev", "etc", "gcs", "lib", "lib64", "opt", "proc", "run", "sbin", "sys", "usr"}
+
+
+def _named_files(
+    subject: str, folder: Path, named: Iterable[tuple[str, str]], most_mb: float, outputs: Collection[Path], *,
+    force: bool,
+) -> dict[str, Path]:  # fmt: skip
+    """Returns the files in `folder` that texts name, each text with its place, by path in the folder.
+
+    Each names a file, a folder, whose files all count, or a pattern of them. What is hidden, an environment or one of
+    `outputs` stays, and what the folder's .gcloudignore names unless the text has no place. Raises UserError as
+    `script_sources` does, in words that begin with `subject`.
+    """
+    from pathspec import GitIgnoreSpec
+
+    rules = GitIgnoreSpec.from_lines(_ignore_lines(folder, (".gcloudignore",)))
+    files = dict[str, Path]()
+    sizes = dict[tuple[str, str], int]()
+    for text, place in named:
+        if not text or len(text) > 255 or not text.isprintable():
+            continue
+        relative = os.path.normpath(os.path.expanduser(text))
+        if os.path.isabs(relative) or relative.startswith(".."):
+            outside = Path(os.path.normpath(folder / relative))
+            inside = outside.is_relative_to(folder) and outside != folder
+            advice = f"write {outside.relative_to(folder)}" if inside else _copied(outside)
+            if len(outside.parts) > 2 and outside.parts[1] not in _SYSTEM and os.path.exists(outside) and not force:
+                raise UserError(
+                    f"{subject}: {place} names {text}, which the job's machines cannot read: {advice}; or use --force"
+                )
+            continue
+        pattern = set("*?[") & set(relative) and re.search(r"[^\W_]", relative)
+        for inner in sorted(glob.glob(relative, root_dir=folder, recursive=True)) if pattern else [relative]:
+            path = folder / inner
+            is_folder = os.path.isdir(path)
+            if any(part.startswith(".") for part in inner.split("/")):  # the folder itself, too
+                continue
+            if place and rules.match_file(inner + "/" * is_folder):
+                continue
+            found = [path] if os.path.isfile(path) else []
+            if is_folder and path not in outputs and not (path / "pyvenv.cfg").is_file():
+                found = [*_walk(path, folder, lambda file, is_folder: False, outputs, [])]
+            files |= {file.relative_to(folder).as_posix(): file for file in found}
+            sizes[text, place] = sum(file.stat().st_size for file in found)
+    size = sum(path.stat().st_size for path in files.values())
+    if size > most_mb * MB:
+        text, place = max(sizes, key=lambda name: sizes[name])
+        raise UserError(
+            f"{subject}: {text} ({place or 'opened by it'}) has {sizes[text, place] / MB:,.1f} MB, and at most "
+            f"{most_mb:g} MB go along: {_copied(folder / text)}; what it does not read may stand in .gcloudignore; "
+            f"--max_package_mb={size / MB + 1:.0f} sends it"
+        )
+    return files
+
+
+REQUIREMENT_FILES = ("requirements.txt", "pyproject.toml")  # beside a script they say what it needs
+# Functions whose arguments name what a script writes, besides those that begin with save_, to_ and write_.
+_WRITERS = {"save", "mkdir", "makedirs", "export", "savefig", "imsave", "ModelCheckpoint", "BackupAndRestore",
+            "CSVLogger", "TensorBoard", "FileHandler"}  # fmt: skip
+
+
+def _texts(name: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yields the texts in a source that may be paths which it reads, each with its place."""
+    written = set[int]()
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call):
+            function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            modes = [ast.unparse(mode) for mode in [*call.args[1:2], *(word.value for word in call.keywords)]]
+            opens = function == "open" and any(re.fullmatch(r"'[bt+]*[wax][bt+]*'", mode) for mode in modes)
+            if opens or function in _WRITERS or function.startswith(("save_", "to_", "write_")):
+                written |= {id(part) for part in ast.walk(call)}
+    for node in ast.walk(tree):
+        if id(node) in written:
+            continue
+        if isinstance(node, ast.JoinedStr):  # f"data/part-{number}.csv" is the pattern data/part-*.csv
+            parts = [str(part.value) if isinstance(part, ast.Constant) else "*" for part in node.values]
+            yield "".join(parts), f"{name}, line {node.lineno}"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value, f"{name}, line {node.lineno}"
+
+
+def _copied(path: Path) -> str:
+    """Returns what a user does with data that do not go along."""
+    bucket = f"`gcloud storage cp -r {shlex.quote(str(path))} gs://BUCKET/`"
+    return f"copy it by {bucket}, and write /gcs/BUCKET/{path.name}"
+
+
+def _unreadable(name: str, error: Exception) -> UserError:
+    """Returns the error of a source without a syntax tree."""
+    place = f"{error.filename or name}, line {error.lineno}" if isinstance(error, SyntaxError) else name
+    problem = error.msg if isinstance(error, SyntaxError) else reason(error)
+    return UserError(f"package: {place}: {problem}: the job could not import it: fix it")
+
+
+def _checked(
+    files: Mapping[str, Path], left_out: Sequence[str], top: Path, most_mb: float, *, alone: bool = False
+) -> Sources:
+    """Returns files that may go along. Raises UserError as `user_sources` does.
+
+    `top`: the folder with the .gcloudignore; `alone`: whether a single module is shipped, without its neighbours.
+    """
     sizes = {name: path.stat().st_size for name, path in files.items()}
     size = sum(sizes.values())
     if size > most_mb * MB:
         largest = max(sizes, key=lambda name: sizes[name])
         raise UserError(
-            f"package={folder}: {size / MB:,.1f} MB in {len(files)} files, the largest {largest} with "
+            f"package={top}: {size / MB:,.1f} MB in {len(files)} files, the largest {largest} with "
             f"{sizes[largest] / MB:,.1f}: a package holds code, at most {most_mb:g} MB: name data in .gcloudignore and "
             f"read them from a bucket, or allow it with --max_package_mb={size / MB + 1:.0f}"
         )
-    top = folder if folder.is_dir() else folder.parent
     allowed = {top / line.removeprefix(ALLOW).strip() for line in _ignore_lines(top) if line.startswith(ALLOW)}
     findings, scanned = list[tuple[str, str]](), 0
     for name, path in files.items():
@@ -72,31 +239,29 @@ def user_sources(
             f"What is harmless: a line {ALLOW}{inner} in {top.name}/.gcloudignore, or in the line itself "
             "# pragma: allowlist secret"
         )
+    imports: list[Import] = []
     for name, path in files.items():
         if path.suffix == ".py":
             try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    tree = ast.parse(path.read_bytes(), name)
+                imports += imports_of(name, parse_source(path.read_bytes(), name))
             except (SyntaxError, ValueError, RecursionError) as error:
-                line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-                problem = error.msg if isinstance(error, SyntaxError) else reason(error)
-                raise UserError(f"package: {name}{line}: {problem}: the job could not import it: fix it") from None
-            for statement in imports_of(name, tree):
-                if path == folder:  # a single module is shipped without its neighbours
-                    beside = [top / file for file in (f"{statement.top}.py", f"{statement.top}/__init__.py")]
-                    neighbour = statement.top not in ("trainer", "deploy") and any(file.is_file() for file in beside)
-                    if neighbour or not statement.top:
-                        raise UserError(
-                            f"package: {name}, line {statement.line}, imports from its folder, which does not go "
-                            "along: use --package=FOLDER with both and an __init__.py"
-                        )
-                if lost := next((file for file in _files_of(statement) if file in left_out), None):
-                    raise UserError(
-                        f"package: {name}, line {statement.line}, imports {lost}, which does not go along: git or "
-                        f".gcloudignore ignores it: take it out of there, or give --include={PurePosixPath(lost).name}"
-                    )
-    return Sources(files, tuple(left_out), size)
+                raise _unreadable(name, error) from None
+    for statement in imports:
+        where = f"package: {statement.file}, line {statement.line}, imports"
+        if alone:
+            beside = [top / file for file in (f"{statement.top}.py", f"{statement.top}/__init__.py")]
+            neighbour = statement.top not in ("trainer", "deploy") and any(file.is_file() for file in beside)
+            if neighbour or not statement.top:
+                raise UserError(
+                    f"{where} from its folder, which does not go along: use --package=FOLDER with both and an "
+                    "__init__.py"
+                )
+        if lost := next((file for file in statement.files() if file in left_out), None):
+            raise UserError(
+                f"{where} {lost}, which does not go along: git or .gcloudignore ignores it: take it out of there, or "
+                f"give --include={PurePosixPath(lost).name}"
+            )
+    return Sources(files, tuple(left_out), size, tuple(imports))
 
 
 def _git_files(folder: Path) -> set[Path] | None:
@@ -113,17 +278,13 @@ def _git_files(folder: Path) -> set[Path] | None:
     return listed
 
 
-def _walk(folder: Path, left_out: list[str], outputs: Collection[Path], include: Sequence[str]) -> Iterator[Path]:
-    """Yields the files to ship, and adds to `left_out` the names of files that a user may miss."""
-    from pathspec import GitIgnoreSpec
+def _walk(
+    folder: Path, top: Path, ignored: Callable[[Path, bool], bool], outputs: Collection[Path], left_out: list[str]
+) -> Iterator[Path]:
+    """Yields the files of a folder to ship, and adds to `left_out` the names below `top` that a user may miss.
 
-    if folder.is_file():
-        yield folder
-        return
-    by_git, included = _git_files(folder), GitIgnoreSpec.from_lines(include)
-    # https://git-scm.com/docs/gitignore; only of the top folder, as gcloud does.
-    lines = _ignore_lines(folder) if by_git is None else _ignore_lines(folder, (".gcloudignore",))
-    rules = GitIgnoreSpec.from_lines(lines)
+    `ignored`: says of a path, and whether it is a folder, that it is to stay.
+    """
     waiting = [folder]
     while waiting:
         for path in sorted(waiting.pop().iterdir()):
@@ -133,12 +294,8 @@ def _walk(folder: Path, left_out: list[str], outputs: Collection[Path], include:
             leaves_folder = path.is_symlink() and (is_folder or not path.resolve().is_relative_to(folder.resolve()))
             is_source = (is_folder or path.is_file()) and path.suffix != ".ipynb"
             is_output = is_folder and (path in outputs or (path / "pyvenv.cfg").is_file())
-            inner = path.relative_to(folder).as_posix()
-            ignored = rules.match_file(inner + "/" * is_folder)
-            if not is_folder and not included.match_file(inner):
-                ignored = ignored or (by_git is not None and path not in by_git)
-            if leaves_folder or is_output or not is_source or ignored:
-                left_out.append(path.relative_to(folder.parent).as_posix() + "/" * is_folder)
+            if leaves_folder or is_output or not is_source or ignored(path, is_folder):
+                left_out.append(path.relative_to(top).as_posix() + "/" * is_folder)
             elif is_folder:
                 waiting.append(path)
             else:
@@ -148,75 +305,3 @@ def _walk(folder: Path, left_out: list[str], outputs: Collection[Path], include:
 def _ignore_lines(folder: Path, names: Sequence[str] = (".gitignore", ".gcloudignore")) -> list[str]:
     files = [folder / name for name in names if (folder / name).is_file()]
     return [line for file in files for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
-
-
-# What can be imported in the image, which has Python 3.12: its standard library (so without the modules that 3.12
-# removed, whichever Python runs here), pip, and our vertex_report.
-_IN_IMAGE = (sys.stdlib_module_names | {"pip", "vertex_report"}) - {
-    "asynchat", "asyncore", "distutils", "imp", "smtpd",
-}  # fmt: skip
-# The name by which pip installs a package, where it differs from the name that is imported.
-DISTRIBUTIONS = {"PIL": "pillow", "cv2": "opencv-python-headless", "sklearn": "scikit-learn", "yaml": "pyyaml",
-                  "skimage": "scikit-image", "bs4": "beautifulsoup4", "dateutil": "python-dateutil"}  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class Import:
-    """Holds one import statement. `module`: as written, with leading dots; `names`: the names after `import`.
-
-    `certain`: whether it is always executed: it is at the top level of a module or of its `if __name__ == "__main__"`,
-    not in a function, a `try` or another `if`.
-    """
-
-    file: str
-    line: int
-    module: str
-    names: tuple[str, ...]
-    certain: bool
-
-    @property
-    def top(self) -> str:
-        """Returns the name of the top-level package; empty for a relative import."""
-        return self.module.partition(".")[0]
-
-
-def imports_of(file: str, tree: ast.Module) -> Iterator[Import]:
-    """Yields the imports in the syntax tree `tree` of a file."""
-    main = [node for node in tree.body if isinstance(node, ast.If) and "'__main__'" in ast.unparse(node.test)]
-    certain = {id(node) for body in (tree.body, *(part.body for part in main)) for node in body}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield Import(file, node.lineno, alias.name, (), id(node) in certain)
-        elif isinstance(node, ast.ImportFrom):
-            yield Import(file, node.lineno, "." * node.level + (node.module or ""),
-                         tuple(alias.name for alias in node.names), id(node) in certain)  # fmt: skip
-
-
-def missing_imports(files: Mapping[str, Path], program: str) -> list[Import]:
-    """Returns the first import of each package that a script always imports and that neither its folder nor image has.
-
-    `files`: the files of the folder, by their paths in it; of these only `program` and what it imports are read.
-    """
-    present = {part.partition(".")[0] for name in files for part in name.split("/")} | _IN_IMAGE | {""}
-    missing, waiting, visited = dict[str, Import](), [program], set[str]()
-    while waiting:
-        file = waiting.pop()
-        if file in files and file not in visited:
-            visited.add(file)
-            for statement in imports_of(file, ast.parse(files[file].read_bytes())):
-                if statement.certain and statement.top in present:
-                    waiting += _files_of(statement)
-                elif statement.certain:
-                    missing.setdefault(statement.top, statement)
-    return list(missing.values())
-
-
-def _files_of(statement: Import) -> Iterator[str]:
-    """Yields the files, in the script's folder, that an import would execute."""
-    dots = len(statement.module) - len(statement.module.lstrip("."))
-    folder = PurePosixPath(statement.file).parents[dots - 1] if dots else PurePosixPath()
-    parts = list(filter(None, statement.module.lstrip(".").split(".")))
-    for path in (*(parts[:end] for end in range(len(parts) + 1)), *([*parts, name] for name in statement.names)):
-        inner = folder.joinpath(*path)
-        yield from (f"{inner}.py", str(inner / "__init__.py"))

@@ -15,11 +15,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from deploy.tiers.tier import Tier
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
 from trainer.base.run_files.job_files import CHECKPOINTS, LOGS, MODEL
+
+
+class LocalProgram(NamedTuple):
+    """Holds what the workers of a local job run. `module`: "" for that of the tier's file; `folder`: where, if given.
+
+    `variables`: of their environment.
+    """
+
+    module: str = ""
+    variables: Mapping[str, str] = {}
+    folder: Path | None = None
+
+
+_OF_FILE = LocalProgram()
 
 
 @dataclass(frozen=True)
@@ -31,18 +45,18 @@ class LocalWorker:
     arguments: tuple[str, ...]
     environment: Mapping[str, str]  # its variables, in addition to those of this process
     cores: frozenset[int]
+    folder: Path | None = None  # in which it runs, if not in this one
 
 
 def local_workers(
     tier: Tier, arguments: Sequence[str], job_dir: Path, job_id: str, command: str = "",
-    program: tuple[str, Mapping[str, str]] = ("", {}),
+    program: LocalProgram = _OF_FILE,
 ) -> list[LocalWorker]:  # fmt: skip
     """Returns the workers of `tier`, the chief first, without reduction servers and evaluators.
 
-    `arguments`, `program`: as a `Workload` has them. `command`: what the user typed, for run.json; if it is empty, the
+    `arguments`: as a `Workload` has them. `command`: what the user typed, for run.json; if it is empty, the
     chief's own command is recorded.
     """
-    module, variables = program
     pools = tier.spec["workerPoolSpecs"][:2]
     counts = [int(pool.get("replicaCount", 1)) for pool in pools]
     addresses, devices = iter(free_addresses(sum(counts))), _devices(tier.accelerators, sum(counts))
@@ -62,7 +76,7 @@ def local_workers(
         "TRAINER_COMMAND": command,
         "TF_NUM_INTRAOP_THREADS": str(share),
         "OMP_NUM_THREADS": str(share),
-        **variables,
+        **program.variables,
     }
     result: list[LocalWorker] = []
     for pool_index, (pool, role) in enumerate(zip(pools, ("chief", "worker"), strict=False)):
@@ -71,7 +85,7 @@ def local_workers(
         tier_variables = {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}
         # The module in a command such as `python -m MODULE`; an image's own entry point is assumed to be the trainer.
         image_module = task.get("command", [])[2:] if task.get("command", [])[1:2] == ["-m"] else []
-        worker_module = module or task.get("pythonModule") or "".join(image_module) or "trainer.task"
+        worker_module = program.module or task.get("pythonModule") or "".join(image_module) or "trainer.task"
         for index in range(counts[pool_index]):
             # Vertex AI sets TF_CONFIG and CLUSTER_SPEC for a single worker, too.
             spec = {"cluster": cluster, "environment": "cloud", "task": {"type": pool_name, "index": index}}
@@ -84,7 +98,8 @@ def local_workers(
             own_cores = frozenset(cores[(number * share + core) % len(cores)] for core in range(share))
             environment = {**tier_variables, **shared, **devices[number], **cluster_variables}
             flags = (*task.get("args", []), *arguments)
-            result.append(LocalWorker(f"{pool_name}-{index}", worker_module, flags, environment, own_cores))
+            name = f"{pool_name}-{index}"
+            result.append(LocalWorker(name, worker_module, flags, environment, own_cores, program.folder))
     return result
 
 
@@ -206,6 +221,7 @@ class LocalJob:
         process = subprocess.Popen(
             [sys.executable, "-m", worker.module, *worker.arguments],
             env={**os.environ, **worker.environment},
+            cwd=worker.folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -247,7 +263,7 @@ class LocalJob:
             worker.reader.join(LAST_OUTPUT_S)
 
 
-def kill_group(process: "subprocess.Popen[str]") -> None:
+def kill_group(process: "subprocess.Popen[Any]") -> None:
     """Kills a process that was started in a session of its own, and all processes that it started."""
     with contextlib.suppress(ProcessLookupError):  # it has ended in the meantime
         os.killpg(process.pid, signal.SIGKILL)

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 import trainer
-from deploy.packaging.packages import ADMITTED
+from deploy.packaging.distributions import ADMITTED
 from tests import versions
 from tests.docs.sources import ROOT
 from trainer.invariance.internals import TRIED

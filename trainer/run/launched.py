@@ -5,7 +5,6 @@ from its start: a finished part sets the weights, the optimizer and the callback
 interrupted one goes on.
 """
 
-import ast
 import hashlib
 import inspect
 import json
@@ -29,6 +28,7 @@ from trainer.base.log import hidden, log
 from trainer.base.run_files.goodput import START
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.job_files import items
+from trainer.base.script import calls_fit, reached_sources
 from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas, local_devices
@@ -50,23 +50,35 @@ from trainer.training.signals import StopRequest, leave_on_signals, stop_on_inte
 _FIT = inspect.signature(keras.Model.fit)
 
 
-def launch(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobDir, arguments: Sequence[str]) -> int:
+def launch(
+    config: TrainConfig, command: Sequence[str], began: float, job_dir: JobDir, arguments: Sequence[str], *,
+    forced: bool = False,
+) -> int:  # fmt: skip
     """Runs the script `config.model` with its `arguments`; its calls of `fit` are a run. Returns the exit code.
 
-    began: time.monotonic() at the start of the process. Raises UserError for what the user must change.
+    began: time.monotonic() at the start of the process; forced: even if no call of `fit` is seen in its source. Raises
+    UserError for what the user must change.
     """
-    if not calls_fit(Path(config.model)):
-        log.info(f"{config.model} calls no fit: it runs as it is, on the devices that it chooses itself")
+    script = Path(config.model)
+    try:
+        trains = forced or calls_fit(reached_sources(script.parent, [script.name]))
+    except (SyntaxError, ValueError):  # running it tells where
+        trains = True
+    if not trains:
+        log.info(
+            f"{config.model} calls no fit of Keras: it runs as it is, on the devices that it chooses itself (--launch "
+            "trains by this package)"
+        )
         run_script(config.model, arguments)
         return DONE
-    with opened_run(config, command, began, job_dir) as script:
-        script.job.code = hashlib.sha256(Path(config.model).read_bytes()).hexdigest()[:16]
+    with opened_run(config, command, began, job_dir) as run:
+        run.job.code = hashlib.sha256(script.read_bytes()).hexdigest()[:16]
         keras.utils.set_random_seed(config.seed)  # a script that seeds itself wins
-        strategy = script.replicas.strategy
-        answered = answered_by_replicas(script.replicas, fit=script.fit)
+        strategy = run.replicas.strategy
+        answered = answered_by_replicas(run.replicas, fit=run.fit)
         with answered, strategy.scope(), one_strategy(strategy), suppress(Ended):
             run_script(config.model, arguments)
-        return script.end()
+        return run.end()
 
 
 def fit_model(model: keras.Model, config: TrainConfig, arguments: Mapping[str, Any]) -> None:
@@ -163,27 +175,6 @@ def one_strategy(strategy: Any) -> Iterator[None]:
         ):
             stack.enter_context(mock.patch.object(holder, name, too_late(name)))
         yield
-
-
-def calls_fit(script: Path) -> bool:
-    """Returns whether a script, or a module beside it that it imports, calls a method `fit`."""
-    waiting, seen = [script], set[Path]()
-    while waiting:
-        path = waiting.pop()
-        if path in seen or not path.is_file():
-            continue
-        seen.add(path)
-        try:
-            nodes = [*ast.walk(ast.parse(path.read_bytes()))]
-        except SyntaxError:  # running it tells where
-            return True
-        calls = [node.func for node in nodes if isinstance(node, ast.Call)]
-        if any(isinstance(function, ast.Attribute) and function.attr == "fit" for function in calls):
-            return True
-        modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-        modules += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
-        waiting += [script.parent.joinpath(*name.split(".")).with_suffix(".py") for name in modules]
-    return False
 
 
 def run_script(script: str, arguments: Sequence[str]) -> None:

@@ -160,7 +160,9 @@ def load_function(
     module_name, colon, name = path.partition(":")
     if not (colon and module_name and name):
         raise UserError(f"{setting}={path}: write it as package.module:function")
-    if os.getcwd() not in sys.path:  # a console script does not import from the current folder, `python -m` does
+    if (
+        os.getcwd() not in sys.path and not sys.flags.safe_path
+    ):  # a console script does not import from the current folder, `python -m` does
         sys.path.insert(0, os.getcwd())
     # The package's files are the user's, although they may be installed among the libraries; a package that has been
     # imported before is a library, or known already.

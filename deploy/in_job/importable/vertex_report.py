@@ -2,7 +2,7 @@
 
 from vertex_report import report
 
-report(step=100, examples=6400, loss=0.25, accuracy=0.91)
+report(step=100, loss=0.25, accuracy=0.91)
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ import time
 from typing import Any
 
 
-def report(step: int, examples: int | None = None, total_steps: int | None = None, **values: Any) -> None:
+def report(step: int, **values: Any) -> None:
     """Reports how far the training is, and its losses and metrics since the last report.
 
-    `step`: steps done so far; `examples`: examples read so far, by all workers; `total_steps`: steps of the whole
-    training; `values`: losses and metrics by name, each a number or an object with `__float__`, such as a scalar of
-    TensorFlow or PyTorch. Raises TypeError for other values. Outside of a job the report is printed as a line.
+    `step`: steps done so far; `values`: losses and metrics by name, each a number or an object with `__float__`, such
+    as a scalar of TensorFlow or PyTorch. Raises TypeError for other values. Outside of a job the report is printed as a
+    line.
     """
-    counts = {"step": step, "examples": examples, "total_steps": total_steps}
-    line: dict[str, float] = {name: int(count) for name, count in counts.items() if count is not None}
-    line |= {name: float(value) for name, value in values.items()}
+    line: dict[str, float] = {"step": int(step), **{name: float(value) for name, value in values.items()}}
     reports = os.environ.get("VERTEX_REPORT_FILE")
     if not reports:
         print(json.dumps(line), flush=True)

@@ -22,7 +22,7 @@ from deploy.job.options import JobOptions
 from deploy.job.sending import check_resources
 from deploy.job.spec import NCCL_SETTINGS, machine_spec
 from deploy.job.workload import workload_on
-from deploy.packaging import images
+from deploy.packaging import distributions
 from deploy.packaging.images import IMAGE_RECORD, START, STARTER, BuiltImage, remember, remembered
 from deploy.packaging.packages import Package
 from deploy.platform import buckets
@@ -68,7 +68,7 @@ def task(made: Job, pool: int = 0) -> Any:
 @pytest.mark.parametrize("path", sorted(JOB_CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_dry_run_of_a_tier_is_the_golden_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `submit` says of the job, and its whole spec but for one hash. UPDATE_GOLDEN=1 writes them anew."""
-    monkeypatch.setattr(images, "versions", lambda: {"tensorflow": "2.21.0", "keras": "3.15.1"})
+    monkeypatch.setattr(distributions, "versions", lambda: {"tensorflow": "2.21.0", "keras": "3.15.1"})
     submitted = job(path.stem)
     spec = copy.deepcopy(dict(submitted.spec))
     for pool in spec["workerPoolSpecs"]:
@@ -135,7 +135,7 @@ def test_what_is_known_of_a_machine_is_said_where_it_matters(
 def test_a_job_installs_the_versions_of_the_desk_if_they_are_admitted(
     here: dict[str, str], installed: list[str], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(images, "versions", lambda: here)
+    monkeypatch.setattr(distributions, "versions", lambda: here)
     made = job("cpu", image="install")
     variables = {each["name"]: each["value"] for each in task(made)["env"]}
     assert json.loads(variables["TRAINER_START"])["requirements"] == installed

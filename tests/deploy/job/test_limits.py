@@ -17,6 +17,7 @@ from deploy.api.request import parse_verb
 from deploy.api.submit import USAGE, prepare_submission
 from deploy.cli import jobs, submit
 from deploy.job.cost import format_duration
+from deploy.job.options import JobOptions
 from deploy.job.script import read_script
 from deploy.job.workload import ScriptRun
 from deploy.planning.cached_plans import cost_lines, estimate
@@ -231,9 +232,9 @@ def test_a_script_that_stalls_ends_as_stopped(
     """
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(STALLS.replace("HANDLER", handler))
-    script = read_script("train.py", "", "", [])
+    script = read_script(JobOptions(script="train.py"), [], {})
     shutil.unpack_archive(script.package().build(), "unpacked", "zip")
-    _, plan = ScriptRun(load_tier("cpu"), script).local_program(tmp_path / "job")
+    plan = ScriptRun(load_tier("cpu"), script).local_program(tmp_path / "job").variables
     limits = StopLimits(idle_s=1800.0).text
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": "unpacked/ours", "TRAINER_LIMITS": limits, **plan}
     done = run([sys.executable, "-S", "-c", WATCHES.replace("GRACE\n", f"{grace}\n")], env=environment)
@@ -241,4 +242,4 @@ def test_a_script_that_stalls_ends_as_stopped(
     assert "halfway to a limit" in done.stdout
     result = json.loads((tmp_path / "job" / "result.json").read_text())
     assert (result["state"], result["error"], result["steps"]) == ("stopped", WHY, 5)
-    assert Path("saved").exists() == (handler == "save")
+    assert (tmp_path / "job" / "code" / "saved").exists() == (handler == "save")

@@ -2,18 +2,29 @@
 
 import json
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from deploy.__main__ import main
 from deploy.in_job.script_worker import torch_variables
-from deploy.job.script import read_script
-from deploy.packaging.images import START, requirements
+from deploy.job.options import JobOptions
+from deploy.job.script import Script, read_script
+from deploy.packaging.distributions import requirements
+from deploy.packaging.images import START
 from tests.deploy.conftest import WHERE, Capture, Command, error_of
 
-FILES = {"train.py": "print('trains')\n", "helper.py": "", "data/table.csv": "1,2\n", "requirements.txt": "numpy\n"}
+TRAIN = """\
+import helper
+from nets import task
+open("data/table.csv"), open("lost.csv", "w")
+"""
+FILES = {"train.py": TRAIN, "helper.py": "", "data/table.csv": "1,2\n",
+         "requirements.txt": "numpy\n", "nets/task.py": "PHOTOS = f'pho{1}os'", "nets/__init__.py": "",
+         "photos/a/1.png": "", "photos/2.png": ""}  # fmt: skip
 
 
 @pytest.fixture
@@ -22,7 +33,8 @@ def project(tmp_path: Path) -> Path:
     folder = tmp_path / "work"
     more = {
         "runs/old/stats.jsonl": "", "dist/old.whl": "", "env/pyvenv.cfg": "", "env/lib/x.py": "", "a.ipynb": "{}",
-        ".git/HEAD": "", "nets/task.py": "", "nets/requirements.txt": "torch\n", "nets/__init__.py": "",
+        ".git/HEAD": "", "nets/other.py": "", "nets/requirements.txt": "torch\n", "lost.csv": "", "submit.log": "",
+        "photos/.hidden": "",
     }  # fmt: skip
     for name, content in {**FILES, **more}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -35,46 +47,71 @@ def names(archive: Path, below: str) -> set[str]:
         return {name.removeprefix(below) for name in opened.namelist() if name.startswith(below)}
 
 
-def test_the_folder_goes_along_without_what_this_package_writes(project: Path) -> None:
-    package = read_script("train.py", "", "", ["a"]).package()
-    assert names(package.build(), "code/") == {*FILES, "nets/task.py", "nets/requirements.txt", "nets/__init__.py"}
+def asked(words: Sequence[str] = (), **options: Any) -> Script:
+    return read_script(JobOptions(**options), words, {})
+
+
+def test_what_a_script_reaches_goes_along_and_nothing_else(project: Path) -> None:
+    """The modules that it imports, what it names in its text or its arguments, and no log of `submit` beside it."""
+    package = asked(script="train.py").package()
+    assert names(package.build(), "code/") == FILES.keys()
     assert "ours/in_job/importable/vertex_report.py" in names(package.build(), "")
-    about = "ships work: 7 files, 0.0 MB; 4 left out: work/a.ipynb, work/dist/, work/env/, work/runs/; "
-    assert package.about == f"{about}vertex_report.py; requirements.txt is installed at each start"
+    assert package.about == (
+        "ships data/ (1), helper.py, nets/ (2), photos/ (2), requirements.txt, train.py: 8 files, 0.0 MB; 6 left out: "
+        "a.ipynb, dist/, env/, lost.csv, runs/, submit.log"
+    )
     before = package.build().read_bytes()
     package.build().unlink()
     assert package.build().read_bytes() == before, "the archive depends on its files alone"
+    (project / ".gcloudignore").write_text("photos/\n")
+    given = asked(["--log=submit.log", "x"], script="train.py", include=("nets/oth*",)).package()
+    photos = {"photos/a/1.png", "photos/2.png"}
+    assert names(given.build(), "code/") == {*FILES, "submit.log", "nets/other.py"} - photos
 
 
 def test_a_modules_package_goes_along_under_its_name(project: Path) -> None:
     """Its requirements.txt, in it or beside it, is where the job looks for it."""
-    package = read_script("", "nets.task", "", []).package()
-    code = {name.removeprefix("code/"): content for name, content in package.files.items() if name.startswith("code/")}
-    assert code.keys() == {"nets/task.py", "nets/__init__.py", "nets/requirements.txt", "requirements.txt"}
-    assert code["requirements.txt"] == project / "nets" / "requirements.txt"
+    module = {"nets/task.py", "nets/__init__.py", "nets/other.py"}
+    found = asked(module="nets.task").files
+    assert found.keys() == {*module, "nets/requirements.txt", "requirements.txt"}
+    assert found["requirements.txt"] == project / "nets" / "requirements.txt"
     (project / "nets" / "requirements.txt").unlink()
-    assert (
-        read_script("", "nets.task", "nets", [])
-        .package()
-        .files["code/requirements.txt"]
-        .samefile(project / "requirements.txt")
-    )
+    found = asked(module="nets.task", package="nets").files
+    assert found["requirements.txt"].samefile(project / "requirements.txt")
     (project / "requirements.txt").write_text("--index-url https://me:pa55@pypi.example.com/simple")
     line = "package: these look like credentials: requirements.txt, line 1 (Basic Auth Credentials): "
-    assert line in error_of(read_script("", "nets.task", "nets", []).package)
+    assert line in error_of(asked(module="nets.task", package="nets").package)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "line"),
     [
-        ("key.pem", "", "these look like credentials: work/key.pem, a credential by its name: they would be"),
-        ("big.bin", "x" * 3_000_000, "3.0 MB in 8 files, the largest work/big.bin with 3.0: a package holds code, at"),
-        ("bad.py", "def", "bad.py, line 1: invalid syntax: the job could not import it: fix it"),
-        (".gitignore", "train.py", "script=train.py: it would not be shipped: .gitignore or .gcloudignore names it"),
+        ("photos/key.pem", "", "these look like credentials: photos/key.pem, a credential by its name: they would be"),
+        (
+            "data/table.csv",
+            "x" * 3_000_000,
+            "script=train.py: data/table.csv (train.py, line 3) has 3.0 MB, and at "
+            "most 1 MB go along: copy it by `gcloud storage cp -r {here}/data/table.csv gs://BUCKET/`, and write "
+            "/gcs/BUCKET/table.csv; what it does not read may stand in .gcloudignore; --max_package_mb=4 sends it",
+        ),
+        ("helper.py", "def", "helper.py, line 1: invalid syntax: the job could not import it: fix it"),
+        (
+            "helper.py",
+            "X = '/dev/null'; Y = '../../data'",
+            "script=train.py: helper.py, line 1 names ../../data, which the job's machines cannot read: copy it by "
+            "`gcloud storage cp -r {here.parents[1]}/data gs://BUCKET/`, and write /gcs/BUCKET/data; or use --force",
+        ),
+        (
+            "helper.py",
+            "X = '{here}/data/table.csv'",
+            "names {here}/data/table.csv, which the job's machines cannot read: write data/table.csv; or use --force",
+        ),
     ],
 )
 def test_what_must_not_go_along_is_refused(name: str, content: str, line: str, project: Path, refused: Command) -> None:
-    (project / name).write_text(content)
+    (project.parents[1] / "data").mkdir(exist_ok=True)
+    (project / name).write_text(content.format(here=project) if "here" in content else content)
+    line = line.replace("{here.parents[1]}", str(project.parents[1])).format(here=project)
     assert line in refused("submit", "cpu", "--script=train.py", "--max_package_mb=1", *WHERE, "--dry_run")
 
 
@@ -97,6 +134,9 @@ def test_what_must_not_go_along_is_refused(name: str, content: str, line: str, p
         (["--module=a-b"], "module=a-b: there is no such program in "),
         (["--module=nets.tasks"], "module=nets.tasks: there is no such program in "),
         (["--module=nets"], "module=nets: there is no such program in "),
+        (["--script=train.py", "--as_is", "--launch"], "--as_is and --launch contradict each other: drop one of them"),
+        (["--script=train.py", "--launch", "--epochs=3"], "epochs is a setting of this package's training, not of a"),
+        (["--module=nets.task", "--launch"], "--launch is for a file: name it by --script=FILE"),
         (["--script=train.py", "--job_dir=held"], "job_dir=held: it holds a run of other.py: use another --job_dir"),
     ],
 )
@@ -111,7 +151,10 @@ def test_mistakes_are_one_line(arguments: list[str], line: str, project: Path, r
     [
         (["submit", "cpu", "--check"], "--check trains a recipe on the tier's GPUs, not a script: drop --check"),
         (["submit", "cpu", "--plan"], "--plan is for recipes: the memory of a script is not known: drop it"),
-        (["submit", "cpu", "--package=nets"], "--script and --package contradict each other: the script's folder goes"),
+        (
+            ["submit", "cpu", "--package=nets"],
+            "--script and --package contradict each other: what the script needs goes",
+        ),
         (["submit", "cpu", "--job_dir=here"], "job_dir=here: the job's machines cannot read this disk"),
         (["compare", "cpu", "--scaling=weak", "--on=vertex"], "--scaling=weak changes the batch of a recipe; that of"),
         (["compare", "cpu", "--job_dir=x", "--on=vertex"], "--job_dir is not for a comparison: --out names the folder"),
@@ -128,9 +171,10 @@ def test_a_dry_run_says_what_goes_along_and_quotes_what_would_run(project: Path,
     flags = ["--max_cost=20", "--spot", "--labels=team=vision", "--project=p", "--spec"]
     assert main(["submit", "l4x1-2workers", "--script=train.py", *WHERE, *flags, "--", *words]) == 0
     text, shown = capsys.readouterr()
-    assert "runs python train.py --name 'two words' '\"quoted\"' 'it'\"'\"'s' '' '$(HOME)' -- --steps=3\n" in shown
-    assert "ships work: 7 files, 0.0 MB; " in shown
-    assert "runs in python:3.12-slim, with what requirements.txt names: --image=URI names another" in shown
+    said = "runs python train.py --name 'two words' '\"quoted\"' 'it'\"'\"'s' '' '$(HOME)' -- --steps=3, as it is: it "
+    assert f"{said}calls no fit of Keras\n" in shown
+    assert "train.py: 8 files, 0.0 MB; " in shown
+    assert "runs in python:3.12-slim, with numpy: --image=URI names another" in shown
     assert "warning: SPOT: the script is ended by SIGTERM and started again: only what it saved itself" in shown
     assert len(START.splitlines()) <= 10
     spec = yaml.safe_load(text)
@@ -141,6 +185,7 @@ def test_a_dry_run_says_what_goes_along_and_quotes_what_would_run(project: Path,
         variables = {each["name"]: each["value"] for each in task["env"]}
         start = json.loads(variables["TRAINER_START"])
         assert (start["gpus"], start["script"]["command"]) == (1, ["train.py"])
+        assert start["requirements"] == ["-r", "requirements.txt"]
         assert start["code"][0].startswith("gs://my-bucket/packages/train-0-")
         assert "LD_LIBRARY_PATH" in variables
 
@@ -176,12 +221,10 @@ def test_a_script_keeps_unlike_machines_a_reduction_server_and_an_evaluator(proj
     })})["RANK"] == "2"  # fmt: skip
 
 
-def test_a_link_to_a_script_ships_the_folder_that_was_named(project: Path, refused: Command) -> None:
+def test_a_link_to_a_script_ships_the_folder_that_was_named(project: Path) -> None:
     (project / "link.py").symlink_to(project / "nets" / "task.py")
-    found = read_script("link.py", "", "", [])
+    found = asked(script="link.py")
     assert (found.folder, found.command) == (project, ("link.py",))
-    (project / "nets" / "away.py").symlink_to(project / "train.py")
-    assert "or it is a link out of its folder" in refused("submit", "cpu", "--script=nets/away.py", *WHERE, "--dry_run")
 
 
 IMPORTS = """\
@@ -191,29 +234,54 @@ try:
     import torch
 except ImportError:
     torch = None
-def plot(): import matplotlib
+def plot():
+    import matplotlib, nothing_here
 if __name__ == "__main__":
-    import keras
+    import google.cloud.storage, missing_module
 """
 
 
 @pytest.mark.parametrize(("listed", "flags", "line"), [
-    ("", [], "script=train.py: python:3.12-slim has no keras (train.py, line 9), PIL (nets/task.py, line 1), and there "
-     f"is no requirements.txt: write one beside the script with the lines pillow, {requirements(0)[0]}, or use "
-     "--force"),
-    ("", ["--force"], ""),
-    ("Pillow>=10", [], ""),
-    ("", ["--image=us-docker.pkg.dev/p/r/x:1"], ""),
+    ("", [], "train.py, line 10, imports missing_module, which is not installed here: install it here, or write a "
+     "requirements.txt beside it with all that it needs: "),
+    ("", ["--force"], f"{requirements(0)[0]} {requirements(0)[1]}"),
+    ("Pillow>=10", [], "with Pillow>=10: --image"),
+    ("", ["--image=us-docker.pkg.dev/p/r/x:1"], "runs in us-docker.pkg.dev/p/r/x:1"),
 ])  # fmt: skip
-def test_an_import_that_the_image_has_not_is_refused_before_it_is_paid_for(
+def test_what_code_imports_is_installed_or_refused_before_it_is_paid_for(
     listed: str, flags: list[str], line: str, project: Path, capsys: Capture
 ) -> None:
-    for name, text in {"train.py": IMPORTS, "nets/task.py": "import PIL.Image\nx = 1", "plot.py": "import seaborn",
-                       "requirements.txt": listed}.items():  # fmt: skip
+    """As installed here: in a function, too, and of a namespace the part; what is optional may be missing."""
+    for name, text in {"train.py": IMPORTS, "nets/task.py": "import PIL.Image, keras\nx = 1",
+                       "plot.py": "import seaborn", "requirements.txt": listed}.items():  # fmt: skip
         (project / name).write_text(text)
         (project / name).unlink() if not text else None
     code = main(["submit", "cpu", "--script=train.py", *WHERE, "--project=p", "--dry_run", *flags])
     shown = capsys.readouterr()
-    assert code == (2 if line.startswith("script=") else 0)
-    assert line in shown.out + shown.err
-    assert "seaborn" not in shown.out
+    said = shown.out + shown.err
+    assert code == (2 if line.startswith("train.py") else 0)
+    assert line in said
+    if not listed and "--image" not in str(flags):
+        assert "matplotlib>=" in said
+        assert "google-cloud-storage>=" in said
+        assert "aiplatform" not in said
+    assert not [word for word in ("seaborn", "torch", "nothing_here") if word in said]
+
+
+@pytest.mark.parametrize(("code", "trains"), [
+    ("import keras\nmodel = keras.Sequential()\nmodel.fit(x)", True),
+    ("import tensorflow as tf\ntf.keras.Sequential([]).fit(x)", True),
+    ("from mine import build\nbuild().fit(x)", True),
+    ("import keras\nfrom sklearn.svm import SVC\nmodel = SVC()\nmodel.fit(x)\nSVC().fit(x)", False),
+    ("import keras, sklearn\nscale = sklearn.preprocessing.Scaler()\nscale.fit(x)\nmodel = f()\nmodel.fit(x)", True),
+    ("import xgboost as xgb\nmodel = xgb.XGBClassifier()\nmodel.fit(x)", False),
+    ("import torch, lightning\ntrainer = lightning.Trainer()\ntrainer.fit(model)", False),
+    ("import keras\nmodel.train_on_batch(x)", False),
+    ("import keras\nfrom vertex_report import report\nmodel.fit(x)", False),
+])  # fmt: skip
+def test_a_script_that_calls_fit_of_keras_is_launched(code: str, trains: bool, project: Path) -> None:
+    (project / "mine.py").write_text("from keras import Model\ndef build(): return Model()")
+    (project / "train.py").write_text(code)
+    assert asked(script="train.py").launched == trains
+    forced = asked(script="train.py", as_is=True), asked(script="train.py", launch=True)
+    assert [made.launched for made in forced] == [False, True]

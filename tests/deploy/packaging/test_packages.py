@@ -1,5 +1,6 @@
 """What is shipped: named by its sources, built from a clean copy, and installed as Vertex AI's containers do."""
 
+import importlib.metadata
 import json
 import os
 import re
@@ -13,9 +14,10 @@ import yaml
 
 from deploy.__main__ import main
 from deploy.cli import image
-from deploy.packaging import images
+from deploy.packaging import distributions
 from deploy.packaging import packages as package
-from deploy.packaging.images import IMAGE_RECORD, PLAIN_IMAGE, remembered, requirements
+from deploy.packaging.distributions import requirements
+from deploy.packaging.images import IMAGE_RECORD, PLAIN_IMAGE, remembered
 from deploy.packaging.packages import Package, packages_with, trainer_package, user_package
 from deploy.platform.errors import JobUnknown
 from tests.deploy.conftest import WHERE, Capture, error_of, run, stand_in
@@ -107,6 +109,43 @@ def test_one_module_goes_along_alone_unless_it_imports_its_neighbour(tmp_path: P
         assert "mine.py, line 4, imports from its folder, which does not go along" in error_of(user_package, str(file))
 
 
+NEEDS = """\
+import csv, numpy, matplotlib.pyplot
+from trainer.invariance import losses
+try:
+    import not_here
+except ImportError:
+    not_here = None
+rows = [*csv.reader(open("data/churn.csv"))]
+print(open("churn.log", "w"))
+"""
+
+
+def test_what_one_module_imports_is_installed_and_what_it_names_lies_where_it_runs(
+    dist: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """TensorFlow's own packages are there already; a requirements.txt beside the module replaces what it imports."""
+    for name, text in {"churn.py": NEEDS, "data/churn.csv": "1", "churn.log": "", "data/.x": "", "b.csv": ""}.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(text)
+    command = ["submit", "--spec", "cpu", "--model=churn:build", "--data=churn:rows", *WHERE, "--project=p"]
+    Path("churn.py").write_text(f"{NEEDS}def build(config, dataset): ...\n")
+    assert main([*command, "--package=churn.py"]) == 0
+    text, shown = capsys.readouterr()
+    version = importlib.metadata.version("matplotlib")
+    assert f"pip installs matplotlib>={version} for it; its folder there has data/churn.csv\n" in shown
+    plan = json.loads(re.findall(r"TRAINER_START\n *value: '(.*)'\n", text)[0])
+    archive = dist / "/".join(plan["code"][0].rsplit("/", 2)[1:]).replace(f"-{plan['code'][1][:12]}", "")
+    assert zipfile.ZipFile(archive).namelist() == ["code/data/churn.csv"]
+    Path("requirements.txt").write_text("einops\n")
+    assert user_package("churn.py").about.endswith("0.0 MB; its folder there has data/churn.csv")
+    Path("requirements.txt").unlink()
+    Path("churn.py").write_text("import not_here")
+    assert "churn.py, line 1, imports not_here, which is not installed here: install it here" in error_of(
+        user_package, "churn.py"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "line"),
     [
@@ -169,7 +208,7 @@ def test_an_image_is_built_from_a_clean_copy(tmp_path: Path, capsys: Capture, mo
     assert set(re.findall(r"\$(_[A-Z]+)", json.dumps(steps))) == {"_IMAGE", "_TENSORFLOW"}
     assert "USER trainer" in dockerfile
     assert f"FROM {PLAIN_IMAGE}\n" in dockerfile, "as without an image"
-    monkeypatch.setattr(images, "versions", dict)
+    monkeypatch.setattr(distributions, "versions", dict)
     newest, _ = requirements(1)
     assert f'TENSORFLOW="{newest}"' in dockerfile
     assert steps["substitutions"]["_TENSORFLOW"] == newest

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from deploy.__main__ import main
-from deploy.packaging.packages import check_requirement, user_package, write_copy
+from deploy.packaging.distributions import check_requirement
+from deploy.packaging.packages import user_package, write_copy
 from tests.deploy.conftest import WHERE, Capture, Command, error_of
 from trainer.base.errors import UserError
 

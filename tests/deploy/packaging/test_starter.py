@@ -39,7 +39,7 @@ def wheel(cloud: Emulator, tmp_path: Path) -> str:
 @pytest.fixture
 def start(bare: Path, cloud: Emulator, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Returns a function that runs the start command with a plan, and returns it with its log."""
-    monkeypatch.setattr("deploy.api.submit.packages_with", lambda *_: [])
+    monkeypatch.setattr("deploy.api.submit.packages_with", lambda *_, **__: [])
     assert main(["submit", "--spec", "cpu", *WHERE, *JOB, "--project=p"]) == 0
     task = yaml.safe_load(capsys.readouterr().out)["workerPoolSpecs"][0]["containerSpec"]
     _, *code = task["command"]

@@ -101,7 +101,7 @@ def test_a_loop_of_its_own_runs_as_it_is(tmp_path: Path) -> None:
     )
     found, printed = run(tmp_path, *LAUNCH, "--replicas=2", "own_loop.py", "--rate", "3")
     assert found == [True, ["own_loop.py", "--rate", "3"]]
-    assert "own_loop.py calls no fit: it runs as it is" in printed
+    assert "own_loop.py calls no fit of Keras: it runs as it is" in printed
 
 
 def test_mistakes_are_told_in_one_line(tmp_path: Path) -> None:

@@ -197,6 +197,46 @@ class TaskOptions:
     verbose: bool = VERBOSE
 
 
+# The settings of `python -m trainer.launch`: those that `fit` cannot say.
+LAUNCH_SETTINGS = (
+    "job_dir",
+    "seed",
+    "replicas",
+    "expect_devices",
+    "strategy",
+    "precision",
+    "virtual_replicas",
+    "micro_batches",
+    "max_minutes",
+    "checkpoint_every_steps",
+    "checkpoint_every_minutes",
+    "keep_checkpoints",
+    "save_optimizer",
+    "best_metric",
+    "report_every_steps",
+    "tensorboard",
+    "profile_steps",
+    "track",
+    "tuning_metric",
+    "jit_compile",
+    "tf32",
+    "deterministic",
+    "sync_batch_norm",
+    "allow_replica_dependence",
+    "steps_per_loop",
+    "worker_timeout_seconds",
+    "cache_dir",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchOptions:
+    """Holds the flags of `trainer.launch` that are not settings of a run."""
+
+    launch: bool = setting(False, "train by this package even if no call of Keras's fit is seen in the script")
+    verbose: bool = VERBOSE
+
+
 def resolve(words: Sequence[str]) -> Request[TaskOptions]:
     """Returns the resolved request of a command line of `trainer.task`, or prints its --help.
 

@@ -1,0 +1,207 @@
+"""Says what pip installs in a job: for the trainer, and for what a user's code imports, by what is installed here."""
+
+import re
+import sys
+import tomllib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from deploy.packaging.sources import REQUIREMENT_FILES
+from deploy.tiers.tier import beside
+from trainer.base.errors import UserError, reason
+from trainer.base.run_files.plan_file import versions
+from trainer.base.script import Import
+
+PYTHON = "3.12"  # of a plain image
+# What pip installs for the trainer; and the versions of TensorFlow and Keras among it, up to the newest minor that was
+# tried.
+_SETUP = beside("setup.py").read_text(encoding="utf-8")
+INSTALLED = re.findall(r'^ *"(.+?)",', _SETUP.partition("install_requires=[")[2].partition("]")[0], re.MULTILINE)
+ADMITTED = dict(re.findall(r'"(tensorflow|keras)(>=[\d.]+,<[\d.]+)"', _SETUP))
+# The modules of a plain image: the standard library of Python 3.12, so without those that it removed, whichever Python
+# runs here; pip; and, beside a script that runs as it is, our vertex_report.
+IN_IMAGE = (sys.stdlib_module_names | {"pip", "vertex_report"}) - {"asynchat", "asyncore", "distutils", "imp", "smtpd"}
+# The name by which pip installs a package, where it differs from the name that is imported.
+_BY_PIP = {"PIL": "pillow", "cv2": "opencv-python-headless", "sklearn": "scikit-learn", "yaml": "pyyaml",
+           "skimage": "scikit-image", "bs4": "beautifulsoup4", "dateutil": "python-dateutil"}  # fmt: skip
+
+
+def requirements(gpus: int) -> list[str]:
+    """Returns the requirements that pip installs beside the job's packages on a machine with this number of GPUs."""
+    extras = {"tensorflow": "[and-cuda]"} if gpus else {}
+    return [f"{name}{extras.get(name, '')}=={version}" for name, version in versions_there().items()]
+
+
+def versions_there() -> dict[str, str]:
+    """Returns the versions of TensorFlow and Keras that a job installs, in pip's form: those of this machine.
+
+    So a job runs what was tried here, and each restart installs the same. If this machine has a version that the
+    trainer does not admit, or that is not a release, the job gets the newest minor version that was tried with the
+    trainer. All admitted versions exist for Python 3.11 to 3.13.
+    """
+    from packaging.specifiers import SpecifierSet  # TensorFlow and Keras need it too
+
+    chosen = {}
+    for name, admitted in ADMITTED.items():
+        here = versions().get(name, "")
+        major, minor = admitted.rpartition("<")[2].split(".")
+        usable = re.fullmatch(r"[\d.]+", here) and here in SpecifierSet(admitted)
+        chosen[name] = here if usable else f"{major}.{int(minor) - 1}.*"
+    return chosen
+
+
+def about_versions() -> str:
+    """Returns, as a part of a line, where the versions of TensorFlow and Keras in a job come from."""
+    unusable = " and ".join(
+        f"{name} {versions().get(name, '(missing)')}" for name, chosen in versions_there().items() if "*" in chosen
+    )
+    return f", the newest tried, as a job cannot have the {unusable} of this machine," if unusable else ", as here,"
+
+
+def check_requirement(line: str) -> None:
+    """Raises UserError for a line of requirements.txt that excludes all versions of TensorFlow or Keras in ADMITTED.
+
+    The job would replace the image's version by it, or pip would find no solution.
+    """
+    from packaging.requirements import InvalidRequirement, Requirement  # TensorFlow and Keras need it too
+
+    try:
+        requirement = Requirement(line)
+    except InvalidRequirement:
+        return  # building the package says why
+    name = re.sub("[-_.](cpu|gpu|intel)$", "", requirement.name.lower())
+    allowed = requirement.specifier & ADMITTED.get(name, "")
+    releases = (f"{major}.{minor}.{patch}" for major in (2, 3) for minor in range(12, 99) for patch in range(20))
+    if name in ADMITTED and not any(allowed.filter(releases, prereleases=True)):
+        raise UserError(
+            f"requirements.txt: {line}: the trainer needs {name}{ADMITTED[name]}: drop the line, so that the image's "
+            "own is used"
+        )
+
+
+def listed_requirements(folder: Path) -> list[str] | None:
+    """Returns what the folder's requirements.txt lists, or the [project] of its pyproject.toml; None without them.
+
+    Raises UserError for a pyproject.toml that is none.
+    """
+    listed, project = (folder / name for name in REQUIREMENT_FILES)
+    if listed.is_file():
+        lines = listed.read_text(encoding="utf-8", errors="replace").splitlines()
+        return [*filter(None, (re.split(r"(?:^|\s)#", line)[0].strip() for line in lines))]
+    try:
+        about = tomllib.loads(project.read_text(encoding="utf-8")) if project.is_file() else {}
+        dependencies = about.get("project", {}).get("dependencies")
+        return None if dependencies is None else [*map(str, dependencies)]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{project}: {reason(error)}: correct it, or write a {REQUIREMENT_FILES[0]}") from None
+
+
+@cache
+def _by_module() -> Mapping[str, Sequence[str]]:
+    """Returns the distributions that are installed here, by the top-level names that they can be imported as."""
+    return metadata.packages_distributions()
+
+
+def _canonical(name: str) -> str:
+    """Returns a distribution's name as pip compares it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def with_dependencies(requirements: Iterable[str]) -> set[str]:
+    """Returns the canonical names of the distributions that pip installs for requirements, as far as is known here."""
+    from packaging.requirements import InvalidRequirement, Requirement  # TensorFlow and Keras need it too
+
+    found, waiting = set[str](), [*requirements]
+    while waiting:
+        try:
+            requirement = Requirement(waiting.pop())
+        except InvalidRequirement:  # an option, or a file
+            continue
+        extras = [*requirement.extras, ""]
+        name = _canonical(requirement.name)
+        if name not in found:
+            found.add(name)
+            try:
+                lines = metadata.requires(name) or []
+            except metadata.PackageNotFoundError:
+                continue
+            needed = [Requirement(line) for line in lines]
+            waiting += [
+                str(line).partition(";")[0]
+                for line in needed
+                if not line.marker or any(line.marker.evaluate({"extra": extra}) for extra in extras)
+            ]
+    return found
+
+
+def requirements_of(
+    imports: Iterable[Import], present: Collection[str], *, trains: bool, gpus: int = 0, force: bool = False
+) -> list[str]:
+    """Returns the requirements for what code imports: the versions of this machine, or later ones for another Python.
+
+    `present`: top-level names that go along; `trains`: whether this package, with TensorFlow, is installed as well;
+    `gpus`: of the machine.
+    Raises UserError, unless `force`, for what is not installed here, or comes from no package index.
+    """
+    installed = with_dependencies(INSTALLED) if trains else set[str]()
+    same_python = f"{sys.version_info[0]}.{sys.version_info[1]}" == PYTHON
+    found = dict[str, str]()
+    problems = dict[str, str]()
+    for statement in imports:
+        top = statement.top
+        if not top or top in present or top in IN_IMAGE or (trains and top in ("trainer", "deploy", "vertex_trainer")):
+            continue
+        where = f"{statement.file}, line {statement.line}, imports {top}"
+        names = {_canonical(name): name for name in _by_module().get(top, ())}
+        if len(names) > 1:  # a namespace, such as google
+            path = statement.module.replace(".", "/")
+            holders = {
+                short: name
+                for short, name in names.items()
+                if any(f"{file}".startswith((f"{path}.", f"{path}/")) for file in metadata.files(name) or ())
+            }
+            names = holders or names
+        if not names and statement.certain:
+            problems[top] = f"{where}, which is not installed here"
+        for short, name in names.items():
+            distribution = metadata.distribution(name)
+            version = distribution.version
+            if short in installed or short in found:
+                continue
+            if short in versions_there():
+                found |= zip(versions_there(), requirements(gpus), strict=True)
+            elif distribution.read_text("direct_url.json") or "+" in version:
+                problems[top] = "" if statement.optional else f"{where}: {name} {version} comes from no package index"
+            else:
+                found[short] = f"{name}{'==' if same_python else '>='}{version}"
+    refused = [*filter(None, problems.values())]
+    if refused and not force:
+        lines = ", ".join([*found.values(), *(_BY_PIP.get(top, top) for top, problem in problems.items() if problem)])
+        raise UserError(
+            f"{'; '.join(refused[:5])}: install it here, or write a {REQUIREMENT_FILES[0]} beside it with all that it "
+            f"needs: {lines}; or use --force"
+        )
+    return [*found.values()]
+
+
+def hidden_modules(requirements: Sequence[str], present: Collection[str]) -> dict[str, str]:
+    """Returns the modules that are installed here and that a job with these requirements lacks.
+
+    Each with the line that would install it. `present`: top-level names that go along. Where a requirement is an
+    option or a file, nothing is known and nothing returned.
+    """
+    from packaging.requirements import InvalidRequirement, Requirement  # TensorFlow and Keras need it too
+
+    try:
+        _ = [*map(Requirement, requirements)]
+    except InvalidRequirement:
+        return {}
+    there = with_dependencies(requirements)
+    known = {*present, *IN_IMAGE, "trainer", "deploy", "vertex_trainer"}
+    return {
+        top: f"{names[0]}>={metadata.version(names[0])}"
+        for top, names in _by_module().items()
+        if top not in known and not there & {*map(_canonical, names)}
+    }

@@ -1,0 +1,113 @@
+"""Runs a script up to its first call of Keras's `fit`, in a folder that holds only what goes along with its job.
+
+`python first_fit.py PLAN REPORT`. PLAN is a file of JSON: "script" and "arguments"; "origin", the folder of the script
+itself; "hidden", the modules that the job will not have; "most_bytes", the largest file that is copied. What the script
+opens beside itself, which is not here yet, is copied from there at that moment. REPORT gets a line of JSON for each
+such file, and one for an error. It writes nothing outside of the folder above this one, and connects to nothing. The
+standard library alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_CHANGES = ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "os.chmod", "os.symlink", "os.link",
+            "shutil.rmtree", "shutil.move")  # fmt: skip
+
+
+class Hidden(MetaPathFinder):
+    """Finds none of the modules that a job will not have."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset(names)
+
+    def find_spec(self, name: str, path: object, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Raises ModuleNotFoundError for a hidden module, else leaves it to the next finder."""
+        if name.partition(".")[0] in self._names:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return None
+
+
+def main() -> None:
+    """Runs the script, reports what came of it, and ends the process."""
+    plan = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    here, origin = Path.cwd(), Path(plan["origin"])
+    report = open(sys.argv[2], "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (to the end of the process)
+    busy = False  # while a file is copied
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal busy
+        if event == "socket.connect" and not isinstance(arguments[1], str | bytes):
+            raise PermissionError("the check before sending reaches no other program")
+        reads, changes = event in ("open", "os.listdir", "os.scandir"), event in _CHANGES
+        if busy or not (reads or changes) or not isinstance(arguments[0], str | os.PathLike):
+            return
+        path = Path(os.path.abspath(os.fspath(arguments[0])))
+        if event == "os.mkdir" and path.exists():
+            return  # which tells by itself
+        if changes or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)):
+            if not path.is_relative_to(here.parent) and path.parts[1] != "dev":
+                raise PermissionError(f"the check before sending writes nothing outside of its copy: {path}")
+            return
+        source = origin / path.relative_to(here) if path.is_relative_to(here) else origin
+        if path == here or source == origin or path.exists() or not source.exists():
+            return
+        busy = True
+        print(json.dumps({"opened": source.relative_to(origin).as_posix()}), file=report)
+        if source.is_dir():
+            shutil.copytree(source, path)
+        elif source.stat().st_size <= plan["most_bytes"]:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, path)
+        busy = False
+
+    def end() -> None:
+        os._exit(0)  # whatever threads and handlers the script has left
+
+    sys.path[0] = str(here)
+    sys.meta_path.insert(0, Hidden(plan["hidden"]))
+    sys.addaudithook(watch)
+    import keras
+    import tensorflow as tf
+
+    def naming(reads: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function that reads files outside of Python, and shows their names first."""
+
+        def call(*given: Any, **named: Any) -> Any:
+            for part in tf.nest.flatten((given, named)):
+                watch("open", (part, "r", os.O_RDONLY))
+            return reads(*given, **named)
+
+        return call
+
+    for holder, name in ((tf.io, "read_file"), (tf.io.gfile, "GFile"), (tf.data, "TextLineDataset"),
+                         (tf.data, "TFRecordDataset"), (tf.data, "FixedLengthRecordDataset")):  # fmt: skip
+        setattr(holder, name, naming(getattr(holder, name)))
+    keras.Model.fit = lambda *given, **named: end()
+    sys.argv = [plan["script"], *plan["arguments"]]
+    try:
+        runpy.run_path(plan["script"], run_name="__main__")
+    except BaseException as error:
+        chain: BaseException | None = error
+        missing = ""
+        while chain and not missing:
+            missing = (chain.name or "") if isinstance(chain, ModuleNotFoundError) else ""
+            chain = chain.__cause__ or chain.__context__
+        if not (isinstance(error, SystemExit) and not error.code):
+            text = f"{type(error).__name__}: {error}"
+            print(json.dumps({"error": text, "missing": missing}), file=report)
+    end()
+
+
+if __name__ == "__main__":
+    main()

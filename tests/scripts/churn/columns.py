@@ -1,0 +1,3 @@
+"""Names the columns of the table that the model reads."""
+
+NUMBERS = ("months", "calls", "bill")
