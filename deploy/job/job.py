@@ -10,6 +10,7 @@ from deploy.job.ledger import attempt_label
 from deploy.job.options import JobOptions
 from deploy.job.spec import job_spec
 from deploy.job.workload import UNREACHABLE, ScriptRun, Training, Workload
+from deploy.packaging.credentials import refuse_secret
 from deploy.packaging.images import choose_image, remembered
 from deploy.packaging.packages import Package
 from deploy.platform.vertex_api import CustomJob
@@ -48,6 +49,18 @@ class Job:
         if options.kms_key:
             check_format("EncryptionSpec.kmsKeyName", options.kms_key, "kms_key")
             check_same_region("kms_key", options.kms_key, gcp.region)
+        # No secret in its variables and arguments.
+        for pool in workload.tier.spec["workerPoolSpecs"]:
+            in_file = pool.get("containerSpec") or pool.get("pythonPackageSpec") or {}
+            for variable in in_file.get("env", []):
+                refuse_secret(f"{workload.tier.name}: env {variable['name']}", variable["name"], variable["value"])
+        arguments = workload.arguments()
+        for flag, word in zip(["", *arguments], arguments, strict=False):
+            name, equals, value = word.partition("=")
+            if not equals and flag.startswith("-") and not word.startswith("-"):
+                name, value = flag, word
+            if value:
+                refuse_secret(f"the argument {name}", name.lstrip("-"), value, by_name=False)
         # Its display name, and its job directory: gs://…
         subject = f"check-{workload.subject}" if options.check else workload.subject
         self.name = options.name or f"{subject}-{workload.tier.name}-{submission}"

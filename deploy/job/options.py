@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 
 from deploy.base.options import seconds
+from deploy.packaging.credentials import refuse_secret
 from deploy.packaging.images import INSTALL, PLAIN_IMAGE
 from deploy.packaging.sources import MOST_MB
 from deploy.platform.gcloud_and_sdk import BACKENDS
@@ -27,10 +28,6 @@ def check_labels(labels: Mapping[str, str]) -> None:
             raise UserError(f"labels={as_text(labels)}: `submit` sets the label {key} itself: use another key")
 
 
-# Matches the names of variables whose values should not be in a job's spec.
-_CONFIDENTIAL = re.compile(
-    r"(^|_)(SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN|CREDENTIALS?|(API|PRIVATE|ACCESS|SECRET)_?KEY)(_|$)", re.IGNORECASE
-)
 _SECRET_VERSION = re.compile(
     r"projects/[a-z0-9][a-z0-9.:-]*/secrets/[\w-]{1,255}/versions/(latest|[1-9]\d*|[A-Za-z][\w-]*)", re.ASCII
 )
@@ -43,11 +40,8 @@ def _check_variables(flag: str, variables: Mapping[str, str]) -> None:
             raise UserError(f"{flag}={name}: write --{flag}=NAME=VALUE, with a name of letters, digits and _")
         if re.fullmatch(r"TF_CONFIG|CLUSTER_SPEC|(AIP|CLOUD_ML|TRAINER)_\w*", name):
             raise UserError(f"{flag}={name}: Vertex AI or the start of the job sets this variable: use another name")
-        if flag == "env" and _CONFIDENTIAL.search(name):
-            raise UserError(
-                f"env={name}: this would stand in the job's spec, which all who see the job can read: store it "
-                f"in Secret Manager, and use --secret={name}=projects/P/secrets/S/versions/latest"
-            )
+        if flag == "env":
+            refuse_secret(f"env={name}", name, value)
         if flag == "secret" and not _SECRET_VERSION.fullmatch(value):
             # The value is not repeated: it may be the secret itself.
             raise UserError(

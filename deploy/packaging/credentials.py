@@ -1,17 +1,24 @@
 """Finds credentials in the files that a job would get.
 
-A file with the name of a credential counts as one. Text is scanned by detect-secrets, with all its detectors and
-filters and without its checks over the network; six expressions find what it misses, in text and binary files. Its
-findings that are empty, prose, a reference or a checksum are dropped.
+A file with the name of a credential counts as one. Text, also in UTF-16, in a .gz file and in a notebook, is scanned by
+detect-secrets, with all its detectors and filters and without its checks over the network; some expressions find what
+it misses. Placeholders, words, references and checksums are no credentials.
 """
 
-import mmap
+import codecs
+import gzip
+import json
 import re
+import tempfile
+import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from trainer.base.errors import UserError
 
+ALLOWED = "pragma: allowlist secret"  # in a line whose author knows that it holds none
+_UNPACKED_BYTES = 2**24  # of a .gz file that are read
 TEXT_BYTES = 2**18  # the largest text that detect-secrets reads: it takes some 0.2 ms a line
 
 _NAMES = re.compile(
@@ -24,26 +31,50 @@ _NAMES = re.compile(
 )
 _PUBLIC = re.compile(rb"-----BEGIN (CERTIFICATE|[A-Z ]*PUBLIC KEY)-----")
 
-# What detect-secrets misses.
+# What detect-secrets misses: without quotes, in a call, or in a binary file.
 _EXPRESSIONS = {
-    "a private key": rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----|PuTTY-User-Key-File-\d"
-    rb"|AGE-SECRET-KEY-1[0-9A-Z]{50}",
-    "a token of a service": rb"\b(ya29\.|GOCSPX-|AIza|gh[oprsu]_|github_pat_|glpat-|hf_(?=[A-Za-z]{30})"
-    rb"|npm_(?=\w{36})|dckr_pat_|hvs\.|dapi(?=[0-9a-f]{32})|dop_v1_|glsa_|ATATT3|gsk_|r8_(?=\w{37})|sk-)[\w=-]{20,}",
-    "a signed address": rb"(X-Goog-Signature|X-Amz-Signature|[?&]sig)=[\w%+/]{32,}|/webhooks/\d+/[\w-]{30,}"
-    rb"|://(?=[\w-]*\d)[\w-]{20,}@[\w\[]",
-    "a token": rb"(?i)(token|client-key-data|identitytoken|\"auth|_auth|refresh_token)[\"']?[ \t]*[:=]"
-    rb"[ \t]*[\"']?(?=[\w./+~=-]*\d)[\w./+~=-]{12,}",
-    "the header of a login": rb"(?i)\b(bearer|basic)[ ]+(?=[\w.~+/-]*\d)[\w.~+/-]{20,}",
-    "a login": rb"\bmachine\s+\S+\s+login\s+\S+\s+(account\s+\S+\s+)?password\s+\S|\bPGPASSWORD=['\"]?\w|--password=\w",
+    "a private key": r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----|PuTTY-User-Key-File-\d"
+    r"|AGE-SECRET-KEY-1[0-9A-Z]{50}",
+    "a token of a service": r"(?<![\w-])(ya29\.|GOCSPX-|AIza|gh[oprsu]_|github_pat_|glpat-|hf_|npm_(?=\w{36})|dckr_pat_"
+    r"|hvs\.|dapi(?=[0-9a-f]{32})|dop_v1_|glsa_|ATATT3|gsk_|r8_(?=\w{37})|sk-|sk_live_|SG\.)(?P<value>[\w.=-]{20,})",
+    "a token of the web": r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{20,}",
+    "a signed address": r"(X-Goog-Signature|X-Amz-Signature|[?&]sig)=[\w%+/]{32,}|/webhooks/\d+/[\w-]{30,}"
+    r"|://(?=[\w-]*\d)[\w-]{20,}@[\w\[]",
+    "a login in an address": r"\w://[^\s:/@'\"]+:(?P<value>[^\s:/@'\"]{6,})@",
+    "a value that is called a secret": r"(?i)(key(-data)?|token|secret|passwd|password|_?auth)[\"']?[ \t]*[:=]"
+    r"[ \t]*[\"']?(?P<value>(?=[\w./+~=-]*\d)(?=[\w./+~=-]*[a-z])[\w./+~=-]{12,})",
+    "the header of a login": r"(?i)\b(bearer|basic)[ ]+(?=[\w.~+/-]*\d)[\w.~+/-]{20,}",
+    "a login": r"\bmachine\s+\S+\s+login\s+\S+\s+(account\s+\S+\s+)?password\s+\S|\bPGPASSWORD=['\"]?\w"
+    r"|--password=\w",
 }
 _PATTERNS = {kind: re.compile(expression) for kind, expression in _EXPRESSIONS.items()}
 
-# What detect-secrets reports although it is no credential: some values, and checksums, which look random.
-_HARMLESS = re.compile(
-    r"(?i)(null|none|true|false|~|password|passwd|secret|token|your[_-].*|projects/.*)?|.*\s.*|[\w-]*-key"
+# Values that are no credential: placeholders, as on Amazon's pages, and under a name or by their letters alone also
+# references, and names in words.
+_PLACEHOLDER = re.compile(
+    r"(?i).*(your|example|change.?me|placeholder|redacted|dummy|_here\b|xxxx).*|[<$~{%].*|(null|none|true|false)?"
 )
+_REFERENCE = re.compile(r"(?i)(gs://|https?://|/|\./|projects/|sha256|ssh-).*|.*\s.*")
+_WORDS = re.compile(r"[a-z]+([ _.-]?[a-z]+)*|[A-Z]+(_[A-Z]+)*|[\w-]*-key")
+_SECRET_NAME = re.compile(r"(?i)key|token|secret|passw|auth|credential|login")
 _CHECKSUM = re.compile(r"(?i)sha|md5|hash|digest|checksum|commit|etag|integrity|revision")
+# Variables whose values are secret, whatever they are.
+_SECRET_VARIABLE = re.compile(
+    r"(?i)(secret|password|passwd|passphrase|token|credentials?|(api|private|access)_?key)(_|$)"
+)
+
+
+def refuse_secret(flag: str, name: str, value: str, *, by_name: bool = True) -> None:
+    """Raises UserError for a value of a job's spec that is a secret: all who see the job can read it.
+
+    by_name: whether a name such as HF_TOKEN is enough, as that of a variable.
+    """
+    if (by_name and _SECRET_VARIABLE.search(name)) or secrets_in(f'{name} = "{value}"', "value.py"):
+        variable = re.sub(r"\W", "_", name).upper()
+        raise UserError(
+            f"{flag}: this would stand in the job's spec, which all who see the job can read: store it in Secret "
+            f"Manager, and use --secret={variable}=projects/P/secrets/S/versions/latest, a variable of the program"
+        )
 
 
 def find_credentials(path: Path, *, as_text: bool = True) -> Iterator[str]:
@@ -51,17 +82,34 @@ def find_credentials(path: Path, *, as_text: bool = True) -> Iterator[str]:
 
     `as_text`: whether detect-secrets scans the file, if it is text. Raises UserError if it is not installed.
     """
-    lines = dict[int, str]()
-    with path.open("rb") as file:
-        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
-        if _NAMES.fullmatch(path.name) and not _PUBLIC.search(content):
-            yield "a credential by its name"
-            return
-        for kind, pattern in _PATTERNS.items():
-            for match in pattern.finditer(content):
-                lines.setdefault(1 + content[: match.start()].count(b"\n"), kind)
-        as_text = as_text and len(content) <= TEXT_BYTES and b"\0" not in content[:]
-    if as_text:
+    content = path.read_bytes()
+    if _NAMES.fullmatch(path.name) and not _PUBLIC.search(content):
+        yield "a credential by its name"
+        return
+    name = path.name
+    if name.endswith(".gz"):
+        with suppress(OSError, EOFError, zlib.error), gzip.open(path) as file:
+            content = file.read(_UNPACKED_BYTES)
+        name = name.removesuffix(".gz")
+    text = content.decode("utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8", "replace")
+    if name.endswith(".ipynb"):
+        text, name = _of_notebook(text), "notebook.py"
+    yield from (f"line {number} ({kind})" for number, kind in secrets_in(text, name, as_text=as_text))
+
+
+def secrets_in(text: str, name: str, *, as_text: bool = True) -> list[tuple[int, str]]:
+    """Returns the line and the kind of each secret in a text; `name`: that of a file, which says how it quotes.
+
+    `as_text`: whether detect-secrets scans it, too. Raises UserError if it is not installed.
+    """
+    kinds = dict[int, str]()
+    for kind, pattern in _PATTERNS.items():
+        for match in pattern.finditer(text):
+            value = match.groupdict().get("value") or ""
+            if not (value and (_PLACEHOLDER.fullmatch(value) or _REFERENCE.fullmatch(value))):
+                kinds.setdefault(1 + text.count("\n", 0, match.start()), kind)
+    lines = text.split("\n")  # as detect-secrets counts them
+    if as_text and len(text) <= TEXT_BYTES and "\0" not in text:
         try:
             from detect_secrets.core.scan import scan_file
             from detect_secrets.settings import default_settings
@@ -69,12 +117,29 @@ def find_credentials(path: Path, *, as_text: bool = True) -> Iterator[str]:
             raise UserError(
                 "package: detect-secrets, which looks for credentials, is not installed: pip install detect-secrets"
             ) from None
-        text = path.read_text(encoding="utf-8", errors="replace").split("\n")  # as detect-secrets counts lines
-        with default_settings():
-            for secret in scan_file(str(path)):
-                harmless = secret.type == "Secret Keyword" and _HARMLESS.fullmatch(secret.secret_value or "")
-                checksum = "High Entropy" in secret.type and _CHECKSUM.search(text[secret.line_number - 1])
-                if not harmless and not checksum:
-                    lines.setdefault(secret.line_number, secret.type)
-    for number, kind in sorted(lines.items()):
-        yield f"line {number} ({kind})"
+        with tempfile.TemporaryDirectory() as folder, default_settings():
+            file = Path(folder, name)
+            file.write_text(text, encoding="utf-8", newline="")
+            for secret in scan_file(str(file)):
+                value, line = secret.secret_value or "", lines[secret.line_number - 1]
+                random, named = "High Entropy" in secret.type, secret.type == "Secret Keyword"
+                harmless = (
+                    _PLACEHOLDER.fullmatch(value)
+                    or ((random or named) and _REFERENCE.fullmatch(value))
+                    or (named and _WORDS.fullmatch(value))
+                )
+                unnamed = random and ("Hex" in secret.type or _CHECKSUM.search(line)) and not _SECRET_NAME.search(line)
+                if not harmless and not unnamed:
+                    kinds.setdefault(secret.line_number, secret.type)
+    return sorted((number, kind) for number, kind in kinds.items() if ALLOWED not in lines[number - 1])
+
+
+def _of_notebook(text: str) -> str:
+    """Returns what cells of a notebook say and have printed, without pictures; all of a file that is no notebook."""
+    try:
+        cells = json.loads(text)["cells"]
+        outputs = [output for cell in cells for output in cell.get("outputs", [])]
+        printed = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs]
+        return "\n".join("".join(part) for part in [*(cell.get("source", "") for cell in cells), *printed])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return text

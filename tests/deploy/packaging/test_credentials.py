@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from deploy.cli import submit
 from deploy.packaging.credentials import find_credentials
 from deploy.packaging.sources import user_sources
-from tests.deploy.conftest import error_of
+from tests.deploy.conftest import WHERE, error_of
+from tests.deploy.packaging.drawn_secrets import INNOCENT, SECRETS, drawn
 
 X = "a1B2c3D4e5F6g7H8i9J0"
 HEX = "0a1b2c3d4e5f6789"
@@ -171,6 +173,30 @@ def test_credentials_are_found_by_name_or_content(tmp_path: Path) -> None:
         if not findings or int(findings[0].split()[1]) < 3:
             missed.append(name)
     assert missed == []
+
+
+@pytest.mark.parametrize(("formats", "seed"), [(SECRETS, 1), (INNOCENT, 2)], ids=["secrets", "innocent"])
+def test_drawn_secrets_are_found_and_what_looks_like_them_is_not(
+    formats: tuple[str, ...], seed: int, tmp_path: Path
+) -> None:
+    """95 of 100 secrets, and 3 of 100 innocent files, in Python, YAML, UTF-16, a notebook's output and .gz."""
+    files = [*drawn(formats, 120, seed, tmp_path)]
+    wrong = [line for line, path in files if bool([*find_credentials(path)]) != (formats is SECRETS)]
+    assert len(wrong) <= (6 if formats is SECRETS else 3), wrong
+
+
+@pytest.mark.parametrize(("flags", "line"), [
+    (["--env=X=hf_" + "aBcDeFgHiJkLmNoPqRsTuVwXyZaBcDeFgH"], "env=X: this would stand in the job's spec"),
+    (["--env=OPENAI_KEY=sk-proj-" + X * 2], "use --secret=OPENAI_KEY=projects/P"),
+    (["--env=PGPASSWORD=abc"], "env=PGPASSWORD"),
+    (["--env=DATABASE_URL=postgres://me:pw12word@host/db"], "DATABASE_URL"),
+    (["--script=train.py", "--", "--token=" + X * 2], "the argument --token: this would"),
+    (["--script=train.py", "--", "--api-key", X * 2], "use --secret=API_KEY=projects/P"),
+])  # fmt: skip
+def test_no_secret_stands_in_a_spec(flags: list[str], line: str) -> None:
+    Path("train.py").write_text("print()")
+    recipe = [] if "--" in flags else ["--recipe=mlp_mnist"]
+    assert line in error_of(submit.main, ["cpu", *WHERE, "--project=p", "--dry_run", *recipe, *flags])
 
 
 def test_harmless_files_go_along(tmp_path: Path) -> None:
