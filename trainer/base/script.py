@@ -93,13 +93,19 @@ def reached_sources(folder: Path, programs: Sequence[str]) -> dict[str, ast.Modu
 _OTHERS = ("sklearn", "xgboost", "lightgbm", "catboost", "imblearn", "statsmodels", "scipy")
 
 
-def calls_fit(trees: dict[str, ast.Module]) -> bool:
-    """Returns whether a script with these sources trains by Keras's `fit`, as far as the sources show.
+def calls_fit(folder: Path, program: str) -> bool:
+    """Returns whether a script in `folder` trains by Keras's `fit`, as far as it and the modules beside it show.
 
-    They import Keras or TensorFlow, and call `fit` of an object that comes from no other package.
+    They import Keras or TensorFlow, and call `fit` of an object that comes from no other package. One that reports its
+    numbers itself, by `vertex_report`, was written to run as it is. A syntax error is told by running it.
     """
+    try:
+        trees = reached_sources(folder, [program])
+    except (SyntaxError, ValueError, RecursionError):
+        return True
     tops = {statement.top for name, tree in trees.items() for statement in imports_of(name, tree)}
-    return any(top == "tensorflow" or top.startswith("keras") for top in tops) and any(map(_calls_fit, trees.values()))
+    keras = any(top == "tensorflow" or top.startswith("keras") for top in tops)
+    return keras and "vertex_report" not in tops and any(map(_calls_fit, trees.values()))
 
 
 def _calls_fit(tree: ast.Module) -> bool:
