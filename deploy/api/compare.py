@@ -14,7 +14,7 @@ from deploy.comparison.directory import any_begun
 from deploy.comparison.execution import ComparisonRequest, Runner, announce, run_comparison
 from deploy.comparison.runners import LocalRunner, VertexRunner
 from deploy.comparison.tracked_runs import track_runs, trackers_in
-from deploy.job.options import JobOptions
+from deploy.job.options import CodeOptions, JobOptions
 from deploy.job.script import Script
 from deploy.job.spec import machine_spec
 from deploy.platform.gcloud_and_sdk import SESSION, Session
@@ -26,18 +26,7 @@ from trainer.base.errors import DONE, UserError
 from trainer.base.settings.fields import fields_of, setting
 from trainer.base.storage import local_path
 
-_LOCAL_OPTIONS = (
-    "package",
-    "max_package_mb",
-    "include",
-    "prices",
-    "script",
-    "module",
-    "as_is",
-    "launch",
-    "no_check",
-    "force",
-)  # options of jobs that also apply to runs on this machine
+_LOCAL_OPTIONS = (*fields_of(CodeOptions), "prices")  # options of jobs that also apply to runs on this machine
 
 
 @dataclass(frozen=True)

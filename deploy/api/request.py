@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Generic, TypeVar
 
-from deploy.job.options import JobOptions
+from deploy.job.options import CodeOptions
 from deploy.job.script import read_script
 from deploy.job.workload import Program
 from trainer.base.errors import UserError
@@ -107,8 +107,8 @@ def _verb_request(request: Request[Options], words: Sequence[str], usage: Usage)
             raise UserError("--plan is for recipes: the memory of a script is not known: drop it")
         if getattr(options, "scaling", "") == "weak":
             raise UserError("--scaling=weak changes the batch of a recipe; that of a script is its own: leave it out")
-        given = {name: getattr(options, name) for name in fields_of(JobOptions) if hasattr(options, name)}
-        program = read_script(JobOptions(**given), words, request.overrides.values)
+        assert isinstance(options, CodeOptions)
+        program = read_script(options, words, request.overrides.values)
     elif words:
         raise UserError("what follows -- is for a script of yours: name it by --script=FILE or --module=NAME")
     return VerbRequest(options, program, shlex.join(arguments))

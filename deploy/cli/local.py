@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.api.request import parse_verb, verb_usage
-from deploy.job.options import JobOptions
+from deploy.job.options import CodeOptions
 from deploy.job.workload import Training, workload_on
 from deploy.packaging.packages import user_package, write_copy
 from deploy.platform.local import LocalJob, LocalProgram, local_workers, on_signals
 from deploy.tiers.tier import ROOT, load_tier
 from trainer.base.errors import DONE, UserError
 from trainer.base.run_files.job_files import CHECKPOINTS, step_of
-from trainer.base.settings.fields import setting, setting_of
+from trainer.base.settings.fields import setting
 from trainer.base.settings.request import Overrides
 from trainer.base.storage import local_path
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalFlags:
+class LocalFlags(CodeOptions):
     """Holds the flags of `local`."""
 
     spec: str = setting(meaning="a tier, or a job spec as `submit --spec` prints it", metavar="TIER", positional=True)
@@ -38,14 +38,6 @@ class LocalFlags:
         minimum=0,
         maximum=100,
     )
-    script: str = setting_of(JobOptions, "script")
-    module: str = setting_of(JobOptions, "module")
-    package: str = setting_of(JobOptions, "package")
-    include: tuple[str, ...] = setting_of(JobOptions, "include")
-    as_is: bool = setting_of(JobOptions, "as_is")
-    launch: bool = setting_of(JobOptions, "launch")
-    no_check: bool = setting_of(JobOptions, "no_check")
-    force: bool = setting_of(JobOptions, "force")
 
 
 def main(arguments: Sequence[str]) -> int:

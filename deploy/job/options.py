@@ -50,10 +50,54 @@ def _check_variables(flag: str, variables: Mapping[str, str]) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class JobOptions:
+class CodeOptions:
+    """Holds the options that say which code of the user's runs, and what goes along with it."""
+
+    package: str = setting(
+        "",
+        "a Python package of yours, or one .py file, to ship with the job",
+        metavar="PATH",
+    )
+    max_package_mb: int = setting(
+        MOST_MB,
+        "largest size of --package",
+        metavar="MB",
+        minimum=1,
+        maximum=100_000,
+    )
+    include: tuple[str, ...] = setting(
+        (),
+        "more files that go along: of --package though git does not track them, or of a script's folder, as "
+        "data/*.json",
+        metavar="GLOB",
+        repeated=True,
+    )
+    script: str = setting(
+        "",
+        "a training script of yours, with its arguments after `--`: one that calls fit is trained by trainer.launch, "
+        "another runs as it is; what it imports, names and opens goes along",
+        metavar="FILE",
+    )
+    module: str = setting(
+        "",
+        "the same for a module, as `python -m` takes it; its package goes along: --package, or "
+        "the folder of that name here",
+        metavar="NAME",
+    )
+    as_is: bool = setting(False, "run --script as it is, whatever it calls")
+    launch: bool = setting(False, "train --script by trainer.launch, even if no call of fit is seen in it")
+    no_check: bool = setting(False, "do not run --script here up to its first fit before it is sent")
+    force: bool = setting(
+        False,
+        "send a job that does not fit the memory by its plan, or code that needs what no package index has",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobOptions(CodeOptions):
     """Holds the options of a job of Vertex AI beside its tier and program, money in USD and times in seconds.
 
-    The first ten, up to `secret`, change the tier's CustomJobSpec (`deploy.job.spec.machine_spec`), so that nobody
+    Its first ten, up to `secret`, change the tier's CustomJobSpec (`deploy.job.spec.machine_spec`), so that nobody
     copies its file to change a word. The last five are options of `submit`, which describes them; other verbs keep
     their defaults.
     """
@@ -99,40 +143,6 @@ class JobOptions:
     project: str = setting("", "Google Cloud project (default: gcloud's)", metavar="ID")
     region: str = setting("", "as us-central1 (default: gcloud's ai/region)", metavar="NAME")
     bucket: str = setting("", "where packages and job directories go", metavar="gs://NAME[/PREFIX]")
-    package: str = setting(
-        "",
-        "a Python package of yours, or one .py file, to ship with the job",
-        metavar="PATH",
-    )
-    max_package_mb: int = setting(
-        MOST_MB,
-        "largest size of --package",
-        metavar="MB",
-        minimum=1,
-        maximum=100_000,
-    )
-    include: tuple[str, ...] = setting(
-        (),
-        "more files that go along: of --package though git does not track them, or of a script's folder, as "
-        "data/*.json",
-        metavar="GLOB",
-        repeated=True,
-    )
-    script: str = setting(
-        "",
-        "a training script of yours, with its arguments after `--`: one that calls fit is trained by trainer.launch, "
-        "another runs as it is; what it imports, names and opens goes along",
-        metavar="FILE",
-    )
-    module: str = setting(
-        "",
-        "the same for a module, as `python -m` takes it; its package goes along: --package, or "
-        "the folder of that name here",
-        metavar="NAME",
-    )
-    as_is: bool = setting(False, "run --script as it is, whatever it calls")
-    launch: bool = setting(False, "train --script by trainer.launch, even if no call of fit is seen in it")
-    no_check: bool = setting(False, "do not run --script here up to its first fit before it is sent")
     image: str = setting(
         "",
         f"the image that jobs run in: the URI of your own; {INSTALL}: a public Python image "
@@ -190,10 +200,6 @@ class JobOptions:
     plan: bool = setting(
         False,
         "first measure on this machine's CPU whether the run fits the memory, if nobody did yet",
-    )
-    force: bool = setting(
-        False,
-        "send a job that does not fit the memory by its plan, or code that needs what no package index has",
     )
     name: str = ""
     tensorboard_instance: str = ""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.base.console import say
-from deploy.job.options import JobOptions
+from deploy.job.options import CodeOptions
 from deploy.packaging import first_fit
 from deploy.packaging.distributions import (
     INSTALLED,
@@ -33,7 +33,7 @@ from deploy.packaging.packages import DIST, CodeArchive, Package, write_copy
 from deploy.packaging.sources import MB, REQUIREMENT_FILES, Sources, script_sources, user_sources
 from deploy.platform.local import kill_group
 from trainer.base.errors import UserError
-from trainer.base.script import calls_fit, imports_of, reached_sources
+from trainer.base.script import calls_fit
 from trainer.base.settings.fields import nearest, write_flags
 from trainer.base.settings.request import LAUNCH_SETTINGS
 from trainer.base.settings.train_config import TrainConfig
@@ -54,7 +54,7 @@ class Script:
     alone; `launched`: whether `trainer.launch` runs it.
     """
 
-    options: JobOptions
+    options: CodeOptions
     folder: Path
     command: tuple[str, ...]
     words: tuple[str, ...] = ()
@@ -167,7 +167,8 @@ class Script:
         """
         say(f"tries {self.name} here up to its first fit, with only what goes along: {CHECK_S:.0f} s at most "
             "(--no_check leaves that out)")  # fmt: skip
-        plain = not self.options.image or installs(self.options.image)
+        image = getattr(self.options, "image", "")  # a run on this machine has none
+        plain = not image or installs(image)
         lines = self.requirements(0, plain=True, found=found) if plain else []
         hidden = hidden_modules([*INSTALLED, *lines], [Path(name).parts[0].removesuffix(".py") for name in found.files])
         with tempfile.TemporaryDirectory() as scratch:
@@ -235,7 +236,7 @@ class Script:
         return CodeArchive(self.subject, "0", files, f"ships {', '.join(parts)}: {self.sources}")
 
 
-def read_script(asked: JobOptions, words: Sequence[str], values: Mapping[str, Any]) -> Script:
+def read_script(asked: CodeOptions, words: Sequence[str], values: Mapping[str, Any]) -> Script:
     """Returns the script of `--script` or `--module`, with the trainer's settings `values`.
 
     Raises UserError if there is none to run, and for settings that it does not have.
@@ -255,15 +256,7 @@ def read_script(asked: JobOptions, words: Sequence[str], values: Mapping[str, An
             raise UserError(
                 f"script={asked.script}: there is no such Python file{hint} give the path of one, ending in .py"
             )
-        try:
-            trees = reached_sources(folder, [path.name])
-        except (SyntaxError, ValueError, RecursionError):  # what goes along is read again, and tells where
-            trees = {}
-        # One that reports its numbers itself was written to run as it is.
-        reports = any(
-            statement.top == "vertex_report" for name, tree in trees.items() for statement in imports_of(name, tree)
-        )
-        launched = asked.launch or (calls_fit(trees) and not reports and not asked.as_is)
+        launched = asked.launch or (not asked.as_is and calls_fit(folder, path.name))
         script = Script(asked, folder, (path.name,), tuple(words), values, launched)
     else:
         if asked.launch:

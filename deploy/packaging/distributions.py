@@ -4,9 +4,11 @@ import re
 import sys
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from deploy.packaging.sources import REQUIREMENT_FILES
 from deploy.tiers.tier import beside
@@ -60,16 +62,22 @@ def about_versions() -> str:
     return f", the newest tried, as a job cannot have the {unusable} of this machine," if unusable else ", as here,"
 
 
+def _requirement(line: str) -> Any | None:
+    """Returns a line as a packaging Requirement; None if it is an option, a file or nothing that pip knows."""
+    from packaging.requirements import InvalidRequirement, Requirement  # TensorFlow and Keras need it too
+
+    with suppress(InvalidRequirement):
+        return Requirement(line)
+    return None
+
+
 def check_requirement(line: str) -> None:
     """Raises UserError for a line of requirements.txt that excludes all versions of TensorFlow or Keras in ADMITTED.
 
     The job would replace the image's version by it, or pip would find no solution.
     """
-    from packaging.requirements import InvalidRequirement, Requirement  # TensorFlow and Keras need it too
-
-    try:
-        requirement = Requirement(line)
-    except InvalidRequirement:
+    requirement = _requirement(line)
+    if not requirement:
         return  # building the package says why
     name = re.sub("[-_.](cpu|gpu|intel)$", "", requirement.name.lower())
     allowed = requirement.specifier & ADMITTED.get(name, "")
@@ -111,28 +119,17 @@ def _canonical(name: str) -> str:
 
 def with_dependencies(requirements: Iterable[str]) -> set[str]:
     """Returns the canonical names of the distributions that pip installs for requirements, as far as is known here."""
-    from packaging.requirements import InvalidRequirement, Requirement  # TensorFlow and Keras need it too
-
-    found, waiting = set[str](), [*requirements]
+    found, waiting = set[str](), [*filter(None, map(_requirement, requirements))]
     while waiting:
-        try:
-            requirement = Requirement(waiting.pop())
-        except InvalidRequirement:  # an option, or a file
-            continue
-        extras = [*requirement.extras, ""]
+        requirement = waiting.pop()
         name = _canonical(requirement.name)
+        needed: list[Any] = []
         if name not in found:
             found.add(name)
-            try:
-                lines = metadata.requires(name) or []
-            except metadata.PackageNotFoundError:
-                continue
-            needed = [Requirement(line) for line in lines]
-            waiting += [
-                str(line).partition(";")[0]
-                for line in needed
-                if not line.marker or any(line.marker.evaluate({"extra": extra}) for extra in extras)
-            ]
+            with suppress(metadata.PackageNotFoundError):
+                needed = [*filter(None, map(_requirement, metadata.requires(name) or ()))]
+        extras = [{"extra": extra} for extra in (*requirement.extras, "")]
+        waiting += [line for line in needed if not line.marker or any(map(line.marker.evaluate, extras))]
     return found
 
 
@@ -147,8 +144,7 @@ def requirements_of(
     """
     installed = with_dependencies(INSTALLED) if trains else set[str]()
     same_python = f"{sys.version_info[0]}.{sys.version_info[1]}" == PYTHON
-    found = dict[str, str]()
-    problems = dict[str, str]()
+    found, problems = dict[str, str](), dict[str, str]()  # by distribution, and by module
     for statement in imports:
         top = statement.top
         if not top or top in present or top in IN_IMAGE or (trains and top in ("trainer", "deploy", "vertex_trainer")):
@@ -157,31 +153,29 @@ def requirements_of(
         names = {_canonical(name): name for name in _by_module().get(top, ())}
         if len(names) > 1:  # a namespace, such as google
             path = statement.module.replace(".", "/")
-            holders = {
-                short: name
-                for short, name in names.items()
-                if any(f"{file}".startswith((f"{path}.", f"{path}/")) for file in metadata.files(name) or ())
-            }
-            names = holders or names
+            inner = [f"{path}/{name}" for name in statement.names]
+            for starts in ((f"{path}.", f"{path}/"), tuple(f"{one}{end}" for one in inner for end in "./")):
+                names = {
+                    short: name
+                    for short, name in names.items()
+                    if any(f"{file}".startswith(starts) for file in metadata.files(name) or ())
+                } or names
         if not names and statement.certain:
             problems[top] = f"{where}, which is not installed here"
-        for short, name in names.items():
-            distribution = metadata.distribution(name)
-            version = distribution.version
-            if short in installed or short in found:
-                continue
+        for short in sorted(names.keys() - installed):
+            distribution = metadata.distribution(short)
+            name, version = names[short], distribution.version
             if short in versions_there():
                 found |= zip(versions_there(), requirements(gpus), strict=True)
-            elif distribution.read_text("direct_url.json") or "+" in version:
-                problems[top] = "" if statement.optional else f"{where}: {name} {version} comes from no package index"
-            else:
+            elif not (distribution.read_text("direct_url.json") or "+" in version):
                 found[short] = f"{name}{'==' if same_python else '>='}{version}"
-    refused = [*filter(None, problems.values())]
-    if refused and not force:
-        lines = ", ".join([*found.values(), *(_BY_PIP.get(top, top) for top, problem in problems.items() if problem)])
+            elif not statement.optional:
+                problems[top] = f"{where}: {name} {version} comes from no package index"
+    if problems and not force:
+        lines = ", ".join([*found.values(), *(_BY_PIP.get(top, top) for top in problems)])
         raise UserError(
-            f"{'; '.join(refused[:5])}: install it here, or write a {REQUIREMENT_FILES[0]} beside it with all that it "
-            f"needs: {lines}; or use --force"
+            f"{'; '.join(problems.values())}: install it here, or write a {REQUIREMENT_FILES[0]} beside it with all "
+            f"that it needs: {lines}; or use --force"
         )
     return [*found.values()]
 
@@ -192,11 +186,7 @@ def hidden_modules(requirements: Sequence[str], present: Collection[str]) -> dic
     Each with the line that would install it. `present`: top-level names that go along. Where a requirement is an
     option or a file, nothing is known and nothing returned.
     """
-    from packaging.requirements import InvalidRequirement, Requirement  # TensorFlow and Keras need it too
-
-    try:
-        _ = [*map(Requirement, requirements)]
-    except InvalidRequirement:
+    if None in map(_requirement, requirements):
         return {}
     there = with_dependencies(requirements)
     known = {*present, *IN_IMAGE, "trainer", "deploy", "vertex_trainer"}

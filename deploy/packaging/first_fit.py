@@ -3,8 +3,8 @@
 `python first_fit.py PLAN REPORT`. PLAN is a file of JSON: "script" and "arguments"; "origin", the folder of the script
 itself; "hidden", the modules that the job will not have; "most_bytes", the largest file that is copied. What the script
 opens beside itself, which is not here yet, is copied from there at that moment. REPORT gets a line of JSON for each
-such file, and one for an error. It writes nothing outside of the folder above this one, and connects to nothing. The
-standard library alone.
+such file, and one for an error. It writes nothing outside of the folder above this one, and starts and reaches no
+other program. The standard library alone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+# The events of Python's audit hooks: https://docs.python.org/3/library/audit_events.html
+_READS = ("open", "os.listdir", "os.scandir", "sqlite3.connect")
+_PROGRAMS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
 _CHANGES = ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "os.chmod", "os.symlink", "os.link",
             "shutil.rmtree", "shutil.move")  # fmt: skip
 
@@ -47,29 +50,32 @@ def main() -> None:
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal busy
-        if event == "socket.connect" and not isinstance(arguments[1], str | bytes):
-            raise PermissionError("the check before sending reaches no other program")
-        reads, changes = event in ("open", "os.listdir", "os.scandir"), event in _CHANGES
-        if busy or not (reads or changes) or not isinstance(arguments[0], str | os.PathLike):
+        if event in _PROGRAMS or (event == "socket.connect" and not isinstance(arguments[1], str | bytes)):
+            raise PermissionError("the check before sending starts and reaches no other program")
+        if busy or event not in (*_READS, *_CHANGES):
             return
-        path = Path(os.path.abspath(os.fspath(arguments[0])))
-        if event == "os.mkdir" and path.exists():
-            return  # which tells by itself
-        if changes or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)):
-            if not path.is_relative_to(here.parent) and path.parts[1] != "dev":
+        paths = [Path(os.path.abspath(part)) for part in arguments[:2] if isinstance(part, str | os.PathLike)]
+        writes = event == "open" and bool(arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        changes = writes or event in (*_CHANGES, "sqlite3.connect")
+        for path in paths[:1] if event == "open" else paths:
+            exists = path.exists()
+            outside = not path.is_relative_to(here.parent) and path.parts[1:2] != ("dev",)
+            if changes and outside and not (event == "os.mkdir" and exists):
                 raise PermissionError(f"the check before sending writes nothing outside of its copy: {path}")
-            return
-        source = origin / path.relative_to(here) if path.is_relative_to(here) else origin
-        if path == here or source == origin or path.exists() or not source.exists():
-            return
-        busy = True
-        print(json.dumps({"opened": source.relative_to(origin).as_posix()}), file=report)
-        if source.is_dir():
-            shutil.copytree(source, path)
-        elif source.stat().st_size <= plan["most_bytes"]:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, path)
-        busy = False
+            source = origin / path.relative_to(here) if path.is_relative_to(here) else path
+            if event in _READS and not writes and not exists and source.exists():
+                busy = True
+                print(json.dumps({"opened": path.relative_to(here).as_posix()}), file=report)
+                copy(source, path)
+                busy = False
+
+    def copy(source: Path, path: Path) -> None:
+        files = [file for file in (source, *source.rglob("*")) if file.is_file()]
+        if sum(file.stat().st_size for file in files) <= plan["most_bytes"]:
+            for file in files:
+                target = path / file.relative_to(source)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, target)
 
     def end() -> None:
         os._exit(0)  # whatever threads and handlers the script has left

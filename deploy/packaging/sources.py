@@ -63,11 +63,9 @@ def user_sources(
     rules = GitIgnoreSpec.from_lines(lines)
 
     def ignored(path: Path, is_folder: bool) -> bool:
-        inner = path.relative_to(folder).as_posix()
-        untracked = by_git is not None and path not in by_git and not (is_folder or included.match_file(inner))
-        return untracked or (
-            rules.match_file(inner + "/" * is_folder) and (is_folder or not included.match_file(inner))
-        )
+        inner = path.relative_to(folder).as_posix() + "/" * is_folder
+        untracked = by_git is not None and path not in by_git and not is_folder
+        return (untracked or rules.match_file(inner)) and not included.match_file(inner)
 
     walked = _walk(folder, folder.parent, ignored, outputs, left_out)
     files = {path.relative_to(folder.parent).as_posix(): path for path in walked}

@@ -93,31 +93,43 @@ def reached_sources(folder: Path, programs: Sequence[str]) -> dict[str, ast.Modu
 _OTHERS = ("sklearn", "xgboost", "lightgbm", "catboost", "imblearn", "statsmodels", "scipy")
 
 
-def calls_fit(trees: dict[str, ast.Module]) -> bool:
-    """Returns whether a script with these sources trains by Keras's `fit`, as far as the sources show.
+def calls_fit(folder: Path, program: str) -> bool:
+    """Returns whether a script in `folder` trains by Keras's `fit`, as far as it and the modules beside it show.
 
-    They import Keras or TensorFlow, and call `fit` of an object that comes from no other package.
+    They import Keras or TensorFlow, and call `fit` of an object that comes from no other package. One that reports its
+    numbers itself, by `vertex_report`, was written to run as it is. A syntax error is told by running it.
     """
+    try:
+        trees = reached_sources(folder, [program])
+    except (SyntaxError, ValueError, RecursionError):
+        return True
     tops = {statement.top for name, tree in trees.items() for statement in imports_of(name, tree)}
-    return any(top == "tensorflow" or top.startswith("keras") for top in tops) and any(map(_calls_fit, trees.values()))
+    keras = any(top == "tensorflow" or top.startswith("keras") for top in tops)
+    return keras and "vertex_report" not in tops and any(map(_calls_fit, trees.values()))
 
 
 def _calls_fit(tree: ast.Module) -> bool:
     nodes = [*ast.walk(tree)]
-    others, own = set[str](), set[str]()  # the names of objects of other packages, and of all else
-    for node in nodes:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            for alias in node.names:
-                module = node.module or "" if isinstance(node, ast.ImportFrom) else alias.name
-                if module.partition(".")[0] in _OTHERS:
-                    others.add((alias.asname or alias.name).partition(".")[0])
-    for node in nodes:
-        if isinstance(node, ast.Assign):
-            names = {target.id for target in node.targets if isinstance(target, ast.Name)}
-            (others if _root(node.value) in others else own).update(names)
+    imported = [
+        (node, alias) for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names
+    ]
+    others = {
+        (alias.asname or alias.name).partition(".")[0]
+        for node, alias in imported
+        if (getattr(node, "module", "") or alias.name).partition(".")[0] in _OTHERS
+    }
+    assigned = [
+        (target.id, _root(node.value))
+        for node in nodes
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    ]
+    others |= {name for name, made_by in assigned if made_by in others}
+    others -= {name for name, made_by in assigned if made_by not in others}
     called = [node.func for node in nodes if isinstance(node, ast.Call)]
     fits = [function for function in called if isinstance(function, ast.Attribute) and function.attr == "fit"]
-    return any(_root(function.value) not in others - own for function in fits)
+    return any(_root(function.value) not in others for function in fits)
 
 
 def _root(node: ast.expr) -> str:

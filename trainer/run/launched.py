@@ -28,7 +28,7 @@ from trainer.base.log import hidden, log
 from trainer.base.run_files.goodput import START
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.job_files import items
-from trainer.base.script import calls_fit, reached_sources
+from trainer.base.script import calls_fit
 from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas, local_devices
@@ -60,11 +60,7 @@ def launch(
     UserError for what the user must change.
     """
     script = Path(config.model)
-    try:
-        trains = forced or calls_fit(reached_sources(script.parent, [script.name]))
-    except (SyntaxError, ValueError):  # running it tells where
-        trains = True
-    if not trains:
+    if not (forced or calls_fit(script.parent, script.name)):
         log.info(
             f"{config.model} calls no fit of Keras: it runs as it is, on the devices that it chooses itself (--launch "
             "trains by this package)"
