@@ -114,7 +114,7 @@ class OfBatches(keras.callbacks.Callback):
 
 
 MSE = keras.losses.MeanSquaredError
-LOSSES = "`loss_weights`, `weighted_metrics`, every `reduction` of a loss, settings of optimizers"
+LOSSES = "`loss_weights`, `weighted_metrics`, every `reduction` of a loss, `auto_scale_loss`, settings of optimizers"
 METHODS = (
     "your own `train_step`, `test_step`, `compute_loss`, `compute_metrics`, `get_metrics_result`, also on the object"
 )
@@ -152,9 +152,9 @@ CASES: list[tuple[str, str, Callable[[], Any], str]] = [
 QUICK = (5, 7, 12, 13, 14, 15, 16)
 
 
-def trained(build: Callable[[], Any]) -> Any:
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
+def trained(build: Callable[[], Any], policy: str = "float64") -> Any:
+    keras.config.set_floatx("float64" if policy == "float64" else "float32")
+    keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(1)
     model = build()
     y, weights = (Y, WEIGHTS) if len(model.outputs) == 1 else ((Y, Y**2), (WEIGHTS, WEIGHTS[::-1].copy()))
@@ -184,6 +184,14 @@ def test_a_run_does_what_the_page_says(
         found, _ = launched(lambda: trained(build), replicas)
         assert difference(expected, found) < 1e-10
     assert line in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scales", [True, False])
+def test_a_loss_is_scaled_as_in_fit(scales: bool) -> None:
+    expected = trained(lambda: network(auto_scale_loss=scales), "mixed_float16")
+    found, _ = launched(lambda: trained(lambda: network(auto_scale_loss=scales), "mixed_float16"), 1)
+    assert difference(expected, found) < 1e-6
 
 
 def test_the_page_has_these_rows() -> None:
