@@ -121,6 +121,13 @@ class Evaluation:
 
     def results(self) -> dict[str, Any]:
         """Returns what `evaluate` returns, by name: an array for each value. Every worker must call it."""
+        if has_own(self.model, "reset_metrics"):  # it may also anneal a loss, but the metrics of training stay
+            metrics = self.model.metrics
+            for metric in metrics:
+                metric.reset_state = lambda: None
+            self.model.reset_metrics()
+            for metric in metrics:
+                del metric.reset_state
         replicas, takers = self.replicas, self._takers
         indices = [index for index in range(replicas.first, replicas.first + replicas.local) if index < takers]
         shares = [len(range(index, self._batches, takers)) for index in indices]  # numbers of batches
