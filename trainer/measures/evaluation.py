@@ -115,19 +115,22 @@ class Evaluation:
         vars(self).pop("_takers", None)
         return self
 
-    def __call__(self) -> dict[str, float]:
-        """Returns the numbers by name. Every worker must call it."""
-        return {f"val_{name}": number for name, number in numbers_of(self.results()).items()}
-
-    def results(self) -> dict[str, Any]:
-        """Returns what `evaluate` returns, by name: an array for each value. Every worker must call it."""
-        if has_own(self.model, "reset_metrics"):  # it may also anneal a loss, but the metrics of training stay
+    def reset(self) -> None:
+        """Calls an own reset_metrics, as Keras before it evaluates, which may anneal a loss; the metrics stay as they are."""
+        if has_own(self.model, "reset_metrics"):
             metrics = self.model.metrics
             for metric in metrics:
                 metric.reset_state = lambda: None
             self.model.reset_metrics()
             for metric in metrics:
                 del metric.reset_state
+
+    def __call__(self) -> dict[str, float]:
+        """Returns the numbers by name. Every worker must call it."""
+        return {f"val_{name}": number for name, number in numbers_of(self.results()).items()}
+
+    def results(self) -> dict[str, Any]:
+        """Returns what `evaluate` returns, by name: an array for each value. Every worker must call it."""
         replicas, takers = self.replicas, self._takers
         indices = [index for index in range(replicas.first, replicas.first + replicas.local) if index < takers]
         shares = [len(range(index, self._batches, takers)) for index in indices]  # numbers of batches

@@ -54,6 +54,7 @@ def _evaluate(replicas: Replicas, *given: Any, **named: Any) -> Any:
 
     callbacks.on_test_begin()
     evaluation = _kept(model, replicas, ("evaluate", size, str(examples.spec)), traced)
+    evaluation.reset()
     found = evaluation.of(examples).results()
     del evaluation.examples  # which may fill the memory
     results = {name: value if np.ndim(value) else float(value) for name, value in found.items()}

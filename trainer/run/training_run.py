@@ -222,6 +222,8 @@ class RunHooks:
         """Returns the values of an evaluation, around which callbacks run."""
         assert self.evaluate
         self.callbacks.on_test_begin()
+        if self.run.state.progress.epoch.is_integer():  # `fit` has no evaluation at the end of a run within an epoch
+            self.evaluate.reset()
         values = self.evaluate()
         self.callbacks.on_test_end({name.removeprefix("val_"): value for name, value in values.items()})
         return values
