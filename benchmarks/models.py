@@ -11,6 +11,7 @@ from benchmarks.processes import CONSTANT_RATE, Candidate, digits_file, images_p
 from benchmarks.runner import alternate, make_parser, possible, print_table, program, save, some_of, table
 from trainer.run.step_program import MOST_STEPS
 
+LOOPED_MLP = "looped-mlp"  # of which a step takes less time than its start
 SHORT_STEPS = "wgan_gp-16"  # the loop's own overhead is a large part of them
 CASES = {
     "wgan_gp-32": ["--recipe=wgan_gp_mnist"],
@@ -19,11 +20,10 @@ CASES = {
     "cnn": ["--recipe=cnn_mnist", *CONSTANT_RATE],
     "mlp": ["--recipe=mlp_mnist", *CONSTANT_RATE],
     SHORT_STEPS: ["--recipe=wgan_gp_mnist", "--image_size=16", "--global_batch_size=8"],
-    "looped-mlp": ["--model=mlp", "--data=digits", "--global_batch_size=32", *CONSTANT_RATE],
-    "looped-table": ["--model=examples.table:build", "--data=examples.table:data", "--global_batch_size=32"],
+    LOOPED_MLP: ["--model=mlp", "--data=digits", "--global_batch_size=32", *CONSTANT_RATE],
 }
 OURS, BFLOAT16, TUTORIAL = "ours", "ours, mixed_bfloat16", "tutorial-style loop"
-LOOPED = {  # of small models, of which a step takes less time than its start
+LOOPED = {
     OURS: "trainer_loop:compiled",
     "a step a program": "trainer_loop:single",
     "Keras fit, 50 steps per execution, XLA": f"keras_fit:{MOST_STEPS}x",
@@ -53,7 +53,7 @@ def main() -> None:
     for case in options.cases:
         with digits_file(CASES[case]) as (config, flags):
             makers: dict[str, Callable[[], Candidate]] = {}
-            known = LOOPED if case.startswith("looped") else CANDIDATES
+            known = LOOPED if case == LOOPED_MLP else CANDIDATES
             for name in (OURS, TUTORIAL) if case == SHORT_STEPS else known:
                 own = [*flags, "--precision=mixed_bfloat16"] if name == BFLOAT16 else flags
                 # All take a multiple of the steps that a `fit` requires; longer turns would hide the cost of its start.

@@ -204,7 +204,6 @@ def end_all(google: Emulator) -> None:
 
 
 def test_make_bench_runs_every_benchmark(session: Session) -> None:
-    """benchmarks.data is excepted, because it needs a folder of photos."""
     recipe = (ROOT / "Makefile").read_text(encoding="utf-8")
     found = re.findall(r"^\t\$\(RUN\) (-m benchmarks\..*)$", recipe, re.MULTILINE)
     commands = [Command("Makefile", ("python", *line.split())) for line in found]
@@ -212,4 +211,4 @@ def test_make_bench_runs_every_benchmark(session: Session) -> None:
         parse_benchmark(command, session)
     modules = (ROOT / "benchmarks").glob("*.py")
     all_of_them = {f"benchmarks.{path.stem}" for path in modules if "\nPARSER = " in path.read_text()}
-    assert {command.subject for command in commands} == all_of_them - {"benchmarks.data"}
+    assert {command.subject for command in commands} == all_of_them

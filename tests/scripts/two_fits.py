@@ -20,4 +20,7 @@ second = model.fit(
     validation_split=0.2, validation_freq=2, callbacks=[keras.callbacks.ReduceLROnPlateau("loss", patience=1)],
 )  # fmt: skip
 answers = model.predict(x, batch_size=9)
-write(model, first, second, evaluated=model.evaluate(x, y, batch_size=10), predicted=answers.tolist())
+# What is drawn later, as the weights of another model, is as without the calls of `fit`.
+next_model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]).get_weights()[0].tolist()
+evaluated = model.evaluate(x, y, batch_size=10)
+write(model, first, second, evaluated=evaluated, predicted=answers.tolist(), next_model=next_model)

@@ -115,6 +115,16 @@ class Evaluation:
         vars(self).pop("_takers", None)
         return self
 
+    def reset(self) -> None:
+        """Calls an own reset_metrics, as Keras before it evaluates, which may anneal a loss; the metrics stay as they are."""
+        if has_own(self.model, "reset_metrics"):
+            metrics = self.model.metrics
+            for metric in metrics:
+                metric.reset_state = lambda: None
+            self.model.reset_metrics()
+            for metric in metrics:
+                del metric.reset_state
+
     def __call__(self) -> dict[str, float]:
         """Returns the numbers by name. Every worker must call it."""
         return {f"val_{name}": number for name, number in numbers_of(self.results()).items()}

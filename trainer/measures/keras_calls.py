@@ -29,14 +29,14 @@ def answered_by_replicas(replicas: Replicas, **others: Callable[..., Any]) -> It
         with outside_of_scopes():
             return method(*given, **named)
 
-    others |= {"evaluate": partial(evaluate, replicas), "predict": partial(predict, replicas)}
+    others |= {"evaluate": partial(_evaluate, replicas), "predict": partial(_predict, replicas)}
     with ExitStack() as stack:
         for name, method in others.items():
             stack.enter_context(wrapped(f"keras.Model.{name}", partial(outside, method)))
         yield
 
 
-def evaluate(replicas: Replicas, *given: Any, **named: Any) -> Any:
+def _evaluate(replicas: Replicas, *given: Any, **named: Any) -> Any:
     """Does what `keras.Model.evaluate` does with these arguments, over all replicas; every worker must call it.
 
     The metrics of the epoch that trains stay as they are.
@@ -54,6 +54,7 @@ def evaluate(replicas: Replicas, *given: Any, **named: Any) -> Any:
 
     callbacks.on_test_begin()
     evaluation = _kept(model, replicas, ("evaluate", size, str(examples.spec)), traced)
+    evaluation.reset()
     found = evaluation.of(examples).results()
     del evaluation.examples  # which may fill the memory
     results = {name: value if np.ndim(value) else float(value) for name, value in found.items()}
@@ -63,7 +64,7 @@ def evaluate(replicas: Replicas, *given: Any, **named: Any) -> Any:
     return [*results.values()] if len(results) > 1 else next(iter(results.values()))
 
 
-def predict(replicas: Replicas, *given: Any, **named: Any) -> Any:
+def _predict(replicas: Replicas, *given: Any, **named: Any) -> Any:
     """Does what `keras.Model.predict` does with these arguments, over all replicas."""
     call = _arguments(_PREDICT, given, named)
     model, callbacks = call["self"], _callbacks(call)

@@ -1,5 +1,6 @@
 """Tries, before training, what a run of a user's own model does only after hours: evaluate, sample, save and export."""
 
+import random
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,10 +33,11 @@ def has_own_code(config: TrainConfig) -> bool:
 def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
     """Writes a checkpoint, evaluates one batch, draws two samples, exports the model, and loads what was saved.
 
-    All files go to a temporary folder, and no weight changes. A training step is not tried, as the first one follows at
-    once. Raises UserError that names what failed.
+    All files go to a temporary folder, and no weight changes, nor what Python draws next. A training step is not tried,
+    as the first one follows at once. Raises UserError that names what failed.
     """
     model, config = setup.model, setup.config
+    random_state = random.getstate()  # by which a script may seed its next model
 
     @contextmanager
     def trying(part: str) -> Iterator[None]:
@@ -75,6 +77,7 @@ def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
             export(model, exported, setup.dataset.input_spec, save_optimizer=config.save_optimizer)
             # Keras also saves classes that it cannot load without their code; compare_saved then only warns.
             outcome = compare_saved(setup, exported)
+    random.setstate(random_state)
     if outcome.startswith(DIFFERS):
         raise UserError(
             f"model={config.model}: {outcome}: Keras {keras.__version__} loses what it was made with: "

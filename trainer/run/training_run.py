@@ -222,8 +222,8 @@ class RunHooks:
         """Returns the values of an evaluation, around which callbacks run."""
         assert self.evaluate
         self.callbacks.on_test_begin()
-        if self.run.state.progress.epoch.is_integer():  # else the epoch goes on after a resume
-            self.run.setup.model.reset_metrics()  # as `fit`, by which a loss may be annealed
+        if self.run.state.progress.epoch.is_integer():  # `fit` has no evaluation at the end of a run within an epoch
+            self.evaluate.reset()
         values = self.evaluate()
         self.callbacks.on_test_end({name.removeprefix("val_"): value for name, value in values.items()})
         return values

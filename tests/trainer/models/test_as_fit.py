@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from benchmarks.drawn_models import difference, found_in, launched
+from benchmarks.drawn_models import Penalized, difference, found_in, launched
 from tests.support import refused
 
 PAGE = Path(__file__).parents[3] / "docs" / "training.md"
@@ -114,7 +114,7 @@ class OfBatches(keras.callbacks.Callback):
 
 
 MSE = keras.losses.MeanSquaredError
-LOSSES = "`loss_weights`, `weighted_metrics`, every `reduction` of a loss, settings of optimizers"
+LOSSES = "`loss_weights`, `weighted_metrics`, every `reduction` of a loss, `auto_scale_loss`, settings of optimizers"
 METHODS = (
     "your own `train_step`, `test_step`, `compute_loss`, `compute_metrics`, `get_metrics_result`, also on the object"
 )
@@ -139,6 +139,7 @@ CASES: list[tuple[str, str, Callable[[], Any], str]] = [
     ("`steps_per_execution`", "as in `fit`, but callbacks of single batches run after every step: a line says so",
      lambda: network(steps_per_execution=4), "OfBatches: `fit` would run after 4 steps"),
     ("`jit_compile`", "`--jit_compile` decides", lambda: network(jit_compile=False), ""),
+    ("your own `reset_metrics`", "as in `fit`; refused if it leaves out a metric", lambda: network(Penalized), ""),
     ("your own `reset_metrics`", "as in `fit`; refused if it leaves out a metric",
      lambda: network(HalfReset, metrics=["mae"]),
      "reset_metrics of HalfReset leaves out compile_metrics"),
@@ -149,12 +150,12 @@ CASES: list[tuple[str, str, Callable[[], Any], str]] = [
     ("your own `fit`, `evaluate`", "not called by a run: a line says so", lambda: network(OwnCalls),
      "its own evaluate is not called"),
 ]  # fmt: skip
-QUICK = (5, 7, 12, 13, 14, 15, 16)
+QUICK = (5, 7, 13, 14, 15, 16)
 
 
-def trained(build: Callable[[], Any]) -> Any:
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
+def trained(build: Callable[[], Any], policy: str = "float64") -> Any:
+    keras.config.set_floatx("float64" if policy == "float64" else "float32")
+    keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(1)
     model = build()
     y, weights = (Y, WEIGHTS) if len(model.outputs) == 1 else ((Y, Y**2), (WEIGHTS, WEIGHTS[::-1].copy()))
@@ -175,7 +176,7 @@ def trained(build: Callable[[], Any]) -> Any:
 def test_a_run_does_what_the_page_says(
     says: str, build: Callable[[], Any], line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if "refused" in says:
+    if line and "refused" in says:
         with refused(line):
             launched(lambda: trained(build), 2)
         return
@@ -184,6 +185,14 @@ def test_a_run_does_what_the_page_says(
         found, _ = launched(lambda: trained(build), replicas)
         assert difference(expected, found) < 1e-10
     assert line in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scales", [True, False])
+def test_a_loss_is_scaled_as_in_fit(scales: bool) -> None:
+    expected = trained(lambda: network(auto_scale_loss=scales), "mixed_float16")
+    found, _ = launched(lambda: trained(lambda: network(auto_scale_loss=scales), "mixed_float16"), 1)
+    assert difference(expected, found) < 1e-6
 
 
 def test_the_page_has_these_rows() -> None:
