@@ -265,8 +265,11 @@ def _checked(
 def _git_files(folder: Path) -> set[Path] | None:
     """Returns the files in the folder that git tracks, and the Python files that it does not ignore.
 
-    Returns None outside of a git checkout.
+    Returns None outside of a git checkout, and for a folder that git ignores as a whole, such as one in runs/.
     """
+    ignored = subprocess.run(["git", "check-ignore", "-q", str(folder)], cwd=folder, capture_output=True, check=False)
+    if ignored.returncode == 0:
+        return None
     listed: set[Path] = set()
     for which in (["--cached"], ["--others", "--exclude-standard", "--", "*.py"]):
         git = subprocess.run(["git", "ls-files", "-z", *which], cwd=folder, capture_output=True, text=True, check=False)

@@ -238,5 +238,8 @@ def test_in_a_checkout_what_git_tracks_goes_along_and_new_python_files(tmp_path:
     assert [*sources.files] == ["mine/__init__.py", "mine/new.py", "mine/old.bin", "mine/table.json"]
     assert str(sources) == "4 files, 0.0 MB; 2 left out: mine/ignored.py, mine/made.json"
     assert "mine/made.json" in user_sources(folder, include=["*.json"]).files
+    write(tmp_path / ".gitignore", "runs/\n")
+    assert [*user_sources(write(tmp_path / "runs" / "mine" / "a.py", "").parent).files] == ["mine/a.py"]
+    write(tmp_path / ".gitignore", "ignored.py\n*.bin\n")
     write(folder / "new.py", "from . import ignored\n")
     assert "mine/new.py, line 1, imports mine/ignored.py, which does not go along" in error_of(user_sources, folder)
