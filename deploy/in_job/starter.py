@@ -3,10 +3,10 @@
 This file lies in the bucket beside the packages. The command in a job's spec downloads and runs it before anything is
 installed, so that it uses the standard library alone.
 
-The variable TRAINER_START is JSON: "gpus", the number of the machine's GPUs; "requirements" for pip; "packages", a list
-of [address, SHA-256]; and "module", which is run. A script also has "code", the [address, SHA-256] of its archive, and
-one that runs as it is "script", for `script_worker`. The variable TRAINER_SECRETS is JSON, too: a version of a secret
-for each variable that gets its value.
+The variable TRAINER_START is JSON: "gpus", the number of the machine's GPUs; "requirements" to install; "packages", a
+list of [address, SHA-256]; and "module", which is run. A script also has "code", the [address, SHA-256] of its archive,
+and one that runs as it is "script", for `script_worker`. The variable TRAINER_SECRETS is JSON, too: a version of a
+secret for each variable that gets its value.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from __future__ import annotations
 import base64
 import ctypes
 import hashlib
+import importlib.util
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -152,20 +154,72 @@ def request(url: str, headers: dict[str, str], body: bytes | None = None, missin
     raise OSError(problem)
 
 
-def install(packages: list[str]) -> None:
-    """Installs requirements and wheels by one call of pip, so that it chooses versions that fit together.
+# Settings of pip that do not say what it installs, nor from where; those in a file are listed themselves.
+_OF_OUTPUT = {
+    "config-file",
+    "disable-pip-version-check",
+    "no-cache-dir",
+    "no-input",
+    "progress-bar",
+    "quiet",
+    "root-user-action",
+}
 
-    Ends the job if that fails.
+
+def install(packages: list[str]) -> None:
+    """Installs requirements and wheels by one call, so that versions are chosen that fit together: by uv, else by pip.
+
+    Ends the job if that fails. https://docs.astral.sh/uv/pip/compatibility/
     """
-    log_line(f"installs {' '.join(map(os.path.basename, packages))}")
     began = time.monotonic()
-    command = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--no-compile", "--disable-pip-version-check",
-               "--root-user-action=ignore", "--quiet", *packages]  # fmt: skip
-    pip = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if pip.returncode:
-        lines = [line for line in pip.stdout.splitlines() if "ERROR" in line] or pip.stdout.splitlines() or [""]
-        end(f"pip install failed: {lines[-1]}: the job needs a way to the package index, or use --image=URI", FAULT)
+    pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--no-compile", "--disable-pip-version-check",
+           "--root-user-action=ignore", "--quiet"]  # fmt: skip
+    uv = [
+        sys.executable,
+        "-m",
+        "uv",
+        "pip",
+        "install",
+        "--python",
+        sys.executable,
+        "--break-system-packages",
+        "--quiet",
+    ]
+    problem = needs_pip(packages)
+    if not problem and importlib.util.find_spec("uv") is None:
+        problem = failed([*pip, "uv"])
+    names = " ".join(map(os.path.basename, packages))
+    log_line(f"installs {names} by {f'pip: {problem}' if problem else 'uv'}")
+    if not problem and (problem := failed([*uv, *packages])):
+        log_line(f"uv failed, and pip installs: {problem}", "WARNING")
+    if problem and (error := failed([*pip, *packages])):
+        end(f"pip install failed: {error}: the job needs a way to the package index, or use --image=URI", FAULT)
     log_line(f"installed in {time.monotonic() - began:.0f} s")
+
+
+def needs_pip(packages: list[str]) -> str:
+    """Returns what pip has to read for these packages, "" if nothing: uv knows no settings of pip.
+
+    Of several indexes uv takes the first that has a package, where pip takes the newest version of all.
+    """
+    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
+    names = [line.partition("=")[0].rpartition(".")[2] for line in listed.splitlines()]
+    lines = [*packages]
+    for path in filter(os.path.isfile, packages):
+        if path.endswith(".txt"):
+            lines += pathlib.Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    setting = next((name for name in names if name not in _OF_OUTPUT), "")
+    index = next((line.split()[0] for line in lines if re.match(r"-i\b|-f\b|--(.*index|find-links)", line)), "")
+    return f"its setting {setting}" if setting else f"{index.partition('=')[0]} in the requirements" if index else ""
+
+
+def failed(command: list[str]) -> str:
+    """Runs a command, and returns the last line of its error, "" if it has none."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if not done.returncode:
+        return ""
+    lines = [line for line in done.stdout.splitlines() if "ERROR" in line or "error:" in line]
+    return (lines or done.stdout.splitlines() or [f"exit code {done.returncode}"])[-1].strip()
 
 
 def log_line(message: str, severity: str = "INFO") -> None:

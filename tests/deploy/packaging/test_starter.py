@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,10 @@ def start(bare: Path, cloud: Emulator, tmp_path: Path, capsys: Capture, monkeypa
     code[1] = code[1].replace("(2, 4, 8, 16, 0)", "(0.1, 0)")
 
     def started(
-        digest: str, gpus: int = 0, **more: str
+        digest: str, gpus: int = 0, requirements: Sequence[str] = ("--no-index",), **more: str
     ) -> tuple[subprocess.CompletedProcess[str], list[dict[str, str]]]:
         packages = [[f"gs://{ADDRESS}", digest]]
-        plan = {"gpus": gpus, "requirements": ["--no-index"], "packages": packages, "module": "hello"}
+        plan = {"gpus": gpus, "requirements": [*requirements], "packages": packages, "module": "hello"}
         variables = {"TRAINER_START": json.dumps(plan), "GCE_METADATA_HOST": cloud.url.removeprefix("http://"), **more}
         given = {name: os.environ[name] for name in ("PATH", "STORAGE_EMULATOR_HOST")}
         done = run([str(bare), *code, *task["args"]], env={**given, **variables}, cwd=tmp_path)
@@ -60,15 +61,29 @@ def start(bare: Path, cloud: Emulator, tmp_path: Path, capsys: Capture, monkeypa
 
 
 @pytest.mark.slow
-def test_a_wheel_of_the_bucket_is_installed_and_run(bare: Path, start: Any, wheel: str, cloud: Emulator) -> None:
-    """The job's account reads it, with a token of the metadata server."""
+@pytest.mark.parametrize(("requirements", "installer"), [
+    ([], "by uv"), (["--no-index"], "by pip: --no-index in the requirements"),
+    (["-r", "requirements.txt"], "by pip: -f in the requirements"),
+    (["--frozen"], "uv failed, and pip installs: error: unexpected argument '--frozen' found"),
+])  # fmt: skip
+def test_a_wheel_of_the_bucket_is_installed_and_run(
+    requirements: list[str], installer: str, bare: Path, start: Any, wheel: str, cloud: Emulator, tmp_path: Path
+) -> None:
+    """The job's account reads it, with a token of the metadata server. Without pip's settings uv installs it."""
+    (tmp_path / "requirements.txt").write_text(f"-f {tmp_path}\n")
     assert run([str(bare), "-m", "ensurepip"]).returncode == 0
+    assert run([str(bare), "-m", "pip", "install", "--quiet", "uv"]).returncode == 0
     cloud.accounts = {}
     cloud.faults = [Fault("GET /storage.*starter", 503), Fault("GET /storage.*hello", 503)]
-    done, log = start(wheel)
+    done, log = start(wheel, requirements=requirements, PIP_CONFIG_FILE=os.devnull)
+    lines = [entry["message"] for entry in log]
+    assert any(installer in line for line in lines), lines
+    if "--frozen" in requirements:  # which pip does not know either
+        assert (done.returncode, "error: pip install failed: " in lines[-1]) == (1, True)
+        return
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == f"hello {' '.join([*JOB, '--expect_devices=0'])}"
-    assert [entry["message"].split()[0] for entry in log] == ["installs", "installed"]
+    assert [line.split()[0] for line in lines] == ["installs", "installed"]
 
 
 @pytest.mark.parametrize(
