@@ -33,30 +33,37 @@ _PUBLIC = re.compile(rb"-----BEGIN (CERTIFICATE|[A-Z ]*PUBLIC KEY)-----")
 
 # What detect-secrets misses: without quotes, in a call, or in a binary file.
 _EXPRESSIONS = {
-    "a private key": r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----|PuTTY-User-Key-File-\d"
+    "a private key": r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----(?![`\"'])|PuTTY-User-Key-File-\d"
     r"|AGE-SECRET-KEY-1[0-9A-Z]{50}",
     "a token of a service": r"(?<![\w-])(ya29\.|GOCSPX-|AIza|gh[oprsu]_|github_pat_|glpat-|hf_|npm_(?=\w{36})|dckr_pat_"
-    r"|hvs\.|dapi(?=[0-9a-f]{32})|dop_v1_|glsa_|ATATT3|gsk_|r8_(?=\w{37})|sk-|sk_live_|SG\.)(?P<value>[\w.=-]{20,})",
+    r"|hvs\.|dapi(?=[0-9a-f]{32})|dop_v1_|glsa_|ATATT3|gsk_|r8_(?=\w{37})|sk-|sk_live_|SG\.|pcsk_)"
+    r"(?P<value>[\w.=-]{20,})",
     "a token of the web": r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{20,}",
+    "a random argument": r"\w\(\s*[\"'](?P<value>(?=[\w-]*\d)(?=[\w-]*[a-z])(?=[\w-]*[A-Z])[\w-]{32,128})[\"']\s*[,)]",
     "a signed address": r"(X-Goog-Signature|X-Amz-Signature|[?&]sig)=[\w%+/]{32,}|/webhooks/\d+/[\w-]{30,}"
     r"|://(?=[\w-]*\d)[\w-]{20,}@[\w\[]",
-    "a login in an address": r"\w://[^\s:/@'\"]+:(?P<value>[^\s:/@'\"]{6,})@",
-    "a value that is called a secret": r"(?i)(key(-data)?|token|secret|passwd|password|_?auth)[\"']?[ \t]*[:=]"
-    r"[ \t]*[\"']?(?P<value>(?=[\w./+~=-]*\d)(?=[\w./+~=-]*[a-z])[\w./+~=-]{12,})",
+    "a login in an address": r"\w://[^\s:/@'\"]*:(?P<value>[^\s:/@'\"]{6,})@",
+    "a value that is called a secret": r"(?i)(?<![\w:/.-])[\w.-]*(key(-data)?|token|secret|auth)"
+    r"([\"']?[ \t]*[:=]|[\"'],)[ \t]*[\"']?(?P<value>(?=[\w./+~=-]*\d)(?=[\w./+~=-]*[a-z])[\w./+~=-]{12,})",
+    "a password": r"(?i)[\w.-]*(passw(or)?d|passwd|_pass|\bpass|\bpwd)([\"']?[ \t]*[:=]|[\"'],|>)"
+    r"[ \t]*[\"']?(?P<value>(?=[^\s\"';,<]*\d)[^\s\"';,<(){}\[\]]{8,})",
     "the header of a login": r"(?i)\b(bearer|basic)[ ]+(?=[\w.~+/-]*\d)[\w.~+/-]{20,}",
     "a login": r"\bmachine\s+\S+\s+login\s+\S+\s+(account\s+\S+\s+)?password\s+\S|\bPGPASSWORD=['\"]?\w"
-    r"|--password=\w",
+    r"|--password=\w|\bcurl\b.* -u [\"']?[\w.-]+:(?P<value>[^\s\"'$]{6,})",
 }
 _PATTERNS = {kind: re.compile(expression) for kind, expression in _EXPRESSIONS.items()}
 
 # Values that are no credential: placeholders, as on Amazon's pages, and under a name or by their letters alone also
 # references, and names in words.
 _PLACEHOLDER = re.compile(
-    r"(?i).*(your|example|change.?me|placeholder|redacted|dummy|_here\b|xxxx).*|[<$~{%].*|(null|none|true|false)?"
+    r"(?i).*(your|example|change.?me|placeholder|redacted|dummy|_here\b|xxxx).*|([<$~{%]|enc\[).*|(null|none|true|false)?"
 )
-_REFERENCE = re.compile(r"(?i)(gs://|https?://|/|\./|projects/|sha256|ssh-).*|.*\s.*")
-_WORDS = re.compile(r"[a-z]+([ _.-]?[a-z]+)*|[A-Z]+(_[A-Z]+)*|[\w-]*-key")
-_SECRET_NAME = re.compile(r"(?i)key|token|secret|passw|auth|credential|login")
+_REFERENCE = re.compile(r"(?i)(gs://|https?://|/|\./|projects/|arn:|sha256|ssh-).*|.*[\s(].*")
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)+")  # without quotes a name in code
+_WORDS = re.compile(r"[A-Z]?[a-z]+([ _.-]?[a-z]+)*|[A-Z]+(_[A-Z]+)*|[\w-]*-key")
+_SECRET_NAME = re.compile(r"(?i)key|token(?!s|iz|_type)|secret|passw|auth(?!or)|credential|login")
+_OURS = ("Private Key", "Basic Auth Credentials")  # what an expression above finds with fewer mistakes
+_OPEN_NAME = re.compile(r"(?i)public|cache|hash|digest|encrypted(?! pass)|state_dict")  # a name that makes it no secret
 _CHECKSUM = re.compile(r"(?i)sha|md5|hash|digest|checksum|commit|etag|integrity|revision")
 # Variables whose values are secret, whatever they are.
 _SECRET_VARIABLE = re.compile(
@@ -103,12 +110,13 @@ def secrets_in(text: str, name: str, *, as_text: bool = True) -> list[tuple[int,
     `as_text`: whether detect-secrets scans it, too. Raises UserError if it is not installed.
     """
     kinds = dict[int, str]()
+    lines = text.split("\n")  # as detect-secrets counts them
     for kind, pattern in _PATTERNS.items():
         for match in pattern.finditer(text):
+            number = 1 + text.count("\n", 0, match.start())
             value = match.groupdict().get("value") or ""
-            if not (value and (_PLACEHOLDER.fullmatch(value) or _REFERENCE.fullmatch(value))):
-                kinds.setdefault(1 + text.count("\n", 0, match.start()), kind)
-    lines = text.split("\n")  # as detect-secrets counts them
+            if not (value and _is_harmless(value, lines[number - 1].partition(value)[0])):
+                kinds.setdefault(number, kind)
     if as_text and len(text) <= TEXT_BYTES and "\0" not in text:
         try:
             from detect_secrets.core.scan import scan_file
@@ -122,24 +130,34 @@ def secrets_in(text: str, name: str, *, as_text: bool = True) -> list[tuple[int,
             file.write_text(text, encoding="utf-8", newline="")
             for secret in scan_file(str(file)):
                 value, line = secret.secret_value or "", lines[secret.line_number - 1]
-                random, named = "High Entropy" in secret.type, secret.type == "Secret Keyword"
-                harmless = (
-                    _PLACEHOLDER.fullmatch(value)
-                    or ((random or named) and _REFERENCE.fullmatch(value))
-                    or (named and _WORDS.fullmatch(value))
-                )
-                unnamed = random and ("Hex" in secret.type or _CHECKSUM.search(line)) and not _SECRET_NAME.search(line)
-                if not harmless and not unnamed:
+                random = "High Entropy" in secret.type
+                if random or secret.type == "Secret Keyword":
+                    harmless = _is_harmless(value, line.partition(value)[0])
+                    harmless |= random and bool(_CHECKSUM.search(line) or not _SECRET_NAME.search(line))
+                else:
+                    harmless = secret.type in _OURS or bool(_PLACEHOLDER.fullmatch(value))
+                if not harmless:
                     kinds.setdefault(secret.line_number, secret.type)
     return sorted((number, kind) for number, kind in kinds.items() if ALLOWED not in lines[number - 1])
+
+
+def _is_harmless(value: str, before: str) -> bool:
+    """Returns whether a value with a name is no secret; before: what stands before it in its line."""
+    rules = [_PLACEHOLDER, _REFERENCE, _WORDS, *([] if before[-1:] in ("'", '"') else [_DOTTED])]
+    return any(rule.fullmatch(value) for rule in rules) or bool(_OPEN_NAME.search(before))
 
 
 def _of_notebook(text: str) -> str:
     """Returns what cells of a notebook say and have printed, without pictures; all of a file that is no notebook."""
     try:
         cells = json.loads(text)["cells"]
-        outputs = [output for cell in cells for output in cell.get("outputs", [])]
-        printed = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs]
-        return "\n".join("".join(part) for part in [*(cell.get("source", "") for cell in cells), *printed])
+        said = ["".join(cell.get("source", "")) for cell in cells]
+        for output in (output for cell in cells for output in cell.get("outputs", [])):
+            shown = output.get("data", {})
+            parts = (output.get("text", ""), output.get("traceback", ""), shown.get("text/plain", ""))
+            said += [
+                "\n".join(part) if isinstance(part, list) else part for part in (*parts, shown.get("text/html", ""))
+            ]
+        return "\n".join(said)
     except (ValueError, KeyError, TypeError, AttributeError):
         return text
