@@ -42,7 +42,7 @@ _EXPRESSIONS = {
     "a random argument": r"\w\(\s*[\"'](?P<value>(?=[\w-]*\d)(?=[\w-]*[a-z])(?=[\w-]*[A-Z])[\w-]{32,128})[\"']\s*[,)]",
     "a signed address": r"(X-Goog-Signature|X-Amz-Signature|[?&]sig)=[\w%+/]{32,}|/webhooks/\d+/[\w-]{30,}"
     r"|://(?=[\w-]*\d)[\w-]{20,}@[\w\[]",
-    "a login in an address": r"\w://[^\s:/@'\"]*:(?P<value>[^\s:/@'\"]{6,})@",
+    "a login in an address": r"\w://[^\s:/@'\"]*:(?P<value>[^\s:/@'\"]{4,})@",
     "a value that is called a secret": r"(?i)(?<![\w:/.-])[\w.-]*(key(-data)?|token|secret|auth)"
     r"([\"']?[ \t]*[:=]|[\"'],)[ \t]*[\"']?(?P<value>(?=[\w./+~=-]*\d)(?=[\w./+~=-]*[a-z])[\w./+~=-]{12,})",
     "a password": r"(?i)[\w.-]*(passw(or)?d|passwd|_pass|\bpass|\bpwd)([\"']?[ \t]*[:=]|[\"'],|>)"

@@ -79,7 +79,7 @@ def test_a_modules_package_goes_along_under_its_name(project: Path) -> None:
     found = asked(module="nets.task", package="nets").files
     assert found["requirements.txt"].samefile(project / "requirements.txt")
     (project / "requirements.txt").write_text("--index-url https://me:pa55@pypi.example.com/simple")
-    line = "package: these look like credentials: requirements.txt, line 1 (Basic Auth Credentials): "
+    line = "package: these look like credentials: requirements.txt, line 1 (a login in an address): "
     assert line in error_of(asked(module="nets.task", package="nets").package)
 
 

@@ -41,13 +41,16 @@ def from_parts(pool: dict[str, Any], kind: str) -> float | None:
     if not all(kind in part for part in parts):
         return None
     listed = sum(part["list"] for part in parts) - disks
-    return float(sum(part[kind] for part in parts) + 0.15 * listed + pool["diskSpec"]["bootDiskSizeGb"] * 0.17 / 730)
+    disk = pool["diskSpec"]["bootDiskSizeGb"] * {"pd-ssd": 0.17}.get(pool["diskSpec"]["bootDiskType"], 0.08) / 730
+    return float(sum(part[kind] for part in parts) + 0.15 * listed + disk)
 
 
 @pytest.mark.parametrize("path", sorted(JOB_CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_three_prices_of_a_tier_are_the_sums_of_their_parts(path: Path) -> None:
     price, pools = load_tier(str(path)).price, yaml.safe_load(path.read_text())["workerPoolSpecs"]
-    assert {pool["diskSpec"]["bootDiskType"] for pool in pools} == {"pd-ssd"}
+    machines = load_machines().machines
+    for pool in pools:
+        assert pool["diskSpec"]["bootDiskType"] == machines[pool["machineSpec"]["machineType"]].disk
     assert price.inferred
     quoted = f"{load_tier(str(path)).price_per_hour:.2f}"
     assert f"# About {quoted} USD an hour" in path.read_text()

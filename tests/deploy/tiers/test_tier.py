@@ -43,7 +43,7 @@ def test_every_tier_is_what_its_name_says_and_passes_the_sdk(path: Path) -> None
     assert tier.accelerators == int(named[2] or 0)
     assert tier.workers == int(named[3] or 1)
     kinds = {"t4": "TESLA_T4", "v100": "TESLA_V100", "l4": "L4", "a100": "TESLA_A100", "a100-80": "A100_80GB",
-             "h100": "H100_80GB"}  # fmt: skip
+             "h100": "H100_80GB", "h200": "H200_141GB"}  # fmt: skip
     assert tier.accelerator_type == (f"NVIDIA_{kinds[named[1]]}" if named[1] else "")
     if tier.workers > 1:
         assert tier.spec["scheduling"]["restartJobOnWorkerRestart"] is True
