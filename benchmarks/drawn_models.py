@@ -448,7 +448,7 @@ def main() -> None:
         try:
             differs, verdict = compared(number, 1 if planted else EPOCHS)
         except UserError as error:
-            differs, verdict = 0.0, f"refused: {error}"
+            differs, verdict = np.inf, f"refused: {error}"
         same = "planted" if planted else "as fit" if differs <= TOLERANCE else "different"
         counts[f"{same}, {verdict.partition(':')[0]}"] += 1
         seconds = time.monotonic() - began

@@ -10,14 +10,14 @@ from trainer.run.replica_check import SKIP
 pytestmark = pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask")
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", [6, 9, 13, 25, 39, 59, 60, 68, 74, 76, 85, 87])  # the quickest of each kind
 def test_a_drawn_script_does_what_fit_does(number: int) -> None:
     difference, _ = compared(number, 2)
     assert difference < TOLERANCE
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [*range(12, 20), 110, 120])
+@pytest.mark.parametrize("number", [*range(6), 17, 21, 110, 120])
 def test_drawn_scripts_are_proved(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SKIP)
     difference, verdict = compared(number, 2)

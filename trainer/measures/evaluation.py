@@ -116,7 +116,7 @@ class Evaluation:
         return self
 
     def reset(self) -> None:
-        """Calls an own reset_metrics, as Keras before it evaluates, which may anneal a loss; the metrics stay as they are."""
+        """Calls an own reset_metrics, as Keras before it evaluates: it may anneal a loss. Metrics stay as they are."""
         if has_own(self.model, "reset_metrics"):
             metrics = self.model.metrics
             for metric in metrics:
