@@ -80,9 +80,11 @@ def script_sources(
 
     That are the modules that it imports, what these and `words`, its arguments, name (`_named_files`), and what it
     `opened` when it was tried. `include`: paths and patterns of other files.
-    Raises UserError for files above `most_mb` together, for a credential, for a syntax error and, unless `force`, for
-    an existing path outside of the folder.
+    Raises UserError for files above `most_mb` together, for a credential, for a syntax error, for an `include` of
+    nothing and, unless `force`, for an existing path outside of the folder.
     """
+    if lost := [text for text in include if not glob.glob(text, root_dir=folder, recursive=True)]:
+        raise UserError(f"include={lost[0]}: nothing in {folder} has this name: give a path or a pattern from there")
     try:
         trees = reached_sources(folder, [program])
     except (SyntaxError, ValueError, RecursionError) as error:
