@@ -38,6 +38,7 @@ class ImageFlags:
     package: str = setting_of(JobOptions, "package")
     max_package_mb: int = setting_of(JobOptions, "max_package_mb")
     include: tuple[str, ...] = setting_of(JobOptions, "include")
+    force: bool = setting_of(JobOptions, "force")
     project: str = setting_of(JobOptions, "project")
     dry_run: bool = setting(False, "print the command and stop")
 
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     args = parse_options(ImageFlags, arguments, USAGE)
     if not re.fullmatch(r"[a-z0-9-]+(\.[a-z0-9-]+)+(/[a-z0-9._-]+){2,}:[\w.-]+", args.image):
         raise UserError(f"image={args.image}: use REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG")
-    packages = packages_with(args.package, args.max_package_mb, args.include)
+    packages = packages_with(args.package, args.max_package_mb, args.include, force=args.force)
     print("".join(f"# {package.about}\n" for package in packages if package.about), end="")
     folder = DIST / "image"
     shutil.rmtree(folder, ignore_errors=True)

@@ -68,6 +68,8 @@ def main(arguments: Sequence[str]) -> int:
             print(f"[{worker}] {line}\n", end="", flush=True)  # in one write: lines of two threads would mix
 
     job = LocalJob(workers, print_line, request.options.restarts)
+    if not isinstance(workload, Training):
+        print(workload.about)
     print(f"{job_id}: rehearses {tier.machine}; writes to {job_dir}", flush=True)
     with on_signals(lambda number, frame: job.stop(), signal.SIGINT, signal.SIGTERM):  # the workers save and end
         outcome = job.run()

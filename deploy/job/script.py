@@ -119,6 +119,8 @@ class Script:
             return user_sources(self.folder, asked.max_package_mb, outputs, asked.include)
         given = (self.folder, self.command[0], self.words, asked.max_package_mb, outputs, asked.include)
         found = script_sources(*given, force=asked.force)
+        if self.launched and {"trainer", "trainer.py"} & {name.partition("/")[0] for name in found.files}:
+            raise UserError(f"script={self.name}: trainer beside it would hide this package: rename it, or use --as_is")
         if self.launched and not asked.no_check and (opened := self._opened(found)):
             say(f"{self.name} opens {', '.join(opened)}, which goes along")
             return script_sources(*given, opened, force=asked.force)

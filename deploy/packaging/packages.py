@@ -40,7 +40,8 @@ from setuptools import setup
 setup(
     name={name!r},
     version="0",
-    {kind}=[{module!r}],
+    py_modules={modules!r},
+    packages={packages!r},
     package_data={{"": ["**/*"]}},
     install_requires={requires!r},
 )
@@ -192,18 +193,19 @@ def user_package(
     sources = user_sources(path, most_mb, include=include)
     if first not in sources.files:
         raise UserError(f"package={address}: git or .gcloudignore ignores its __init__.py: nothing would go along")
+    tops = sorted({file.partition("/")[0] for file in sources.files})
     requires = listed_requirements(path.parent if alone else path)
     about = f"ships {name}: {sources}"
     if requires is None:
-        requires = requirements_of(sources.imports, {name}, trains=True, force=force)
+        requires = requirements_of(sources.imports, {Path(top).stem for top in tops}, trains=True, force=force)
         about += f"; pip installs {' '.join(requires)} for it" if requires else ""
     for line in requires:
         check_requirement(line)
     data = named_data(sources, Path.cwd(), most_mb, force=force)
     about += f"; its folder there has {', '.join(sorted(data))}" if data else ""
-    setup = _USER_SETUP.format(
-        name=_distribution(name), kind="py_modules" if alone else "packages", module=name, requires=requires
-    )
+    modules = [Path(top).stem for top in tops if top.endswith(".py")]
+    packages = [top for top in tops if not top.endswith(".py")]
+    setup = _USER_SETUP.format(name=_distribution(name), modules=modules, packages=packages, requires=requires)
     return Package(name, "0", {"setup.py": setup.encode(), **sources.files}, about, data)
 
 

@@ -43,12 +43,13 @@ class Sources:
 def user_sources(
     folder: Path, most_mb: float = MOST_MB, outputs: Collection[Path] = (), include: Sequence[str] = ()
 ) -> Sources:
-    """Returns the files of the package `folder` (an absolute path) that a job gets; `folder` may also be one module.
+    """Returns the files of the package `folder` (an absolute path) that a job gets.
 
-    In a git checkout these are the files that git tracks, and the Python files that it does not ignore; elsewhere all
-    files. Left out are caches, hidden files, notebooks, virtual environments, links that leave the folder, what the
-    folder's own .gcloudignore names (outside of git also its .gitignore), and the folders `outputs`, which this package
-    writes. `include`: patterns, as in .gitignore, of files to ship although git does not track them.
+    `folder` may also be one module, which brings the modules beside it that it imports. In a git checkout these are the
+    files that git tracks, and the Python files that it does not ignore; elsewhere all files. Left out are caches,
+    hidden files, notebooks, virtual environments, links that leave the folder, what the folder's own .gcloudignore
+    names (outside of git also its .gitignore), and the folders `outputs`, which this package writes. `include`:
+    patterns, as in .gitignore, of files to ship all the same.
     Raises UserError for a package above `most_mb`, for a credential, for a syntax error, and for an import of a file
     that is left out.
     """
@@ -56,7 +57,9 @@ def user_sources(
 
     left_out: list[str] = []
     if folder.is_file():
-        return _checked({folder.name: folder}, left_out, folder.parent, most_mb, alone=True)
+        modules = _reached(folder.parent, folder.name) if folder.suffix == ".py" else [folder.name]
+        beside = [name for name in modules if name.partition("/")[0] not in ("trainer", "deploy")]
+        return _checked({name: folder.parent / name for name in beside}, left_out, folder.parent, most_mb)
     by_git, included = _git_files(folder), GitIgnoreSpec.from_lines(include)
     # https://git-scm.com/docs/gitignore; only of the top folder, as gcloud does.
     lines = _ignore_lines(folder) if by_git is None else _ignore_lines(folder, (".gcloudignore",))
@@ -80,13 +83,12 @@ def script_sources(
 
     That are the modules that it imports, what these and `words`, its arguments, name (`_named_files`), and what it
     `opened` when it was tried. `include`: paths and patterns of other files.
-    Raises UserError for files above `most_mb` together, for a credential, for a syntax error and, unless `force`, for
-    an existing path outside of the folder.
+    Raises UserError for files above `most_mb` together, for a credential, for a syntax error, for an `include` of
+    nothing and, unless `force`, for an existing path outside of the folder.
     """
-    try:
-        trees = reached_sources(folder, [program])
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise _unreadable(program, error) from None
+    if lost := [text for text in include if not glob.glob(text, root_dir=folder, recursive=True)]:
+        raise UserError(f"include={lost[0]}: nothing in {folder} has this name: give a path or a pattern from there")
+    trees = _reached(folder, program)
     named = [(text, place) for name, tree in trees.items() for text, place in _texts(name, tree)]
     named += [(word.partition("=")[2] or word, "an argument") for word in words]
     named += [(text, "") for text in (*REQUIREMENT_FILES, *include, *opened)]
@@ -96,6 +98,14 @@ def script_sources(
     beside = [path for path in sorted(folder.iterdir()) if path.name[0] != "." and path.name != "__pycache__"]
     stays = [path.name + "/" * path.is_dir() for path in beside if path.name not in shipped]
     return _checked(files, stays, folder, most_mb)
+
+
+def _reached(folder: Path, program: str) -> dict[str, ast.Module]:
+    """Returns the syntax trees of a program and the modules beside it that it reaches, by path in the folder."""
+    try:
+        return reached_sources(folder, [program])
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise _unreadable(program, error) from None
 
 
 def named_data(sources: Sources, folder: Path, most_mb: float = MOST_MB, *, force: bool = False) -> dict[str, Path]:
@@ -205,13 +215,8 @@ def _unreadable(name: str, error: Exception) -> UserError:
     return UserError(f"package: {place}: {problem}: the job could not import it: fix it")
 
 
-def _checked(
-    files: Mapping[str, Path], left_out: Sequence[str], top: Path, most_mb: float, *, alone: bool = False
-) -> Sources:
-    """Returns files that may go along. Raises UserError as `user_sources` does.
-
-    `top`: the folder with the .gcloudignore; `alone`: whether a single module is shipped, without its neighbours.
-    """
+def _checked(files: Mapping[str, Path], left_out: Sequence[str], top: Path, most_mb: float) -> Sources:
+    """Returns files that may go along. Raises UserError as `user_sources` does. `top`: has the .gcloudignore."""
     sizes = {name: path.stat().st_size for name, path in files.items()}
     size = sum(sizes.values())
     if size > most_mb * MB:
@@ -245,19 +250,10 @@ def _checked(
             except (SyntaxError, ValueError, RecursionError) as error:
                 raise _unreadable(name, error) from None
     for statement in imports:
-        where = f"package: {statement.file}, line {statement.line}, imports"
-        if alone:
-            beside = [top / file for file in (f"{statement.top}.py", f"{statement.top}/__init__.py")]
-            neighbour = statement.top not in ("trainer", "deploy") and any(file.is_file() for file in beside)
-            if neighbour or not statement.top:
-                raise UserError(
-                    f"{where} from its folder, which does not go along: use --package=FOLDER with both and an "
-                    "__init__.py"
-                )
         if lost := next((file for file in statement.files() if file in left_out), None):
             raise UserError(
-                f"{where} {lost}, which does not go along: git or .gcloudignore ignores it: take it out of there, or "
-                f"give --include={PurePosixPath(lost).name}"
+                f"package: {statement.file}, line {statement.line}, imports {lost}, which does not go along: git or "
+                f".gcloudignore ignores it: take it out of there, or give --include={PurePosixPath(lost).name}"
             )
     return Sources(files, tuple(left_out), size, tuple(imports))
 

@@ -46,7 +46,9 @@ def test_a_script_trains_here_with_only_what_goes_along(churn: Path, capsys: Cap
     found = json.loads((code / "found.json").read_text())
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
     assert json.loads(Path("runs/a/result.json").read_text())["steps"] == 15
-    assert "churn/train.py opens limits_of_columns.json, which goes along" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "churn/train.py opens limits_of_columns.json, which goes along" in shown
+    assert "train.py --epochs=3 --found=found.json: it calls fit (--as_is runs it as it is)\n" in shown
 
 
 @SLOW

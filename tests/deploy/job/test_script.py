@@ -136,12 +136,17 @@ def test_what_must_not_go_along_is_refused(name: str, content: str, line: str, p
         (["--module=nets"], "module=nets: there is no such program in "),
         (["--script=train.py", "--as_is", "--launch"], "--as_is and --launch contradict each other: drop one of them"),
         (["--script=train.py", "--launch", "--epochs=3"], "epochs is a setting of this package's training, not of a"),
+        (["--script=train.py", "--include=nothing*"], "include=nothing*: nothing in "),
+        (["--script=trainer/fits.py"], "script=trainer/fits.py: trainer beside it would hide this package: rename it"),
         (["--module=nets.task", "--launch"], "--launch is for a file: name it by --script=FILE"),
         (["--script=train.py", "--job_dir=held"], "job_dir=held: it holds a run of other.py: use another --job_dir"),
     ],
 )
 def test_mistakes_are_one_line(arguments: list[str], line: str, project: Path, refused: Command) -> None:
     (project / "held").mkdir()
+    (project / "trainer").mkdir()
+    (project / "trainer" / "fits.py").write_text("import keras, trainer\nkeras.Sequential().fit(1)")
+    (project / "trainer" / "trainer.py").touch()
     (project / "held" / "run.json").write_text('{"config": {"script": "other.py"}}')
     assert line in refused("local", "cpu", *arguments)
 

@@ -195,7 +195,7 @@ def test_the_desk_reads_the_package_that_is_shipped(tmp_path: Path, monkeypatch:
     package = write(tmp_path / "code", nets=NETS, data=DATA)
     write(tmp_path / "here", nets="def build(c, d, *, other: int = 1): pass")
     monkeypatch.chdir(tmp_path / "here")
-    where = ["--region=us-central1", "--bucket=gs://my-bucket", "--project=p"]
+    where = ["--region=us-central1", "--bucket=gs://my-bucket", "--project=p", "--force"]  # a job has no `tests`
     flags = ["l4x1", *OWN, *where, "--name=demo", f"--package={package}"]
     assert deploy(["submit", "--spec", *flags, "--rows=9", "--depth", "4", "--l2=none"]) == 0
     arguments = yaml.safe_load(capsys.readouterr().out)["workerPoolSpecs"][0]["containerSpec"]["args"]
@@ -218,6 +218,7 @@ def test_a_recipe_file_and_a_tier_pass_them_on(mine: Path, tmp_path: Path, capsy
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("model: mine.nets:build\ndata: mine.data:load\nrows: 9\nl2: null\n")
     where = ["--region=us-central1", "--bucket=gs://my-bucket", "--project=p", "--name=demo", f"--package={mine}"]
+    where.append("--force")  # a job has no `tests`
     flags = [f"--recipe={recipe}", "--my_lambda=1", "--act=mine.yaml"]
     assert deploy(["submit", "--spec", "l4x1", *where, *flags]) == 0
     shown = capsys.readouterr()
