@@ -38,7 +38,7 @@ def decode_with_pillow(files: list[Path]) -> None:
 def seconds_of_prepare(config: TrainConfig) -> float:
     """Measures `prepare`, which also computes checksums and writes files."""
     with tempfile.TemporaryDirectory() as folder:
-        return elapsed(lambda: write_pieces(config, Path(folder) / "prepared", 64, lambda done, total: None))
+        return elapsed(lambda: write_pieces(config, Path(folder) / "prepared"))
 
 
 @program
@@ -56,7 +56,7 @@ def main() -> None:
     for recipe, data in {"wgan_gp_photos": config.data, **dict.fromkeys(mnist, f"idx:{options.mnist}")}.items():
         with tempfile.TemporaryDirectory() as folder:
             flag = f"--recipe={recipe}"
-            write_pieces(resolve([flag, f"--data={data}"]).config, Path(folder), 64, lambda done, total: None)
+            write_pieces(resolve([flag, f"--data={data}"]).config, Path(folder))
             inputs = {"in memory": [f"--data={folder}"], "row by row": [f"--data={folder}", "--data_memory_mib=0"]}
             found = input_pipeline.measure_with_model([flag], inputs, options.repeats, options.seconds)
         print_table(f"Input pipeline of {recipe} alone, prepared data", input_pipeline.table(found, GOAL))

@@ -121,10 +121,9 @@ def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
 
 def checked_labels(labels: npt.NDArray[Any], origin: str, classes: int = MOST_CLASSES) -> npt.NDArray[np.int32]:
     """Returns labels as int32. Raises UserError, naming `origin`, unless all are integers from 0 to below `classes`."""
-    numbers = labels.size and labels.dtype.kind in "iu"
-    least, largest = (labels.min(), labels.max()) if numbers else (0, 0)
     if labels.dtype.kind not in "iu":
         raise UserError(f"{origin}: labels of type {labels.dtype}: must be integers")
+    least, largest = labels.min(), labels.max()
     if not 0 <= least <= largest < classes:
         raise UserError(f"{origin}: labels from {least} to {largest}: must be from 0 to {classes - 1:,}")
     return labels.astype(np.int32, copy=False)

@@ -215,9 +215,7 @@ class Fid:
         self._rows = tf.constant(np.resize(chosen, padded), tf.int64)
         self._noise = noise(config.seed + 1, padded, self._model.latent_dim, keras.config.floatx())
         self._labels: Any = None
-        if interface.generated_classes and reals.targets is not None:
-            self._labels = reals.targets[self._rows.numpy()].astype(np.int32)
-        elif interface.generated_classes:  # these data give them only together with their images
+        if interface.generated_classes:
             parts = (reals.gather(self._rows[at : at + batch])[1].numpy() for at in range(0, padded, batch))
             self._labels = np.concatenate([*parts]).astype(np.int32)
         self._generator: Any = None

@@ -28,6 +28,7 @@ from trainer.data.image_arrays import checked_labels
 from trainer.data.sample_grids import from_uint8, to_uint8
 from trainer.invariance.batch_norm import separate_groups
 from trainer.invariance.gradients import sum_and_build, update_average
+from trainer.invariance.internals import compiled_by_xla
 from trainer.invariance.layers import full_precision
 from trainer.invariance.step import StepContext
 from trainer.models.classifiers import number_of_classes
@@ -228,9 +229,6 @@ class GAN(keras.Model):
         # Traced once for all of a step's updates.
         self._traced_gradients = tf.function(self.critic_gradients, autograph=False)
 
-    def _critic_gradients(self, *arguments: Any) -> Any:
-        return self.critic_gradients(*arguments)  # a subclass may call one that is traced once
-
     def augmented(self, *images: Any) -> list[Any]:
         """Returns each of `images`, (rows, height, width, channels) in [-1, 1], as the critic sees them.
 
@@ -291,8 +289,12 @@ class GAN(keras.Model):
             if generated is None:  # unless one pass has made the images of several updates
                 generated = self.generator(with_labels(fakes.noise, fakes.labels), training=True)
             images = self.augmented(from_uint8(reals), generated)
-            # In a cut step XLA compiles parts, such as these gradients; TensorFlow sums over replicas between them.
-            gradients_of = self._compiled_gradients if step.cut else self._critic_gradients
+            gradients_of = self.critic_gradients
+            if step.cut:  # XLA compiles parts, such as these gradients; TensorFlow sums over replicas between them
+                gradients_of = self._compiled_gradients
+            elif self.batches_per_step > 1 and not compiled_by_xla():
+                # XLA takes what a traced function gets from the step for constants, and would compile each step anew.
+                gradients_of = self._traced_gradients
             return gradients_of(*images, *others, step.global_batch_size, fakes.labels)
 
         losses, gradients = step.accumulate(of_micro_batch, reals, fakes, *others)

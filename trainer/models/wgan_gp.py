@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.base.settings.model_settings import WGANGPConfig
-from trainer.invariance.internals import compiled_by_xla
 from trainer.invariance.step import current_step
 from trainer.models.gan import GAN, images_of, scores_and_slopes, twice
 
@@ -48,13 +47,6 @@ class WGANGP(GAN):
         logs["generator_loss"] = self.update_generator(step, generated)
         self.average_generator(step)
         return logs
-
-    def _critic_gradients(self, *arguments: Any) -> Any:
-        """Calls `critic_gradients`: as a function that is traced once, but inline if XLA compiles the whole step.
-
-        XLA takes what such a function gets from the step for constants, and would compile each step anew.
-        """
-        return (self.critic_gradients if compiled_by_xla() else self._traced_gradients)(*arguments)
 
     def critic_gradients(self, reals: Any, fakes: Any, mix: Any, global_batch_size: int, labels: Any = None) -> Any:
         """Returns losses by name, and a gradient of the scaled loss for each critic variable, over this replica's rows.

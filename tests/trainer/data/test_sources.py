@@ -55,8 +55,6 @@ def test_one_idx_file_and_a_kind_that_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("suffix", "content", "line"), [
     ("", b"", "not an idx file"),
     ("", b"\0\0\x08\x03\0\0\0\5\0\0\0\x08\0\0\0\x08abc", "fewer bytes follow"),
-    ("", b"\0\0\x08\x03" + b"\xff" * 12, "its header claims"),
-    ("", b"\0\0\x0d\x03" + b"\0" * 12, "not an idx file of unsigned bytes"),
     ("", b"\0\0\x08\x01\0\0\0\1\0\0\0\0\0\0\0\0\0", "unsigned bytes in 3 dimensions: its header is 00 00 08 01"),
     ("", b"\0\0\x08\x03\0\0\0\1\0\0\0\1\0\0\0\1ab", "more bytes follow"),
     (".gz", b"not gzip at all", "cannot be read"),
@@ -79,11 +77,8 @@ def test_npz_with_keras_names_and_column_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("content", "line"), [
     ({"other": np.zeros(3)}, "it contains other: x_train or images is required"),
     ({"images": np.zeros((3, 8, 8))}, "images are float64: must be uint8"),
-    ({"images": np.zeros((3, 8), np.uint8)}, "images of shape (3, 8)"),
     ({"images": np.zeros((3, 8, 8, 2), np.uint8)}, "images of shape (3, 8, 8, 2)"),
     ({"images": levels(3), "labels": np.zeros(2, int)}, "labels of shape (2,)"),
-    ({"images": levels(3), "labels": np.zeros(3)}, "type float64"),
-    ({"images": levels(3), "labels": np.array([0, -1, 2])}, "labels from -1 to 2"),
 ])  # fmt: skip
 def test_arrays_that_do_not_fit_are_one_line(tmp_path: Path, content: dict[str, Any], line: str) -> None:
     np.savez(tmp_path / "x.npz", **content)
