@@ -27,10 +27,10 @@ from trainer.data.sources import load_dataset
 from trainer.invariance.gradients import reachable
 from trainer.invariance.layers import refresh_normalization
 from trainer.invariance.step import NotCompilable, StepContext
-from trainer.reporting.error_lines import half_precision, one_line
+from trainer.reporting.error_lines import one_line
 from trainer.reporting.progress import is_loss
-from trainer.reporting.resources import peak_device_memory_gib
-from trainer.reporting.result import gpu_names, library_versions
+from trainer.reporting.resources import gpu_names, half_precision, peak_device_memory_gib
+from trainer.reporting.result import library_versions
 from trainer.run.replica_check import COMPARED_STEPS
 from trainer.run.training_setup import TrainingSetup, set_precision_and_seed, setup_with
 from trainer.training.checkpoint import assign_values, of_networks, snapshot, variables_of

@@ -61,8 +61,8 @@ def with_evaluation(config: TrainConfig, train: Arrays, evaluation: Arrays | Non
     Raises UserError if there are an evaluation part and the flag.
     """
     if evaluation is None and config.evaluation_fraction:
-        rows = [part.located(np.arange(part.count)) for part in held_back(config, train)]
-        return train.take(np.sort(rows[0])), train.take(np.sort(rows[1]))
+        kept, held = (train.take(np.sort(part.located(np.arange(part.count)))) for part in held_back(config, train))
+        return kept, held
     if evaluation is not None and config.evaluation_fraction:
         raise UserError(
             f"evaluation_fraction={config.evaluation_fraction}: {config.data} already has an evaluation part "
@@ -195,7 +195,7 @@ def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
             header = file.read(4 + 4 * dimensions)
-            if len(header) < 4 + 4 * dimensions or header[:4] != bytes((0, 0, _UINT8, dimensions)):
+            if header[:4] != bytes((0, 0, _UINT8, dimensions)):
                 raise UserError(
                     f"{path}: not an idx file of unsigned bytes in {dimensions} dimensions: its header is "
                     f"{header[:4].hex(' ')}"

@@ -38,7 +38,7 @@ MOST_IMAGES = 10_000  # of each set: the distances between 10,000 and 10,000 tak
 _ROWS = 256  # of the distances in memory at a time: 20 MB
 
 
-def neighbour_metrics(real: Features, fake: Features, neighbours: int = NEIGHBOURS) -> dict[str, float]:
+def neighbour_metrics(real: Features, fake: Features) -> dict[str, float]:
     """Returns precision, recall, density and coverage of generated images; {} if there are too few.
 
     At most MOST_IMAGES of each set are compared. All but density are at most 1, and higher is better.
@@ -47,9 +47,9 @@ def neighbour_metrics(real: Features, fake: Features, neighbours: int = NEIGHBOU
         features[np.linspace(0, len(features) - 1, min(len(features), MOST_IMAGES)).astype(np.int64)]
         for features in (real, fake)
     )
-    if min(len(real), len(fake)) <= neighbours:
+    if min(len(real), len(fake)) <= NEIGHBOURS:
         return {}
-    real_radii, fake_radii = _radii(real, neighbours), _radii(fake, neighbours)
+    real_radii, fake_radii = _radii(real), _radii(fake)
     within_real = np.zeros(len(fake))  # how many balls of real images hold each generated one
     within_fake, nearest = np.zeros(len(real), bool), np.full(len(real), np.inf)
     for rows, distances in _distances(fake, real):
@@ -59,17 +59,17 @@ def neighbour_metrics(real: Features, fake: Features, neighbours: int = NEIGHBOU
     return {
         "precision": float((within_real > 0).mean()),
         "recall": float(within_fake.mean()),
-        "density": float(within_real.mean() / neighbours),
+        "density": float(within_real.mean() / NEIGHBOURS),
         "coverage": float((nearest < real_radii).mean()),
     }
 
 
-def _radii(features: Features, neighbours: int) -> Features:
-    """Returns the squared distance of each row to its `neighbours`-th nearest neighbour, itself not counted."""
+def _radii(features: Features) -> Features:
+    """Returns the squared distance of each row to its fifth nearest neighbour, itself not counted."""
     radii = np.empty(len(features))
     for rows, distances in _distances(features, features):
         distances[np.arange(len(distances)), np.arange(len(features))[rows]] = np.inf
-        radii[rows] = np.partition(distances, neighbours - 1, axis=1)[:, neighbours - 1]
+        radii[rows] = np.partition(distances, NEIGHBOURS - 1, axis=1)[:, NEIGHBOURS - 1]
     return radii
 
 

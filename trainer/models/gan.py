@@ -33,8 +33,7 @@ from trainer.invariance.layers import full_precision
 from trainer.invariance.step import StepContext
 from trainer.models.classifiers import number_of_classes
 from trainer.models.image_layers import (
-    KERNEL,
-    STRIDE,
+    CONVOLUTION,
     DiffAugment,
     ImageConv2D,
     ImageConv2DTranspose,
@@ -111,9 +110,9 @@ def build_generator(config: GANConfig, initializer: Initializer = _GLOROT, class
     x = layers.ReLU()(_batch_norm(x))
     for channels in reversed(widths[:-1]):
         kernel = {"kernel_initializer": initializer(), "use_bias": False}  # batch norm would cancel a bias
-        x = layers.Conv2DTranspose(channels, KERNEL, strides=STRIDE, padding="same", **kernel)(x)
+        x = layers.Conv2DTranspose(channels, **CONVOLUTION, **kernel)(x)
         x = layers.ReLU()(_batch_norm(x))
-    x = ImageConv2DTranspose(config.channels, kernel_initializer=initializer())(x)
+    x = ImageConv2DTranspose(config.channels, **CONVOLUTION, kernel_initializer=initializer())(x)
     images = layers.Activation("tanh", name="images", **full)(x)
     return keras.Model(inputs, images, name="generator")
 
@@ -135,11 +134,8 @@ def build_critic(
     x = images
     for depth, channels in enumerate(filters(config.image_size, config.width)):
         normed = batch_norm and depth > 0
-        kernel = {"kernel_initializer": initializer(), "use_bias": not normed}
-        if depth == 0:
-            x = ImageConv2D(channels, **kernel)(x)
-        else:
-            x = layers.Conv2D(channels, KERNEL, strides=STRIDE, padding="same", **kernel)(x)
+        convolution = layers.Conv2D if depth else ImageConv2D
+        x = convolution(channels, **CONVOLUTION, kernel_initializer=initializer(), use_bias=not normed)(x)
         x = _batch_norm(x) if normed else x
         x = layers.LeakyReLU(negative_slope=0.2)(x)
     x = layers.Flatten()(x)
@@ -316,17 +312,12 @@ class GAN(keras.Model):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.generator_variables)
             images = self.generator(with_labels(generated.noise, generated.labels), training=True)
-        reals, labels = generated.reals, generated.labels
-        reals = None if reals is None else self.augmented(reals)[0]
-        numbers = self.diff_augment.draw()  # by which the images are changed for the critic
-        real_scores = None if reals is None else self.scores(reals, labels)
-        with tf.GradientTape(watch_accessed_variables=False) as of_images:
-            of_images.watch(images)
-            scores = self.scores(self.diff_augment(images, numbers), labels)
+            reals, labels = generated.reals, generated.labels
+            real_scores = None if reals is None else self.scores(self.augmented(reals)[0], labels)
+            scores = self.scores(self.augmented(images)[0], labels)
             loss = self.generator_loss(scores, real_scores) / global_batch_size
             scaled = self.generator_optimizer.scale_loss(loss)
-        by_images = of_images.gradient(scaled, images)
-        return loss, tape.gradient(images, self.generator_variables, output_gradients=by_images)
+        return loss, tape.gradient(scaled, self.generator_variables)
 
     def average_generator(self, step: StepContext) -> None:
         """Moves the average towards the generator; called once at the end of each step."""

