@@ -30,7 +30,7 @@ from trainer.invariance.batch_norm import separate_groups
 from trainer.invariance.gradients import sum_and_build, update_average
 from trainer.invariance.internals import compiled_by_xla
 from trainer.invariance.layers import full_precision
-from trainer.invariance.step import StepContext
+from trainer.invariance.step import StepContext, current_step
 from trainer.models.classifiers import number_of_classes
 from trainer.models.image_layers import (
     CONVOLUTION,
@@ -180,13 +180,17 @@ class Generated(NamedTuple):
 
 
 class GAN(keras.Model):
-    """Holds a generator, its moving average and a critic; a subclass defines losses and `train_step`."""
+    """Holds a generator, its moving average and a critic; a subclass defines their losses.
 
-    # (reals, fakes, *others, global_batch_size, labels) -> losses and gradients; see `update_critic`.
-    critic_gradients: Callable[..., Any]
+    A step has one or several updates of the critic, and then one of the generator, each with new noise.
+    """
+
+    # (reals, fakes, *others, global_batch_size, labels) -> losses by name, the first of which the critic minimises.
+    critic_losses: Callable[..., dict[str, Any]]
     # (scores of generated images, scores of the real images that they are compared with or None), (rows, 1) each -> the
     # generator's loss, summed over rows.
     generator_loss: Callable[..., Any]
+    pairs_images = False  # whether the generator's loss compares each generated image with the real one of its row
     compiles_gradients = False  # whether it neither draws nor sums over replicas: XLA can compile it alone
     betas: tuple[float, float]  # of both Adam optimizers
     critic_batch_norm = False
@@ -224,6 +228,28 @@ class GAN(keras.Model):
         self._compiled_gradients = tf.function(self.critic_gradients, jit_compile=True, autograph=False)
         # Traced once for all of a step's updates.
         self._traced_gradients = tf.function(self.critic_gradients, autograph=False)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        """Returns the losses, of the critic as means over its updates.
+
+        data: images (critic updates, rows, height, width, channels) in [0, 255], perhaps labels (critic updates, rows).
+        """
+        step, reals = current_step(), tf.unstack(images_of(data))
+        noise = step.normal((len(reals) + 1, self.latent_dim), stream="noise")
+        *fakes, generated = self.images_for_updates(step, noise, self.labels_of(data))
+        updates = [
+            self.update_critic(step, *given) for given in zip(reals, fakes, *self.drawn_for_updates(step), strict=True)
+        ]
+        logs = {name: tf.add_n([update[name] for update in updates]) / len(updates) for name in updates[0]}
+        if self.pairs_images:
+            generated = generated._replace(reals=from_uint8(reals[-1]))
+        logs["generator_loss"] = self.update_generator(step, generated)
+        self.average_generator(step)
+        return logs
+
+    def drawn_for_updates(self, step: StepContext) -> list[list[Any]]:
+        """Returns further arguments of `critic_losses`, (rows, …), each for every update of the critic."""
+        return []
 
     def augmented(self, *images: Any) -> list[Any]:
         """Returns each of `images`, (rows, height, width, channels) in [-1, 1], as the critic sees them.
@@ -273,10 +299,21 @@ class GAN(keras.Model):
             images: list[Any] = tf.split(self.generator(joined, training=True), len(inputs))
         return images
 
+    def critic_gradients(self, *given: Any) -> Any:
+        """Returns losses by name, and a gradient of the scaled loss for each critic variable, over this replica's rows.
+
+        given: the arguments of `critic_losses`.
+        """
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self.critic_variables)
+            losses = self.critic_losses(*given)
+            scaled = self.critic_optimizer.scale_loss(next(iter(losses.values())))
+        return losses, tape.gradient(scaled, self.critic_variables)
+
     def update_critic(self, step: StepContext, reals: Any, fakes: Generated, *others: Any) -> Any:
         """Updates the critic once; returns this replica's part of its losses.
 
-        reals: (rows, height, width, channels) in [0, 255]; others: (rows, …), further arguments of `critic_gradients`.
+        reals: (rows, height, width, channels) in [0, 255]; others: (rows, …), further arguments of `critic_losses`.
         """
 
         def of_micro_batch(reals: Any, fakes: Generated, *others: Any) -> Any:
