@@ -104,15 +104,13 @@ def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
     top, left = (height - side) // 2, (width - side) // 2
     images = np.ascontiguousarray(images[:, top : top + side, left : left + side])
     if side != size:
-        squares = images
-        images = np.empty((len(squares), size, size, channels), np.uint8)
-        chunk = max(1, _CHUNK_PIXELS // (size * size * channels))
-        for first in range(0, len(images), chunk):
-            part = slice(first, first + chunk)
-            resized = tf.image.resize(
-                squares[part].astype(np.float32), (size, size), method="bicubic", antialias=True
-            ).numpy()
-            images[part] = np.clip(np.rint(resized), 0, 255)
+
+        def resized(part: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+            pixels = tf.image.resize(part, (size, size), method="bicubic", antialias=True)
+            return np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
+
+        chunks = math.ceil(len(images) * size * size * channels / _CHUNK_PIXELS)
+        images = np.concatenate([resized(part) for part in np.array_split(images, chunks)])
     if labels is not None:
         labels = np.asarray(labels)
         labels = labels[:, 0] if labels.shape == (len(images), 1) else labels
