@@ -280,13 +280,9 @@ def fitting_line(head: str, values: Scalars, speed: str, left: str) -> str:
     names = sorted(values, key=lambda name: (not is_loss(name), order.index(name.removeprefix("val_")), len(name)))
     numbers = {name: f"{values[name]:.4g}" for name in names}
     shown = [f"{name} {text if len(text) <= 8 else f'{values[name]:.3g}':8}" for name, text in numbers.items()]
-    room = _WIDTH - len(head)
-    parts = {}  # by place in the line; the loop goes from the most to the least important one
-    for place in (*range(min(2, len(shown))), len(shown) + 1, *range(2, len(shown)), len(shown)):
-        part = [*shown, speed, left][place]
-        if part and len(part) + 2 <= room:
-            parts[place], room = part, room - len(part) - 2
-    return "  ".join([head, *(parts[place] for place in sorted(parts))]).rstrip()
+    fewer = ([*shown[:count], left] for count in range(len(shown), 0, -1))
+    lines = ("  ".join(filter(None, [head, *parts])).rstrip() for parts in ([*shown, speed, left], *fewer))
+    return next((line for line in lines if len(line) <= _WIDTH), head)
 
 
 def input_wait_text(entry: StatsEntry) -> str:
