@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.fixtures import Patch
 from tests.support import refused
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.settings.schedule import Schedule
@@ -156,9 +157,7 @@ def of_images(count: int, size: int) -> Dataset:
     (Dataset("own", range(5)),  # type: ignore[arg-type]
      "its Dataset holds range: derive the class from Examples of trainer.data.dataset, or use"),
 ], ids=["few", "wrong size", "no dataset", "strange class"])  # fmt: skip
-def test_a_users_own_source_that_does_not_fit_is_refused(
-    returned: Any, line: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_users_own_source_that_does_not_fit_is_refused(returned: Any, line: str, monkeypatch: Patch) -> None:
     monkeypatch.setitem(globals(), "returned", lambda config: returned)
     with refused(line):
         load_dataset(TrainConfig(data=f"{__name__}:returned"))

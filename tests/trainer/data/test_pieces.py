@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.fixtures import Capture, Patch
 from tests.support import refused
 from tests.trainer.data.test_sources import png, write_tfrecord
 from tests.workers import ROOT
@@ -42,7 +43,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_pieces(monkeypatch: Patch) -> None:
     """Puts ten images into each piece."""
     monkeypatch.setattr(prepare_module, "source_of", lambda config, per_piece: source_of(config, 10))
 
@@ -138,9 +139,7 @@ def of_a_function(config: TrainConfig) -> Dataset:
     return Dataset("made", Arrays(np.full((2, SIZE, SIZE, 1), np.array(LEVELS).reshape(2, 1, 1, 1), np.uint8)))
 
 
-def test_pieces_of_a_function_are_made_again_only_in_another_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_of_a_function_are_made_again_only_in_another_folder(tmp_path: Path, monkeypatch: Patch) -> None:
     named = Path(f"{__name__}:of_a_function")
     assert prepare(named, tmp_path / "prepared") == prepare(named, tmp_path / "prepared")
     monkeypatch.setattr(sys.modules[__name__], "LEVELS", [1, 3])
@@ -169,7 +168,7 @@ def test_other_sources_can_be_prepared(tmp_path: Path) -> None:
     (["digits", "gs://my-bucket/there", "--image_size=8"], "gcloud storage cp -r pieces gs://my-bucket/there"),
     (["digits", "/gcs/my-bucket/there", "--image_size=8"], "gcloud storage cp -r pieces gs://my-bucket/there"),
 ])  # fmt: skip
-def test_prepare_says_what_is_wrong(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepare_says_what_is_wrong(arguments: list[str], line: str, capsys: Capture) -> None:
     assert main(arguments) == 2
     found = capsys.readouterr().err
     assert (found.count("\n"), line in found) == (1, True)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ import tensorflow as tf
 
 from tests.conftest import SMALL
 from tests.drill import losses, numbers
-from tests.fixtures import Patch
+from tests.fixtures import Log, Make, Patch
 from tests.support import Signals, of_model, refused, run_job, small
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.settings.request import resolve
@@ -32,7 +31,7 @@ def on(replicas: int, batch: int = 16) -> Replicas:
     return make_replicas(TrainConfig(replicas=replicas, global_batch_size=batch))
 
 
-def test_only_models_with_a_loss_are_evaluated(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_models_with_a_loss_are_evaluated(caplog: Log) -> None:
     config = small("--model=mlp", "--evaluation_fraction=0.1")
     digits = load_dataset(config)
     model = build_model(config, digits)
@@ -106,7 +105,7 @@ def features_in(precision: str, name: str) -> tuple[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_features_do_not_depend_on_precision(precision: str, features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_do_not_depend_on_precision(precision: str, features: Path, monkeypatch: Patch) -> None:
     def small_network(input_shape: tuple[int, int, int], **given: object) -> keras.Model:
         """Replaces InceptionV3, which is slow to build."""
         layers = [keras.layers.Conv2D(8, 9, strides=9), keras.layers.GlobalAveragePooling2D()]
@@ -124,7 +123,7 @@ def test_features_do_not_depend_on_precision(precision: str, features: Path, mon
     ("inception", "use its weights of ImageNet, without the top, with --fid_features=PATH.h5"),
 ])  # fmt: skip
 def test_a_network_that_cannot_be_loaded_says_what_to_do(
-    tmp_path: Path, name: str, line: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, name: str, line: str, monkeypatch: Patch
 ) -> None:
     def offline(**given: object) -> None:
         raise OSError("Name or service not known")
@@ -168,7 +167,7 @@ def measured(features: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_job(fid_config(features, tmp_path_factory.mktemp("measured") / "job"))
 
 
-def test_a_gan_run_reports_fid(small_config: Callable[..., TrainConfig], features: Path, measured: Path) -> None:
+def test_a_gan_run_reports_fid(small_config: Make, features: Path, measured: Path) -> None:
     result = json.loads((measured / "result.json").read_text())
     assert result["final"]["quality"]["features"] == str(features)
     assert result["final"]["metrics"]["fid"] > 0
@@ -178,7 +177,7 @@ def test_a_gan_run_reports_fid(small_config: Callable[..., TrainConfig], feature
 
 
 def test_a_signal_in_the_midst_of_fid_leaves_it_to_the_same_command(
-    features: Path, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    features: Path, measured: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """Checks that hooks before it at this step, such as the report, run again and leave one line."""
     signals, collect, left = Signals(monkeypatch), Fid._collect, []

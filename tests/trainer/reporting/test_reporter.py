@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
+from tests.fixtures import Capture, Patch
 from tests.workers import until
 from trainer.base.log import log, start_logging
 from trainer.base.run_files.job_directory import JobDir
@@ -63,9 +63,7 @@ def test_the_tuning_file_has_the_format_of_vertex_ai(tmp_path: Path) -> None:
     assert lines[-1] == {"trial": "7", "critic_loss": "74.5", "global_step": "149", "checkpoint_path": "ckpt-1"}
 
 
-def test_lines_are_json_with_a_severity_on_vertex(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_are_json_with_a_severity_on_vertex(monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setenv("CLOUD_ML_JOB_ID", "123")
     for text in ("two\nlines", "plain"):
         start_logging()
@@ -112,7 +110,7 @@ def test_a_line_for_people_has_the_same_columns_and_a_value_beside_its_evaluatio
 
 
 def test_the_bar_on_a_terminal_shows_losses_speed_and_time_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "120")
@@ -142,7 +140,7 @@ def test_the_call_that_traces_is_not_timed() -> None:
     assert logs.means() == {"accuracy": 0.9, "loss": 2.0}, "a Keras metric replaces the scalar of its name"
 
 
-def test_training_never_waits_for_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_never_waits_for_nvidia_smi(tmp_path: Path, monkeypatch: Patch) -> None:
     """Holds the tool back until the first report is out; it is then asked for the GPUs of this process only."""
     answers, tool = tmp_path / "answers", tmp_path / "nvidia-smi"
     os.mkfifo(answers)
