@@ -411,7 +411,7 @@ class InSequence(AnyExamples):
                         lambda leaf, like: tf.ensure_shape(leaf, (None, *like.shape[1:])), parts, first
                     )
                 )
-        axes = 1 if self.batched else 0  # before the shape of one example
+        axes = int(self.batched)  # before the shape of one example
         for spec in tf.nest.flatten(self._source.element_spec):
             if not spec.shape[axes:].is_fully_defined():
                 raise UserError(

@@ -18,7 +18,7 @@ from tests.support import Signals, of_model, refused, run_job, small
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.strategy import Replicas, make_replicas
+from trainer.cluster.strategy import make_replicas
 from trainer.data.sources import load_dataset
 from trainer.measures.evaluation import evaluation
 from trainer.measures.fid import Extractor, Fid
@@ -27,20 +27,16 @@ from trainer.run import job
 from trainer.run.training_setup import build_setup, set_precision_and_seed
 
 
-def on(replicas: int, batch: int = 16) -> Replicas:
-    return make_replicas(TrainConfig(replicas=replicas, global_batch_size=batch))
-
-
 def test_only_models_with_a_loss_are_evaluated(caplog: Log) -> None:
     config = small("--model=mlp", "--evaluation_fraction=0.1")
     digits = load_dataset(config)
-    model = build_model(config, digits)
-    assert evaluation(model, on(1), digits, 16) is not None
-    assert evaluation(model, on(1), dataclasses.replace(digits, evaluation=None), 16) is None
-    assert evaluation(build_model(small(), digits), on(1), digits, 16) is None
+    model, one = build_model(config, digits), make_replicas(config)
+    assert evaluation(model, one, digits, 16) is not None
+    assert evaluation(model, one, dataclasses.replace(digits, evaluation=None), 16) is None
+    assert evaluation(build_model(small(), digits), one, digits, 16) is None
     without_loss = keras.Sequential([keras.Input((16, 16, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
     without_loss.compile()
-    assert evaluation(without_loss, on(1), digits, 16) is None
+    assert evaluation(without_loss, one, digits, 16) is None
     assert "Sequential is not compiled with a loss, and has no test_step of its own" in caplog.text
 
 
@@ -85,13 +81,10 @@ def test_features_are_never_computed_in_tf32(features: Path, tf32: bool) -> None
     assert enabled() is tf32
     model = SimpleNamespace(latent_dim=16, averaged_generator=None)
     reals: Any = load_dataset(config).train
-    fid = Fid(config, model, reals, on(1))
+    fid = Fid(config, model, reals, make_replicas(config))
     seen = []
     fid._collect(lambda start: seen.append(enabled()) or tf.zeros((16, 8)))
     assert (seen, enabled()) == ([False, False], tf32)
-
-
-PRECISIONS = ["mixed_bfloat16", "mixed_float16", "float64"]
 
 
 def features_in(precision: str, name: str) -> tuple[str, np.ndarray]:
@@ -104,7 +97,7 @@ def features_in(precision: str, name: str) -> tuple[str, np.ndarray]:
     return extract.identity, found.numpy()
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16", "float64"])
 def test_features_do_not_depend_on_precision(precision: str, features: Path, monkeypatch: Patch) -> None:
     def small_network(input_shape: tuple[int, int, int], **given: object) -> keras.Model:
         """Replaces InceptionV3, which is slow to build."""

@@ -9,10 +9,8 @@ import pytest
 
 from trainer.measures.fid import frechet_distance, kernel_distance, neighbour_metrics
 
-Numbers = dict[str, float]
-
 # By package. torch-fidelity counts images on the edge of a ball too, of which there are none, and those in float32.
-STORED: dict[str, Numbers] = {
+STORED: dict[str, dict[str, float]] = {
     "torch_fidelity": {
         "fid": 0.8238087234861453,
         "kid": 0.06393436004159936,

@@ -31,7 +31,6 @@ from trainer.models.optimizers import StepSchedule
 from trainer.run import replica_check
 from trainer.run.export import plain_copy
 
-ROOT = Path(__file__).parents[3]
 RANDOM = np.random.default_rng(0)
 FAMILIES = {
     "mlp": ("--model=mlp", "--dropout=0.3", "--width=16", "--augment=flip,crop"),

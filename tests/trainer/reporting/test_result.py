@@ -17,10 +17,6 @@ from trainer.reporting.result import ResultWriter, refuse_hopeless_restart
 CONFIG = TrainConfig(job_dir="somewhere", steps=100)
 
 
-def progress(step: int) -> Progress:
-    return Progress(step, 100, steps_per_epoch=10, examples_per_step=8)
-
-
 def begun(folder: Path, before: Any = None, began: float = 0.0) -> ResultWriter:
     """Returns the counts of a process that begins in a job directory with that result.json."""
     job_dir = JobDir(folder, folder / "checkpoints", folder / "logs", folder / "model")
@@ -47,7 +43,7 @@ def test_repeated_steps_are_counted_from_the_last_reported_one(tmp_path: Path) -
     assert last_reported_step(tmp_path) == 0
     stats.write_text('{"kind": "report", "step": 40}\n{"kind": "report", "step": 57}\n{"kind": "rep')
     run_result = begun(tmp_path, {"state": "running", "steps": 50, "steps_repeated": 2})
-    run_result.resume(progress(50))
+    run_result.resume(Progress(50, 100, steps_per_epoch=10, examples_per_step=8))
     assert written(run_result, tmp_path)["steps_repeated"] == 2 + 7
 
 
