@@ -89,18 +89,15 @@ _KERNEL_ROWS = 256  # of the kernel's matrix in memory at a time: about 0.3 GB w
 def frechet_distance(reals: Features, fakes: Features) -> float:
     """Returns |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)) of two sets of features, at least two images each."""
     difference = reals.mean(axis=0) - fakes.mean(axis=0)
-    if max(len(reals), len(fakes)) < reals.shape[1]:
-        # With C1 = A^T A and C2 = B^T B, that root has the singular values of A B^T, which is smaller than C1 and C2.
-        a, b = ((features - features.mean(axis=0)) / math.sqrt(len(features) - 1) for features in (reals, fakes))
-        singular = np.linalg.svd(a @ b.T, compute_uv=False)
-        return float(difference @ difference + np.square(a).sum() + np.square(b).sum() - 2 * singular.sum())
-    first, second = (np.atleast_2d(np.cov(features, rowvar=False)) for features in (reals, fakes))
-    # (C1 C2)^(1/2) has the trace of (C1^(1/2) C2 C1^(1/2))^(1/2), which is symmetric: no complex rounding.
-    values, vectors = np.linalg.eigh(first)
-    root = (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
-    middle = np.linalg.eigvalsh(root @ second @ root)
-    trace = np.sqrt(np.clip(middle, 0, None)).sum()
-    return float(difference @ difference + np.trace(first) + np.trace(second) - 2 * trace)
+    # With C1 = A^T A and C2 = B^T B, that root has the trace of (A B^T B A^T)^(1/2), which is symmetric: no complex
+    # rounding. A and B are triangular, and have no more rows than there are images or features.
+    a, b = (
+        np.linalg.qr((features - features.mean(axis=0)) / math.sqrt(len(features) - 1), mode="r")
+        for features in (reals, fakes)
+    )
+    product = a @ b.T
+    roots = np.sqrt(np.clip(np.linalg.eigvalsh(product @ product.T), 0, None))
+    return float(difference @ difference + np.square(a).sum() + np.square(b).sum() - 2 * roots.sum())
 
 
 def kernel_distance(reals: Features, fakes: Features) -> float:

@@ -39,6 +39,6 @@ def test_ours_are_the_stored_numbers() -> None:
     for numbers in STORED.values():
         assert {name: found[name] for name in numbers} == pytest.approx(numbers, rel=1e-7)
     assert {name for numbers in STORED.values() for name in numbers} == found.keys()
-    # With more features than images it is computed from the images' products; features of 0 change nothing.
+    # With more features than images, too: features of 0 change nothing.
     wide = (np.pad(features, ((0, 0), (0, 240))) for features in (real, fake))
     assert frechet_distance(*wide) == pytest.approx(found["fid"], rel=1e-7)
