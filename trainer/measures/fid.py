@@ -90,14 +90,15 @@ def frechet_distance(reals: Features, fakes: Features) -> float:
     """Returns |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)) of two sets of features, at least two images each."""
     difference = reals.mean(axis=0) - fakes.mean(axis=0)
     # With C1 = A^T A and C2 = B^T B, that root has the trace of (A B^T B A^T)^(1/2), which is symmetric: no complex
-    # rounding. A and B are triangular, and have no more rows than there are images or features.
-    a, b = (
+    # rounding. The factors A and B are triangular, with no more rows than there are images or features.
+    factors = list[Any](
         np.linalg.qr((features - features.mean(axis=0)) / math.sqrt(len(features) - 1), mode="r")
         for features in (reals, fakes)
     )
-    product = a @ b.T
+    product = factors[0] @ factors[1].T
     roots = np.sqrt(np.clip(np.linalg.eigvalsh(product @ product.T), 0, None))
-    return float(difference @ difference + np.square(a).sum() + np.square(b).sum() - 2 * roots.sum())
+    traces = sum(np.square(factor).sum() for factor in factors)
+    return float(difference @ difference + traces - 2 * roots.sum())
 
 
 def kernel_distance(reals: Features, fakes: Features) -> float:
