@@ -5,7 +5,6 @@ Variants are precisions, TF32, XLA and numbers of devices (docs/gpus.md). Each t
 """
 
 import gc
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -102,7 +101,7 @@ def too_far(found: Differences, limits: Differences) -> str:
 
 def _norm(weights: Sequence[npt.NDArray[np.float64]], others: Sequence[npt.NDArray[np.float64]]) -> float:
     """Returns the L2 norm of the difference of two groups of arrays."""
-    return math.sqrt(sum(float(np.sum(np.square(a - b))) for a, b in zip(weights, others, strict=True)))
+    return float(np.linalg.norm([np.linalg.norm(a - b) for a, b in zip(weights, others, strict=True)]))
 
 
 @dataclass(frozen=True)
