@@ -56,12 +56,9 @@ def ours(setup: TrainingSetup) -> tuple[Any, Any]:
     """Returns (loss, gradients) of the critic and of the generator by the model of this project."""
     model, (reals, noise, mix) = setup.model, draws(setup)
     (fakes,) = model.fakes(Generated(noise=noise))
-    if setup.config.model == "dcgan":
-        critic = model.critic_gradients(reals, fakes, ROWS)
-    else:
-        losses, gradients = model.critic_gradients(reals, fakes, mix, ROWS)
-        critic = losses["critic_loss"], gradients
-    return critic, model.generator_gradients(Generated(noise=noise), ROWS)
+    others = () if setup.config.model == "dcgan" else (mix,)
+    losses, gradients = model.critic_gradients(reals, fakes, *others, ROWS)
+    return (next(iter(losses.values())), gradients), model.generator_gradients(Generated(noise=noise), ROWS)
 
 
 def same(one: tuple[Any, Any], other: tuple[Any, Any]) -> None:

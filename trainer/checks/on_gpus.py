@@ -5,7 +5,6 @@ Variants are precisions, TF32, XLA and numbers of devices (docs/gpus.md). Each t
 """
 
 import gc
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -27,10 +26,10 @@ from trainer.data.sources import load_dataset
 from trainer.invariance.gradients import reachable
 from trainer.invariance.layers import refresh_normalization
 from trainer.invariance.step import NotCompilable, StepContext
-from trainer.reporting.error_lines import half_precision, one_line
+from trainer.reporting.error_lines import one_line
 from trainer.reporting.progress import is_loss
-from trainer.reporting.resources import peak_device_memory_gib
-from trainer.reporting.result import gpu_names, library_versions
+from trainer.reporting.resources import gpu_names, half_precision, peak_device_memory_gib
+from trainer.reporting.result import library_versions
 from trainer.run.replica_check import COMPARED_STEPS
 from trainer.run.training_setup import TrainingSetup, set_precision_and_seed, setup_with
 from trainer.training.checkpoint import assign_values, of_networks, snapshot, variables_of
@@ -40,7 +39,7 @@ ORDERS = (7, 8)  # seeds of the orders of rows that make the control
 TIMES_CONTROL = 3.0  # allowed multiple of the control
 # A control, the difference that the same steps show with the rows of each batch in another order, is chance below this:
 # the spacing of float32, and more for losses and norms, where differences may cancel.
-_LEAST_WEIGHTS, _LEAST_OTHERS = 1e-7, 1e-5
+_LEAST = {"weights": 1e-7, "losses": 1e-5, "gradients": 1e-5}
 # The largest allowed relative difference of losses and gradients from float64. TF32 and float16 round factors to 11
 # bits, bfloat16 to 8. Each band is more than ten times the difference of the recipes on a CPU (docs/gpus.md); TF32,
 # which no CPU has, gets the band of float16.
@@ -49,6 +48,7 @@ BANDS = {"tf32": 0.03, "mixed_float16": 0.03, "mixed_bfloat16": 0.1}
 # Arrays by group. Moving statistics are a group of their own, since their large changes would hide those of trained
 # weights.
 Weights = Mapping[str, Sequence[npt.NDArray[np.float64]]]
+Differences = Mapping[str, float]  # relative ones of weights, losses and gradients, or their limits
 
 
 @dataclass(frozen=True)
@@ -61,34 +61,8 @@ class Trained:
     gradient_norm: float  # root mean square over the updates; without Adam, that of the weights' change
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Holds the relative differences of a variant from another, and their limits; None means no limit."""
-
-    weights: float
-    loss: float
-    gradient: float
-    most_weights: float | None = None
-    most_loss: float | None = None
-    most_gradient: float | None = None
-
-    @property
-    def problem(self) -> str:
-        """Returns text on the differences that are above their limits; "" if there are none."""
-        measured = {
-            "weights": (self.weights, self.most_weights),
-            "losses": (self.loss, self.most_loss),
-            "gradients": (self.gradient, self.most_gradient),
-        }
-        return ", ".join(
-            f"{name} differ by {value:.1e}, more than {most:.1e}"
-            for name, (value, most) in measured.items()
-            if most is not None and not value <= most  # written so that NaN counts as too far
-        )
-
-
-def difference(variant: Trained, reference: Trained, **limits: float) -> Difference:
-    """Returns the differences of a variant from a reference, with the given limits, such as most_loss.
+def differences(variant: Trained, reference: Trained) -> Differences:
+    """Returns the differences of a variant from a reference.
 
     Weights: the largest L2 norm of a group's difference, relative to how far the steps moved it. A group that did not
     move, such as frozen weights, must be equal. Losses: relative to the largest loss of the
@@ -102,29 +76,32 @@ def difference(variant: Trained, reference: Trained, **limits: float) -> Differe
     losses = [abs(variant.losses[name] - value) / scale for name, value in reference.losses.items()]
     gradient = abs(variant.gradient_norm - reference.gradient_norm) / max(reference.gradient_norm, 1e-300)
     # NumPy's maximum is NaN if one of the values is.
-    return Difference(float(np.max(groups, initial=0.0)), float(np.max(losses, initial=0.0)), gradient, **limits)
+    largest = (float(np.max(found, initial=0.0)) for found in (groups, losses, [gradient]))
+    return dict(zip(_LEAST, largest, strict=True))
 
 
-def largest_of_each(differences: Sequence[Difference]) -> Difference:
-    """Returns the largest weights, loss and gradient differences among several, without limits."""
-    kinds = ("weights", "loss", "gradient")
-    return Difference(*(max(getattr(difference, kind) for difference in differences) for kind in kinds))
+def largest_of_each(several: Sequence[Differences]) -> Differences:
+    """Returns the largest difference of each kind among several."""
+    return {kind: max(found[kind] for found in several) for kind in _LEAST}
 
 
-def float32_difference(variant: Trained, base: Trained, control: Difference) -> Difference:
-    """Returns the differences of two float32 variants, with TIMES_CONTROL times the control as the limit."""
-    return difference(
-        variant,
-        base,
-        most_weights=TIMES_CONTROL * max(control.weights, _LEAST_WEIGHTS),
-        most_loss=TIMES_CONTROL * max(control.loss, _LEAST_OTHERS),
-        most_gradient=TIMES_CONTROL * max(control.gradient, _LEAST_OTHERS),
+def float32_limits(control: Differences) -> Differences:
+    """Returns TIMES_CONTROL times the control: how far two variants in float32 may differ."""
+    return {kind: TIMES_CONTROL * max(control[kind], least) for kind, least in _LEAST.items()}
+
+
+def too_far(found: Differences, limits: Differences) -> str:
+    """Returns text on the differences that are above their limits, if they have one; "" if there are none."""
+    return ", ".join(
+        f"{kind} differ by {found[kind]:.1e}, more than {most:.1e}"
+        for kind, most in limits.items()
+        if not found[kind] <= most  # written so that NaN counts as too far
     )
 
 
 def _norm(weights: Sequence[npt.NDArray[np.float64]], others: Sequence[npt.NDArray[np.float64]]) -> float:
     """Returns the L2 norm of the difference of two groups of arrays."""
-    return math.sqrt(sum(float(np.sum(np.square(a - b))) for a, b in zip(weights, others, strict=True)))
+    return float(np.linalg.norm([np.linalg.norm(a - b) for a, b in zip(weights, others, strict=True)]))
 
 
 @dataclass(frozen=True)
@@ -281,18 +258,23 @@ class Row:
 
     name: str
     devices: int
-    against: str = ""
-    difference: Difference | None = None
     cost: Cost | None = None
+    against: str = ""
+    difference: Differences | None = None
+    limits: Differences = field(default_factory=dict)
     problem: str = ""
+
+    def compare(self, against: str, difference: Differences, limits: Differences) -> None:
+        """Judges the difference of the variant from the one called `against`."""
+        self.against, self.difference, self.limits = against, difference, limits
+        self.problem = too_far(difference, limits)
 
     def cells(self) -> list[str]:
         """Returns the texts of the line's cells, in the order of _HEADER."""
         cells = [self.name, str(self.devices), "no" if self.problem else "yes"]
-        for name in ("weights", "loss", "gradient"):
-            most = getattr(self.difference, f"most_{name}", None)
-            of_most = "" if most is None else f" of {most:.0e}"
-            cells.append(f"{getattr(self.difference, name):.0e}{of_most}" if self.difference else "")
+        for kind in _LEAST:
+            limit = f" of {self.limits[kind]:.0e}" if kind in self.limits else ""
+            cells.append(f"{self.difference[kind]:.0e}{limit}" if self.difference else "")
         if not self.cost:
             return [*cells, "", "", ""]
         peak = "?" if self.cost.peak_gib is None else f"{self.cost.peak_gib:.2f}"
@@ -308,8 +290,8 @@ class GpuCheck:
     batch: str
     devices: tuple[str, ...]
     gpus: list[str]  # models; empty on CPUs
-    control: Difference  # what another order of the rows changes in float32
-    float32_of_cpu: Difference  # of float32 from float64, both on the CPU
+    control: Differences  # what another order of the rows changes in float32
+    float32_of_cpu: Differences  # of float32 from float64, both on the CPU
     rows: list[Row] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)  # what was not checked, and why
 
@@ -381,11 +363,12 @@ def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
     alone, cost = run(base, replicas[1], seconds=seconds)
     reference, _ = run(Variant(REFERENCE, 1, precision="float64"), cpu)
     on_cpu, _ = run(base, cpu)
-    control = largest_of_each([difference(run(base, replicas[1], order)[0], alone) for order in ORDERS])
-    of_cpu, names = difference(on_cpu, reference), [name or "unknown" for name in gpu_names()]
+    control = largest_of_each([differences(run(base, replicas[1], order)[0], alone) for order in ORDERS])
+    of_cpu, names = differences(on_cpu, reference), [name or "unknown" for name in gpu_names()]
+    either = largest_of_each([control, of_cpu])  # kernels of another processor, and XLA's, may round as differently
     check = GpuCheck(config.model, config.data, every.sentence(), every.devices, names, control, of_cpu)
-    from_reference = float32_difference(alone, reference, largest_of_each([control, of_cpu]))
-    check.rows.append(Row(base.name, 1, REFERENCE, from_reference, cost, from_reference.problem))
+    check.rows.append(Row(base.name, 1, cost))
+    check.rows[0].compare(REFERENCE, differences(alone, reference), float32_limits(either))
     others, check.left_out = variants(count)
     for variant in others:
         row = Row(variant.name, variant.devices)
@@ -399,20 +382,19 @@ def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
             log.debug("the whole traceback:", exc_info=error)
         else:
             if band := BANDS.get("tf32" if variant.tf32 else variant.precision):
-                row.against = REFERENCE
-                row.difference = difference(trained, reference, most_loss=band, most_gradient=band)
-            else:  # XLA's kernels may round as differently as those of another processor
-                most = control if variant.jit_compile == "false" else largest_of_each([control, of_cpu])
-                row.against, row.difference = "float32 on one", float32_difference(trained, alone, most)
-            row.problem = row.difference.problem
+                bands = {"losses": band, "gradients": band}
+                row.compare(REFERENCE, differences(trained, reference), bands)
+            else:
+                most = control if variant.jit_compile == "false" else either
+                row.compare("float32 on one", differences(trained, alone), float32_limits(most))
             if replicas[variant.devices].collectives == "nccl" and "nccl" not in row.cost.sums.lower():
                 slow = f"gradients are summed by {row.cost.sums}, not by NCCL: GPUs then wait for the host"
                 row.problem = "; ".join(filter(None, (row.problem, slow)))
         check.rows.append(row)
     if config.deterministic:
         first, second = (run(Variant("float32", count), every)[0] for _ in range(2))
-        far = difference(second, first, most_weights=0.0, most_loss=0.0, most_gradient=0.0)
-        check.rows.append(Row("float32, again", count, "float32 before", far, problem=far.problem))
+        check.rows.append(Row("float32, again", count))
+        check.rows[-1].compare("float32 before", differences(second, first), dict.fromkeys(_LEAST, 0.0))
     else:
         check.left_out.append("the same steps twice: without --deterministic they need not have equal bits")
     return check

@@ -83,22 +83,19 @@ def weighted_by_class(as_fit: AsFit, weights: Mapping[int, float]) -> AsFit:
     """
     if not weights:
         return as_fit
-    table = [weights.get(number, 1.0) for number in range(max(weights) + 1)]
+    table = [weights.get(number, 1.0) for number in range(max(weights) + 2)]  # the last one is of all other classes
 
     def weighted(parts: tuple[Any, ...]) -> Any:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(as_fit(parts))
         if sample_weight is not None:
             raise UserError("class_weight: the data have a sample_weight, and fit takes only one of the two: drop one")
-        shape = None if y is None or tf.nest.is_nested(y) else y.shape
-        if shape is not None and shape.rank == 2 and shape[1] > 1:
-            labels = tf.argmax(y, axis=1, output_type=tf.int32)
-        elif shape is not None and shape.rank in (1, 2) and (y.dtype.is_integer or y.dtype.is_floating):
-            labels = tf.cast(tf.round(tf.reshape(y, (-1,))), tf.int32)  # as in fit
-        else:
+        if y is None or tf.nest.is_nested(y) or y.shape.rank not in (1, 2):
             raise UserError("class_weight: the targets are not one class each: use sample weights instead")
-        table_weights = tf.gather(
-            tf.constant(table, keras.config.floatx()), tf.clip_by_value(labels, 0, len(table) - 1)
-        )
-        return x, y, tf.where(labels < len(table), table_weights, tf.ones_like(table_weights))
+        floatx = keras.config.floatx()
+        if y.shape.rank == 2 and y.shape[1] > 1:
+            labels = tf.argmax(y, axis=1)
+        else:
+            labels = tf.cast(tf.round(tf.cast(tf.reshape(y, (-1,)), floatx)), tf.int64)  # as in fit
+        return x, y, tf.gather(tf.constant(table, floatx), tf.clip_by_value(labels, 0, len(table) - 1))
 
     return weighted

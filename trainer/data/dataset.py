@@ -57,8 +57,7 @@ class Dataset:
                 f"data={self.name}: an example is {described(x)}, not an image (height, width, channels): use a model "
                 "of your own for it (--model=package.module:function)"
             )
-        height, width, channels = x.shape
-        return height, width, channels
+        return tuple(x.shape)
 
     def images(self, split: str) -> Examples:
         """Returns the split "train" or "evaluation". Raises UserError if its examples are not images by row number."""

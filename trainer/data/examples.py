@@ -75,7 +75,7 @@ def _as_arrays(value: Nest, name: str) -> Nest:
     try:
         array = np.asarray(value)
     except ValueError:  # rows of several lengths
-        raise UserError(f"{name}: its rows have several lengths: pad them to one length") from None
+        array = np.empty(0, object)
     if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
         return array.astype(keras.config.floatx(), copy=False)
     if array.dtype.kind in "biu":
@@ -83,21 +83,19 @@ def _as_arrays(value: Nest, name: str) -> Nest:
     texts = array.dtype.kind == "O" and array.size > 0 and all(isinstance(item, (str, bytes)) for item in array.flat)
     if name.startswith("x") and (texts or array.dtype.kind in "SU"):
         return array.astype(object)  # as TensorFlow holds text
-    if array.dtype.kind == "O" and hasattr(value, "columns"):  # a DataFrame of pandas, with columns of several types
-        for column, kind in zip(value.columns, value.dtypes, strict=True):
-            if kind.kind not in "fiu":
-                raise UserError(
-                    f"{name}: its column {column!r} holds {kind}, so that rows are Python objects: make numbers of all "
-                    "columns, of bool by .astype('float32'), of text by pandas.get_dummies(…, dtype='float32')"
-                )
-    if array.dtype.kind == "O":
-        raise UserError(f"{name} holds Python objects, or rows of several lengths: it must hold numbers of one shape")
+    for column, kind in zip(getattr(value, "columns", ()), getattr(value, "dtypes", ()), strict=True):
+        if kind.kind not in "fiu":  # of a DataFrame of pandas, with columns of several types
+            raise UserError(
+                f"{name}: its column {column!r} holds {kind}, so that rows are Python objects: make numbers of all "
+                "columns, of bool by .astype('float32'), of text by pandas.get_dummies(…, dtype='float32')"
+            )
     if array.dtype.kind in "SU":
         raise UserError(
             f"{name} holds text, first {str(array.flat[0] if array.size else '')[:40]!r}, not numbers: number its "
             'classes from 0, as with np.unique(…, return_inverse=True); for numbers in text use .astype("float32")'
         )
-    raise UserError(f"{name} holds {array.dtype}, not numbers")
+    held = "Python objects, or rows of several lengths" if array.dtype.kind == "O" else array.dtype
+    raise UserError(f"{name} holds {held}: it must hold numbers of one shape")
 
 
 def rows_in(parts: Sequence[Nest]) -> int:
@@ -389,10 +387,6 @@ class InSequence(AnyExamples):
     ) -> None:
         def parts_as_fit(*element: Any) -> Parts:
             """Returns the parts of an element, with floating-point numbers as floatx, as `fit` passes them."""
-            if not 1 <= len(element) <= len(PARTS):
-                raise UserError(
-                    f"the tf.data.Dataset gives {len(element)} parts: it must give x, (x, y) or (x, y, sample_weight)"
-                )
             floatx = keras.config.floatx()
             return tf.nest.map_structure(
                 lambda leaf: tf.cast(leaf, floatx) if leaf.dtype.is_floating else leaf, element
@@ -417,7 +411,7 @@ class InSequence(AnyExamples):
                         lambda leaf, like: tf.ensure_shape(leaf, (None, *like.shape[1:])), parts, first
                     )
                 )
-        axes = 1 if self.batched else 0  # before the shape of one example
+        axes = int(self.batched)  # before the shape of one example
         for spec in tf.nest.flatten(self._source.element_spec):
             if not spec.shape[axes:].is_fully_defined():
                 raise UserError(

@@ -61,8 +61,8 @@ def with_evaluation(config: TrainConfig, train: Arrays, evaluation: Arrays | Non
     Raises UserError if there are an evaluation part and the flag.
     """
     if evaluation is None and config.evaluation_fraction:
-        rows = [part.located(np.arange(part.count)) for part in held_back(config, train)]
-        return train.take(np.sort(rows[0])), train.take(np.sort(rows[1]))
+        kept, held = (train.take(np.sort(part.located(np.arange(part.count)))) for part in held_back(config, train))
+        return kept, held
     if evaluation is not None and config.evaluation_fraction:
         raise UserError(
             f"evaluation_fraction={config.evaluation_fraction}: {config.data} already has an evaluation part "
@@ -104,15 +104,13 @@ def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
     top, left = (height - side) // 2, (width - side) // 2
     images = np.ascontiguousarray(images[:, top : top + side, left : left + side])
     if side != size:
-        squares = images
-        images = np.empty((len(squares), size, size, channels), np.uint8)
-        chunk = max(1, _CHUNK_PIXELS // (size * size * channels))
-        for first in range(0, len(images), chunk):
-            part = slice(first, first + chunk)
-            resized = tf.image.resize(
-                squares[part].astype(np.float32), (size, size), method="bicubic", antialias=True
-            ).numpy()
-            images[part] = np.clip(np.rint(resized), 0, 255)
+
+        def resized(part: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+            pixels = tf.image.resize(part, (size, size), method="bicubic", antialias=True)
+            return np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
+
+        chunks = math.ceil(len(images) * size * size * channels / _CHUNK_PIXELS)
+        images = np.concatenate([resized(part) for part in np.array_split(images, chunks)])
     if labels is not None:
         labels = np.asarray(labels)
         labels = labels[:, 0] if labels.shape == (len(images), 1) else labels
@@ -121,10 +119,9 @@ def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
 
 def checked_labels(labels: npt.NDArray[Any], origin: str, classes: int = MOST_CLASSES) -> npt.NDArray[np.int32]:
     """Returns labels as int32. Raises UserError, naming `origin`, unless all are integers from 0 to below `classes`."""
-    numbers = labels.size and labels.dtype.kind in "iu"
-    least, largest = (labels.min(), labels.max()) if numbers else (0, 0)
     if labels.dtype.kind not in "iu":
         raise UserError(f"{origin}: labels of type {labels.dtype}: must be integers")
+    least, largest = labels.min(), labels.max()
     if not 0 <= least <= largest < classes:
         raise UserError(f"{origin}: labels from {least} to {largest}: must be from 0 to {classes - 1:,}")
     return labels.astype(np.int32, copy=False)
@@ -196,7 +193,7 @@ def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
             header = file.read(4 + 4 * dimensions)
-            if len(header) < 4 + 4 * dimensions or header[:4] != bytes((0, 0, _UINT8, dimensions)):
+            if header[:4] != bytes((0, 0, _UINT8, dimensions)):
                 raise UserError(
                     f"{path}: not an idx file of unsigned bytes in {dimensions} dimensions: its header is "
                     f"{header[:4].hex(' ')}"

@@ -9,14 +9,13 @@ and resized (bicubic, antialiased) to `size`. An image that cannot be decoded en
 is left out and named.
 """
 
-import gzip
 import io
 import os
 import warnings
 from collections import Counter
 from collections.abc import Container, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ MOST_PIXELS = 100_000_000  # larger images are rejected as decompression bombs
 _MODES = {"L": "grey", "1": "black and white", "P": "palette", "RGB": "colour"}  # of Pillow
 _DEEP_GREY = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 _ORIENTATION = 0x0112  # of EXIF
-_BITS_PER_SAMPLE, _SAMPLE_FORMAT, _SIGNED = 258, 339, 2  # of TIFF 6.0
+_BITS_PER_SAMPLE = 258  # of TIFF 6.0
 
 
 class BadImage(Exception):
@@ -63,27 +62,20 @@ def decode(source: Path | bytes, size: int, channels: int) -> tuple[npt.NDArray[
             rawmode = image.tile[0][3] if image.tile else None
             image.load()
             converted = ["animation"] if getattr(image, "n_frames", 1) > 1 else []
-            if rawmode == "RGB;16B" and "transparency" in image.info:  # Pillow compares its high bytes only
-                raise BadImage("it has 16 bits per colour and a transparent one: convert it to 8 bits")
+            if "transparency" in image.info and (rawmode == "RGB;16B" or image.mode in _DEEP_GREY):
+                raise BadImage("it has 16 bits and a transparent colour or level: convert it to 8 bits")
             upright: Image.Image = image
             if image.getexif().get(_ORIENTATION, 1) not in (0, 1):
                 upright = ImageOps.exif_transpose(image)
                 converted.append("orientation")
             plain = upright
-            if upright.mode in _DEEP_GREY:  # 16 bits per pixel become 8, with an alpha channel for a transparent level
+            if upright.mode in _DEEP_GREY:  # 16 bits per pixel become 8
                 tags = getattr(image, "tag_v2", {})  # of a TIFF file
+                if upright.mode == "F" or (tags and upright.mode == "I"):
+                    raise BadImage("its pixels have a sign, or 32 bits and an unknown range: convert it to 8 bits")
                 bits = tags.get(_BITS_PER_SAMPLE, (16,))[0]
-                levels = np.asarray(upright)
-                if upright.mode == "F" or bits > 16 or levels.min() < 0:
-                    raise BadImage(
-                        "its pixels are numbers below 0, or of 32 bits and unknown range: convert it to 8 or 16 bits"
-                    )
-                white = 2 ** (bits - (tags.get(_SAMPLE_FORMAT, (1,))[0] == _SIGNED)) - 1
                 converted.append(f"{bits} bits to 8")
-                plain = Image.fromarray(np.rint(levels * (255 / white)).astype(np.uint8))
-                if "transparency" in upright.info:
-                    transparent = upright.info["transparency"]
-                    plain.putalpha(Image.fromarray((levels != transparent).astype(np.uint8) * 255))
+                plain = Image.fromarray(np.rint(np.asarray(upright) * (255 / (2**bits - 1))).astype(np.uint8))
             if "transparency" in plain.info or plain.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
                 converted.append("transparency over white")
                 layer = plain.convert("RGBA")
@@ -154,11 +146,9 @@ class Encoded:
                 return error
             return converted
 
-        with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
+        with warnings.catch_warnings(), ThreadPool() as pool:
             warnings.simplefilter("ignore")  # `decode` rejects or converts what Pillow warns about
-            chunks = [range(first, min(first + _CHUNK, len(images))) for first in range(0, len(images), _CHUNK)]
-            decoded = pool.map(lambda chunk: [*map(decode_at, chunk)], chunks)  # Pillow releases the GIL
-            outcomes = [outcome for chunk in decoded for outcome in chunk]
+            outcomes = pool.map(decode_at, range(len(images)), _CHUNK)  # Pillow releases the GIL
         good = []
         for position, outcome in enumerate(outcomes):
             if isinstance(outcome, BadImage):
@@ -323,8 +313,6 @@ def _kind(file: os.DirEntry[str]) -> str:
 TFRECORD_SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
 _IMAGE_KEYS, _LABEL_KEYS = ("image/encoded", "image", "image_raw"), ("image/class/label", "label")
 _EVALUATION_FILES = ("val", "test")
-_HEADER, _FOOTER = 8 + 4, 4  # bytes around a record: its length and the length's checksum; the record's checksum
-_MOST_BYTES = 16 * 2**30  # of an unpacked file
 
 
 def is_tfrecord(path: Path) -> bool:
@@ -351,17 +339,8 @@ def read_records(config: TrainConfig, files: list[Path]) -> Encoded:
     """Returns the images and labels of all records of `files`. Raises UserError for a damaged file."""
     images, labels, names = list[bytes](), list[int | None](), list[Path]()
     for file in files:
-        zipped = file.suffix == ".gz"
         try:
-            # TensorFlow would allocate as many bytes as a damaged record claims to have, and abort.
-            with gzip.open(file, "rb") if zipped else open(file, "rb") as content:
-                end = 0
-                limit = _MOST_BYTES if zipped else file.stat().st_size
-                while header := content.read(_HEADER):
-                    end += _HEADER + int.from_bytes(header[:8], "little") + _FOOTER
-                    if end > limit or content.seek(end - 1) != end - 1 or not content.read(1):
-                        raise ValueError(f"a record ends at byte {end:,}, past the end or past {limit:,}")
-            records = tf.data.TFRecordDataset(str(file), compression_type="GZIP" if zipped else "")
+            records = tf.data.TFRecordDataset(str(file), compression_type="GZIP" if file.suffix == ".gz" else "")
             for number, record in enumerate(records):
                 feature = tf.train.Example.FromString(record.numpy()).features.feature
                 image = [value for key in _IMAGE_KEYS if key in feature for value in feature[key].bytes_list.value]

@@ -46,6 +46,7 @@ with quiet_start():
     from trainer.data.pieces import FORMAT, INDEX, LABEL, SPLITS, open_split, read_index
 
 _SETTINGS = ("image_size", "channels", "skip_bad_images", "evaluation_fraction", "seed", "cache_dir")
+_PIECE_BYTES = 64 * 2**20  # of the images of a piece
 Piece = Callable[[DecodingReport], Arrays | None]  # decodes a piece; returns None if none of its images can be decoded
 
 
@@ -95,14 +96,14 @@ def source_of(config: TrainConfig, per_piece: int) -> Source:
 
 
 def write_pieces(
-    config: TrainConfig, folder: Path, piece_mib: int, on_piece: Callable[[int, int], None]
+    config: TrainConfig, folder: Path, on_piece: Callable[[int, int], None] = lambda done, total: None
 ) -> dict[str, Any]:
     """Writes the pieces, and pieces.json at the end; returns its content. Calls `on_piece(done, total)`.
 
     Raises UserError if the source cannot be read, or has images that cannot be decoded and must not be skipped.
     """
     make_writable(folder, "DST")
-    source = source_of(config, max(1, piece_mib * 2**20 // (config.image_size**2 * config.channels)))
+    source = source_of(config, max(1, _PIECE_BYTES // (config.image_size**2 * config.channels)))
     if (folder / INDEX).exists():
         before = read_index(folder)
         if before.get("fingerprint") == source.fingerprint:
@@ -120,7 +121,7 @@ def write_pieces(
         images = piece(report)
         for part, array in zip("xy", images.arrays if images else (), strict=False):
             content, file = io.BytesIO(), f"{split}-{number:05d}.{part}.npy"
-            np.lib.format.write_array(content, array.astype(LABEL) if part == "y" else array, allow_pickle=False)
+            np.save(content, array.astype(LABEL) if part == "y" else array)
             write_whole(folder / file, content.getvalue())
             files[file] = hashlib.sha256(content.getbuffer()).hexdigest()
         index["splits"][split].append({"examples": images.count if images else 0, "files": files})
@@ -147,7 +148,6 @@ class PrepareOptions:
 
     source: str = setting(meaning="a folder, a file or a name, as for --data", metavar="SRC", positional=True)
     destination: str = setting(meaning="the folder for the pieces", metavar="DST", positional=True)
-    shard_mib: int = setting(64, "images of a piece", unit="MiB", minimum=1, maximum=4096)
     verbose: bool = VERBOSE
 
 
@@ -169,12 +169,8 @@ def main(arguments: Sequence[str]) -> int:
             f"gcloud storage cp -r pieces {address}"
         )
     with closing(ProgressBar("text", "bar", "count", "left", text="prepare")) as bar:
-        index = write_pieces(
-            config,
-            expanded(options.destination),
-            options.shard_mib,
-            lambda done, total: bar.update(completed=done, total=total),
-        )
+        folder = expanded(options.destination)
+        index = write_pieces(config, folder, lambda done, total: bar.update(completed=done, total=total))
     counts = {split: sum(entry["examples"] for entry in entries) for split, entries in index["splits"].items()}
     shown = ", ".join(f"{count:,} {split}" for split, count in counts.items() if count)
     log.info(f"{options.destination}: {shown}, {'x'.join(map(str, index['image_shape']))} (height x width x channels)")

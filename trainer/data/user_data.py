@@ -20,7 +20,6 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.examples import (
     HEAD_ROWS,
-    PARTS,
     AnyExamples,
     Array,
     Examples,
@@ -280,11 +279,8 @@ def _examples(config: TrainConfig, value: Any, *, trains: bool) -> Examples | In
     if isinstance(value, Iterator):
         raise UserError(f"{origin}: it returned a {type(value).__name__}, which can be read only once: return {_KINDS}")
     if not _is_source(value) and not np.isscalar(value):
-        parts = value if isinstance(value, tuple) else (value,)
-        if not 1 <= len(parts) <= len(PARTS):
-            raise UserError(f"{origin}: it returned a tuple of {len(parts)}: return {_KINDS}")
         try:
-            return NestedArrays(*parts)
+            return NestedArrays(*parts_of(value if isinstance(value, tuple) else (value,)))
         except UserError as error:
             raise UserError(f"{origin}: {error}") from None
     if hasattr(value, "__len__") and hasattr(value, "__getitem__"):

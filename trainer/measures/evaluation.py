@@ -132,7 +132,7 @@ class Evaluation:
     def results(self) -> dict[str, Any]:
         """Returns what `evaluate` returns, by name: an array for each value. Every worker must call it."""
         replicas, takers = self.replicas, self._takers
-        indices = [index for index in range(replicas.first, replicas.first + replicas.local) if index < takers]
+        indices = range(replicas.first, min(replicas.first + replicas.local, takers))
         shares = [len(range(index, self._batches, takers)) for index in indices]  # numbers of batches
         iterators, totals = [iter(self._part(takers, index)) for index in indices], [self._initial for _ in indices]
         start, rounds = 0, math.ceil(self._batches / takers)
@@ -146,12 +146,13 @@ class Evaluation:
             self._call_size.learn(count, seconds / replicas.cluster.workers)  # equal on all workers
             start += count
         self.examples.on_epoch_end()
-        initial = self._initial.apply(lambda part: np.asarray(part, np.float64))
-        changes = initial.apply(lambda part, *ends: sum((end - part for end in ends), np.zeros_like(part)), *totals)
-        flat = np.concatenate([change.ravel() for change in tf.nest.flatten(changes)])
-        sizes = np.cumsum([change.size for change in tf.nest.flatten(changes)])
-        sums = iter(np.split(replicas.sum_over_workers(flat), sizes[:-1]))
-        whole = initial.apply(lambda part: part + next(sums).reshape(part.shape))
+
+        def summed(begin: Any, *ends: Any) -> Any:
+            begin = np.asarray(begin, np.float64)
+            change = sum((end - begin for end in ends), np.zeros_like(begin))
+            return begin + (replicas.sum_over_workers(change) if change.size else change)
+
+        whole = self._initial.apply(summed, *totals)
         if count := self.class_count:
             numbers = map(str, range(len(self._class_names), count))  # of classes without a name
             self.classes = Classification((*self._class_names, *numbers)[:count], whole.confusion)

@@ -38,7 +38,7 @@ MOST_IMAGES = 10_000  # of each set: the distances between 10,000 and 10,000 tak
 _ROWS = 256  # of the distances in memory at a time: 20 MB
 
 
-def neighbour_metrics(real: Features, fake: Features, neighbours: int = NEIGHBOURS) -> dict[str, float]:
+def neighbour_metrics(real: Features, fake: Features) -> dict[str, float]:
     """Returns precision, recall, density and coverage of generated images; {} if there are too few.
 
     At most MOST_IMAGES of each set are compared. All but density are at most 1, and higher is better.
@@ -47,9 +47,9 @@ def neighbour_metrics(real: Features, fake: Features, neighbours: int = NEIGHBOU
         features[np.linspace(0, len(features) - 1, min(len(features), MOST_IMAGES)).astype(np.int64)]
         for features in (real, fake)
     )
-    if min(len(real), len(fake)) <= neighbours:
+    if min(len(real), len(fake)) <= NEIGHBOURS:
         return {}
-    real_radii, fake_radii = _radii(real, neighbours), _radii(fake, neighbours)
+    real_radii, fake_radii = _radii(real), _radii(fake)
     within_real = np.zeros(len(fake))  # how many balls of real images hold each generated one
     within_fake, nearest = np.zeros(len(real), bool), np.full(len(real), np.inf)
     for rows, distances in _distances(fake, real):
@@ -59,17 +59,17 @@ def neighbour_metrics(real: Features, fake: Features, neighbours: int = NEIGHBOU
     return {
         "precision": float((within_real > 0).mean()),
         "recall": float(within_fake.mean()),
-        "density": float(within_real.mean() / neighbours),
+        "density": float(within_real.mean() / NEIGHBOURS),
         "coverage": float((nearest < real_radii).mean()),
     }
 
 
-def _radii(features: Features, neighbours: int) -> Features:
-    """Returns the squared distance of each row to its `neighbours`-th nearest neighbour, itself not counted."""
+def _radii(features: Features) -> Features:
+    """Returns the squared distance of each row to its fifth nearest neighbour, itself not counted."""
     radii = np.empty(len(features))
     for rows, distances in _distances(features, features):
         distances[np.arange(len(distances)), np.arange(len(features))[rows]] = np.inf
-        radii[rows] = np.partition(distances, neighbours - 1, axis=1)[:, neighbours - 1]
+        radii[rows] = np.partition(distances, NEIGHBOURS - 1, axis=1)[:, NEIGHBOURS - 1]
     return radii
 
 
@@ -89,18 +89,16 @@ _KERNEL_ROWS = 256  # of the kernel's matrix in memory at a time: about 0.3 GB w
 def frechet_distance(reals: Features, fakes: Features) -> float:
     """Returns |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)) of two sets of features, at least two images each."""
     difference = reals.mean(axis=0) - fakes.mean(axis=0)
-    if max(len(reals), len(fakes)) < reals.shape[1]:
-        # With C1 = A^T A and C2 = B^T B, that root has the singular values of A B^T, which is smaller than C1 and C2.
-        a, b = ((features - features.mean(axis=0)) / math.sqrt(len(features) - 1) for features in (reals, fakes))
-        singular = np.linalg.svd(a @ b.T, compute_uv=False)
-        return float(difference @ difference + np.square(a).sum() + np.square(b).sum() - 2 * singular.sum())
-    first, second = (np.atleast_2d(np.cov(features, rowvar=False)) for features in (reals, fakes))
-    # (C1 C2)^(1/2) has the trace of (C1^(1/2) C2 C1^(1/2))^(1/2), which is symmetric: no complex rounding.
-    values, vectors = np.linalg.eigh(first)
-    root = (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
-    middle = np.linalg.eigvalsh(root @ second @ root)
-    trace = np.sqrt(np.clip(middle, 0, None)).sum()
-    return float(difference @ difference + np.trace(first) + np.trace(second) - 2 * trace)
+    # With C1 = A^T A and C2 = B^T B, that root has the trace of (A B^T B A^T)^(1/2), which is symmetric: no complex
+    # rounding. The factors A and B are triangular, with no more rows than there are images or features.
+    factors = list[Any](
+        np.linalg.qr((features - features.mean(axis=0)) / math.sqrt(len(features) - 1), mode="r")
+        for features in (reals, fakes)
+    )
+    product = factors[0] @ factors[1].T
+    roots = np.sqrt(np.clip(np.linalg.eigvalsh(product @ product.T), 0, None))
+    traces = sum(np.square(factor).sum() for factor in factors)
+    return float(difference @ difference + traces - 2 * roots.sum())
 
 
 def kernel_distance(reals: Features, fakes: Features) -> float:
@@ -215,9 +213,7 @@ class Fid:
         self._rows = tf.constant(np.resize(chosen, padded), tf.int64)
         self._noise = noise(config.seed + 1, padded, self._model.latent_dim, keras.config.floatx())
         self._labels: Any = None
-        if interface.generated_classes and reals.targets is not None:
-            self._labels = reals.targets[self._rows.numpy()].astype(np.int32)
-        elif interface.generated_classes:  # these data give them only together with their images
+        if interface.generated_classes:
             parts = (reals.gather(self._rows[at : at + batch])[1].numpy() for at in range(0, padded, batch))
             self._labels = np.concatenate([*parts]).astype(np.int32)
         self._generator: Any = None

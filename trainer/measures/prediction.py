@@ -1,7 +1,6 @@
 """Predicts as `model.predict` does on one device, whatever the number of replicas, and names the outputs."""
 
 import math
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,30 +101,22 @@ def named_outputs(outputs: Any, names: Sequence[str]) -> Iterator[tuple[str, Arr
     A single output is `predictions`. Others have `names`, those of the model's outputs, or their keys in the nest, or
     output_N by position; names of inner nests are joined by dots.
     """
-    of_model = isinstance(outputs, (list, tuple)) and len(names) == len(outputs) == len({*names})
-
-    def walk(value: Any, path: str) -> Iterator[tuple[str, Array]]:
-        if not tf.nest.is_nested(value):
-            if not isinstance(value, tf.Tensor):
-                raise UserError(
-                    f"the model returns {type(value).__name__}: only tensors with a row for each example are kept"
-                )
-            # NumPy's files have no bfloat16.
-            array: Array = (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy()
-            if array.dtype.kind not in "biufc":
-                raise UserError(f"the model returns {value.dtype.name}, not numbers: only numbers are kept")
-            yield path or "predictions", array
-            return
-        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, part in pairs:
-            yield from walk(part, f"{path}.{key}" if path else f"output_{key}" if isinstance(key, int) else str(key))
-
-    yield from walk(dict(zip(names, outputs, strict=True)) if of_model else outputs, "")
+    if isinstance(outputs, (list, tuple)) and len(names) == len(outputs) == len({*names}):
+        outputs = dict(zip(names, outputs, strict=True))
+    for path, value in keras.tree.flatten_with_path(outputs):
+        if not isinstance(value, tf.Tensor):
+            raise UserError(
+                f"the model returns {type(value).__name__}: only tensors with a row for each example are kept"
+            )
+        # NumPy's files have no bfloat16.
+        array: Array = (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy()
+        if array.dtype.kind not in "biufc":
+            raise UserError(f"the model returns {value.dtype.name}, not numbers: only numbers are kept")
+        key, *inner = path or ("predictions",)
+        yield ".".join(map(str, (f"output_{key}" if isinstance(key, int) else key, *inner))), array
 
 
 def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Writes arrays as numpy.savez does, but with any names."""
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, array, allow_pickle=False)
+    """Writes arrays as numpy.savez does, to a file of any name."""
+    with open(path, "wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # allow_pickle is no array

@@ -73,13 +73,12 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
     # Weights that the import of the user's file created would be shared with the next model of this process.
     module = sys.modules.get(config.model.partition(":")[0])
     globals_of_file = {id(value): name for name, value in vars(module).items()} if module else {}
-    shared = [layer for layer in (model, *all_layers(model)) if id(layer) in globals_of_file and layer.weights]
-    if shared:
-        name = globals_of_file[id(shared[0])]
-        raise UserError(
-            f"model={config.model}: {name} is made when its file is imported: make it in the function, as each "
-            "replica needs weights of its own"
-        )
+    for layer in (model, *all_layers(model)):
+        if layer.weights and (name := globals_of_file.get(id(layer))):
+            raise UserError(
+                f"model={config.model}: {name} is made when its file is imported: make it in the function, as each "
+                "replica needs weights of its own"
+            )
     prepare_model(model, config, dataset)
     return model
 

@@ -26,12 +26,9 @@ def build(config: EfficientNetConfig, dataset: Dataset) -> keras.Model:
     """
     named = {"imagenet": "imagenet", "none": None}
     file = named[config.weights] if config.weights in named else stage(config.weights, "weights", config.cache_dir)
-    make, shape = (
-        getattr(keras.applications, f"EfficientNet{config.variant}"),
-        (config.image_size, config.image_size, 3),
-    )
+    make = getattr(keras.applications, f"EfficientNet{config.variant}")
     try:
-        backbone = make(include_top=False, weights=file, input_shape=shape, pooling="avg")
+        backbone = make(include_top=False, weights=file, input_shape=dataset.image_shape, pooling="avg")
     except Exception as error:  # Keras passes on whatever is raised: no network, a wrong checksum, other shapes
         raise UserError(
             f"weights={config.weights}: cannot be loaded for EfficientNet{config.variant} ({reason(error)}): use the "

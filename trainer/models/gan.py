@@ -28,12 +28,12 @@ from trainer.data.image_arrays import checked_labels
 from trainer.data.sample_grids import from_uint8, to_uint8
 from trainer.invariance.batch_norm import separate_groups
 from trainer.invariance.gradients import sum_and_build, update_average
+from trainer.invariance.internals import compiled_by_xla
 from trainer.invariance.layers import full_precision
-from trainer.invariance.step import StepContext
+from trainer.invariance.step import StepContext, current_step
 from trainer.models.classifiers import number_of_classes
 from trainer.models.image_layers import (
-    KERNEL,
-    STRIDE,
+    CONVOLUTION,
     DiffAugment,
     ImageConv2D,
     ImageConv2DTranspose,
@@ -110,9 +110,9 @@ def build_generator(config: GANConfig, initializer: Initializer = _GLOROT, class
     x = layers.ReLU()(_batch_norm(x))
     for channels in reversed(widths[:-1]):
         kernel = {"kernel_initializer": initializer(), "use_bias": False}  # batch norm would cancel a bias
-        x = layers.Conv2DTranspose(channels, KERNEL, strides=STRIDE, padding="same", **kernel)(x)
+        x = layers.Conv2DTranspose(channels, **CONVOLUTION, **kernel)(x)
         x = layers.ReLU()(_batch_norm(x))
-    x = ImageConv2DTranspose(config.channels, kernel_initializer=initializer())(x)
+    x = ImageConv2DTranspose(config.channels, **CONVOLUTION, kernel_initializer=initializer())(x)
     images = layers.Activation("tanh", name="images", **full)(x)
     return keras.Model(inputs, images, name="generator")
 
@@ -134,11 +134,8 @@ def build_critic(
     x = images
     for depth, channels in enumerate(filters(config.image_size, config.width)):
         normed = batch_norm and depth > 0
-        kernel = {"kernel_initializer": initializer(), "use_bias": not normed}
-        if depth == 0:
-            x = ImageConv2D(channels, **kernel)(x)
-        else:
-            x = layers.Conv2D(channels, KERNEL, strides=STRIDE, padding="same", **kernel)(x)
+        convolution = layers.Conv2D if depth else ImageConv2D
+        x = convolution(channels, **CONVOLUTION, kernel_initializer=initializer(), use_bias=not normed)(x)
         x = _batch_norm(x) if normed else x
         x = layers.LeakyReLU(negative_slope=0.2)(x)
     x = layers.Flatten()(x)
@@ -183,13 +180,17 @@ class Generated(NamedTuple):
 
 
 class GAN(keras.Model):
-    """Holds a generator, its moving average and a critic; a subclass defines losses and `train_step`."""
+    """Holds a generator, its moving average and a critic; a subclass defines their losses.
 
-    # (reals, fakes, *others, global_batch_size, labels) -> losses and gradients; see `update_critic`.
-    critic_gradients: Callable[..., Any]
+    A step has one or several updates of the critic, and then one of the generator, each with new noise.
+    """
+
+    # (reals, fakes, *others, global_batch_size, labels) -> losses by name, the first of which the critic minimises.
+    critic_losses: Callable[..., dict[str, Any]]
     # (scores of generated images, scores of the real images that they are compared with or None), (rows, 1) each -> the
     # generator's loss, summed over rows.
     generator_loss: Callable[..., Any]
+    pairs_images = False  # whether the generator's loss compares each generated image with the real one of its row
     compiles_gradients = False  # whether it neither draws nor sums over replicas: XLA can compile it alone
     betas: tuple[float, float]  # of both Adam optimizers
     critic_batch_norm = False
@@ -228,8 +229,27 @@ class GAN(keras.Model):
         # Traced once for all of a step's updates.
         self._traced_gradients = tf.function(self.critic_gradients, autograph=False)
 
-    def _critic_gradients(self, *arguments: Any) -> Any:
-        return self.critic_gradients(*arguments)  # a subclass may call one that is traced once
+    def train_step(self, data: Any) -> dict[str, Any]:
+        """Returns the losses, of the critic as means over its updates.
+
+        data: images (critic updates, rows, height, width, channels) in [0, 255], perhaps labels (critic updates, rows).
+        """
+        step, reals = current_step(), tf.unstack(images_of(data))
+        noise = step.normal((len(reals) + 1, self.latent_dim), stream="noise")
+        *fakes, generated = self.images_for_updates(step, noise, self.labels_of(data))
+        updates = [
+            self.update_critic(step, *given) for given in zip(reals, fakes, *self.drawn_for_updates(step), strict=True)
+        ]
+        logs = {name: tf.add_n([update[name] for update in updates]) / len(updates) for name in updates[0]}
+        if self.pairs_images:
+            generated = generated._replace(reals=from_uint8(reals[-1]))
+        logs["generator_loss"] = self.update_generator(step, generated)
+        self.average_generator(step)
+        return logs
+
+    def drawn_for_updates(self, step: StepContext) -> list[list[Any]]:
+        """Returns further arguments of `critic_losses`, (rows, …), each for every update of the critic."""
+        return []
 
     def augmented(self, *images: Any) -> list[Any]:
         """Returns each of `images`, (rows, height, width, channels) in [-1, 1], as the critic sees them.
@@ -279,10 +299,21 @@ class GAN(keras.Model):
             images: list[Any] = tf.split(self.generator(joined, training=True), len(inputs))
         return images
 
+    def critic_gradients(self, *given: Any) -> Any:
+        """Returns losses by name, and a gradient of the scaled loss for each critic variable, over this replica's rows.
+
+        given: the arguments of `critic_losses`.
+        """
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self.critic_variables)
+            losses = self.critic_losses(*given)
+            scaled = self.critic_optimizer.scale_loss(next(iter(losses.values())))
+        return losses, tape.gradient(scaled, self.critic_variables)
+
     def update_critic(self, step: StepContext, reals: Any, fakes: Generated, *others: Any) -> Any:
         """Updates the critic once; returns this replica's part of its losses.
 
-        reals: (rows, height, width, channels) in [0, 255]; others: (rows, …), further arguments of `critic_gradients`.
+        reals: (rows, height, width, channels) in [0, 255]; others: (rows, …), further arguments of `critic_losses`.
         """
 
         def of_micro_batch(reals: Any, fakes: Generated, *others: Any) -> Any:
@@ -291,8 +322,12 @@ class GAN(keras.Model):
             if generated is None:  # unless one pass has made the images of several updates
                 generated = self.generator(with_labels(fakes.noise, fakes.labels), training=True)
             images = self.augmented(from_uint8(reals), generated)
-            # In a cut step XLA compiles parts, such as these gradients; TensorFlow sums over replicas between them.
-            gradients_of = self._compiled_gradients if step.cut else self._critic_gradients
+            gradients_of = self.critic_gradients
+            if step.cut:  # XLA compiles parts, such as these gradients; TensorFlow sums over replicas between them
+                gradients_of = self._compiled_gradients
+            elif self.batches_per_step > 1 and not compiled_by_xla():
+                # XLA takes what a traced function gets from the step for constants, and would compile each step anew.
+                gradients_of = self._traced_gradients
             return gradients_of(*images, *others, step.global_batch_size, fakes.labels)
 
         losses, gradients = step.accumulate(of_micro_batch, reals, fakes, *others)
@@ -314,17 +349,12 @@ class GAN(keras.Model):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.generator_variables)
             images = self.generator(with_labels(generated.noise, generated.labels), training=True)
-        reals, labels = generated.reals, generated.labels
-        reals = None if reals is None else self.augmented(reals)[0]
-        numbers = self.diff_augment.draw()  # by which the images are changed for the critic
-        real_scores = None if reals is None else self.scores(reals, labels)
-        with tf.GradientTape(watch_accessed_variables=False) as of_images:
-            of_images.watch(images)
-            scores = self.scores(self.diff_augment(images, numbers), labels)
+            reals, labels = generated.reals, generated.labels
+            real_scores = None if reals is None else self.scores(self.augmented(reals)[0], labels)
+            scores = self.scores(self.augmented(images)[0], labels)
             loss = self.generator_loss(scores, real_scores) / global_batch_size
             scaled = self.generator_optimizer.scale_loss(loss)
-        by_images = of_images.gradient(scaled, images)
-        return loss, tape.gradient(images, self.generator_variables, output_gradients=by_images)
+        return loss, tape.gradient(scaled, self.generator_variables)
 
     def average_generator(self, step: StepContext) -> None:
         """Moves the average towards the generator; called once at the end of each step."""

@@ -24,8 +24,8 @@ from trainer.invariance.internals import compiled_by_xla
 from trainer.invariance.step import current_step
 
 # A multiple of the stride, against checkerboards: Odena et al. 2016, https://distill.pub/2016/deconv-checkerboard
-KERNEL, STRIDE = 4, 2
-_SHAPE = {"kernel_size": KERNEL, "strides": STRIDE, "padding": "same"}
+STRIDE = 2
+CONVOLUTION = {"kernel_size": 4, "strides": STRIDE, "padding": "same"}
 
 
 def _convolve(images: Any, kernel: Any) -> Any:
@@ -65,10 +65,7 @@ convolve, spread = tf.custom_gradient(_convolve), tf.custom_gradient(_spread)
 
 
 class ImageConv2D(layers.Conv2D):
-    """Convolves images like Keras's Conv2D of 4x4, stride 2, "same"."""
-
-    def __init__(self, filters: int, **kwargs: Any) -> None:
-        super().__init__(filters, **{**kwargs, **_SHAPE})
+    """Convolves images like Keras's Conv2D, by CONVOLUTION."""
 
     def convolution_op(self, inputs: Any, kernel: Any) -> Any:
         """Returns the convolution without bias and activation; Keras's `call` adds them."""
@@ -82,10 +79,7 @@ class ImageConv2D(layers.Conv2D):
 
 
 class ImageConv2DTranspose(layers.Conv2DTranspose):
-    """Makes images like Keras's Conv2DTranspose of 4x4, stride 2, "same"."""
-
-    def __init__(self, filters: int, **kwargs: Any) -> None:
-        super().__init__(filters, **{**kwargs, **_SHAPE})
+    """Makes images like Keras's Conv2DTranspose, by CONVOLUTION."""
 
     def call(self, inputs: Any) -> Any:
         """Maps (rows, height, width, channels) to (rows, 2 height, 2 width, filters)."""

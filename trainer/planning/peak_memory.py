@@ -8,7 +8,7 @@ number of rows.
 import math
 import re
 import tempfile
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,19 +93,12 @@ def peak_bytes(trace: Trace, state: int, *, temporaries: bool) -> int:
 
 def worst_order(trace: Trace, state: int, steps: int) -> float:
     """Returns the factor by which the peak may grow if the operations run in another order than the traced one."""
-    changes = list(trace.changes(temporaries=False))
-    late, held, most = int(_LATE_SHARE * len(changes) / steps), state, state
-    waiting: deque[tuple[int, int]] = deque()  # the place where a tensor is freed at the latest, and its bytes
-    for place, (index, sign) in enumerate(changes):
-        while waiting and waiting[0][0] <= place:
-            held -= waiting.popleft()[1]
-        size = trace.allocations[index].bytes
-        if sign < 0:
-            waiting.append((place + late, size))
-        else:
-            held += size
-            most = max(most, held)
-    return most / peak_bytes(trace, state, temporaries=False)
+    changes = trace.changes(temporaries=False)
+    sizes = np.array([sign * trace.allocations[index].bytes for index, sign in changes])
+    late = max(1, int(_LATE_SHARE * len(sizes) / steps))
+    made, freed = np.cumsum(np.maximum(sizes, 0)), np.cumsum(np.minimum(sizes, 0))
+    held = made + np.concatenate([np.zeros(late), freed[:-late]])  # each tensor is freed so many events later
+    return float(state + held.max()) / peak_bytes(trace, state, temporaries=False)
 
 
 def sizes_by_rows(small: Trace, large: Trace) -> list[LinearInRows]:

@@ -10,6 +10,7 @@ from trainer.base.errors import PlatformFault, UserError, shortened
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import cannot_write
 from trainer.cluster.strategy import Replicas
+from trainer.reporting.resources import half_precision
 
 
 @contextmanager
@@ -48,17 +49,6 @@ def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:
         f"out of memory with {replicas.sentence()}, image_size={config.image_size}: {', '.join(filter(None, advice))}; "
         "`python -m deploy plan` says what fits"
     )
-
-
-def half_precision() -> str:
-    """Returns the 16-bit precision that all visible GPUs compute fast; bfloat16 without GPUs.
-
-    Cards below compute capability 8.0 (P100, V100, T4) have no bfloat16:
-    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities
-    """
-    details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
-    old = any(detail.get("compute_capability", (8, 0)) < (8, 0) for detail in details)
-    return "mixed_float16" if old else "mixed_bfloat16"
 
 
 def one_line(error: Exception) -> str:

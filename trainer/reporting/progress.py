@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trainer.base.log import duration
 from trainer.base.run_files.job_files import Scalars, Speeds, StatsEntry
 
 _LEAST_SECONDS = 30.0  # how long steps must have run before a worker is called slow
@@ -272,11 +273,15 @@ class Progress:
             "mfu": rounded(rate / self.peak_tflops) if rate and self.peak_tflops else None,
         }
 
+    def speed_text(self, images_per_second: float | None) -> str:
+        """Returns text on a speed, as "1,280 images/s"; "" if it is unknown."""
+        return f"{images_per_second:,.0f} {self.unit}/s" if images_per_second else ""
+
     @property
-    def seconds_left(self) -> float | None:
-        """Returns the seconds left at the mean speed so far; None while that is unknown."""
-        per_step = self.whole.step_seconds
-        return per_step * (self.total_steps - self.step) if per_step is not None else None
+    def left_text(self) -> str:
+        """Returns text on the time left at the mean speed so far; "" while that is unknown, and at the end."""
+        seconds = (self.total_steps - self.step) * (self.whole.step_seconds or 0.0)
+        return f"{duration(seconds)} left" if seconds else ""
 
 
 def by_kind(means: Scalars) -> StatsEntry:

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.base.log import ProgressBar, duration, log, on_vertex
+from trainer.base.log import ProgressBar, log, on_vertex
 from trainer.base.run_files.goodput import MUCH
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.job_files import (
@@ -91,9 +91,8 @@ class Reporter:
         """
         if not (job_dir := self.job_dir):
             return
-        step = self.progress.run_step - repeats_step
-        drop_stats_after(job_dir.root, step)
-        self._tensorboard = EventFiles(job_dir.logs, step + 1) if self.config.tensorboard else None
+        drop_stats_after(job_dir.root, self.progress.run_step - repeats_step)
+        self._tensorboard = EventFiles(job_dir.logs) if self.config.tensorboard else None
         self._tuning = TuningMetric(self.config.tuning_metric) if self.config.tuning_metric else None
         self._gpus = Gpus(sum(name.startswith("GPU") for name in self.devices))
         total = self.progress.total_steps
@@ -126,10 +125,9 @@ class Reporter:
         self._since_report.add_counts(logs, self._counts)
         self._counts = logs.counts
         if self._bar:
-            speed, left = progress.whole.images_per_second, progress.seconds_left
             parts = [
-                f"{speed:,.0f} {progress.unit}/s" if speed else "",
-                f"{duration(left)} left" if left is not None else "",
+                progress.speed_text(progress.whole.images_per_second),
+                progress.left_text,
                 # Losses come last, where a narrow terminal cuts the line.
                 *(f"{name} {value:.3g}" for name, value in logs.means().items()),
             ]
@@ -212,12 +210,10 @@ class Reporter:
 
     def _show(self, progress: Progress, head: str, values: Scalars, entry: StatsEntry | None = None) -> None:
         """Logs a line of these values on the chief, with speed, waiting and time left as far as there is room."""
-        rate = entry and entry["images_per_second"]
-        speed = f"{rate:,.0f} {progress.unit}/s" if rate else ""
-        left = f"{duration(progress.seconds_left)} left" if progress.seconds_left else ""
+        speed = progress.speed_text(entry["images_per_second"] if entry else None)
         waits = input_wait_text(entry) if entry else ""  # shown before the speed if room is short
         if self._bar:
-            log.info(fitting_line(head, values, speed, "  ".join(filter(None, [waits, left]))))
+            log.info(fitting_line(head, values, speed, "  ".join(filter(None, [waits, progress.left_text]))))
             self._shown = progress.step, time.monotonic()
 
     def _publish(self, kind: str, progress: Progress, entry: StatsEntry, values: Scalars) -> None:
@@ -284,13 +280,9 @@ def fitting_line(head: str, values: Scalars, speed: str, left: str) -> str:
     names = sorted(values, key=lambda name: (not is_loss(name), order.index(name.removeprefix("val_")), len(name)))
     numbers = {name: f"{values[name]:.4g}" for name in names}
     shown = [f"{name} {text if len(text) <= 8 else f'{values[name]:.3g}':8}" for name, text in numbers.items()]
-    room = _WIDTH - len(head)
-    parts = {}  # by place in the line; the loop goes from the most to the least important one
-    for place in (*range(min(2, len(shown))), len(shown) + 1, *range(2, len(shown)), len(shown)):
-        part = [*shown, speed, left][place]
-        if part and len(part) + 2 <= room:
-            parts[place], room = part, room - len(part) - 2
-    return "  ".join([head, *(parts[place] for place in sorted(parts))]).rstrip()
+    fewer = ([*shown[:count], left] for count in range(len(shown), 0, -1))
+    lines = ("  ".join(filter(None, [head, *parts])).rstrip() for parts in ([*shown, speed, left], *fewer))
+    return next((line for line in lines if len(line) <= _WIDTH), head)
 
 
 def input_wait_text(entry: StatsEntry) -> str:
@@ -301,8 +293,7 @@ def input_wait_text(entry: StatsEntry) -> str:
 
 def status_line(entry: StatsEntry, progress: Progress) -> str:
     """Returns the line of a report: step, losses, metrics, speed, memory and time left."""
-    images, rate = entry["images_per_second"], entry.get("tflop_per_second") or 0.0
-    speed = f"{images:,.0f} {progress.unit}/s" if images else ""
+    speed, rate = progress.speed_text(entry["images_per_second"]), entry.get("tflop_per_second") or 0.0
     mfu = entry.get("mfu")
     compute = f"{rate:.3g} TFLOP/s" + (f" (MFU {100 * mfu:.2g} %)" if mfu else "")
     readings = []
@@ -319,28 +310,17 @@ def status_line(entry: StatsEntry, progress: Progress) -> str:
         input_wait_text(entry),
         f"{entry['memory_gib']:.2f} GiB",
         *(f"GPU{reading}" for reading in readings if reading),
-        f"{duration(progress.seconds_left)} left" if progress.seconds_left else "",
+        progress.left_text,
     ]
     return "  ".join(filter(None, parts))
 
 
 class EventFiles:
-    """Writes TensorBoard's event files to `folder`, without the tensorboard package.
+    """Writes TensorBoard's event files to `folder`, without the tensorboard package."""
 
-    Each start notes its `first_step`, from which on TensorBoard drops the points of earlier processes.
-    """
-
-    def __init__(self, folder: Path, first_step: int = 1) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         with tensorflow_writing(folder):
-            with (
-                tf.Graph().as_default(),
-                tf.compat.v1.summary.FileWriter(
-                    str(folder),
-                    filename_suffix=f"-{first_step}",  # its name sorts before that of the points
-                ) as start,
-            ):
-                start.add_session_log(tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START), first_step)
             self._writer = tf.summary.create_file_writer(str(folder))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:

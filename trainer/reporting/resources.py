@@ -1,10 +1,11 @@
-"""Measures memory and GPU use of this process and machine."""
+"""Tells the GPUs of this machine, and measures their use and the memory of this process."""
 
 import resource
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
@@ -39,6 +40,26 @@ def peak_device_memory_gib(devices: Sequence[str]) -> list[float]:
     except ValueError:  # this device's allocator keeps no statistics
         return []
     return [round(peak / _GIB, 4) for peak in peaks]
+
+
+def gpu_details() -> list[dict[str, Any]]:
+    """Returns what TensorFlow knows of each visible GPU: device_name, compute_capability."""
+    return [tf.config.experimental.get_device_details(gpu) for gpu in tf.config.get_visible_devices("GPU")]
+
+
+def gpu_names() -> list[str]:
+    """Returns the models of the visible GPUs, such as "NVIDIA A100-SXM4-80GB"; "" for one that is unknown."""
+    return [str(details.get("device_name", "")) for details in gpu_details()]
+
+
+def half_precision() -> str:
+    """Returns the 16-bit precision that all visible GPUs compute fast; bfloat16 without GPUs.
+
+    Cards below compute capability 8.0 (P100, V100, T4) have no bfloat16:
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities
+    """
+    old = any(details.get("compute_capability", (8, 0)) < (8, 0) for details in gpu_details())
+    return "mixed_float16" if old else "mixed_bfloat16"
 
 
 class Gpus:

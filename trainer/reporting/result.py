@@ -175,9 +175,3 @@ def library_versions() -> dict[str, str]:
         "keras": keras.__version__,
         "numpy": np.__version__,
     }
-
-
-def gpu_names() -> list[str]:
-    """Returns the models of the visible GPUs, such as "NVIDIA A100-SXM4-80GB"; "" for one that is unknown."""
-    details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
-    return [str(detail.get("device_name", "")) for detail in details]

@@ -30,7 +30,8 @@ from trainer.measures.keras_calls import answered_by_replicas
 from trainer.reporting.error_lines import is_out_of_memory, out_of_memory
 from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
-from trainer.reporting.result import gpu_names, library_versions, refuse_hopeless_restart
+from trainer.reporting.resources import gpu_names
+from trainer.reporting.result import library_versions, refuse_hopeless_restart
 from trainer.run.export import export
 from trainer.run.proof import PROVED
 from trainer.run.replica_check import COMPARED_STEPS, ReplicaCheck, ReplicaVerdict, act_on_verdict, needs_check

@@ -3,7 +3,6 @@
 import csv
 import io
 import re
-import struct
 import warnings
 from base64 import b64decode
 from pathlib import Path
@@ -38,44 +37,14 @@ def test_sixteen_bits_are_scaled_not_clipped(level: int) -> None:
     assert pixel(image, channels=3) == [round(level / 257)] * 3
 
 
-@pytest.mark.parametrize(("dtype", "levels", "grey"), [
-    (np.uint16, [0, 51, 65535], [0, 0, 255]),
-    (np.int16, [0, 32767 // 5, 32767], [0, 51, 255]),
-])  # fmt: skip
-def test_the_levels_of_a_tiff_are_scaled_by_their_range(dtype: type, levels: Any, grey: Any) -> None:
-    array, converted = decode(tiff(np.array(levels, dtype).repeat(3).reshape(3, 3)), 3, 1)
-    assert array[:, 0, 0].tolist() == grey
+def test_a_deep_tiff_is_scaled_by_its_range_or_refused() -> None:
+    levels = np.array([0, 51, 65535], np.uint16).repeat(3).reshape(3, 3)
+    array, converted = decode(encoded(Image.fromarray(levels), "TIFF"), 3, 1)
+    assert array[:, 0, 0].tolist() == [0, 0, 255]
     assert converted == ["16 bits to 8"]
-
-
-@pytest.mark.parametrize("dtype", [np.int16, np.int32, np.uint32, np.float32])
-def test_numbers_without_a_known_range_are_refused(dtype: type) -> None:
-    with pytest.raises(BadImage, match="convert it to 8 or 16 bits"):
-        decode(tiff(np.array([[-1 if dtype == np.int16 else 0, 5]], dtype)), 8, 1)
-
-
-def tiff(pixels: Any) -> bytes:
-    """Returns (height, width) numbers of any type as an uncompressed TIFF 6.0 file; Pillow does not write all types."""
-    kind = {"u": 1, "i": 2, "f": 3}[pixels.dtype.kind]
-    (height, width), content = pixels.shape, pixels.astype(pixels.dtype.newbyteorder("<")).tobytes()
-    tags = {
-        256: width, 257: height, 258: 8 * pixels.itemsize, 259: 1, 262: 1, 273: 8, 277: 1, 278: height,
-        279: len(content), 339: kind,
-    }  # fmt: skip
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    return b"II*\0" + struct.pack("<I", 8 + len(content)) + content + struct.pack("<H", len(tags)) + entries + bytes(4)
-
-
-@pytest.mark.parametrize("orientation", [1, 6])
-def test_the_transparent_level_of_a_16_bit_png_is_compared_in_all_bits(orientation: int) -> None:
-    """The upper half has the transparent level, the lower one differs from it in the lowest bit."""
-    levels = np.repeat([[257 * 60], [257 * 60 + 1]], 4, axis=0).repeat(8, axis=1).astype(np.uint16)
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    stored = Image.fromarray(np.ascontiguousarray(np.rot90(levels) if orientation == 6 else levels))
-    array, converted = decode(encoded(stored, transparency=257 * 60, exif=exif), 8, 1)
-    assert array[[1, 6], [1, 6], 0].tolist() == [255, 60]
-    assert "transparency over white" in converted
+    for kind in (np.int32, np.float32):
+        with pytest.raises(BadImage, match="have a sign, or 32 bits and an unknown range: convert it to 8 bits"):
+            decode(encoded(Image.fromarray(levels.astype(kind)), "TIFF"), 3, 1)
 
 
 # One pixel of 16 bits per colour, with a transparent colour; Pillow does not write such files.
@@ -84,9 +53,11 @@ DEEP_COLOUR = b64decode(
 )
 
 
-def test_a_transparent_colour_of_16_bits_is_refused() -> None:
-    with pytest.raises(BadImage, match="16 bits per colour and a transparent one: convert it to 8 bits"):
-        decode(DEEP_COLOUR, 8, 3)
+def test_transparency_of_16_bits_is_refused() -> None:
+    deep_grey = encoded(Image.fromarray(np.full((4, 4), 257, np.uint16)), transparency=257)
+    for content in (DEEP_COLOUR, deep_grey):
+        with pytest.raises(BadImage, match="16 bits and a transparent colour or level: convert it to 8 bits"):
+            decode(content, 8, 3)
 
 
 def test_every_kind_of_name_that_pillow_gives_these_formats_is_read(tmp_path: Path) -> None:
@@ -104,11 +75,9 @@ PALETTE.putpalette([0, 0, 0, 200, 100, 50])
 
 @pytest.mark.parametrize(("image", "options", "expected"), [
     (Image.new("RGBA", (16, 16), (10, 20, 30, 0)), {}, [255, 255, 255]),  # transparency lies over white
-    (Image.new("RGBA", (16, 16), (10, 20, 30, 255)), {}, [10, 20, 30]),
     (Image.new("LA", (16, 16), (100, 0)), {}, [255]),
     (PALETTE, {}, [200, 100, 50]),
     (PALETTE, {"transparency": 1}, [255, 255, 255]),
-    (Image.new("L", (16, 16), 77), {}, [77, 77, 77]),
     (Image.new("1", (16, 16), 1), {}, [255]),
     (Image.new("RGB", (16, 16), (255, 0, 0)), {}, [76]),
     (Image.new("CMYK", (16, 16), (0, 255, 255, 0)), {"kind": "TIFF"}, [255, 0, 0]),
@@ -117,21 +86,17 @@ def test_modes_and_transparency_become_the_channels_asked_for(image: Any, option
     assert pixel(image, len(expected), **options) == expected
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [1, 6])
 def test_orientation_is_applied(orientation: int) -> None:
-    """Stores a picture, whose bright corner is at the top left when upright, in each of the eight orientations."""
+    """Stores a picture, whose bright corner is at the top left when upright, as it is and turned."""
     upright = np.zeros((16, 16), np.uint8)
     upright[:6, :6] = 200
-    stored = {
-        1: upright, 2: upright[:, ::-1], 3: upright[::-1, ::-1], 4: upright[::-1],
-        5: upright.T, 6: np.rot90(upright, 1), 7: upright[::-1, ::-1].T, 8: np.rot90(upright, -1),
-    }[orientation]  # fmt: skip
     exif = Image.Exif()
     exif[0x0112] = orientation
+    stored = np.rot90(upright) if orientation == 6 else upright
     array, converted = decode(encoded(Image.fromarray(np.ascontiguousarray(stored)), exif=exif), 16, 1)
     assert array[1, 1, 0] > 150
-    assert array[-2, -2, 0] < 50
-    assert array[1, -2, 0] < 50
+    assert max(array[-2, -2, 0], array[1, -2, 0], array[-2, 1, 0]) < 50
     assert ("orientation" in converted) == (orientation != 1)
 
 
@@ -159,7 +124,7 @@ def test_every_nasty_file_is_decoded_or_refused_as_its_manifest_says() -> None:
                 found: Any = decode(root / row["file"], 32, channels)[0].shape
             except BadImage as error:
                 found = str(error)
-            if row["pillow_13.0.0_result"] == "ok":
+            if row["pillow_13.0.0_result"] == "ok" and "i_trns" not in row["file"]:  # which has 16 bits
                 assert found == (32, 32, channels), row["file"]
             else:
                 assert isinstance(found, str), row["file"]

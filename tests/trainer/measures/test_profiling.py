@@ -66,9 +66,7 @@ def test_another_profiler_that_runs_is_left_alone(tmp_path: Path, caplog: Log) -
 
 
 @pytest.mark.parametrize(("steps", "line"), [
-    ("100", "profile_steps=100: write it as 100..110"),
     ("1..5", "profile_steps=1..5: write it as 100..110 (first step..last step): 1 to 100 steps, from"),
-    ("9..8", "1 to 100 steps"),
     ("100..200", "1 to 100 steps"),
     ("18..21", "profile_steps=18..21, but the run ends at step 20: take earlier ones"),
 ])  # fmt: skip

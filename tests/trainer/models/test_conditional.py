@@ -19,7 +19,6 @@ from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset, NestedArrays
 from trainer.data.sample_grids import noise, noise_and_labels
-from trainer.measures import fid
 from trainer.models.gan import build_generator
 from trainer.run import served_model
 
@@ -106,13 +105,3 @@ def test_generate_refuses_classes_that_the_model_has_not(trained: Path, label: s
     assert expected in capsys.readouterr().err
     with refused("label=7: this generator takes no labels: drop --label, or train with --conditional"):
         generate.labels_of("7", 0)
-
-
-def test_fid_of_fewer_images_than_features_is_that_of_the_covariances() -> None:
-    draw = np.random.default_rng(1)
-    one, other = draw.standard_normal((7, 12)), draw.standard_normal((9, 12)) + 1
-    first, second = (np.cov(each, rowvar=False) for each in (one, other))
-    root = np.sqrt(np.clip(np.linalg.eigvals(first @ second).real, 0, None)).sum()
-    means = np.square(one.mean(axis=0) - other.mean(axis=0)).sum()
-    expected = means + np.trace(first) + np.trace(second) - 2 * root
-    assert fid.frechet_distance(one, other) == pytest.approx(expected, rel=1e-6)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from trainer.models.image_layers import ImageConv2D, ImageConv2DTranspose
+from trainer.models.image_layers import CONVOLUTION, ImageConv2D, ImageConv2DTranspose
 from trainer.run.export import plain_copy
 
 RANDOM = np.random.default_rng(0)
@@ -23,8 +23,8 @@ def networks(channels: int, size: int) -> list[tuple[keras.Model, keras.Model]]:
     images = keras.Input((size, size, channels))
     features = keras.Input((size // 2, size // 2, 8))
     ours = [
-        keras.Model(images, layers.LeakyReLU()(ImageConv2D(8)(images))),
-        keras.Model(features, ImageConv2DTranspose(channels, activation="tanh")(features)),
+        keras.Model(images, layers.LeakyReLU()(ImageConv2D(8, **CONVOLUTION)(images))),
+        keras.Model(features, ImageConv2DTranspose(channels, **CONVOLUTION, activation="tanh")(features)),
     ]
     for network in ours:
         network.set_weights([RANDOM.normal(size=weight.shape) for weight in network.get_weights()])

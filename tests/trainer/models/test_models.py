@@ -21,7 +21,6 @@ from trainer.base.settings.model_settings import MODELS, MLPConfig
 from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
-from trainer.data.augmentation import crop, flip
 from trainer.data.dataset import Arrays, Dataset
 from trainer.invariance.internals import all_layers
 from trainer.invariance.layers import depends_on_replicas, make_independent, refresh_normalization
@@ -32,7 +31,6 @@ from trainer.models.optimizers import StepSchedule
 from trainer.run import replica_check
 from trainer.run.export import plain_copy
 
-ROOT = Path(__file__).parents[3]
 RANDOM = np.random.default_rng(0)
 FAMILIES = {
     "mlp": ("--model=mlp", "--dropout=0.3", "--width=16", "--augment=flip,crop"),
@@ -84,32 +82,6 @@ def test_dcgan_starts_with_the_papers_weights_and_the_losses_of_a_guess() -> Non
     assert logs.means()["discriminator_loss"] == pytest.approx(2 * np.log(2), abs=0.1)
 
 
-def context(rows: int = 1000, step: int = 0) -> StepContext:
-    return StepContext(0, tf.constant(step, tf.int64), 0, rows, rows)
-
-
-def test_flip_mirrors_half_of_the_rows() -> None:
-    images = tf.tile(tf.reshape(tf.range(4.0), (1, 1, 4, 1)), (1000, 2, 1, 1))
-    found = flip(images, context()).numpy()[:, 0, :, 0]
-    mirrored = (found == [3, 2, 1, 0]).all(axis=1)
-    assert ((found == [0, 1, 2, 3]).all(axis=1) | mirrored).all()
-    assert abs(mirrored.mean() - 0.5) < 0.05
-
-
-def test_crop_moves_rows_by_up_to_an_eighth() -> None:
-    size = 16
-    y, x = np.mgrid[:size, :size].astype(np.float32)
-    images = tf.tile(np.stack([y, x], axis=-1)[None], (1000, 1, 1, 1))
-    found = crop(images, context()).numpy()
-    assert found.shape == images.shape
-    for axis in range(2):
-        moved = found[:, size // 2, size // 2, axis] - size // 2
-        assert set(moved.astype(int)) == {-2, -1, 0, 1, 2}
-        assert np.bincount((moved + 2).astype(int)).min() > 120
-    assert found.min() >= 0
-    assert found.max() <= size - 1
-
-
 def test_learning_rates_over_a_run() -> None:
     rates = [float(StepSchedule(1.0, "cosine", 10, 110)(update)) for update in range(120)]
     assert rates[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
@@ -139,13 +111,10 @@ def two_classes(config: TrainConfig) -> Dataset:
     return labelled(2)
 
 
-@pytest.mark.parametrize(("dataset", "line"), [
-    (labelled(1), "has only one class"),
-    (Dataset("d", Arrays(np.zeros((4, 32, 32, 3), np.uint8))), "has no labels: a classifier needs them"),
-], ids=["one_class", "no_labels"])  # fmt: skip
-def test_a_classifier_needs_labels_of_two_classes(dataset: Dataset, line: str) -> None:
-    with refused(line):
-        build_model(MLPConfig(model="mlp", channels=3), dataset)
+def test_a_classifier_needs_labels_of_two_classes() -> None:
+    """What has no labels: test_conditional.py."""
+    with refused("has only one class"):
+        build_model(MLPConfig(model="mlp", channels=3), labelled(1))
 
 
 def test_images_to_evaluate_a_classifier_with_need_labels() -> None:
@@ -210,11 +179,12 @@ def test_a_network_of_keras_keeps_its_layers_and_a_pretrained_one_stays_still() 
         assert [line.split()[0] for line in depends_on_replicas(stock, replicas=2)] == [f"{stock.name}/norm"]
         make_independent(stock, TrainConfig(replicas=2))
         assert depends_on_replicas(stock, replicas=2) == []
-    with in_step(context(rows=2)):
+    context = StepContext(0, tf.constant(0, tf.int64), 0, 2, 2)
+    with in_step(context):
         assert not np.allclose(stock(pixels, training=True), inferred, rtol=1e-5)
     inferred = stock(pixels)  # training moved the averages
     _freeze_below(stock, "")
-    with in_step(context(rows=2)):
+    with in_step(context):
         np.testing.assert_allclose(stock(pixels, training=True), inferred, rtol=1e-5)
     template = plain_copy(stock)
     assert [type(layer) for layer in stock.layers] == [type(layer) for layer in template.layers] == kinds
@@ -245,22 +215,8 @@ def test_an_unknown_block_is_named(efficientnet_weights: Path) -> None:
         build_model(resolve(flags).config, labelled(2))
 
 
-CHECKED = ["--image_size=16", "--global_batch_size=8", "--expect_devices=1"]  # it uses only the CPU
-
-
-@pytest.mark.parametrize(("flags", "line"), [
-    pytest.param(
-        ["--model=tests.models:own_batch_norm", "--sync_batch_norm=false"],
-        "use --sync_batch_norm=true",
-        marks=pytest.mark.slow,
-    ),
-    (["--model=tests.models:mixed_rows"], "mix_up mixes the rows of one replica"),
-])  # fmt: skip
-def test_check_finds_what_depends_on_replicas(flags: list[str], line: str) -> None:
-    assert line in "\n".join(replica_check.compare_replicas(resolve(["--data=digits", *flags, *CHECKED]).config)[0])
-
-
 def test_a_metric_that_float64_lacks_is_left_out_of_a_comparison_and_named() -> None:
-    config = resolve(["--data=digits", "--model=tests.mistakes:measures_top_5", *CHECKED]).config
+    flags = ["--data=digits", "--model=tests.mistakes:measures_top_5", "--image_size=16", "--global_batch_size=8"]
+    config = resolve([*flags, "--expect_devices=1"]).config  # it uses only the CPU
     name = "sparse_top_k_categorical_accuracy"
     assert replica_check.compare_replicas(config) == ([], [], f"in float64 (without {name}, which does not run in it)")

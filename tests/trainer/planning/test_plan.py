@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from benchmarks.plan_memory import CASES, tried
 from deploy.__main__ import main
-from tests.fixtures import Capture
+from tests.fixtures import Capture, Patch
 from tests.support import small
 from trainer.base.run_files.plan_file import read_plan
 from trainer.base.settings.request import resolve
@@ -28,7 +28,7 @@ def test_the_settings_of_each_case_of_the_benchmark_hold(case: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_step_needs_what_was_predicted_and_its_largest_batch_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_needs_what_was_predicted_and_its_largest_batch_runs(monkeypatch: Patch) -> None:
     """A U-Net at twice the largest number of rows: its order, and so its peak, differs from process to process."""
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")  # a CPU's kernels without oneDNN hold memory that no GPU does
     case = tried("U-Net", rows=16)  # of fewer rows, what kernels take beside tensors may be more than the margin
@@ -38,7 +38,7 @@ def test_a_step_needs_what_was_predicted_and_its_largest_batch_runs(monkeypatch:
 
 
 @pytest.mark.slow
-def test_a_plan_is_made_kept_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_a_plan_is_made_kept_and_used(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     """`deploy plan` makes one only where none is kept."""
     flags = ["--recipe=mlp_mnist", "--data=digits", "--width=64"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.fixtures import Patch
 from trainer.base.errors import FAULT, USER_MUST_CHANGE, UserError
 from trainer.base.run_files.goodput import OTHER, SAVE, START, STEP, Goodput
 from trainer.base.run_files.job_directory import JobDir
@@ -14,10 +15,6 @@ from trainer.reporting.progress import Progress, WorkerWaits
 from trainer.reporting.result import ResultWriter, refuse_hopeless_restart
 
 CONFIG = TrainConfig(job_dir="somewhere", steps=100)
-
-
-def progress(step: int) -> Progress:
-    return Progress(step, 100, steps_per_epoch=10, examples_per_step=8)
 
 
 def begun(folder: Path, before: Any = None, began: float = 0.0) -> ResultWriter:
@@ -46,11 +43,11 @@ def test_repeated_steps_are_counted_from_the_last_reported_one(tmp_path: Path) -
     assert last_reported_step(tmp_path) == 0
     stats.write_text('{"kind": "report", "step": 40}\n{"kind": "report", "step": 57}\n{"kind": "rep')
     run_result = begun(tmp_path, {"state": "running", "steps": 50, "steps_repeated": 2})
-    run_result.resume(progress(50))
+    run_result.resume(Progress(50, 100, steps_per_epoch=10, examples_per_step=8))
     assert written(run_result, tmp_path)["steps_repeated"] == 2 + 7
 
 
-def test_seconds_add_up_over_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_seconds_add_up_over_processes(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.setattr("time.monotonic", lambda: 1_030.0)
     run_result = begun(tmp_path, {"wall_seconds": 70.5, "saving_seconds": 1.5}, 1_000.0)
     run_result.saving_seconds = 0.25
@@ -61,7 +58,7 @@ def test_seconds_add_up_over_processes(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_on_vertex_the_same_job_with_the_same_settings_fails_with_the_old_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """The failure keeps the values that this process wrote itself: the file did not exist when it began."""
     monkeypatch.setenv("CLOUD_ML_JOB_ID", "123")
@@ -96,7 +93,7 @@ def test_a_slow_worker_is_named_once(tmp_path: Path) -> None:
     assert WorkerWaits().count((9.0,), 99.0) is None  # one worker has nobody who waits for it
 
 
-def test_seconds_are_in_one_class_over_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seconds_are_in_one_class_over_restarts(monkeypatch: Patch) -> None:
     """A process is killed after its last result.json; 27 s later the job goes on, or another job does."""
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)

@@ -23,7 +23,8 @@ from trainer.base.settings.model_settings import MODELS
 from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
-from trainer.reporting.error_lines import half_precision, is_out_of_memory, out_of_memory
+from trainer.reporting.error_lines import is_out_of_memory, out_of_memory
+from trainer.reporting.resources import half_precision
 from trainer.reporting.result import library_versions
 from trainer.run import job
 from trainer.run.start import StartedJob

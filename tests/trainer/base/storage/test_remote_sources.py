@@ -55,7 +55,7 @@ def tfrecords(folder: Path) -> str:
 def prepared(folder: Path) -> str:
     (source := folder.parent / "source").mkdir()
     image_folder(source)
-    write_pieces(config(source, folder, evaluation_fraction=0.25, seed=3), folder, 1, lambda done, total: None)
+    write_pieces(config(source, folder, evaluation_fraction=0.25, seed=3), folder)
     return ""
 
 
@@ -91,7 +91,7 @@ def test_the_same_examples_and_pieces_as_from_local_files(
     assert proxy.count("GET", "alt=media") == reads
     pieces = []
     for folder, data in ((tmp_path / "here", local), (tmp_path / "there", remote)):
-        write_pieces(config(data, tmp_path / "cache"), folder, 1, lambda done, total: None)
+        write_pieces(config(data, tmp_path / "cache"), folder)
         pieces.append({file.name: file.read_bytes() for file in folder.glob("*.npy")})
     assert pieces[0] == pieces[1]
     assert pieces[0]

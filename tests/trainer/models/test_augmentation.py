@@ -1,4 +1,4 @@
-"""Tests DiffAugment's changes of images, their gradients, and that each use of a step draws numbers of its own."""
+"""Tests random changes of images, --augment and --diff_augment: how often, how far, gradients, and draws by row."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from trainer.base.settings.model_settings import DIFF_AUGMENTATIONS
+from trainer.data.augmentation import crop, flip
 from trainer.invariance.step import StepContext, in_step
 from trainer.models.image_layers import DiffAugment, color, cutout, translation
 
@@ -25,17 +26,41 @@ def test_color_follows_the_paper() -> None:
     np.testing.assert_allclose(color(tf.constant(IMAGES), NUMBERS[:, :3]), expected, atol=1e-12)
 
 
-def test_translation_moves_rows_by_up_to_an_eighth_and_fills_with_grey() -> None:
-    y, x = np.mgrid[1 : SIZE + 1, 1 : SIZE + 1].astype(np.float64)
-    images = tf.tile(np.stack([y, x], axis=-1)[None], (ROWS, 1, 1, 1))
-    found = translation(images, NUMBERS[:, :2]).numpy()
+# Images whose pixels are their row and column, from 1.
+Y, X = np.mgrid[1 : SIZE + 1, 1 : SIZE + 1].astype(np.float64)
+COORDINATES = tf.tile(np.stack([Y, X], axis=-1)[None], (ROWS, 1, 1, 1))
+
+
+def moves(found: Any) -> Any:
+    """Returns by how much each image has moved, (rows, 2); each of five distances has to come about as often."""
     moved = found[:, SIZE // 2, SIZE // 2].astype(int) - SIZE // 2 - 1
     for axis in range(2):
         assert np.bincount(moved[:, axis] + 2).min() > 120
         assert set(moved[:, axis]) == {-2, -1, 0, 1, 2}
-    for image, (down, right) in zip(found, moved, strict=True):
-        inside = (np.abs(y + down - 8.5) < 8) & (np.abs(x + right - 8.5) < 8)
-        np.testing.assert_array_equal(image, np.stack([y + down, x + right], -1) * inside[..., None])
+    return moved
+
+
+def test_translation_moves_rows_by_up_to_an_eighth_and_fills_with_grey() -> None:
+    found = translation(COORDINATES, NUMBERS[:, :2]).numpy()
+    for image, (down, right) in zip(found, moves(found), strict=True):
+        inside = (np.abs(Y + down - 8.5) < 8) & (np.abs(X + right - 8.5) < 8)
+        np.testing.assert_array_equal(image, np.stack([Y + down, X + right], -1) * inside[..., None])
+
+
+CONTEXT = StepContext(0, tf.constant(0, tf.int64), 0, ROWS, ROWS)
+
+
+def test_crop_moves_rows_by_up_to_an_eighth_and_fills_by_mirroring() -> None:
+    found = crop(COORDINATES, CONTEXT).numpy()
+    moves(found)
+    assert (found.shape, found.min(), found.max()) == (COORDINATES.shape, 1, SIZE)
+
+
+def test_flip_mirrors_half_of_the_rows() -> None:
+    found = flip(COORDINATES, CONTEXT).numpy()[:, 0, :, 1]
+    mirrored = (found == X[0, ::-1]).all(axis=1)
+    assert ((found == X[0]).all(axis=1) | mirrored).all()
+    assert abs(mirrored.mean() - 0.5) < 0.05
 
 
 def test_cutout_makes_a_square_of_half_the_size_grey() -> None:
