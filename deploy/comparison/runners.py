@@ -30,6 +30,7 @@ from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.local import LocalJob, local_workers
 from deploy.platform.retries import Clock, retried
 from deploy.report.collection import fetched
+from deploy.report.formatting import grouped
 from deploy.tiers.gcp_config import needed_project, read_gcp_config
 from trainer.base.errors import INTERRUPTED, PlatformFault, UserError
 from trainer.base.run_files.job_files import RESULT, record_failure
@@ -109,7 +110,6 @@ class VertexRunner:
         if not runs:
             return
         yield from (package.about for package in self._code if package.about)
-        tiers_by_warning: dict[str, list[str]] = {}
         jobs: list[Job] = []
         for run, count in runs:
             job, tier = self._job(run), run.tier
@@ -117,9 +117,8 @@ class VertexRunner:
             many = "1 job" if count == 1 else f"{count} jobs, each"
             yield f"{tier.name}: {many} on {tier.machine} in {job.gcp.region}: {price_and_limit(job.tier)}"
             yield from (f"{tier.name}: {line}" for line in job.about)
-            for line in job.warnings:
-                tiers_by_warning.setdefault(line, []).append(tier.name)
-        yield from (f"warning: {', '.join(tiers)}: {line}" for line, tiers in tiers_by_warning.items())
+        warnings = grouped((line, job.tier.name) for job in jobs for line in job.warnings)
+        yield from (f"warning: {tiers}: {line}" for line, tiers in warnings.items())
         yield from memory_lines([run for run, _ in runs], force=self._options.force)
         yield from cost_lines(jobs)
         if self._dry_run:

@@ -15,6 +15,7 @@ from deploy.packaging.packages import Package
 from deploy.planning.forecast import PricedEstimate, forecast
 from deploy.planning.recommendations import time_of
 from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE, MemoryOption, fit_on
+from deploy.report.formatting import grouped
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import STRATEGIES, Tier
@@ -24,6 +25,8 @@ from trainer.base.run_files.plan_file import StepPlan, kept_plan, read_plan
 from trainer.base.settings.request import Overrides
 from trainer.base.settings.train_config import TrainConfig
 
+LEAST_LIMIT_S = 1800.0
+PLANS = 3.0  # so many times the upper end of its plan, and at least LEAST_LIMIT_S, may a job take
 FIT = "if the run may not fit, add what makes it fit: --micro_batches, else --precision=mixed_bfloat16"
 
 
@@ -109,77 +112,49 @@ def planned_usd(jobs: Iterable[Job]) -> list[tuple[float, float] | None]:
     return [(priced.usd.low, priced.usd.high) if (priced := estimate(job)) else None for job in jobs]
 
 
-def paid_job(
-    work: Workload,
-    gcp: GcpConfig,
-    options: JobOptions,
-    submission: str,
-    code: Sequence[Package] = (),
-) -> Job:
+def paid_job(work: Workload, gcp: GcpConfig, options: JobOptions, submission: str, code: Sequence[Package] = ()) -> Job:
     """Returns a job that is to be paid for: every verb makes its jobs here, with all checks.
 
-    `code`: as of Job. Raises UserError for what is known to fail or to waste money, and NoMachines
-    as Job does.
+    It has a timeout by its plan, if there is one, which --plan makes, and the limits at which it
+    stops itself; a check of GPUs has neither. `code`: as of Job. Raises UserError for what is known
+    to fail or to waste money, and NoMachines as Job does.
     """
+    tier, priced = work.tier, None
     if isinstance(work, Training):
         # The trainer's default, a GAN on digits, is for trying things out: a flag or the tier's
         # file names paid work.
-        task = work.tier.spec["workerPoolSpecs"][0]
+        task = tier.spec["workerPoolSpecs"][0]
         program = task.get("pythonPackageSpec") or task.get("containerSpec") or {}
         arguments = program.get("args", [])
         in_file = {argument.partition("=")[0].removeprefix("--") for argument in arguments}
         if not {"recipe", "model"} & {*work.overrides.values, *in_file}:
             raise UserError("recipe is missing: a job is paid for: name what it trains, by --recipe= or --model=")
-        if not options.check:
-            work = _within_plan(work, options)
-    return Job(work, gcp, options, submission, code, _stop_limits(work, options))
-
-
-LEAST_LIMIT_S = 1800.0
-PLANS = 3.0  # so many times the upper end of its plan may a job take
-
-
-def _within_plan(work: Training, options: JobOptions) -> Training:
-    """Returns what runs, with a timeout by the upper end of its plan, if it has one.
-
-    It is PLANS times that, and at least LEAST_LIMIT_S, unless the tier's own is shorter, or the
-    user gave one. With --plan a plan that is missing is made first.
-    """
-    if options.plan:
-        plan_of(work.config, work.overrides)
-    tier = work.tier
-    priced = _cached_estimate(tier, work.config, choose_image(tier, options.image, None, ()))
-    if not priced or options.timeout:
-        return work
-    limit_s = math.ceil(max(PLANS * priced.hours.high * 3600, LEAST_LIMIT_S))
-    timeout = f"{min(limit_s, int(tier.timeout_s))}s"
-    scheduling = {**tier.spec.get("scheduling", {}), "timeout": timeout}
-    limited = dataclasses.replace(tier, spec={**tier.spec, "scheduling": scheduling})
-    return dataclasses.replace(work, tier=limited)
-
-
-def _stop_limits(work: Workload, options: JobOptions) -> str:
-    """Returns the limits at which a job stops itself, in the text of `trainer.base.limit_watch`; a check has none.
-
-    Raises UserError for --stop_if_idle without GPUs, or for a script on several machines, of which none sees the GPUs
-    of all, and for --stop_if_over without a plan.
-    """
     if options.check:
-        return ""
-    tier, factor, hours = work.tier, options.stop_if_over, 0.0
-    training = work if isinstance(work, Training) else None
+        return Job(work, gcp, options, submission, code)
+    # Its timeout, unless the tier's own is shorter, or the user gave one.
+    if isinstance(work, Training):
+        if options.plan:
+            plan_of(work.config, work.overrides)
+        priced = _cached_estimate(tier, work.config, choose_image(tier, options.image, None, ()))
+    if priced and not options.timeout:
+        limit_s = math.ceil(max(PLANS * priced.hours.high * 3600, LEAST_LIMIT_S))
+        timeout = f"{min(limit_s, int(tier.timeout_s))}s"
+        scheduling = {**tier.spec.get("scheduling", {}), "timeout": timeout}
+        limited = dataclasses.replace(tier, spec={**tier.spec, "scheduling": scheduling})
+        work = dataclasses.replace(work, tier=limited)
+    # The limits at which it stops itself. No machine of a script sees the GPUs of all.
+    factor, hours = options.stop_if_over, 0.0
     if options.stop_if_idle and not tier.accelerators:
         raise UserError(f"--stop_if_idle is for GPUs, and {tier.name} has none: leave it out")
-    if options.stop_if_idle and training is None and tier.workers > 1:
+    if options.stop_if_idle and tier.workers > 1 and not isinstance(work, Training):
         raise UserError("--stop_if_idle is for a script on one machine: the workers of a script do not see each other")
-    if factor:
-        image = choose_image(tier, options.image, None, ())
-        priced = training and _cached_estimate(tier, training.config, image)
-        if not priced:
-            instead = "--plan makes one" if training else "a script has none: use --max_cost"
-            raise UserError(f"stop_if_over={factor:g}: there is no plan of the time on {tier.name}: {instead}")
+    if factor and not priced:
+        instead = "--plan makes one" if isinstance(work, Training) else "a script has none: use --max_cost"
+        raise UserError(f"stop_if_over={factor:g}: there is no plan of the time on {tier.name}: {instead}")
+    if priced:
         hours = min(priced.hours.high, priced.usd.high / priced.usd_per_hour)
-    return StopLimits(options.stop_if_idle, factor * hours * 3600, factor).text
+    limits = StopLimits(options.stop_if_idle, factor * hours * 3600, factor).text
+    return Job(work, gcp, options, submission, code, limits)
 
 
 def memory_lines(works: Iterable[Workload], *, force: bool) -> list[str]:
@@ -188,7 +163,7 @@ def memory_lines(works: Iterable[Workload], *, force: bool) -> list[str]:
     The answer comes from cached plans; a line says so where there is none. Scripts have no line: their memory is not
     known. force: warn about a run that certainly does not fit, instead of raising UserError.
     """
-    tiers: dict[str, list[str]] = {}
+    lines = []
     for training in (work for work in works if isinstance(work, Training)):
         tier = training.tier
         known = _cached_plan(training.config)
@@ -202,5 +177,5 @@ def memory_lines(works: Iterable[Workload], *, force: bool) -> list[str]:
             line = f"whether it fits the memory is not known: {why}"
         if fit and fit.verdict == TOO_LARGE and not force:
             raise UserError(f"{tier.name}: the run does not fit its memory: it {fit.words}: --force sends it anyway")
-        tiers.setdefault(line, []).append(tier.name)
-    return [f"{', '.join(dict.fromkeys(names))}: {line}" for line, names in tiers.items()]
+        lines.append((line, tier.name))
+    return [f"{names}: {line}" for line, names in grouped(lines).items()]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from deploy.planning.forecast import BY_CPU, Forecast, PricedEstimate
 from deploy.planning.step_time import CONSTANTS, Interval
 from deploy.planning.tier_memory import FITS, TOO_LARGE
-from deploy.report.formatting import figures
+from deploy.report.formatting import brief, dollars, figures, span, unit_of_time
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import STRATEGIES
 
@@ -147,26 +147,5 @@ def _line(choice: Choice) -> str:
 
 def time_of(offer: PricedEstimate) -> str:
     """Formats the time of a job as `7 min (4 - 12)`."""
-    unit, hours = _unit(offer.hours.middle)
-    return offer.hours.times(1 / hours).text(_count, f" {unit}")
-
-
-def span(hours: float) -> str:
-    """Formats a time as people say it: `45 s`, `7 min`, `3.5 h`, `5 days`."""
-    unit, of_unit = _unit(hours)
-    return f"{_count(hours / of_unit)} {unit}"
-
-
-def _unit(hours: float) -> tuple[str, float]:
-    """Returns the unit in which people would say a time, and how many hours the unit has."""
-    units = (("s", 1 / 3600, 59.5), ("min", 1 / 60, 100), ("h", 1.0, 100))
-    return next(((name, unit) for name, unit, most in units if hours < most * unit), ("days", 24.0))
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}" if value >= 5 or value == round(value) else f"{value:.1f}"
-
-
-def dollars(value: float) -> str:
-    """Formats USD: `1,234`, `12.30`, `0.004`."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}" if value >= 0.01 else figures(value, 1)
+    unit, hours = unit_of_time(offer.hours.middle)
+    return offer.hours.times(1 / hours).text(brief, f" {unit}")

@@ -17,7 +17,6 @@ STYLE: Any = {
     "font.size": 10, "svg.fonttype": "none", "text.parse_math": False, "axes.spines.top": False,
     "axes.spines.right": False, "legend.frameon": False, "axes.axisbelow": True, "grid.alpha": 0.3,
 }  # fmt: skip
-_DASHES = ("-", "--", ":")
 
 
 def axes(title: str, of: str) -> Any:
@@ -99,8 +98,7 @@ def losses(figure: "Figure", groups: Sequence[TierRuns]) -> None:
         steps, values = loss_curve(group.runs[0])
         width = 3.5 - 2 * index / len(groups)  # wide lines come first, so that equal curves all stay visible
         marker = "o" if len(steps) < 30 else ""
-        dashes = _DASHES[index // 10 % 3]
-        axes.plot(steps, values, dashes, color=f"C{index % 10}", marker=marker, linewidth=width, label=f" {group.name}")
+        axes.plot(steps, values, color=f"C{index}", marker=marker, linewidth=width, label=f" {group.name}")
     axes.margins(x=0.01)
     axes.grid()
     axes.ticklabel_format(axis="y", useOffset=False)

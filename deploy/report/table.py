@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from deploy.report.collection import Collection
-from deploy.report.formatting import markdown_table, terminal_table
+from deploy.report.formatting import grouped, markdown_table, terminal_table
 from deploy.report.measures import FIRST, MEASURES, TierSummary, in_units
 from deploy.tiers.machine_table import load_machines
 
@@ -45,11 +45,8 @@ def to_json(rows: Sequence[TierSummary], remarks: Sequence[str], verdict: Sequen
 
 def notes(rows: Sequence[TierSummary], collection: Collection) -> Iterator[str]:
     """Yields the notes below a table: why values are missing, and how they were measured."""
-    tiers_by_reason: dict[str, list[str]] = {}
-    for row in rows:
-        for reason in row.missing:
-            tiers_by_reason.setdefault(reason, []).append(row.tier)
-    yield from (f"{', '.join(tiers)}: {reason}." for reason, tiers in tiers_by_reason.items())
+    reasons = grouped((reason, row.tier) for row in rows for reason in row.missing)
+    yield from (f"{tiers}: {reason}." for reason, tiers in reasons.items())
     if collection.scaling == "strong":
         yield "Strong scaling: the global batch is the same on every tier."
     if collection.scaling == "weak":

@@ -9,8 +9,8 @@ import pytest
 
 from deploy.api.plan import LINES, WIDTH, Plan
 from deploy.planning.forecast import PricedEstimate, forecast
-from deploy.planning.recommendations import span
 from deploy.planning.step_time import Interval
+from deploy.report.formatting import span
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import load_tier, tier_names
 from tests.deploy.planted import planted_plan
