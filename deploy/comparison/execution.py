@@ -21,13 +21,6 @@ from deploy.tiers.tier import Tier
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.storage import lock_folder, make_writable
 
-_ADVICE = {
-    USER_MUST_CHANGE: "; fix that, then run the command again",
-    FAULT: "; run the same command again to resume it",
-    INTERRUPTED: "; run the same command again to resume it",
-}
-
-
 Runner = LocalRunner | VertexRunner  # writes the output of a run to JOB_DIR.log
 
 
@@ -143,5 +136,6 @@ def _run(run: Workload, repeat: int, out: Path, runner: Runner, refused: list[st
     if code == USER_MUST_CHANGE and not any_begun(out) and (reason := refusal(job_dir)):
         refused.append(reason)
         return code
-    say(f"{name}: {ended}{_ADVICE.get(code, '')} ({time.monotonic() - began:.1f} s)")
+    again = "fix that, then run the command again" if code == USER_MUST_CHANGE else "run the same command again"
+    say(f"{name}: {ended}{f'; {again}' if code else ''} ({time.monotonic() - began:.1f} s)")
     return code

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +18,7 @@ from typing import IO, Any
 
 from deploy.tiers.tier import Tier
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
+from trainer.base.limit_watch import ask_gpus
 from trainer.base.run_files.job_files import CHECKPOINTS, LOGS, MODEL
 
 
@@ -109,11 +109,9 @@ def _devices(accelerators: int, workers: int) -> list[dict[str, str]]:
     GPUs, but too few.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None and shutil.which("nvidia-smi"):
-        command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-        query = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-        visible = ",".join(query.stdout.split()) if query.returncode == 0 else ""
-    gpus = [number for number in (visible or "").split(",") if number and number != "-1"]
+    if visible is None:
+        visible = ",".join(f"{index:.0f}" for (index,) in ask_gpus("index"))
+    gpus = [number for number in visible.split(",") if number and number != "-1"]
     if not gpus or not accelerators:
         return [{"CUDA_VISIBLE_DEVICES": "", "TRAINER_SIMULATED_DEVICES": str(accelerators)}] * workers
     if len(gpus) < accelerators * workers:

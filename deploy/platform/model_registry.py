@@ -54,11 +54,6 @@ def checked_name(name: str) -> str:
     return name
 
 
-def digest_of_version(image: str, about: Servable) -> str:
-    """Returns a digest of a version's image and files, which identifies the version."""
-    return hashlib.sha256(json.dumps([image, dict(about.files)]).encode()).hexdigest()[:40]
-
-
 def register_version(model: Mapping[str, Any], backend: Platform) -> ModelVersion:
     """Registers `model` unless the registry has this version, and returns the version.
 
@@ -151,7 +146,7 @@ def read_registration(run: str, name: str, image: str, gcp: GcpConfig, job: str 
         **({"job": console_page(job, gcp.project)} if job else {}),
     }  # fmt: skip
     image = serving_image(image)
-    version = digest_of_version(image, about)
+    version = hashlib.sha256(json.dumps([image, dict(about.files)]).encode()).hexdigest()[:40]
     artifact = f"{address}/{MODEL}"
     if not address:  # the files are uploaded from this machine
         artifact = f"{checked_address('bucket', gcp.bucket)}/models/{name}/{version}"

@@ -59,11 +59,9 @@ def check_spec(spec: Spec, name: str) -> None:
         kind, accelerator, gpus = machine_of(pool)
         host = table.machines.get(kind)
         if host is None:
-            alike = " or ".join([name for name in table.machines if name.startswith(kind)][:3])
-            hint = f"; did you mean {alike}?" if alike else nearest(kind, table.machines)
             raise UserError(
-                f"{where}.machineType={kind}: no such machine{hint} `python -m deploy machines --all` lists those with "
-                "prices"
+                f"{where}.machineType={kind}: no such machine{nearest(kind, table.machines)} `python -m deploy "
+                "machines --all` lists those with prices"
             )
         has = " or ".join(f"{name} x {'/'.join(map(str, counts))}" for name, counts in host.counts.items())
         requested = f"{accelerator} x {gpus}" if accelerator else "none"

@@ -16,7 +16,6 @@ no worker.
 """
 
 import contextlib
-import errno
 import ipaddress
 import json
 import os
@@ -44,7 +43,7 @@ _LONGEST_LINE = 256 * 1024  # bytes; the settings of a run are a few kilobytes
 # How much longer a worker waits for the chief's answer than the chief for workers: they start at different times.
 _ANSWER_SECONDS = 10.0
 _LOG_SECONDS = 10.0  # between two lines that name the missing workers
-_MOST_NAMES = 8  # of workers on a line
+
 _RETRY_SECONDS = 0.2  # between two tries to connect
 # Environment variables that must be equal on all workers, though their processors may differ.
 _SWITCHES = re.compile(r"(TF|XLA|CUDNN|CUBLAS|NVIDIA_TF32|ONEDNN|DNNL|MKL|KERAS)_?\w*")
@@ -292,9 +291,8 @@ def meet(
     try:  # this proves that the port is free: TensorFlow would share it silently
         server = socket.create_server((host, port), family=family, backlog=max(128, cluster.workers))
     except OSError as error:
-        in_use = error.errno == errno.EADDRINUSE
-        reason = "another process uses this port: end it, or use another port" if in_use else str(error)
-        raise UserError(f"TF_CONFIG: this worker's address {host}:{port} cannot be opened: {reason}") from None
+        why = f"{error.strerror}: end the process that uses the port, or use another port"
+        raise UserError(f"TF_CONFIG: this worker's address {host}:{port} cannot be opened: {why}") from None
     with server:  # TensorFlow's server takes the port afterwards
         if cluster.is_chief:
             links = _gather(cluster, server, runs, timeout_seconds, events)
@@ -336,8 +334,7 @@ def _gather(
     workers: dict[int, tuple[Link, Any]] = {}  # connection and `runs` by index
     try:
         while missing := [index for index in range(1, cluster.workers) if index not in workers]:
-            names = ", ".join(map(cluster.name, missing[:_MOST_NAMES]))
-            names += f" and {len(missing) - _MOST_NAMES} more" if len(missing) > _MOST_NAMES else ""
+            names = ", ".join(map(cluster.name, missing))
             if (now := time.monotonic()) > began + timeout_seconds:
                 raise PlatformFault(f"{names} did not start within {timeout_seconds:.0f} seconds (see its log)")
             if now > logged + _LOG_SECONDS:

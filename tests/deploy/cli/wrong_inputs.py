@@ -101,7 +101,6 @@ SPECS: dict[str, tuple[str, str, str, str]] = {
     "the A100 without its size": (GOOD, "NVIDIA_L4", "NVIDIA_A100",
                                   "did you mean 'NVIDIA_TESLA_A100' or 'NVIDIA_A100_80GB'?"),
     "no chief": (GOOD, "replicaCount: 1", "replicaCount: 0", "replicaCount=0: pool 0 is the chief alone"),
-    "a family of machines": (_CPU, "n1-standard-8", "a4x", "no such machine; did you mean a4x-highgpu-4g?"),
     "Blackwell with TensorFlow's wheels": (
         GOOD, _L4, "g4-standard-192, acceleratorType: NVIDIA_RTX_PRO_6000, acceleratorCount: 4",
         "TensorFlow's wheels do not run on NVIDIA_RTX_PRO_6000 (Blackwell): use --image=URI"),

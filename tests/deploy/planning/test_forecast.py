@@ -26,6 +26,7 @@ from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import load_tier
 from tests.deploy.conftest import Capture, Command
 from tests.deploy.planted import planted_plan
+from tests.fixtures import Patch
 from trainer.base.run_files.plan_file import (
     FEW_CHANNELS,
     LinearInRows,
@@ -116,15 +117,10 @@ def test_virtual_replicas_cost_micro_batches_gathered_gradients_and_their_sums()
     assert fits[1].needed.middle - fits[0].needed.middle == pytest.approx(3e8)
 
 
-def test_16_bits_are_proposed_after_micro_batches_on_cards_that_have_them(tmp_path: Path) -> None:
-    """A T4 has no bfloat16. test_cached_plans.py has the words."""
-    for row_gib, tier, names in (
-        (0.35, "l4x1", ["micro_batches", "precision"]),
-        (0.25, "t4x1", ["micro_batches"]),
-    ):
-        plan = plan_with(tmp_path, row_gib=row_gib, gflop=100.0)
-        fit = fit_on(plan, CONFIG, load_tier(tier), TABLE)
-        assert [option.name for option in fit.options] == names
+def test_16_bits_are_proposed_on_cards_alone_that_have_them(tmp_path: Path) -> None:
+    """A T4 has no bfloat16. test_cached_plans.py has cards that do."""
+    fit = fit_on(plan_with(tmp_path, row_gib=0.25, gflop=100.0), CONFIG, load_tier("t4x1"), TABLE)
+    assert [option.name for option in fit.options] == ["micro_batches"]
 
 
 def test_data_that_fit_neither_memory_nor_disk_are_named() -> None:
@@ -247,7 +243,7 @@ def test_every_tier_of_the_package_is_planned(tmp_path: Path, capsys: Capture) -
     ("--prices=both.yaml", {"STANDARD": 4.0, "SPOT": 2.0}),
 ])  # fmt: skip
 def test_a_price_of_the_users_own_is_not_mixed_with_one_of_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, price: str, left: dict[str, float]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture, price: str, left: dict[str, float]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("prices.yaml").write_text("g2-standard-48: 4.0\n")
@@ -273,7 +269,7 @@ def test_each_reason_is_one_line(tmp_path: Path, tier: str, flags: list[str], an
 
 
 def test_what_is_installed_first_takes_time_and_money_and_an_own_image_saves_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)
     hours = []
@@ -302,7 +298,7 @@ def test_wrong_flags_are_refused(flag: str, line: str, refused: Command, tmp_pat
     assert line in refused("plan", "l4x1", "--recipe=mlp_mnist", "--width=64", f"--out={tmp_path}", flag)
 
 
-def test_a_plan_is_kept_by_what_it_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_is_kept_by_what_it_depends_on(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert kept_plan(CONFIG).parent == tmp_path / "vertex-trainer" / "plans"
     free = dataclasses.replace(CONFIG, steps=3, job_dir="elsewhere", global_batch_size=8, seed=3, replicas=2)

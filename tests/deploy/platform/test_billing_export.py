@@ -18,6 +18,7 @@ from deploy.tiers.machine_table import load_machines
 from tests.deploy.conftest import ROOT, Capture, error_of
 from tests.deploy.emulator import Emulator, Fault
 from tests.deploy.platform.billing_services import BILL, COMPUTE, VERTEX, sku
+from tests.fixtures import Patch
 from trainer.base.errors import UserError
 
 TABLE = "--table=my-proj.billing.gcp_billing_export_v1_0A"
@@ -25,7 +26,7 @@ FILE, CATALOG = Path("prices.yaml"), "GET /v1/services"
 
 
 @pytest.fixture
-def services(cloud: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:
+def services(cloud: Emulator, monkeypatch: Patch) -> Emulator:
     for name in ("CLOUDBILLING", "BIGQUERY"):
         monkeypatch.setenv(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}", f"{cloud.url}/")
     monkeypatch.setattr(rest, "credentials", AnonymousCredentials)

@@ -14,7 +14,6 @@ from deploy.report.measures import MEASURES, TierSummary, summarize
 from deploy.report.table import notes, shown, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
 from tests.deploy.planted import edit, noisy, plant
-from trainer.base.errors import UserError
 from trainer.base.settings.rules import IMAGE_MEASURES
 
 QUALITY = tuple(measure.key for measure in MEASURES if measure.key in IMAGE_MEASURES)
@@ -276,13 +275,6 @@ def test_an_unknown_machine_is_not_guessed(tmp_path: Path) -> None:
     for row in rows_of(tmp_path).values():
         assert (row.kind, row.efficiency, row.cost) == ("unknown", None, None)
         assert row.price_per_hour is None
-
-
-def test_an_unknown_tier_is_refused_with_the_nearest(tmp_path: Path) -> None:
-    plant(tmp_path / "l4x1", noisy(0.1))
-    for given in ({"baseline": "l4x2"}, {"usd_by_tier": {"l4x2": 1.0}}):
-        with pytest.raises(UserError, match="l4x2: no such tier; did you mean 'l4x1'"):
-            summarize(collect([str(tmp_path)]), **given)
 
 
 def test_the_three_forms_hold_the_same_values(tmp_path: Path) -> None:

@@ -115,8 +115,7 @@ def open_job_dir(
         checkpoints, logs, model = (root / name for name in (CHECKPOINTS, LOGS, MODEL))
     else:
         root = local(paths["AIP_MODEL_DIR"].rstrip("/").rpartition("/")[0], "AIP_MODEL_DIR")
-        names = ("AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR", "AIP_MODEL_DIR")
-        checkpoints, logs, model = (local(paths[name], name) for name in names)
+        model, checkpoints, logs = (local(path, name) for name, path in paths.items())
     job_dir = JobDir(root, checkpoints, logs, model, Mirror(remotes if make else {}))
     if not make:
         return job_dir

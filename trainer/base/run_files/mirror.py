@@ -82,9 +82,8 @@ class Mirror:
         """
         for scratch in self._addresses:  # the bucket is right, not what an earlier process left in the scratch folders
             if (scratch / _UNSENT).exists():  # keep the newest files that could not be uploaded, in a backup folder
-                for older in scratch.parent.glob("unsent-*"):
-                    shutil.rmtree(older, ignore_errors=True)
-                backup = scratch.with_name(f"unsent-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+                backup = scratch.with_name("unsent")
+                shutil.rmtree(backup, ignore_errors=True)
                 scratch.rename(backup)
                 log.warning(
                     f"files that an earlier start of this run could not upload are kept in {backup}: copy what you "

@@ -101,12 +101,7 @@ class GANConfig(TrainConfig):
         """Raises UserError for images of a size that its networks cannot halve, and for weights of classes."""
         size = self.image_size
         if size % 8 or not 16 <= size <= 256:
-            below = size // 8 * 8
-            near = sorted({min(max(near, 16), 256) for near in (below, below + 8)})
-            raise UserError(
-                f"image_size={size}: {self.model} needs a multiple of 8 from 16 to 256: take "
-                f"{' or '.join(map(str, near))}"
-            )
+            raise UserError(f"image_size={size}: {self.model} needs a multiple of 8 from 16 to 256: take one")
         if self.class_weight:
             raise UserError(
                 f"class_weight={as_text(self.class_weight)}: the losses of {self.model} have no classes: drop it"

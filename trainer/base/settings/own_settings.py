@@ -17,12 +17,11 @@ import os
 import pkgutil
 import re
 import sys
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, Optional, Union, cast, get_args, get_origin
 
 from trainer.base.errors import UserError, reason
@@ -46,9 +45,6 @@ _FUNCTIONS_KEY = "functions"  # in a field's metadata: the settings that name a 
 
 class Unreadable(Exception):
     """Reports that the parameters of a function cannot be read from a source; the text says why."""
-
-
-_NO_VALUE = (Unreadable, ValueError, TypeError, MemoryError, RecursionError)
 
 
 def read_parameters(path: str, origin: str, first: str = "") -> dict[str, Field]:
@@ -341,12 +337,15 @@ class OwnSettings:
                         f"{type_and_default(field)}: give it one type and default, or two names"
                     )
                 group = f"settings of {' and '.join(functions)}"
-                metadata = {**field.metadata, "group": group, _FUNCTIONS_KEY: functions}
-                added[name] = dataclasses.field(default=field.default, metadata=metadata)
-                added[name].name = name
-                added[name].type = field.type
-        parts = [(field.name, field.type, field.default, (*field.metadata.items(),)) for field in added.values()]
-        self.settings: type[TrainConfig] = _with_fields(cast(Hashable, config), tuple(parts)) if added else config
+                field.metadata = MappingProxyType({**field.metadata, "group": group, _FUNCTIONS_KEY: functions})
+                added[name] = field
+        self.settings = config
+        if added:
+            extended = dataclasses.make_dataclass(
+                config.__name__, [(name, field.type, field) for name, field in added.items()], bases=(config,),
+                namespace={"__module__": __name__}, frozen=True, kw_only=True, eq=False, repr=False,
+            )  # fmt: skip
+            self.settings = cast(type[TrainConfig], extended)
         self.fields = fields_of(self.settings)
 
     def hint(self, name: str) -> str:
@@ -363,29 +362,6 @@ class OwnSettings:
         """Returns the values without settings of other built-in models: the recipe may be for another model."""
         others = {name for model in MODELS.values() for name in fields_of(model.settings)} - self.fields.keys()
         return {name: value for name, value in values.items() if name not in others}
-
-
-@lru_cache(maxsize=64)
-def _with_fields(base: Any, parts: tuple[Any, ...]) -> type[TrainConfig]:
-    """Returns a config class with fields added: (name, type, default, metadata) each.
-
-    It is cached, so that configs with equal fields are of one class and can be compared.
-    """
-    fields = [
-        (name, kind, dataclasses.field(default=default, metadata=dict(metadata)))
-        for name, kind, default, metadata in parts
-    ]
-    settings = dataclasses.make_dataclass(
-        base.__name__,
-        fields,
-        bases=(base,),
-        namespace={"__module__": __name__},
-        frozen=True,
-        kw_only=True,
-        eq=False,
-        repr=False,
-    )
-    return cast(type[TrainConfig], settings)
 
 
 def refuse_missing_modules(config: TrainConfig) -> None:

@@ -198,7 +198,7 @@ class TrainConfig:
 
     def __eq__(self, other: object) -> bool:
         """Returns whether all settings are the same, those of the model, too."""
-        return type(self) is type(other) and vars(self) == vars(other)
+        return isinstance(other, TrainConfig) and vars(self) == vars(other)
 
     def check_model(self) -> None:
         """Raises UserError if the settings do not fit a built-in model, whose config class overrides this."""
@@ -239,9 +239,8 @@ class TrainConfig:
         count, batch = self.virtual_replicas, self.global_batch_size
         if count:
             flag = f"virtual_replicas={count}"
-            power = 1 << max(count.bit_length() - 1, 1)  # the largest power of 2 up to it, at least 2
             if count < 2 or count & (count - 1):
-                raise UserError(f"{flag}: use a power of 2 from 2 on, as sums are added in pairs: take {power}")
+                raise UserError(f"{flag}: use a power of 2 from 2 on, as sums are added in pairs")
             if count % replicas:
                 raise UserError(f"{flag} does not divide over {replicas} replicas: use 1, 2, 4 … {count} of them")
             if self.micro_batches > 1:

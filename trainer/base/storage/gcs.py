@@ -361,11 +361,11 @@ def in_time(work: Callable[[], T], seconds: float, cancelled: threading.Event = 
 
 
 def is_refused_token(error: BaseException | None) -> bool:
-    """Returns whether a request failed because its token was refused, or could not be refreshed."""
+    """Returns whether a request failed because there is no token, or it was refused or could not be refreshed."""
     from google.api_core.exceptions import Unauthorized
-    from google.auth.exceptions import InvalidOperation, RefreshError
+    from google.auth.exceptions import DefaultCredentialsError, InvalidOperation, RefreshError
 
-    return isinstance(error, (Unauthorized, RefreshError, InvalidOperation))
+    return isinstance(error, (Unauthorized, RefreshError, InvalidOperation, DefaultCredentialsError))
 
 
 @contextmanager
@@ -383,48 +383,27 @@ def explained(subject: str, needed: str = "") -> Iterator[None]:
 
         cause = error.cause if isinstance(error, api.RetryError) else error
         text = " ".join(str(cause).split())
-        refused, network = is_refused_token(cause), (RequestException, HTTPError, ConnectionError, TimeoutError)
-        missing, is_disk = isinstance(cause, api.NotFound), isinstance(error, OSError)
-        rules: tuple[tuple[bool, type[UserError | PlatformFault], str], ...] = (
-            (
-                refused or isinstance(cause, auth.DefaultCredentialsError),
-                RefusedToken if refused else UserError,
+        network = (api.GoogleAPIError, auth.GoogleAuthError, RequestException, HTTPError, ConnectionError, TimeoutError)
+        kind: type[UserError | PlatformFault] = UserError
+        if is_refused_token(cause):
+            kind = RefusedToken
+            line = (
                 f"no valid Google credentials: run `{login_command()}`, or set GOOGLE_APPLICATION_CREDENTIALS to a key "
-                f"file ({text.partition('. ')[0][:160]})",
-            ),
-            (
-                "requester pays" in text.lower() or "userprojectmissing" in text.lower(),
-                UserError,
-                "its bucket charges the reader (requester pays): copy the data to your own bucket",
-            ),
-            (
-                isinstance(cause, api.Forbidden),
-                NoPermission,
-                f"no permission to {needed}: have it granted to the account that runs this",
-            ),
-            (
-                missing and ("bucket does not exist" in text.lower() or "/o/" not in text),
-                UserError,
-                "bucket not found: check its name, or create it (gcloud storage buckets create)",
-            ),
-            (missing, PlatformFault, "deleted or replaced while it was read"),
-            (
-                isinstance(cause, api.ClientError) and cause is error,  # it was not retried
-                UserError,
-                f"Cloud Storage rejected the request: {shortened(text)}",
-            ),
-            (
-                isinstance(error, (api.GoogleAPIError, auth.GoogleAuthError, *network)),
-                PlatformFault,
-                f"request to Cloud Storage failed: {shortened(text)}",
-            ),
-            (
-                is_disk and not isinstance(error, FileNotFoundError),
-                UserError,
-                f"cannot be stored on the local disk ({getattr(error, 'strerror', '')}): see --cache_dir",
-            ),
-        )
-        for matches, kind, line in rules:
-            if matches:
-                raise kind(f"{subject}: {line}") from error
-        raise
+                f"file ({text.partition('. ')[0][:160]})"
+            )
+        elif isinstance(cause, api.Forbidden):
+            kind = NoPermission
+            line = f"no permission to {needed}: have it granted to the account that runs this"
+        elif isinstance(cause, api.NotFound) and ("bucket does not exist" in text.lower() or "/o/" not in text):
+            line = "bucket not found: check its name, or create it (gcloud storage buckets create)"
+        elif isinstance(cause, api.NotFound):
+            kind, line = PlatformFault, "deleted or replaced while it was read"
+        elif isinstance(cause, api.ClientError) and cause is error:  # it was not retried
+            line = f"Cloud Storage rejected the request: {shortened(text)}"
+        elif isinstance(error, network):
+            kind, line = PlatformFault, f"request to Cloud Storage failed: {shortened(text)}"
+        elif isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            line = f"cannot be stored on the local disk ({error.strerror}): see --cache_dir"
+        else:
+            raise
+        raise kind(f"{subject}: {line}") from error

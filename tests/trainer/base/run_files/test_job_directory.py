@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures import Patch
 from tests.support import refused
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_directory import open_job_dir
@@ -98,7 +99,7 @@ def test_a_wrong_path_is_not_reported_as_a_disk_error(tmp_path: Path) -> None:
             write_whole(path, "new")
 
 
-def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path: Path, monkeypatch: Patch) -> None:
     file = tmp_path / "result.json"
     write_whole(file, "old")
 
@@ -112,7 +113,7 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path: Path, monkeypat
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_two_processes_can_write_one_file_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_can_write_one_file_at_the_same_time(tmp_path: Path, monkeypatch: Patch) -> None:
     file, sync = tmp_path / "x.json", os.fsync
 
     def other_process_writes(descriptor: int) -> None:

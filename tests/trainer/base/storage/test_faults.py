@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures import Patch
 from tests.trainer.base.storage.conftest import QUICK, Bucket
 from tests.trainer.base.storage.fault_proxy import FOREVER, Fault, Proxy
 from tests.workers import ROOT, until
@@ -52,7 +53,7 @@ def test_a_fault_that_passes_leaves_no_trace(
 ])  # fmt: skip
 def test_a_fault_for_good_ends_in_a_line_within_the_limits(
     filled: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str, method: str, path: str,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(gcs, "LIMITS", replace(QUICK, retry=0.7))
     proxy.faults.append(Fault(kind, method, path, times=FOREVER))

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import pytest
 
+from tests.fixtures import Capture
 from tests.workers import until
 from trainer import task
 from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
@@ -69,7 +70,7 @@ CASES = {  # flags, step, last checkpoint, free bytes, the path that cannot be w
 @pytest.mark.slow
 @pytest.mark.parametrize("what", CASES)
 @pytest.mark.exports
-def test_a_full_disk_is_one_line_and_nothing_is_lost(disk: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
+def test_a_full_disk_is_one_line_and_nothing_is_lost(disk: Path, capsys: Capture, what: str) -> None:
     flags, at_step, saved, room, file = CASES[what]
     PLAN.update(disk=disk, at_step=at_step, saved=saved, act=partial(fill, disk, room))
     command = [*RUN, *flags.split(), f"--job_dir={disk / 'job'}"]

@@ -205,11 +205,8 @@ class Sender(threading.Thread):
             if not over:
                 self._wake.wait(_POLL_S if self._ended else pause)
 
-    def end(self, seconds: float, where: str) -> None:
-        """Waits up to `seconds` until the rest is sent, and logs what was sent, or the command that sends the rest.
-
-        where: the path or address of the job directory, for that command.
-        """
+    def end(self, seconds: float) -> None:
+        """Waits up to `seconds` until the rest is sent, and logs what was sent, or the command that sends the rest."""
         self._ended = True
         self._wake.set()
         self.join(seconds)
@@ -217,9 +214,8 @@ class Sender(threading.Thread):
             log.info(f"{self.text}: {self.sent:,} steps sent: {self.opened.link}")
             return
         why = self.refusal or self.outage or f"no answer within {seconds:g} seconds"
-        log.warning(
-            f"{self.text}: not all is sent ({why}): send it with `python -m deploy track {where} --{self.text}`"
-        )
+        again = f"python -m deploy track {self._source.where} --{self.text}"
+        log.warning(f"{self.text}: not all is sent ({why}): send it with `{again}`")
 
 
 class Tracking:
@@ -252,4 +248,4 @@ class Tracking:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         complete = read_result(self._folder)[0].get("state") in ("done", "budget", "stopped") and not error
         for sender in self._senders:
-            sender.end(_ENDING_S if complete else _LEAVING_S, self._where)
+            sender.end(_ENDING_S if complete else _LEAVING_S)
