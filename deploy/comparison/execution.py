@@ -1,12 +1,12 @@
 """Runs a comparison: what was requested, with the settings for each tier, and its runs until all are done."""
 
 import contextvars
-import dataclasses
 import signal
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from trainer.base.storage import lock_folder, make_writable
 Runner = LocalRunner | VertexRunner  # writes the output of a run to JOB_DIR.log
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ComparisonRequest:
     """Holds what is to be compared: tiers, what runs on each, and how often. `command` is what the user typed."""
 
@@ -37,7 +37,7 @@ class ComparisonRequest:
     def summary(self, on: str, parallel: int) -> dict[str, Any]:
         """Returns the content of comparison.json."""
         about: dict[str, Any] = {"scaling": self.scaling, "repeats": self.repeats, "command": self.command}
-        tiers = [dataclasses.asdict(tier.facts) for tier in self.tiers]
+        tiers = [asdict(tier.facts) for tier in self.tiers]
         about["strategies"] = {tier.name: tier.strategy for tier in self.tiers}
         return {"on": on, "parallel": parallel, "tiers": tiers, "flags": self.program.arguments(), **about}
 

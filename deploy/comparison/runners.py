@@ -4,13 +4,13 @@ A job of Vertex AI is recorded in JOB_DIR before it is submitted. The same comma
 is still running, fetches it if it has succeeded, and otherwise submits it again with the same output.
 """
 
-import dataclasses
 import itertools
 import os
 import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from deploy.base.console import printed_on, say
@@ -65,7 +65,7 @@ class LocalRunner:
         job_dir.mkdir(parents=True, exist_ok=True)
         folder = job_dir.absolute()
         job_id = f"{job_dir.parent.name}-{time.time_ns()}"  # a new id each time: this is not a restart by Vertex AI
-        arguments = dataclasses.replace(run, job_dir=str(folder)).arguments()
+        arguments = replace(run, job_dir=str(folder)).arguments()
         workers = local_workers(run.tier, arguments, folder, job_id, program=run.local_program(folder))
         with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
             if self._stopped.is_set():
@@ -96,7 +96,7 @@ class VertexRunner:
         self._code = code
         self._dry_run = dry_run
         self._clock = session.clock
-        self._session = dataclasses.replace(session, clock=Clock(session.clock.now, self._sleep))
+        self._session = replace(session, clock=Clock(session.clock.now, self._sleep))
         self._stopped, self._jobs = threading.Event(), dict[Path, SubmittedJob]()
         self._submissions = (f"{submission}-{number}" for number in itertools.count(1))
         self._gcp = read_gcp_config(options.project, options.region, options.bucket)
@@ -135,8 +135,9 @@ class VertexRunner:
         with api_errors(self._gcp):
             for run, job_dir in runs:
                 # A job that was sent before is kept if it runs or succeeded; else another is sent, with its output.
-                earlier = find_in(job_dir)
-                job = self._unsent(run, job_dir, earlier.attempts[-1].output if earlier else "")
+                earlier, submission = find_in(job_dir), next(self._submissions)
+                jobs = [self._job(run, submission, earlier.attempts[-1].output if earlier else "")]
+                job = SubmittedJob(jobs, Submission(submission, folder=job_dir), self._session)
                 status = job.find(earlier) if earlier else None
                 if earlier and status:
                     job.resume(earlier)
@@ -202,12 +203,6 @@ class VertexRunner:
         """Stops waiting; the jobs continue."""
         self._stopped.set()
 
-    def _unsent(self, run: Workload, job_dir: Path, output: str) -> SubmittedJob:
-        """Returns a job of the run that is not sent yet; its record is kept in `job_dir` too."""
-        submission = next(self._submissions)
-        jobs = [self._job(run, submission, output)]
-        return SubmittedJob(jobs, Submission(submission, folder=job_dir), self._session)
-
     def _job(self, run: Workload, submission: str = "check", output: str = "") -> Job:
         """Returns the checked job of a run; `output`: its job directory, by default one named by the submission."""
         if run.tier.spec.get("baseOutputDirectory"):
@@ -215,7 +210,7 @@ class VertexRunner:
                 f"{run.tier.name}: its baseOutputDirectory would be the job directory of every run: remove it: "
                 "each run has a separate folder in --bucket"
             )
-        work = dataclasses.replace(run, job_dir=output) if output else run
+        work = replace(run, job_dir=output) if output else run
         return paid_job(work, self._gcp, self._options, submission, self._code)
 
     def _sleep(self, seconds: float) -> None:

@@ -1,9 +1,9 @@
 """Finds or makes the plan of a run's settings, and makes jobs to be paid for, each held against it."""
 
-import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from deploy.base.console import run_program, say
 from deploy.job.cost import format_duration
@@ -140,8 +140,8 @@ def paid_job(work: Workload, gcp: GcpConfig, options: JobOptions, submission: st
         limit_s = math.ceil(max(PLANS * priced.hours.high * 3600, LEAST_LIMIT_S))
         timeout = f"{min(limit_s, int(tier.timeout_s))}s"
         scheduling = {**tier.spec.get("scheduling", {}), "timeout": timeout}
-        limited = dataclasses.replace(tier, spec={**tier.spec, "scheduling": scheduling})
-        work = dataclasses.replace(work, tier=limited)
+        limited = replace(tier, spec={**tier.spec, "scheduling": scheduling})
+        work = replace(work, tier=limited)
     # The limits at which it stops itself. No machine of a script sees the GPUs of all.
     factor, hours = options.stop_if_over, 0.0
     if options.stop_if_idle and not tier.accelerators:

@@ -1,6 +1,5 @@
 """Runs a job's workers as local processes, and restarts and stops them as Vertex AI does."""
 
-import contextlib
 import json
 import os
 import secrets
@@ -11,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -97,7 +97,7 @@ def free_addresses(count: int) -> list[str]:
     addresses: list[str] = []
     while len(addresses) < count:
         port = 10_000 + secrets.randbelow(20_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             addresses += [f"127.0.0.1:{port}"] if f"127.0.0.1:{port}" not in addresses else []
     return addresses
 
@@ -212,7 +212,7 @@ class LocalJob:
             start_new_session=True,  # so that Ctrl-C reaches only this process, which then sends each worker one signal
         )
         if hasattr(os, "sched_setaffinity"):
-            with contextlib.suppress(OSError):  # no such core
+            with suppress(OSError):  # no such core
                 os.sched_setaffinity(process.pid, worker.cores)  # before the process imports what counts its cores
         self._print(worker.name, f"starts as process {process.pid}")
         assert process.stdout is not None
@@ -228,7 +228,7 @@ class LocalJob:
 
     def _print(self, name: str, line: str) -> None:
         """Prints a line. A full disk or a closed terminal is ignored, so that the worker's pipe is still read."""
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             self.print_line(name, line)
 
     def _terminate(self, running: Sequence[_RunningWorker]) -> None:
@@ -239,7 +239,7 @@ class LocalJob:
                 if worker.process.poll() is None:
                     send_signal(worker.process)
             for worker in running:
-                with contextlib.suppress(subprocess.TimeoutExpired):
+                with suppress(subprocess.TimeoutExpired):
                     worker.process.wait(max(0.0, deadline - time.monotonic()))
         for worker in running:
             worker.reader.join(LAST_OUTPUT_S)
@@ -247,11 +247,11 @@ class LocalJob:
 
 def kill_group(process: "subprocess.Popen[str]") -> None:
     """Kills a process that was started in a session of its own, and all processes that it started."""
-    with contextlib.suppress(ProcessLookupError):  # it has ended in the meantime
+    with suppress(ProcessLookupError):  # it has ended in the meantime
         os.killpg(process.pid, signal.SIGKILL)
 
 
-@contextlib.contextmanager
+@contextmanager
 def on_signals(handler: Callable[[int, FrameType | None], Any], *numbers: int) -> Iterator[None]:
     """Calls `handler` for the signals `numbers` within the block, and for the first SIGHUP unless nohup ignores it.
 
@@ -278,7 +278,7 @@ def on_signals(handler: Callable[[int, FrameType | None], Any], *numbers: int) -
 
 def readable(line: str) -> str:
     """Returns a line of a worker's output as Cloud Logging shows it: if it is JSON, its severity and message."""
-    with contextlib.suppress(ValueError):
+    with suppress(ValueError):
         entry = json.loads(line)
         if isinstance(entry, dict) and "message" in entry:
             severity = entry.get("severity", "INFO")

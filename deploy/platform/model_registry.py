@@ -5,14 +5,13 @@ with a digest of its content, by which a version that is already registered is f
 https://docs.cloud.google.com/gemini-enterprise-agent-platform/reference/rest/v1/projects.locations.models
 """
 
-import dataclasses
 import hashlib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from deploy.base.console import say
 from deploy.packaging.images import check_image, installs, remembered
@@ -22,7 +21,7 @@ from deploy.platform.retries import ApiError, backoff, retried, unreadable_as_lo
 from deploy.platform.vertex_api import console_page
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from trainer.base.errors import UserError
-from trainer.base.run_files.job_files import MODEL, RESULT, RUN_INFO, mapping, read_result, read_run_info
+from trainer.base.run_files.job_files import MODEL, RESULT, RUN_INFO, Content, mapping, read_result, read_run_info
 from trainer.base.run_files.serving_file import SERVING, Servable, read_servable
 from trainer.base.storage import expanded, parse
 from trainer.base.storage.staging import Staged
@@ -32,7 +31,7 @@ PORT = 8080
 _WAIT_S, _OPERATION_S = 5.0, 1800.0  # between two looks at an upload operation, and the longest that it may take
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ModelVersion:
     """Holds a registered version. `name`: the resource name of its model; `artifact`: the address of its files."""
 
@@ -54,7 +53,7 @@ def checked_name(name: str) -> str:
     return name
 
 
-def register_version(model: Mapping[str, Any], backend: Platform) -> ModelVersion:
+def register_version(model: Content, backend: Platform) -> ModelVersion:
     """Registers `model` unless the registry has this version, and returns the version.
 
     A lost response is not an error: the next look at the registry finds the version. Raises ApiError if it fails.
@@ -96,7 +95,7 @@ def find_version(reference: str, backend: Platform) -> ModelVersion:
     return _version(backend.call("GET", f"{backend.parent}/models/{checked_name(name)}{f'@{version}' * bool(version)}"))
 
 
-def _version(model: Mapping[str, Any]) -> ModelVersion:
+def _version(model: Content) -> ModelVersion:
     with unreadable_as_lost():
         return ModelVersion(
             str(model["name"]).partition("@")[0], str(model["versionId"]), tuple(model.get("versionAliases", [])),
@@ -104,11 +103,11 @@ def _version(model: Mapping[str, Any]) -> ModelVersion:
         )  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Registration:
     """Holds a version to register: the model in the form of the API, and its files, which must be uploaded first."""
 
-    model: Mapping[str, Any]
+    model: Content
     about: Servable
     files: Path | None  # the run's model/, if it is on this machine
 

@@ -54,11 +54,6 @@ def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     return {key: ", ".join(names) for key, names in lists.items()}
 
 
-def counted_devices(count: int) -> str:
-    """Formats a number of devices: `1 device`, `2 devices`."""
-    return "1 device" if count == 1 else f"{count} devices"
-
-
 def markdown_table(titles: Sequence[str], cells: Sequence[Sequence[str]], below: Sequence[str], left: int = 1) -> str:
     """Returns a Markdown table whose first `left` columns are aligned left, with the list `below` under it."""
     lines = [titles, ["---"] * left + ["--:"] * (len(titles) - left), *cells]

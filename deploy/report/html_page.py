@@ -12,7 +12,7 @@ from deploy.base.console import say
 from deploy.report import plots
 from deploy.report.collection import Collection, collect
 from deploy.report.formatting import grouped
-from deploy.report.measures import TierSummary, loss_curve, summarize
+from deploy.report.measures import Rows, loss_curve, summarize
 from deploy.report.table import notes, shown, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
 from trainer.base.run_files.job_files import step_of
@@ -46,9 +46,7 @@ def write_report(
     say(f"\n{target / 'report.html'}")
 
 
-def to_html(
-    collection: Collection, rows: Sequence[TierSummary], sentences: Sequence[str], remarks: Sequence[str]
-) -> str:
+def to_html(collection: Collection, rows: Rows, sentences: Sequence[str], remarks: Sequence[str]) -> str:
     """Returns the report as one HTML page that needs no other file. Raises UserError if matplotlib is missing."""
     runs = collection.runs
     configs = [run.config for run in runs if run.config]

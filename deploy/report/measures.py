@@ -17,7 +17,7 @@ from deploy.report.run_reader import RunRecord, total
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import check_tiers
 from trainer.base.run_files.goodput import share_of_steps
-from trainer.base.run_files.job_files import items, mapping, number, positive, whole
+from trainer.base.run_files.job_files import Content, items, mapping, number, positive, whole
 from trainer.base.settings.accelerators import accelerator_of
 from trainer.base.settings.train_config import MAY_CHANGE
 
@@ -95,7 +95,7 @@ class TierSummary:
         self.done = tuple(run for run in group.runs if run.state == "done")
         self.runs: Sequence[RunRecord] = self.done or group.runs  # the runs that are measured
         self.base, self.wanted_quality = self, ""
-        self.work: Mapping[str, Any] = {}  # what its runs did, which is equal in tiers that can be ranked
+        self.work: Content = {}  # what its runs did, which is equal in tiers that can be ranked
 
     def __getattr__(self, key: str) -> Any:
         """Computes the measure `key` over the repeats, stores it as an attribute and returns it."""
@@ -257,6 +257,9 @@ class TierSummary:
         return next((name for name in names if any(name in run.final for run in self.done)), None)
 
 
+Rows = Sequence[TierSummary]
+
+
 @dataclass(frozen=True)
 class Measure:
     """Describes a measure of a tier.
@@ -344,14 +347,14 @@ FIGURES = ("images_per_second", "speed_up", "cost_per_million_images", "final_lo
 FIRST = ("machine", "images_per_second", "speed_up", "efficiency", "total_seconds", "cost", "paid", "final_loss")
 
 
-def figures_of(tier: Mapping[str, Any]) -> dict[str, float]:
+def figures_of(tier: Content) -> dict[str, float]:
     """Returns the values of FIGURES that a tier of table.json has; of a spread, its median."""
     values = {key: tier.get(key) for key in FIGURES}
     single = {key: value.get("median") if isinstance(value, Mapping) else value for key, value in values.items()}
     return {key: valid for key, value in single.items() if (valid := number(value)) is not None}
 
 
-def in_units(text: str, rows: Sequence[TierSummary]) -> str:
+def in_units(text: str, rows: Rows) -> str:
     """Returns a text in which "images" is replaced by the unit that the runs count, unless some count images."""
     units = sorted({row.unit for row in rows if row.images_per_second} or {row.unit for row in rows})
     return text if "images" in units or not units else text.replace("images", units[0])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.report.collection import TierRuns
 from deploy.report.formatting import figures, money
-from deploy.report.measures import TierSummary, loss_curve
+from deploy.report.measures import Rows, TierSummary, loss_curve
 from trainer.base.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,12 +53,12 @@ def picture(plot: Callable[["Figure"], None], width: float, form: str = "svg", *
     return file.getvalue()
 
 
-def measured(rows: Sequence[TierSummary]) -> list[TierSummary]:
+def measured(rows: Rows) -> list[TierSummary]:
     """Returns the tiers of which the time of a run was measured, on their own machines."""
     return [row for row in rows if row.done and not row.simulated and None not in map(row.seconds_of, row.done)]
 
 
-def time_and_money(figure: "Figure", rows: Sequence[TierSummary]) -> None:
+def time_and_money(figure: "Figure", rows: Rows) -> None:
     """Draws a bar for the time of each tier's runs and one for their cost, beside each other.
 
     Bars end at medians; whiskers reach from the lowest to the highest repeat.

@@ -6,7 +6,6 @@ A run of a version before 0.3 is refused.
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from trainer.base.run_files.goodput import OTHER, seconds_by_class
 from trainer.base.run_files.job_files import (
@@ -22,6 +21,7 @@ from trainer.base.run_files.job_files import (
     read_json,
     read_run_info,
     read_stats,
+    scalars_of,
     whole,
 )
 
@@ -37,7 +37,7 @@ class StatsLine:
         self.entry, self.step = entry, entry["step"]
         self.warm_up = first or bool(whole(entry.get("untimed_steps")))
         self.step_seconds = positive(entry.get("step_seconds"))
-        self.scalars = _scalars(entry)
+        self.scalars = scalars_of(entry)
         # The share of a step's time that was lost waiting for the batch.
         waited = number(entry.get("input_wait_seconds"))
         self.input_wait = (
@@ -81,8 +81,8 @@ class RunRecord:
         self.restarts = whole(self.result.get("restarts")) or 0
         # Without final values in result.json, the newest of each loss and metric; means over an epoch do not count.
         lines = (line for line in entries if line["kind"] != "epoch")
-        newest = {name: value for line in lines for name, value in _scalars(line).items()}
-        self.final = _scalars(final) if (final := mapping(self.result, "final")) else newest
+        newest = {name: value for line in lines for name, value in scalars_of(line).items()}
+        self.final = scalars_of(final) if (final := mapping(self.result, "final")) else newest
 
     @property
     def timed(self) -> list[StatsLine]:
@@ -161,8 +161,3 @@ def after_warm_up(lines: Sequence[StatsLine]) -> list[StatsLine]:
 def _lines(entries: Iterable[StatsEntry], kind: str) -> tuple[StatsLine, ...]:
     of_kind = [entry for entry in entries if entry["kind"] == kind]
     return tuple(StatsLine(entry, index == 0) for index, entry in enumerate(of_kind))
-
-
-def _scalars(entry: Mapping[str, Any]) -> dict[str, float]:
-    values = {**mapping(entry, "losses"), **mapping(entry, "metrics")}
-    return {name: valid for name, value in values.items() if (valid := number(value)) is not None}

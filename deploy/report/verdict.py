@@ -1,12 +1,12 @@
 """Writes the verdict: which tier to buy for this work, when another, and what makes the numbers unreliable."""
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 
 from deploy.report.collection import Collection
 from deploy.report.formatting import figures, grouped, money, percent, span
-from deploy.report.measures import TierSummary, in_units, loss_curve
+from deploy.report.measures import Rows, TierSummary, in_units, loss_curve
 from trainer.base.run_files.goodput import MUCH
 from trainer.base.run_files.job_files import mapping
 
@@ -15,7 +15,7 @@ _LOSS_TOLERANCE = 0.05  # final losses that differ by less than this share of th
 _ROUNDING = 1e-6  # a relative difference that float32's rounding makes: such losses count as equal
 
 
-def verdict(collection: Collection, rows: Sequence[TierSummary]) -> list[str]:
+def verdict(collection: Collection, rows: Rows) -> list[str]:
     """Returns the sentences of the verdict, the most important first.
 
     Only tiers of real devices that did the same work are ranked; if there are fewer than two of these, the sentences on
@@ -44,7 +44,7 @@ def verdict(collection: Collection, rows: Sequence[TierSummary]) -> list[str]:
     return [in_units(sentence, rows) for sentence in sentences]
 
 
-def _different_work(rows: Sequence[TierSummary]) -> Iterator[str]:
+def _different_work(rows: Rows) -> Iterator[str]:
     """Yields a sentence on all that differs in the work of tiers that are done."""
     known = [row for row in rows if len(row.work) > 1] or rows  # without those whose run.json is lost
     differing = []
@@ -57,7 +57,7 @@ def _different_work(rows: Sequence[TierSummary]) -> Iterator[str]:
         yield f"Not ranked, because the runs did different work: {'; '.join(differing)}."
 
 
-def _advice(rows: Sequence[TierSummary]) -> Iterator[str]:
+def _advice(rows: Rows) -> Iterator[str]:
     """Yields which tier to buy and when another, and what a spot price means.
 
     The best buy has the lowest product of time and money, both as paid where all bills are known. Of tiers that are
@@ -145,7 +145,7 @@ def _remarks(row: TierSummary) -> Iterator[str]:
             yield f"{row.tier}: {slow.get('name')} is slow: {slow.get('why')}."
 
 
-def _final_losses(rows: Sequence[TierSummary]) -> Iterator[str]:
+def _final_losses(rows: Rows) -> Iterator[str]:
     """Yields a sentence on how closely the final losses agree, or one for each that differs from the first tier's.
 
     Losses differ if they are apart by more than 5 %, and by more than the loss changes between reports.

@@ -1,9 +1,9 @@
 """Reads the project, the region and the bucket of a job from flags or from gcloud's configuration, and checks them."""
 
-import dataclasses
 import itertools
 import math
 import re
+from dataclasses import dataclass
 
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import Tier
@@ -13,7 +13,7 @@ from trainer.base.storage import parse
 from trainer.base.storage.login import gcloud_property
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class GcpConfig:
     """Holds where a job runs: the project (may be empty if nothing is sent), the region, and the bucket.
 

@@ -15,7 +15,6 @@ Anyone who reaches the port may connect (docs/security.md): a connection that se
 no worker.
 """
 
-import contextlib
 import ipaddress
 import json
 import os
@@ -25,6 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -53,6 +53,8 @@ _NO_NUMBERS = re.compile(
     r"\w*(DUMP|LOG|VERBOSE|CACHE|DIR|PATH)\w*"
 )
 
+Values = Mapping[str, Any]  # by name, all valid in JSON
+
 
 class Link:
     """Holds a connection, whose messages a thread adds to `events`, and the last known state of its other end."""
@@ -71,7 +73,7 @@ class Link:
 
     def _receive(self, events: "SimpleQueue[Event]") -> None:
         """Adds each message to the events, "" for invalid JSON; None when the connection ends or a line is too long."""
-        with contextlib.suppress(OSError), self.connection.makefile("rb") as lines:
+        with suppress(OSError), self.connection.makefile("rb") as lines:
             while (line := lines.readline(_LONGEST_LINE)).endswith(b"\n"):
                 self.last_message = time.monotonic()
                 try:
@@ -80,15 +82,15 @@ class Link:
                     events.put((self, ""))
         events.put((self, None))
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Values) -> None:
         """Sends a message; a lost connection is noticed by the receiving thread."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def close(self) -> None:
         """Closes the connection."""
         self.closed = True
-        with contextlib.suppress(OSError):  # the other end may have closed it
+        with suppress(OSError):  # the other end may have closed it
             self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()
 
@@ -118,7 +120,7 @@ class Peers:
         self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)
         self._thread.start()
 
-    @contextlib.contextmanager
+    @contextmanager
     def connecting(self) -> Iterator[None]:
         """Limits the time within the block, in which TensorFlow's servers wait for each other."""
         limit = f"{self._timeout_seconds:.0f} seconds"
@@ -180,7 +182,7 @@ class Peers:
         self._over.set()
         self._thread.join(2 * BEAT_SECONDS)
 
-    def _send(self, message: Mapping[str, Any], *, skip: Link | None = None) -> None:
+    def _send(self, message: Values, *, skip: Link | None = None) -> None:
         with self._lock:
             for peer in self._peers:
                 if peer is not skip and not peer.closed:
@@ -192,7 +194,7 @@ class Peers:
             if time.monotonic() >= next_beat:
                 self._send({"beat": self._calls})
                 next_beat = time.monotonic() + self._beat_seconds
-            with contextlib.suppress(Empty):
+            with suppress(Empty):
                 peer, message = self._events.get(timeout=TURN_SECONDS)
                 if peer in self._peers:  # not a stranger who came before the start
                     self._handle(peer, message)
@@ -272,7 +274,7 @@ def arithmetic_switches(environment: Mapping[str, str] = os.environ) -> dict[str
 
 def meet(
     cluster: Cluster,
-    runs: Mapping[str, Any],
+    runs: Values,
     timeout_seconds: float,
     on_loss: Callable[[str, int], None] = lambda line, code: None,
 ) -> Peers:
@@ -310,7 +312,7 @@ def _endpoint(address: str) -> tuple[str, int]:
 def warn_of_open_ports(cluster: Cluster) -> None:
     """Logs a warning if others may reach the ports: on a public address or, on the chief, a loopback address."""
     host, _ = _endpoint(cluster.addresses[cluster.index])
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         addresses = [ipaddress.ip_address(entry[4][0]) for entry in socket.getaddrinfo(host, None)]
         if any(address.is_global or (address.is_loopback and cluster.is_chief) for address in addresses):
             log.warning(
@@ -323,7 +325,7 @@ def warn_of_open_ports(cluster: Cluster) -> None:
 def _gather(
     cluster: Cluster,
     server: socket.socket,
-    runs: Mapping[str, Any],
+    runs: Values,
     timeout_seconds: float,
     events: "SimpleQueue[Event]",
 ) -> list[Link]:
@@ -340,7 +342,7 @@ def _gather(
             if now > logged + _LOG_SECONDS:
                 log.info(f"waiting for {names}")
                 logged = now
-            with contextlib.suppress(OSError):  # no connection is waiting
+            with suppress(OSError):  # no connection is waiting
                 links.append(Link(server.accept()[0], events))
             while not events.empty():
                 link, message = events.get()
@@ -362,7 +364,7 @@ def _gather(
             link.close()
 
 
-def differing(chief: Mapping[str, Any], worker: Mapping[str, Any]) -> str:
+def differing(chief: Values, worker: Values) -> str:
     """Returns the names and values that differ, at most three; empty if all are equal."""
     names = [name for name in {**chief, **worker} if chief.get(name) != worker.get(name)]
     return "; ".join(
@@ -381,12 +383,12 @@ def unlike(worker: str, action: str, names: str) -> UserError:
     )
 
 
-def _join(cluster: Cluster, runs: Mapping[str, Any], timeout_seconds: float, events: "SimpleQueue[Event]") -> Link:
+def _join(cluster: Cluster, runs: Values, timeout_seconds: float, events: "SimpleQueue[Event]") -> Link:
     """Returns a worker's connection to the chief. Raises UserError if refused, PlatformFault without an answer."""
     deadline = time.monotonic() + timeout_seconds
     unknown = ""  # why the chief's name has no address
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             try:
                 connection = socket.create_connection(_endpoint(cluster.addresses[0]), timeout=5)
             except socket.gaierror as error:  # its machine may not have started yet
@@ -397,7 +399,7 @@ def _join(cluster: Cluster, runs: Mapping[str, Any], timeout_seconds: float, eve
                 raise
             link = Link(connection, events)
             link.send({"hello": cluster.index, "runs": runs})
-            with contextlib.suppress(Empty):
+            with suppress(Empty):
                 match events.get(timeout=max(0.0, deadline + _ANSWER_SECONDS - time.monotonic())):
                     case (_, {"start": True}):
                         return link

@@ -144,13 +144,8 @@ def test_a_damaged_plan_stops_no_job_and_is_made_again(
 @pytest.mark.parametrize(
     ("end", "told", "code"),
     [
-        pytest.param(
-            "os.kill(os.getpid(), 9)",
-            "was killed by signal 9 (is the memory too small for this batch?)",
-            1,
-            id="signal",
-        ),
-        pytest.param("sys.exit(3)", "ended with exit code 3: step 5/10", 3, id="exit code"),
+        ("os.kill(os.getpid(), 9)", "was killed by signal 9 (is the memory too small for this batch?)", 1),
+        ("sys.exit(3)", "ended with exit code 3: step 5/10", 3),
     ],
 )
 def test_a_program_that_ends_without_an_error_line_is_told_by_how_it_ended(

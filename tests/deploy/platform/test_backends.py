@@ -14,8 +14,8 @@ from deploy.tiers.gcp_config import GcpConfig
 from tests.deploy.conftest import is_alive, needs_gcloud, stand_in
 from tests.deploy.emulator import RATE, Emulator, Fault
 from tests.fixtures import Patch
+from tests.support import refused
 from tests.workers import until
-from trainer.base.errors import UserError
 
 POOL = {
     "machineSpec": {"machineType": "g2-standard-12", "acceleratorType": "NVIDIA_L4", "acceleratorCount": 1},
@@ -89,7 +89,6 @@ def test_a_rejected_request_has_its_status(backend: Platform, cloud: Emulator, c
     ("message", "quota"),
     [
         (RATE, False),
-        (RATE.replace("minute", "minute per user"), False),
         ("Quota exceeded: RATE_LIMIT_EXCEEDED", False),
         ("Quota exceeded for limit 'Queries per 100 seconds'", False),
         ("Too many requests", False),
@@ -113,7 +112,7 @@ def test_whether_an_object_exists(cloud: Emulator) -> None:
 
 def test_a_missing_gcloud_names_the_download(monkeypatch: Patch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(UserError, match="gcloud is not installed"):
+    with refused("gcloud is not installed"):
         Gcloud("my-proj", "us-central1").create(REQUEST)
 
 

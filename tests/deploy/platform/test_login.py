@@ -24,7 +24,7 @@ from tests.deploy.conftest import Capture, FlyingClock, needs_gcloud, run, stand
 from tests.deploy.emulator import Emulator
 from tests.deploy.platform.test_backends import REQUEST
 from tests.fixtures import Patch
-from trainer.base.errors import UserError
+from tests.support import refused
 from trainer.base.storage import gcs, login
 from trainer.base.storage.local_files import Address
 
@@ -174,5 +174,5 @@ def test_a_network_that_fails_is_no_expired_login(
 
 def test_without_any_login_one_line_says_what_to_run(key: Key, monkeypatch: Patch) -> None:
     monkeypatch.setenv("NO_GCE_CHECK", "true")
-    with pytest.raises(UserError, match="no valid Google credentials: run `gcloud auth login`, or set"):
+    with refused("no valid Google credentials: run `gcloud auth login`, or set"):
         gcs.connect()

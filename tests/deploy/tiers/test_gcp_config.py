@@ -25,13 +25,6 @@ def test_the_environment_wins_and_nothing_configured_is_empty(tmp_path: Path) ->
     assert gcloud_property("core", "project", environment | {"CLOUDSDK_CORE_PROJECT": "given"}) == "given"
 
 
-@pytest.mark.parametrize(
-    "address", ["gs://abc", "gs://abc/", "gs://a.b-c_d9/x/y", "gs://my-bucket/a b/", "gs://1ab", "gs://google-data"]
-)
-def test_good_addresses(address: str) -> None:
-    assert checked_address("bucket", address) == address.rstrip("/")
-
-
 @pytest.mark.parametrize(("location", "region", "usd"), [
     ("US-CENTRAL1", "us-central1", 0), ("NAM4", "us-east1", 0), ("", "us-east1", 0),
     ("US", "us-central1", 0.02), ("NAM4", "us-east4", 0.02), ("EUROPE-WEST4", "europe-west1", 0.02),
@@ -45,12 +38,8 @@ OTHER_CONTINENT = "use a bucket or a region of the same continent"
 
 
 @pytest.mark.parametrize(("read", "line"), [
-    (partial(checked_address, "bucket", ""), "bucket is missing: use --bucket=gs://NAME"),
     (partial(checked_address, "bucket", "my-bucket"), "an address looks like gs://bucket or gs://bucket/folder"),
-    (partial(checked_address, "bucket", "gs:/my-bucket/x"), "did you mean gs://my-bucket/x?"),
     (partial(checked_address, "bucket", "gs://my-bucket//x"), "an address looks like"),
-    (partial(checked_address, "bucket", "gs://-bucket"), "with a letter or digit first and last"),
-    (partial(checked_address, "bucket", "gs://ab"), "'ab' is not a valid bucket name: use 3 to 63 lower-case letters"),
     (partial(checked_region, "us-central1-a"), "did you mean 'us-central1'"),
     (partial(checked_region, "us"), "not a region of Vertex AI training"),
     (partial(transfer_usd_per_gib, "gs://abc", "us-central1", "EU"), OTHER_CONTINENT),

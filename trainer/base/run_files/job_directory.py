@@ -7,6 +7,7 @@ writable, belongs to this run, and is locked against other processes of this mac
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from trainer.base.run_files.job_files import (
     RUN_INFO,
     SAMPLES,
     STATS,
+    Content,
     Result,
     StatsEntry,
     append_stats,
@@ -46,7 +48,7 @@ from trainer.base.storage.staging import home_of, naming
 _COUNTS = {"steps", "asked_steps", "restarts", "steps_repeated", "wall_seconds", "saving_seconds"}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class JobDir:
     """Holds the paths to which one run writes. `root` contains run.json, stats.jsonl, result.json and samples/.
 
@@ -72,7 +74,7 @@ class JobDir:
         _refuse_damaged(self, RESULT, f"{self.root / RESULT}: {damaged[0]} is damaged" if damaged else problem)
         return result
 
-    def write(self, name: str, content: Mapping[str, Any] | Sequence[str]) -> None:
+    def write(self, name: str, content: Content | Sequence[str]) -> None:
         """Replaces one of the run's files: an object as JSON, or lines of text."""
         if isinstance(content, Mapping):
             write_json(self.root / name, content)

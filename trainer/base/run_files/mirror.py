@@ -70,7 +70,7 @@ class Mirror:
     def holds(self, folder: Path) -> bool:
         """Returns whether `folder` has a file, other than probes and unfinished parts, whose names begin with a dot."""
         if address := self.address_of(folder):
-            names = [remote.address.name[len(address.prefix) :] for remote in connect().list(address, most=100)]
+            names = [remote.below(address) for remote in connect().list(address, most=100)]
         else:
             names = os.listdir(folder) if folder.is_dir() else []
         return any(name and not name.startswith(".") and not name.endswith("/") for name in names)
@@ -98,7 +98,7 @@ class Mirror:
         if address := self.address_of(checkpoints):
             folders: dict[Path, dict[str, Remote]] = {}
             for remote in connect().list(address):
-                if match := _CHECKPOINT_FILE.fullmatch(remote.address.name[len(address.prefix) :]):
+                if match := _CHECKPOINT_FILE.fullmatch(remote.below(address)):
                     folders.setdefault(checkpoints / match[1], {})[match[2]] = remote
             self._incomplete = [folder for folder, files in folders.items() if MANIFEST not in files]
             self._outlined = {folder: files for folder, files in folders.items() if MANIFEST in files}

@@ -4,10 +4,10 @@ The settings of one model alone are keyword-only parameters of its `build`. Limi
 `fields.coerce`, contradictions of several by `rules.check`; what other modules derive from several settings is here.
 """
 
-import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from trainer.base.errors import UserError
@@ -28,7 +28,7 @@ DATA_KINDS = ("idx", "npz", "tfrecord", "shards", "folder")
 AUGMENTATIONS = ("flip", "crop")
 
 
-def _in_group(group: str) -> Callable[..., Any]:
+def in_group(group: str) -> Callable[..., Any]:
     """Returns a function that declares settings of a group of --help. An empty text may replace that of a recipe."""
 
     def declare(default: Any, meaning: str, **rules: Any) -> Any:
@@ -39,12 +39,12 @@ def _in_group(group: str) -> Callable[..., Any]:
 
 
 # The first group has what a model of your own needs.
-_run = _in_group("run")
-_training = _in_group("training")
-_data = _in_group("data")
-_devices = _in_group("devices")
-_output = _in_group("output")
-_images = _in_group("images and GANs")
+_run = in_group("run")
+_training = in_group("training")
+_data = in_group("data")
+_devices = in_group("devices")
+_output = in_group("output")
+_images = in_group("images and GANs")
 
 _OPTIMIZER = (
     "the model has an optimizer of its own: give it learning_rate(config, dataset) of trainer.models.optimizers"
@@ -52,7 +52,7 @@ _OPTIMIZER = (
 _PIXELS = "the data have examples of their own shape: let their function read it from its config"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class TrainConfig:
     """Holds every setting of a run. Field names are the flags, the keys of a recipe and the keys of run.json.
 
@@ -206,7 +206,7 @@ class TrainConfig:
     @property
     def inputs(self) -> dict[str, str]:
         """Returns the settings that may name a file or folder to read, and their values."""
-        others = [field.name for field in dataclasses.fields(self) if field.metadata["reads"]]
+        others = [field.name for field in fields(self) if field.metadata["reads"]]
         return {"data": split_kind(self.data)[1], **{name: getattr(self, name) for name in others}}
 
     @property

@@ -91,6 +91,10 @@ class Remote:
     updated: datetime | None = None  # None in listings
     metageneration: int | None = None  # changes with the metadata; None in listings
 
+    def below(self, address: Address) -> str:
+        """Returns the object's name below an address; "" if it is the address itself."""
+        return self.address.name[len(address.prefix) :]
+
     @property
     def writer(self) -> str:
         """Returns who wrote the object, and when."""

@@ -5,7 +5,6 @@ Each address has one folder in the cache: `local`, the copy, with complete files
 again. Requests are those of `gcs.py`, with their retries and errors.
 """
 
-import dataclasses
 import fcntl
 import hashlib
 import os
@@ -17,6 +16,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -28,7 +28,7 @@ from trainer.base.storage.local_files import Address, expanded, output_address, 
 Item = TypeVar("Item")
 
 SECONDS = 15  # for all checks of `preflight` together
-_LIMITS = dataclasses.replace(LIMITS, retry=6, pause=2, connect=3, read=3)
+_LIMITS = replace(LIMITS, retry=6, pause=2, connect=3, read=3)
 _FORBIDDEN = re.compile(r"[\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _LONGEST_NAME, _LONGEST_PATH = 255, 4000  # bytes, the limits of Linux file systems
 _LOG_SECONDS = 30.0  # between two lines of progress
@@ -122,7 +122,7 @@ class Staged:
         self._gcs, self._setting = connect(), f"{name}={address}"
         listed = _listed.get(address) or listing(address)
         _listed.pop(address, None)
-        self.objects = {remote.address.name[len(address.prefix) :]: remote for remote in listed}
+        self.objects = {remote.below(address): remote for remote in listed}
         if not self.objects:
             raise UserError(f"{self._setting}: no objects found: check with `gcloud storage ls {address}`")
         self.home = home_of(address, cache_dir)

@@ -1,11 +1,11 @@
 """Tests that keyword-only parameters of a user's functions are settings like ours, read without importing them."""
 
-import dataclasses
 import importlib
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ def test_they_are_flags_and_fields_like_ours(mine: Path) -> None:
     config = resolve([*OWN, "--rows=1e2", "--my-lambda", "0.5", "--no_bias", "--depth=4", "--l2=none"]).config
     found = {name: getattr(config, name) for name in ("my_lambda", "depth", "units", "act", "l2", "bias", "rows")}
     assert found == {"my_lambda": 0.5, "depth": 4, "units": 32, "act": None, "l2": None, "bias": False, "rows": 100}
-    assert {*dataclasses.asdict(config)} - {field.name for field in dataclasses.fields(TrainConfig)} == {*found}
+    assert {*asdict(config)} - {field.name for field in fields(TrainConfig)} == {*found}
     assert config == resolve([*OWN, "--rows=100", "--my_lambda=.5", "--bias=no", "--depth=4", "--l2=None"]).config
     assert resolve(["--model=mlp", "--data=mine.data:load", "--rows=9"]).config.model == "mlp"
 
@@ -85,7 +85,7 @@ def test_they_are_keys_of_a_recipe(mine: Path, tmp_path: Path) -> None:
     recipe.write_text(to_recipe(config))
     again = resolve([f"--recipe={recipe}", "--depth=4"]).config
     changed: dict[str, Any] = {"recipe": "", "depth": 2}
-    assert dataclasses.replace(again, **changed) == config
+    assert replace(again, **changed) == config
     recipe.write_text("model: mine.nets:build\ndepht: 4\n")
     with refused(f"recipe={recipe}: unknown setting 'depht'; did you mean 'depth'?"):
         resolve([f"--recipe={recipe}"])

@@ -77,7 +77,7 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(disk: Path, capsys: Capture
     assert task.main(command) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"error: {disk / 'job' / file} cannot be written: No space left on device: ")
-    assert "free or repair the disk, then run the same command again" in told
+    assert "free or repair the disk, or use another path, then run the same command again" in told
     assert told.count("\n") == 1
     kept = checkpoint_folders(disk / "job" / "checkpoints")
     assert kept

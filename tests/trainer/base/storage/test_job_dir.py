@@ -126,7 +126,7 @@ def test_sigterm_while_the_service_is_silent_leaves_in_time_and_names_what_was_n
 
 def test_a_refusal_half_way_stops_the_run(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
     proxy.faults.append(Fault(403, "POST", "/upload/", times=FOREVER, after=8))
-    with pytest.raises(UserError, match=r"no permission to write it \(roles/storage.objectUser\)"):
+    with refused("no permission to write it (roles/storage.objectUser)"):
         run(config_of(bucket, tmp_path, "--steps=1000000", "--steps_per_loop=5"))
     assert result(bucket)["state"] == "running"
 

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
@@ -24,12 +25,14 @@ from trainer.base.log import log
 from trainer.base.run_files.job_files import (
     MODEL,
     SAMPLE_FILES,
+    Content,
     items,
     mapping,
     number,
     read_result,
     read_run_info,
     read_stats,
+    scalars_of,
 )
 from trainer.base.tracker import Opened, Point, TrackedRun, Tracker, TrackerAddress, read_addresses, text_of
 
@@ -41,7 +44,7 @@ _NOT_RESULTS = ("final", "epoch_seconds", "steps", "history", "written_at", "job
 _NOT_VALUES = ("kind", "step", "time", "quality", "losses", "metrics")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class RunFiles:
     """Reads the files of a run, which may grow, and shrink when the run goes back to a checkpoint.
 
@@ -107,10 +110,10 @@ def digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _numbers(entry: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def _numbers(entry: Content) -> Iterator[tuple[str, float]]:
     """Yields names and values: losses and metrics by their own names, nested values by paths as `gpus/0/memory_gib`."""
     yield from _flat("", {name: value for name, value in entry.items() if name not in _NOT_VALUES})
-    yield from _flat("", {**mapping(entry, "losses"), **mapping(entry, "metrics")})
+    yield from scalars_of(entry).items()
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, float]]:
