@@ -7,11 +7,11 @@ is still running, fetches it if it has succeeded, and otherwise submits it again
 import itertools
 import os
 import shutil
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 from deploy.base.console import printed_on, say
 from deploy.comparison.directory import is_begun
@@ -45,7 +45,7 @@ class LocalRunner:
     name = "local"
 
     def __init__(self) -> None:
-        self._stopped = threading.Event()
+        self._stopped = Event()
 
     def costs(self, runs: Sequence[tuple[Workload, int]]) -> Iterator[str]:
         """Yields nothing: this machine costs nothing."""
@@ -97,7 +97,7 @@ class VertexRunner:
         self._dry_run = dry_run
         self._clock = session.clock
         self._session = replace(session, clock=Clock(session.clock.now, self._sleep))
-        self._stopped, self._jobs = threading.Event(), dict[Path, SubmittedJob]()
+        self._stopped, self._jobs = Event(), dict[Path, SubmittedJob]()
         self._submissions = (f"{submission}-{number}" for number in itertools.count(1))
         self._gcp = read_gcp_config(options.project, options.region, options.bucket)
         needed_project(self._gcp.project)

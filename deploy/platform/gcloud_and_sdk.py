@@ -3,10 +3,10 @@
 import importlib
 import json
 import subprocess
-import threading
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from threading import Thread, Timer
 from typing import IO, Any
 
 import yaml
@@ -85,8 +85,8 @@ class Gcloud(Platform):
                         if _RETRIES in line:
                             kill_group(process)
 
-            reader = threading.Thread(target=read_log, daemon=True)
-            timer = threading.Timer(COMMAND_TIMEOUT_S, kill_group, [process])
+            reader = Thread(target=read_log, daemon=True)
+            timer = Timer(COMMAND_TIMEOUT_S, kill_group, [process])
             timer.daemon = True  # a second Ctrl-C leaves it running
             try:
                 timer.start()

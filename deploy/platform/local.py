@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event, Thread
 from types import FrameType
 from typing import IO, Any
 
@@ -145,7 +146,7 @@ class _RunningWorker:
 
     worker: LocalWorker
     process: "subprocess.Popen[str]"
-    reader: threading.Thread
+    reader: Thread
     restarts: int = 0
 
 
@@ -156,7 +157,7 @@ class LocalJob:
     workers: Sequence[LocalWorker]
     print_line: Callable[[str, str], None]  # called with a worker's name and a line
     restarts: int = 0  # how often each worker may be restarted after a non-zero exit status
-    stopped: threading.Event = field(default_factory=threading.Event)  # set to end it, alone or with other jobs
+    stopped: Event = field(default_factory=Event)  # set to end it, alone or with other jobs
 
     def run(self) -> JobEnd:
         """Runs the job to its end and returns how it ended. No worker is left running, even after an exception."""
@@ -222,7 +223,7 @@ class LocalJob:
                 for line in output:
                     self._print(worker.name, readable(line))
 
-        reader = threading.Thread(target=forward, daemon=True)
+        reader = Thread(target=forward, daemon=True)
         reader.start()
         return _RunningWorker(worker, process, reader, restarts)
 

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
+from threading import Lock, Thread, Timer
 from typing import Any
 
 import keras
@@ -69,7 +70,7 @@ class Link:
         self.idle_s = 0.0  # for which its GPUs have been idle
         self.done = False  # a worker has no more work; the chief has written everything
         self.closed = False
-        threading.Thread(target=self._receive, args=(events,), name="link", daemon=True).start()
+        Thread(target=self._receive, args=(events,), name="link", daemon=True).start()
 
     def _receive(self, events: "SimpleQueue[Event]") -> None:
         """Adds each message to the events, "" for invalid JSON; None when the connection ends or a line is too long."""
@@ -113,11 +114,11 @@ class Peers:
         self._timeout_seconds = self._silence_seconds = timeout_seconds
         self._beat_seconds = min(BEAT_SECONDS, timeout_seconds / 4)
         self._calls = 0
-        self._lock, self._over = threading.Lock(), threading.Event()
+        self._lock, self._over = Lock(), threading.Event()
         self.stop_reason = ""  # why the chief tells all workers to end
         for peer in links:  # the first to come may have waited for long
             peer.last_message = peer.in_step = time.monotonic()
-        self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)
+        self._thread = Thread(target=self._watch, name="peers", daemon=True)
         self._thread.start()
 
     @contextmanager
@@ -126,7 +127,7 @@ class Peers:
         limit = f"{self._timeout_seconds:.0f} seconds"
         line = f"TensorFlow's servers did not connect within {limit}: let the workers reach each other's ports"
         # After the time at which a worker that did not start TensorFlow is reported by name.
-        timer = threading.Timer(self._timeout_seconds + 3 * self._beat_seconds, self._leave, (line, INTERRUPTED, 0.0))
+        timer = Timer(self._timeout_seconds + 3 * self._beat_seconds, self._leave, (line, INTERRUPTED, 0.0))
         timer.start()
         self.begin_call()
         try:

@@ -5,6 +5,7 @@ import shutil
 import signal
 import threading
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -126,7 +127,7 @@ def test_an_interrupted_comparison_finds_its_jobs_again(
     command: Command, cloud: Emulator, flying: FlyingClock, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """And asks nothing about them, however much they cost: they are submitted."""
-    trained, resume, killed = cloud.run, threading.Event(), []
+    trained, resume, killed = cloud.run, Event(), []
 
     def run(google: Emulator, job: Job) -> None:
         google.begin(job)

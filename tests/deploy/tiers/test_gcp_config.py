@@ -8,21 +8,22 @@ from pathlib import Path
 import pytest
 
 from deploy.tiers.gcp_config import checked_address, checked_region, transfer_usd_per_gib
+from tests.fixtures import Patch
 from tests.support import refused
 from trainer.base.storage.login import gcloud_property
 
 
-def test_the_environment_wins_and_nothing_configured_is_empty(tmp_path: Path) -> None:
+def test_the_environment_wins_and_nothing_configured_is_empty(tmp_path: Path, monkeypatch: Patch) -> None:
     folder = tmp_path / "gcloud"
-    environment = {"CLOUDSDK_CONFIG": str(folder)}
-    assert gcloud_property("core", "project", environment) == ""
+    assert gcloud_property("core", "project") == ""
     (folder / "configurations").mkdir(parents=True)
     (folder / "active_config").write_text("work\n")
     (folder / "configurations" / "config_work").write_text("[core]\nproject = mine\n")
     (folder / "configurations" / "config_home").write_text("[core]\nproject = other\n")
-    assert gcloud_property("core", "project", environment) == "mine"
-    assert gcloud_property("core", "project", environment | {"CLOUDSDK_ACTIVE_CONFIG_NAME": "home"}) == "other"
-    assert gcloud_property("core", "project", environment | {"CLOUDSDK_CORE_PROJECT": "given"}) == "given"
+    assert gcloud_property("core", "project") == "mine"
+    for name, value, project in (("ACTIVE_CONFIG_NAME", "home", "other"), ("CORE_PROJECT", "given", "given")):
+        monkeypatch.setenv(f"CLOUDSDK_{name}", value)
+        assert gcloud_property("core", "project") == project
 
 
 @pytest.mark.parametrize(("location", "region", "usd"), [

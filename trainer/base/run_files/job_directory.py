@@ -92,9 +92,7 @@ class JobDir:
         self.mirror.put(self.root / STATS)
 
 
-def open_job_dir(
-    config: TrainConfig, environment: Mapping[str, str] = os.environ, *, make: bool = True, lock: bool = True
-) -> JobDir:
+def open_job_dir(config: TrainConfig, *, make: bool = True, lock: bool = True) -> JobDir:
     """Creates, checks and locks the job directory, and returns its paths.
 
     `--job_dir` has precedence; without it the folders that Vertex AI sets (AIP_*) are used. `make=False` only returns
@@ -111,7 +109,7 @@ def open_job_dir(
         remotes[scratch] = address
         return scratch
 
-    paths = outputs(config, environment)
+    paths = outputs(config)
     if config.job_dir:
         root = local(config.job_dir, "job_dir")
         checkpoints, logs, model = (root / name for name in (CHECKPOINTS, LOGS, MODEL))
@@ -150,18 +148,18 @@ def open_job_dir(
     return job_dir
 
 
-def outputs(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def outputs(config: TrainConfig) -> dict[str, str]:
     """Returns the output folders by the setting or AIP_* variable that names them. Raises UserError if none does."""
     if config.job_dir:
         return {"job_dir": config.job_dir}
-    model = environment.get("AIP_MODEL_DIR")
+    model = os.environ.get("AIP_MODEL_DIR")
     if not model:
         raise UserError("job_dir is missing: use --job_dir=FOLDER, for example --job_dir=runs/first")
     root = model.rstrip("/").rpartition("/")[0]
     return {
         "AIP_MODEL_DIR": model,
-        "AIP_CHECKPOINT_DIR": environment.get("AIP_CHECKPOINT_DIR") or f"{root}/{CHECKPOINTS}",
-        "AIP_TENSORBOARD_LOG_DIR": environment.get("AIP_TENSORBOARD_LOG_DIR") or f"{root}/{LOGS}",
+        "AIP_CHECKPOINT_DIR": os.environ.get("AIP_CHECKPOINT_DIR") or f"{root}/{CHECKPOINTS}",
+        "AIP_TENSORBOARD_LOG_DIR": os.environ.get("AIP_TENSORBOARD_LOG_DIR") or f"{root}/{LOGS}",
     }
 
 

@@ -11,11 +11,11 @@ rejected, because a permission is missing or another run writes the same object,
 import os
 import re
 import shutil
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from threading import Condition, Thread
 
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.log import log
@@ -53,8 +53,8 @@ class Mirror:
         self._generations: dict[Address, int] = {}
         self.rejection: Exception | None = None  # why nothing more can be uploaded
         self._closed = False
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run_tasks, name="uploader", daemon=True)
+        self._changed = Condition()
+        self._thread = Thread(target=self._run_tasks, name="uploader", daemon=True)
 
     def address_of(self, path: Path) -> Address | None:
         """Returns the address of `path`; None outside the mirrored folders."""
@@ -174,10 +174,10 @@ class Mirror:
         if pending:
             raise PlatformFault(f"not uploaded within {seconds:g} seconds: {', '.join(pending)}")
 
-    def leave(self, seconds: float = LEAVING_SECONDS) -> None:
-        """Waits for all uploads; after `seconds`, logs a warning that names the pending files."""
-        if pending := self.join(seconds):
-            why = "rejected by Cloud Storage" if self.rejection else f"not uploaded within {seconds:g} seconds"
+    def leave(self) -> None:
+        """Waits for all uploads; after LEAVING_SECONDS, logs a warning that names the pending files."""
+        if pending := self.join(LEAVING_SECONDS):
+            why = "rejected by Cloud Storage" if self.rejection else f"not uploaded within {LEAVING_SECONDS:g} seconds"
             log.warning(f"{why}: {', '.join(pending)}; files uploaded earlier are intact")
 
     def close(self) -> None:

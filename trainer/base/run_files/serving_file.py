@@ -106,7 +106,7 @@ _SUFFIXES = (".keras", ".h5")
 _MANIFEST = re.compile(rf"(?:{CHECKPOINTS}/)?(?:{STEP_PREFIX}(\d+)/)?{re.escape(MANIFEST)}")
 
 
-def fetch_checkpoint(path: str, name: str, cache_dir: str = "") -> Path:
+def fetch_checkpoint(path: str, name: str, cache_dir: str) -> Path:
     """Returns a local copy of the checkpoint at `path`: a step folder, or the newest one in a job directory.
 
     name: the setting that has the path, for errors. A local path is returned unchanged. Raises UserError if an address

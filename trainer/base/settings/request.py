@@ -7,10 +7,10 @@ TensorFlow.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Generic
 
@@ -218,7 +218,7 @@ def resolve(words: Sequence[str]) -> Request[TaskOptions]:
 def first_values(words: Sequence[str], names: Sequence[str]) -> dict[str, str]:
     """Returns the texts of these flags by name, before the command line is parsed: its other flags depend on them."""
     values = {}
-    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
         _, equals, value = word.partition("=")
         value = value if equals else following
         if flag_name(word) in names and value and not value.startswith("--"):

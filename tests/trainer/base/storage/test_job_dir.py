@@ -117,7 +117,7 @@ def test_sigterm_while_the_service_is_silent_leaves_in_time_and_names_what_was_n
     bucket: Bucket, proxy: Proxy, tmp_path: Path, caplog: Log, monkeypatch: Patch
 ) -> None:
     assert mirror_module.LEAVING_SECONDS < 15
-    monkeypatch.setattr(mirror_module.Mirror.leave, "__defaults__", (0.5,))
+    monkeypatch.setattr(mirror_module, "LEAVING_SECONDS", 0.5)
     proxy.faults.append(Fault("stall", "POST", "/checkpoints/step-", times=FOREVER, after=3))
     assert run(config_of(bucket, tmp_path, *KILLED)) == INTERRUPTED
     assert re.search(r"not uploaded within 0\.5 seconds: gs://\S+/runs/7/checkpoints/step-000000\d\d", caplog.text)

@@ -124,7 +124,7 @@ def test_what_a_closed_one_could_not_send_is_kept_by_the_next_start(
     with opened(bucket, root) as mirror:
         mirror.put(write_one(root, "result.json"))
         until(lambda: proxy.count("POST", "/upload/"))
-        mirror.leave(0.3)
+        mirror.join(0.3)
     mirror._thread.join(30)
     assert not mirror._thread.is_alive(), "it tries no longer"
     assert mirror.join(0) == [bucket.url("runs/7/result.json")]

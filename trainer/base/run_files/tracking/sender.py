@@ -10,13 +10,13 @@ import importlib
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
+from threading import Event, Thread
 from types import TracebackType
 from typing import Any
 
@@ -149,7 +149,7 @@ def open_tracker(address: TrackerAddress) -> Tracker:
         raise UserError(f"track={address.text}: cannot import {address.kind} ({reason(error)}){advice}") from error
 
 
-class Sender(threading.Thread):
+class Sender(Thread):
     """Sends one run to one tracker, each point once: it first asks the tracker for the last step that it has.
 
     As a thread it follows a training; `send` alone sends a run that has ended. `begun` is set after the first answer.
@@ -163,7 +163,7 @@ class Sender(threading.Thread):
         self.sent = 0  # points
         self.refusal: UserError | None = None
         self.outage = ""
-        self.begun, self._wake, self._ended = threading.Event(), threading.Event(), False
+        self.begun, self._wake, self._ended = Event(), Event(), False
 
     def send(self, *, ended: bool) -> None:
         """Sends the points that the tracker does not have; with `ended`, also the last step and how the run ended.
