@@ -79,19 +79,16 @@ def answers(
             yield Answer("not timed", f"{count} tiers: {problem}")
     # Whether the largest number of devices of a kind is worth its price against the smallest; for the cheapest kind of
     # which there are several numbers of devices.
-    kinds: dict[tuple[str, str], list[Choice]] = {}
-    for forecast, offer in offers:
-        if forecast.kind in load_machines().accelerators:
-            kinds.setdefault((forecast.kind, offer.strategy), []).append((forecast, offer))
-    ends = ((min(alike, key=_devices), max(alike, key=_devices)) for alike in kinds.values())
-    scaled = next(((few, many) for few, many in ends if _devices(few) < _devices(many)), None)
-    if scaled:
-        (few, few_priced), (many, many_priced) = scaled
-        faster = few_priced.hours.middle / many_priced.hours.middle
-        dearer = many_priced.usd.middle / few_priced.usd.middle
-        pays = "no" if faster < FASTER else "yes" if dearer <= DEARER else "only in a hurry"
-        gain = f"{faster:.1f} x as fast as {few.tier} for {dearer:.1f} x the money"
-        yield Answer(f"{many.devices} GPUs?", f"{pays}: {many.tier} is {gain}")
+    for kind, strategy in dict.fromkeys((forecast.kind, offer.strategy) for forecast, offer in offers):
+        alike = [choice for choice in offers if (choice[0].kind, choice[1].strategy) == (kind, strategy)]
+        (few, few_priced), (many, many_priced) = min(alike, key=_devices), max(alike, key=_devices)
+        if few.devices < many.devices and kind in load_machines().accelerators:
+            faster = few_priced.hours.middle / many_priced.hours.middle
+            dearer = many_priced.usd.middle / few_priced.usd.middle
+            pays = "no" if faster < FASTER else "yes" if dearer <= DEARER else "only in a hurry"
+            gain = f"{faster:.1f} x as fast as {few.tier} for {dearer:.1f} x the money"
+            yield Answer(f"{many.devices} GPUs?", f"{pays}: {many.tier} is {gain}")
+            break
     forecast, _ = cheapest
     if forecast.step and forecast.seconds:
         training = forecast.step.middle * forecast.steps

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from trainer.base.errors import UserError
 from trainer.base.storage import Address, parse
 from trainer.base.storage.gcs import LIMITS, NoPermission, Remote, connect
 
@@ -84,5 +85,6 @@ def location(bucket: str) -> str:
 
 def _address(uri: str) -> Address:
     address = parse(uri, "address")
-    assert address, f"{uri} is no address"
+    if address is None:
+        raise UserError(f"{uri}: an address looks like gs://bucket/object")
     return address

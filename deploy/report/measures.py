@@ -15,7 +15,7 @@ from deploy.report.collection import Collection, TierRuns
 from deploy.report.formatting import figures, money, percent
 from deploy.report.run_reader import RunRecord, total
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.tier import check_tiers
+from deploy.tiers.tier import TierFacts, check_tiers
 from trainer.base.run_files.goodput import share_of_steps
 from trainer.base.run_files.job_files import Content, items, mapping, number, positive, whole
 from trainer.base.settings.accelerators import accelerator_of
@@ -85,13 +85,12 @@ class TierSummary:
     """
 
     def __init__(self, group: TierRuns, usd: float | None) -> None:
-        facts = self.facts = group.tier
-        self.group = group
+        self.group, self.facts = group, group.tier or TierFacts(group.name, "")
         # A comparison says where its runs ran, other runs say it themselves.
         places = [run.info.get("on_vertex") for run in group.runs]
-        self.on_desk = group.local or (facts is None and False in places)
-        self.on_vertex = not group.local if facts else True in places
-        self.price_per_hour = facts.price_per_hour if usd is None and facts and not self.on_desk else usd
+        self.on_desk = group.local or (group.tier is None and False in places)
+        self.on_vertex = not group.local if group.tier else True in places
+        self.price_per_hour = self.facts.price_per_hour if usd is None and not self.on_desk else usd
         self.done = tuple(run for run in group.runs if run.state == "done")
         self.runs: Sequence[RunRecord] = self.done or group.runs  # the runs that are measured
         self.base, self.wanted_quality = self, ""
@@ -148,7 +147,7 @@ class TierSummary:
     def machine(self) -> str | None:
         """Returns the machine on which the tier ran; None if it is not known."""
         if not self.on_desk:
-            return self.facts.machine if self.facts else None
+            return self.facts.machine or None
         processor = next((run.info["processor"] for run in self.runs if run.info.get("processor")), "")
         name = self.gpu or processor
         return f"this computer ({name})" if name else "this computer"
@@ -161,7 +160,7 @@ class TierSummary:
         """
         if self.gpu:
             return accelerator_of(self.gpu, load_machines().accelerators)
-        if self.facts is None or self.on_desk:
+        if self.group.tier is None or self.on_desk:
             return next((run.devices[0].partition(":")[0] for run in self.group.runs if run.devices), "") or UNKNOWN
         return self.facts.kind
 
@@ -169,23 +168,22 @@ class TierSummary:
     def workers(self) -> int:
         """Returns the largest number of workers that a run had; the tier's number if nothing was run."""
         counts = (whole(mapping(run.info, "cluster").get("workers")) or 1 for run in self.group.runs)
-        return max(counts, default=self.facts.workers if self.facts else 1)
+        return max(counts, default=self.facts.workers)
 
     @property
     def devices(self) -> int:
         """Returns the largest number of replicas that a run had; the tier's number if it is not known."""
-        planned = self.facts.devices if self.facts else 1
         counts = (whole(mapping(run.info, "cluster").get("replicas")) or len(run.devices) for run in self.group.runs)
-        return max((count or planned for count in counts), default=planned)
+        return max((count or self.facts.devices for count in counts), default=self.facts.devices)
 
     @property
     def simulated(self) -> str:
         """Returns which machines or devices were simulated, in words; "" if all were real."""
-        runs, facts = self.group.runs, self.facts
+        runs = self.group.runs
         devices = [device for run in runs for device in run.devices]
         on_cpu = devices and all(device.startswith("CPU") for device in devices)
-        if on_cpu and (any(run.info.get("simulated") is True for run in runs) or (facts and facts.accelerators)):
-            return f"{facts.accelerator_type if facts else 'accelerators'} simulated on a CPU"
+        if on_cpu and (any(run.info.get("simulated") is True for run in runs) or self.facts.accelerators):
+            return f"{self.facts.accelerator_type or 'accelerators'} simulated on a CPU"
         if on_cpu and self.devices > self.workers:
             return "logical devices of one CPU"
         return "all workers on one machine" if self.on_desk and self.workers > 1 else ""

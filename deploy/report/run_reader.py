@@ -15,13 +15,13 @@ from trainer.base.run_files.job_files import (
     STATS,
     StatsEntry,
     items,
+    losses_and_metrics,
     mapping,
     number,
     positive,
     read_json,
     read_run_info,
     read_stats,
-    scalars_of,
     whole,
 )
 
@@ -37,7 +37,7 @@ class StatsLine:
         self.entry, self.step = entry, entry["step"]
         self.warm_up = first or bool(whole(entry.get("untimed_steps")))
         self.step_seconds = positive(entry.get("step_seconds"))
-        self.scalars = scalars_of(entry)
+        self.scalars = losses_and_metrics(entry)
         # The share of a step's time that was lost waiting for the batch.
         waited = number(entry.get("input_wait_seconds"))
         self.input_wait = (
@@ -81,8 +81,8 @@ class RunRecord:
         self.restarts = whole(self.result.get("restarts")) or 0
         # Without final values in result.json, the newest of each loss and metric; means over an epoch do not count.
         lines = (line for line in entries if line["kind"] != "epoch")
-        newest = {name: value for line in lines for name, value in scalars_of(line).items()}
-        self.final = scalars_of(final) if (final := mapping(self.result, "final")) else newest
+        newest = {name: value for line in lines for name, value in losses_and_metrics(line).items()}
+        self.final = losses_and_metrics(final) if (final := mapping(self.result, "final")) else newest
 
     @property
     def timed(self) -> list[StatsLine]:

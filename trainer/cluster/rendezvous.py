@@ -264,13 +264,8 @@ def arithmetic_switches(environment: Mapping[str, str] = os.environ) -> dict[str
         for name, value in sorted(environment.items())
         if _SWITCHES.fullmatch(name) and not _NO_NUMBERS.fullmatch(name)
     }
-    return {
-        "keras.json epsilon": str(keras.config.epsilon()),
-        "keras.json floatx": keras.config.floatx(),
-        "keras.json image_data_format": keras.config.image_data_format(),
-        "keras.json backend": keras.config.backend(),
-        **switches,
-    }
+    names = ("epsilon", "floatx", "image_data_format", "backend")
+    return {f"keras.json {name}": str(getattr(keras.config, name)()) for name in names} | switches
 
 
 def meet(

@@ -262,7 +262,7 @@ def items(content: Content, key: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def scalars_of(entry: Content) -> Scalars:
+def losses_and_metrics(entry: Content) -> Scalars:
     """Returns the losses and metrics of a line of stats.jsonl, or of the final ones, that are numbers."""
     values = {**mapping(entry, "losses"), **mapping(entry, "metrics")}
     return {name: valid for name, value in values.items() if (valid := number(value)) is not None}

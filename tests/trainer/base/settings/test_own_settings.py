@@ -200,14 +200,8 @@ def test_the_desk_reads_the_package_that_is_shipped(tmp_path: Path, monkeypatch:
     assert deploy(["submit", "--spec", *flags, "--rows=9", "--depth", "4", "--l2=none"]) == 0
     arguments = yaml.safe_load(capsys.readouterr().out)["workerPoolSpecs"][0]["containerSpec"]["args"]
     assert {"--rows=9", "--depth=4", "--l2=none"} <= {*arguments}
-    for wrong, line in {
-        ("--rows=9", "--depht=4"): "unknown flag --depht; did you mean 'depth'? --help=all lists those of this verb",
-        ("--rows=9", "--depth=5"): "depth=5 must be one of 2, 4.",
-        ("--rows=9", "--other=1"): "unknown flag --other",
-        (): "rows is missing, one of the settings of data=mine.data:load",
-    }.items():
-        assert deploy(["submit", "--spec", *flags, *wrong]) == 2
-        assert line in capsys.readouterr().err
+    assert deploy(["submit", "--spec", *flags, "--rows=9", "--other=1"]) == 2
+    assert "unknown flag --other. --help=all lists those of this verb" in capsys.readouterr().err
     write(package.parent, data="def load(config, *, bucket: str = 'b'): pass")
     assert deploy(["submit", "--spec", *flags, "--rows=9"]) == 2
     assert "--bucket is a flag of `python -m deploy submit` and a setting of your own" in capsys.readouterr().err

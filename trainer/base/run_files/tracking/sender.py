@@ -17,7 +17,6 @@ from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 from threading import Event, Thread
-from types import TracebackType
 from typing import Any
 
 from trainer.base.errors import UserError, reason
@@ -27,12 +26,12 @@ from trainer.base.run_files.job_files import (
     SAMPLE_FILES,
     Content,
     items,
+    losses_and_metrics,
     mapping,
     number,
     read_result,
     read_run_info,
     read_stats,
-    scalars_of,
 )
 from trainer.base.tracker import Opened, Point, TrackedRun, Tracker, TrackerAddress, read_addresses, text_of
 
@@ -113,7 +112,7 @@ def digest(content: Any) -> str:
 def _numbers(entry: Content) -> Iterator[tuple[str, float]]:
     """Yields names and values: losses and metrics by their own names, nested values by paths as `gpus/0/memory_gib`."""
     yield from _flat("", {name: value for name, value in entry.items() if name not in _NOT_VALUES})
-    yield from scalars_of(entry).items()
+    yield from losses_and_metrics(entry).items()
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, float]]:
@@ -248,7 +247,7 @@ class Tracking:
     def __enter__(self) -> "Tracking":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        complete = read_result(self._folder)[0].get("state") in ("done", "budget", "stopped") and not error
+    def __exit__(self, kind: object, *_: object) -> None:
+        complete = read_result(self._folder)[0].get("state") in ("done", "budget", "stopped") and not kind
         for sender in self._senders:
             sender.end(_ENDING_S if complete else _LEAVING_S)
