@@ -24,7 +24,7 @@ from deploy.job.sending import check_resources, upload_packages
 from deploy.job.watching import with_bill
 from deploy.job.workload import Training, Workload
 from deploy.packaging.packages import Package
-from deploy.planning.cached_plans import cost_lines, memory_lines, paid_job, planned_usd
+from deploy.planning.paid_jobs import cost_lines, memory_lines, paid_job, planned_usd
 from deploy.platform.errors import JobUnknown, api_errors, describe_failure, exit_code
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.local import LocalJob, local_workers

@@ -68,15 +68,12 @@ class Gcloud(Platform):
             pipe = subprocess.PIPE
             try:
                 # In a session of its own: gcloud may be a shell script, whose child processes must be killed too.
-                process = subprocess.Popen(
+                process: Any = subprocess.Popen(
                     command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True, env=environment
                 )
             except FileNotFoundError:
                 raise not_installed(", or use --backend=sdk") from None
             stack.enter_context(process)
-            assert process.stdin
-            assert process.stdout
-            assert process.stderr
 
             def read_log(lines: IO[str] = process.stderr) -> None:
                 with suppress(ValueError):  # stderr is closed if Ctrl-C came just as this thread began

@@ -16,7 +16,7 @@ from deploy.base.console import run_program
 from deploy.packaging.images import BuiltImage, remember
 from deploy.packaging.packages import packages_with
 from deploy.planning import cached_plans
-from deploy.planning.cached_plans import estimate
+from deploy.planning.paid_jobs import estimate
 from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.conftest import JOB, WHERE, Capture, Command
 from tests.deploy.planted import planted_plan

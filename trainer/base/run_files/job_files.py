@@ -191,8 +191,7 @@ def read_stats(folder: Path) -> tuple[list[StatsEntry], str]:
         return [], f"{folder / STATS} cannot be read ({error})"
     entries = parse_stats(text)
     damaged = len(text.splitlines()) - len(entries)  # a kill may have cut the last one short
-    lines = f"1 damaged line of {STATS} was" if damaged == 1 else f"{damaged} damaged lines of {STATS} were"
-    return entries, f"{folder}: {lines} left out" if damaged else ""
+    return entries, f"{folder}: damaged lines of {STATS} are left out: {damaged}" if damaged else ""
 
 
 def drop_stats_after(folder: Path, step: int) -> None:
