@@ -149,6 +149,7 @@ def test_the_folders_that_vertex_names(bucket: Bucket, tmp_path: Path, monkeypat
 
 
 @pytest.mark.slow
+@pytest.mark.exports
 def test_one_run_begins_from_another(bucket: Bucket, tmp_path: Path, caplog: Log) -> None:
     gan = [
         "--model=dcgan", "--width=4", "--latent_dim=8", "--image_size=16", "--global_batch_size=8", "--replicas=1",
