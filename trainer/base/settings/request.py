@@ -119,7 +119,7 @@ class Overrides:
         _check_length(self.values)
         values = {**self.of_recipe, **self.values}
         for name, field in self.functions.fields.items():
-            if field.default is REQUIRED and field.default_factory is REQUIRED and name not in values:
+            if default_of(field) is REQUIRED and name not in values:
                 raise UserError(f"{name} is missing, one of the {field.metadata['group']}: use --{name}=VALUE")
         config = self.functions.settings(**values)
         if config.steps is None and config.epochs is None:

@@ -171,7 +171,7 @@ class TrainConfig:
     image_size: int = _images(
         32, "height and width of the images", unit="pixels", minimum=1, maximum=4096, used_by=_PIXELS
     )
-    channels: int = _images(1, "1 (grey) or 3 (colour)", minimum=1, maximum=3, used_by=_PIXELS)
+    channels: int = _images(1, "channels of the images, grey or in colour", choices=(1, 3), used_by=_PIXELS)
     augment: tuple[str, ...] = _images(
         (), "random changes of the training images, several with a comma", choices=AUGMENTATIONS
     )

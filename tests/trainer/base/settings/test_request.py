@@ -40,7 +40,7 @@ def test_a_flag_in_any_form_wins_over_the_recipe_and_the_recipe_over_the_default
     (["--steps=-5"], "steps=-5 must be at least 1"),
     (["--steps=4", "--epochs=2"], "steps=4 and epochs=2 both set the length"),
 
-    (["--channels=2"], "images have 1 channel (grey) or 3 (colour)"),
+    (["--channels=2"], "channels=2 must be one of 1, 3."),
     (["--model=wgan"], "no such model; did you mean 'wgan_gp'?"),
     (["--data=digit"], "no such data; did you mean 'digits'?"),
 
