@@ -36,10 +36,11 @@ class ComparisonRequest:
 
     def summary(self, on: str, parallel: int) -> dict[str, Any]:
         """Returns the content of comparison.json."""
-        about: dict[str, Any] = {"scaling": self.scaling, "repeats": self.repeats, "command": self.command}
-        tiers = [asdict(tier.facts) for tier in self.tiers]
-        about["strategies"] = {tier.name: tier.strategy for tier in self.tiers}
-        return {"on": on, "parallel": parallel, "tiers": tiers, "flags": self.program.arguments(), **about}
+        return {
+            "on": on, "parallel": parallel, "tiers": [asdict(tier.facts) for tier in self.tiers],
+            "flags": self.program.arguments(), "scaling": self.scaling, "repeats": self.repeats,
+            "command": self.command, "strategies": {tier.name: tier.strategy for tier in self.tiers},
+        }  # fmt: skip
 
     def runs(self) -> list[tuple[str, int]]:
         """Returns every (tier's name, repeat); even repeats run the tiers backwards, so that drift favours none."""

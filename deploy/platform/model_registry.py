@@ -17,7 +17,7 @@ from deploy.base.console import say
 from deploy.packaging.images import check_image, installs, remembered
 from deploy.platform import buckets
 from deploy.platform.rest import Platform
-from deploy.platform.retries import ApiError, backoff, retried, unreadable_as_lost
+from deploy.platform.retries import ApiError, retried, unreadable_as_lost
 from deploy.platform.vertex_api import console_page
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from trainer.base.errors import UserError
@@ -28,7 +28,7 @@ from trainer.base.storage.staging import Staged
 
 LABEL = "vertex-trainer-model"
 PORT = 8080
-_WAIT_S, _OPERATION_S = 5.0, 1800.0  # between two looks at an upload operation, and the longest that it may take
+_WAIT_S, _OPERATION_S = 5.0, 1800.0  # between two looks at an upload, and the longest that it may take
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def register_version(model: Content, backend: Platform) -> ModelVersion:
     name = str(model["displayName"])
     deadline = clock.now() + _OPERATION_S
     address = f"{backend.parent}/models/{name}"
-    for wait in backoff(_WAIT_S):
+    while True:
         try:
             versions = retried(lambda: [*map(_version, backend.listed(f"{address}:listVersions", "models"))], clock)
             place = {"parentModel": address}
@@ -85,14 +85,13 @@ def register_version(model: Content, backend: Platform) -> ModelVersion:
         except ApiError as error:  # after a lost response, the next turn of the loop finds the version
             if not (error.transient or error.code == 409) or clock.now() > deadline:
                 raise
-            clock.sleep(wait)
-    raise AssertionError("backoff never ends")
+            clock.sleep(_WAIT_S)
 
 
 def find_version(reference: str, backend: Platform) -> ModelVersion:
     """Returns the version of NAME, NAME@VERSION or NAME@ALIAS. Raises ApiError 404 if there is none."""
-    name, _, version = reference.partition("@")
-    return _version(backend.call("GET", f"{backend.parent}/models/{checked_name(name)}{f'@{version}' * bool(version)}"))
+    checked_name(reference.partition("@")[0])
+    return _version(backend.call("GET", f"{backend.parent}/models/{reference}"))
 
 
 def _version(model: Content) -> ModelVersion:

@@ -34,9 +34,7 @@ FLEX_START = re.compile(r"NVIDIA_(L4|TESLA_A100|A100_80GB|H100_80GB|H100_MEGA_80
 def check_spec(spec: Spec, name: str) -> None:
     """Raises UserError, with a message that begins with `name`, for the first error in a CustomJobSpec."""
     check_shape(spec, name)
-    pools, table = spec.get("workerPoolSpecs", []), load_machines()
-    if not pools:
-        raise UserError(f"{name}: workerPoolSpecs is empty: pool 0 holds the chief")
+    pools, table = spec["workerPoolSpecs"], load_machines()
     for place, pool in enumerate(pools):
         # What each worker runs, and how many there are.
         where, count = f"{name}: workerPoolSpecs[{place}]", int(pool.get("replicaCount", 1))

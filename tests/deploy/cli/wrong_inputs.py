@@ -62,7 +62,7 @@ SPECS: dict[str, tuple[str, str, str, str]] = {
                       "give one of containerSpec"),
     "a small disk": (GOOD, "SizeGb: 100", "SizeGb: 50", "bootDiskSizeGb=50: a boot disk has 100 to 64000 GB"),
     "a disk that is none": (GOOD, "pd-ssd", "pd-sdd", "bootDiskType=pd-sdd: no such disk: use pd-ssd, "),
-    "no pools": (GOOD, GOOD[: GOOD.index("scheduling")], "", "workerPoolSpecs is empty: pool 0 holds the chief"),
+    "no pools": (GOOD, GOOD[: GOOD.index("scheduling")], "", "workerPoolSpecs is missing: pool 0 holds the chief"),
     "a parameter server": (TWO, "scheduling:", SERVER + "scheduling:", "without parameter servers"),
     "a variable of Vertex AI's": (GOOD, "{pythonModule",
                                   "{env: [{name: AIP_MODEL_DIR, value: x}], pythonModule",
