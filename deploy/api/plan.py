@@ -31,13 +31,13 @@ from deploy.planning.forecast import (
     PricedEstimate,
     forecast,
 )
-from deploy.planning.recommendations import Answer, Choice, answers, dollars, likely, time_of
+from deploy.planning.recommendations import Answer, Choice, answers, likely, time_of
 from deploy.planning.step_time import CONSTANTS, CPU_DOUBT, Interval, is_compiled
 from deploy.planning.tier_memory import FRAGMENTS, NEAR
 from deploy.platform import buckets
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.report.collection import collect
-from deploy.report.formatting import html_table, markdown_table, money, terminal_table
+from deploy.report.formatting import dollars, html_table, markdown_table, money, terminal_table
 from deploy.tiers.gcp_config import checked_address
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import STRATEGIES, load_tier, read_tiers, tier_names

@@ -19,15 +19,8 @@ from deploy.job.spec import machine_spec
 from deploy.job.workload import Program, workload_on
 from deploy.packaging.images import check_image, installs
 from deploy.packaging.packages import CodeArchive, Package, packages_with
-from deploy.planning.cached_plans import (
-    FIT,
-    best_memory_option,
-    cost_lines,
-    memory_lines,
-    paid_job,
-    plan_of,
-    planned_usd,
-)
+from deploy.planning.cached_plans import FIT, best_memory_option, plan_of
+from deploy.planning.paid_jobs import cost_lines, memory_lines, paid_job, planned_usd
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.model_registry import checked_name, serving_image
 from deploy.tiers.gcp_config import NoMachines, needed_project, read_gcp_config, regions_in

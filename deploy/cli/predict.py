@@ -15,7 +15,7 @@ from deploy.job.ledger import Submission
 from deploy.job.options import JobOptions
 from deploy.job.spec import machine_spec
 from deploy.job.workload import Prediction
-from deploy.planning.cached_plans import paid_job
+from deploy.planning.paid_jobs import paid_job
 from deploy.platform.errors import api_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.model_registry import find_version

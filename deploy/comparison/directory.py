@@ -2,18 +2,25 @@
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from deploy.job.ledger import RECORD
 from deploy.report.collection import COMPARISON
 from trainer.base.errors import USER_MUST_CHANGE, UserError
-from trainer.base.run_files.job_files import CHECKPOINTS, RUN_INFO, STATS, read_json, read_result, read_run_info
+from trainer.base.run_files.job_files import (
+    CHECKPOINTS,
+    RUN_INFO,
+    STATS,
+    Content,
+    read_json,
+    read_result,
+    read_run_info,
+)
 from trainer.base.storage import make_writable, write_whole
 
 
-def check_folder(out: Path, request: Mapping[str, Any]) -> None:
+def check_folder(out: Path, request: Content) -> None:
     """Raises UserError if `out` is not writable or holds another comparison than `request`; creates no folder.
 
     More repeats and other prices are allowed, and so is any change while no run has produced anything.
@@ -41,7 +48,7 @@ def check_folder(out: Path, request: Mapping[str, Any]) -> None:
         raise UserError(f"{out} holds another comparison ({shown}): use another --out")
 
 
-def write_comparison(out: Path, request: Mapping[str, Any]) -> None:
+def write_comparison(out: Path, request: Content) -> None:
     """Writes comparison.json; raises UserError as `check_folder` does."""
     check_folder(out, request)
     stored = read_json(out / COMPARISON)[0].get("parallel") if any_begun(out) else None
@@ -49,7 +56,7 @@ def write_comparison(out: Path, request: Mapping[str, Any]) -> None:
     write_whole(out / COMPARISON, json.dumps({**request, "parallel": most}, indent=2) + "\n")
 
 
-def _identity(request: Mapping[str, Any]) -> dict[str, Any]:
+def _identity(request: Content) -> dict[str, Any]:
     """Returns the settings that define a comparison, by the names that users know."""
     tiers = {tier["name"]: {**tier, "price_per_hour": None} for tier in request["tiers"]}
     parts = [flag.removeprefix("--").partition("=") for flag in request["flags"]]

@@ -1,12 +1,12 @@
 """Runs a comparison: what was requested, with the settings for each tier, and its runs until all are done."""
 
 import contextvars
-import dataclasses
 import signal
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,10 @@ from deploy.tiers.tier import Tier
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.storage import lock_folder, make_writable
 
-_ADVICE = {
-    USER_MUST_CHANGE: "; fix that, then run the command again",
-    FAULT: "; run the same command again to resume it",
-    INTERRUPTED: "; run the same command again to resume it",
-}
-
-
 Runner = LocalRunner | VertexRunner  # writes the output of a run to JOB_DIR.log
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ComparisonRequest:
     """Holds what is to be compared: tiers, what runs on each, and how often. `command` is what the user typed."""
 
@@ -43,10 +36,11 @@ class ComparisonRequest:
 
     def summary(self, on: str, parallel: int) -> dict[str, Any]:
         """Returns the content of comparison.json."""
-        about: dict[str, Any] = {"scaling": self.scaling, "repeats": self.repeats, "command": self.command}
-        tiers = [dataclasses.asdict(tier.facts) for tier in self.tiers]
-        about["strategies"] = {tier.name: tier.strategy for tier in self.tiers}
-        return {"on": on, "parallel": parallel, "tiers": tiers, "flags": self.program.arguments(), **about}
+        return {
+            "on": on, "parallel": parallel, "tiers": [asdict(tier.facts) for tier in self.tiers],
+            "flags": self.program.arguments(), "scaling": self.scaling, "repeats": self.repeats,
+            "command": self.command, "strategies": {tier.name: tier.strategy for tier in self.tiers},
+        }  # fmt: skip
 
     def runs(self) -> list[tuple[str, int]]:
         """Returns every (tier's name, repeat); even repeats run the tiers backwards, so that drift favours none."""
@@ -143,5 +137,6 @@ def _run(run: Workload, repeat: int, out: Path, runner: Runner, refused: list[st
     if code == USER_MUST_CHANGE and not any_begun(out) and (reason := refusal(job_dir)):
         refused.append(reason)
         return code
-    say(f"{name}: {ended}{_ADVICE.get(code, '')} ({time.monotonic() - began:.1f} s)")
+    again = "fix that, then run the command again" if code == USER_MUST_CHANGE else "run the same command again"
+    say(f"{name}: {ended}{f'; {again}' if code else ''} ({time.monotonic() - began:.1f} s)")
     return code

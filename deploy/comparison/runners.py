@@ -4,14 +4,14 @@ A job of Vertex AI is recorded in JOB_DIR before it is submitted. The same comma
 is still running, fetches it if it has succeeded, and otherwise submits it again with the same output.
 """
 
-import dataclasses
 import itertools
 import os
 import shutil
-import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 from deploy.base.console import printed_on, say
 from deploy.comparison.directory import is_begun
@@ -24,12 +24,13 @@ from deploy.job.sending import check_resources, upload_packages
 from deploy.job.watching import with_bill
 from deploy.job.workload import Training, Workload
 from deploy.packaging.packages import Package
-from deploy.planning.cached_plans import cost_lines, memory_lines, paid_job, planned_usd
+from deploy.planning.paid_jobs import cost_lines, memory_lines, paid_job, planned_usd
 from deploy.platform.errors import JobUnknown, api_errors, describe_failure, exit_code
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.local import LocalJob, local_workers
 from deploy.platform.retries import Clock, retried
 from deploy.report.collection import fetched
+from deploy.report.formatting import grouped
 from deploy.tiers.gcp_config import needed_project, read_gcp_config
 from trainer.base.errors import INTERRUPTED, PlatformFault, UserError
 from trainer.base.run_files.job_files import RESULT, record_failure
@@ -44,7 +45,7 @@ class LocalRunner:
     name = "local"
 
     def __init__(self) -> None:
-        self._stopped = threading.Event()
+        self._stopped = Event()
 
     def costs(self, runs: Sequence[tuple[Workload, int]]) -> Iterator[str]:
         """Yields nothing: this machine costs nothing."""
@@ -64,7 +65,7 @@ class LocalRunner:
         job_dir.mkdir(parents=True, exist_ok=True)
         folder = job_dir.absolute()
         job_id = f"{job_dir.parent.name}-{time.time_ns()}"  # a new id each time: this is not a restart by Vertex AI
-        arguments = dataclasses.replace(run, job_dir=str(folder)).arguments()
+        arguments = replace(run, job_dir=str(folder)).arguments()
         workers = local_workers(run.tier, arguments, folder, job_id, program=run.local_program(folder))
         with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
             if self._stopped.is_set():
@@ -95,8 +96,8 @@ class VertexRunner:
         self._code = code
         self._dry_run = dry_run
         self._clock = session.clock
-        self._session = dataclasses.replace(session, clock=Clock(session.clock.now, self._sleep))
-        self._stopped, self._jobs = threading.Event(), dict[Path, SubmittedJob]()
+        self._session = replace(session, clock=Clock(session.clock.now, self._sleep))
+        self._stopped, self._jobs = Event(), dict[Path, SubmittedJob]()
         self._submissions = (f"{submission}-{number}" for number in itertools.count(1))
         self._gcp = read_gcp_config(options.project, options.region, options.bucket)
         needed_project(self._gcp.project)
@@ -109,7 +110,6 @@ class VertexRunner:
         if not runs:
             return
         yield from (package.about for package in self._code if package.about)
-        tiers_by_warning: dict[str, list[str]] = {}
         jobs: list[Job] = []
         for run, count in runs:
             job, tier = self._job(run), run.tier
@@ -117,9 +117,8 @@ class VertexRunner:
             many = "1 job" if count == 1 else f"{count} jobs, each"
             yield f"{tier.name}: {many} on {tier.machine} in {job.gcp.region}: {price_and_limit(job.tier)}"
             yield from (f"{tier.name}: {line}" for line in job.about)
-            for line in job.warnings:
-                tiers_by_warning.setdefault(line, []).append(tier.name)
-        yield from (f"warning: {', '.join(tiers)}: {line}" for line, tiers in tiers_by_warning.items())
+        warnings = grouped((line, job.tier.name) for job in jobs for line in job.warnings)
+        yield from (f"warning: {tiers}: {line}" for line, tiers in warnings.items())
         yield from memory_lines([run for run, _ in runs], force=self._options.force)
         yield from cost_lines(jobs)
         if self._dry_run:
@@ -136,8 +135,9 @@ class VertexRunner:
         with api_errors(self._gcp):
             for run, job_dir in runs:
                 # A job that was sent before is kept if it runs or succeeded; else another is sent, with its output.
-                earlier = find_in(job_dir)
-                job = self._unsent(run, job_dir, earlier.attempts[-1].output if earlier else "")
+                earlier, submission = find_in(job_dir), next(self._submissions)
+                jobs = [self._job(run, submission, earlier.attempts[-1].output if earlier else "")]
+                job = SubmittedJob(jobs, Submission(submission, folder=job_dir), self._session)
                 status = job.find(earlier) if earlier else None
                 if earlier and status:
                     job.resume(earlier)
@@ -203,12 +203,6 @@ class VertexRunner:
         """Stops waiting; the jobs continue."""
         self._stopped.set()
 
-    def _unsent(self, run: Workload, job_dir: Path, output: str) -> SubmittedJob:
-        """Returns a job of the run that is not sent yet; its record is kept in `job_dir` too."""
-        submission = next(self._submissions)
-        jobs = [self._job(run, submission, output)]
-        return SubmittedJob(jobs, Submission(submission, folder=job_dir), self._session)
-
     def _job(self, run: Workload, submission: str = "check", output: str = "") -> Job:
         """Returns the checked job of a run; `output`: its job directory, by default one named by the submission."""
         if run.tier.spec.get("baseOutputDirectory"):
@@ -216,7 +210,7 @@ class VertexRunner:
                 f"{run.tier.name}: its baseOutputDirectory would be the job directory of every run: remove it: "
                 "each run has a separate folder in --bucket"
             )
-        work = dataclasses.replace(run, job_dir=output) if output else run
+        work = replace(run, job_dir=output) if output else run
         return paid_job(work, self._gcp, self._options, submission, self._code)
 
     def _sleep(self, seconds: float) -> None:

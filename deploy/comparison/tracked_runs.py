@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deploy.base.console import say
@@ -15,14 +16,14 @@ from trainer.base.storage import is_locked
 from trainer.base.tracker import Point, TrackedRun, read_addresses, text_of
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Comparison(RunFiles):
     """Represents a comparison, the parent of its runs; at its end it has one point with the FIGURES of each tier."""
 
     about: TrackedRun = dataclasses.field(kw_only=True)
 
     def run(self, *, ended: bool) -> TrackedRun:
-        return self.about if ended else dataclasses.replace(self.about, state="running", files=())
+        return self.about if ended else replace(self.about, state="running", files=())
 
     def points(self, *, ended: bool) -> list[Point]:
         tiers = items(read_json(self.folder / "table.json")[0], "tiers") if ended else []

@@ -5,13 +5,12 @@ accelerator, tiers with more devices are predicted: a step on N devices takes a 
 devices takes between 1/N of the time (ideal) and the same time (no gain).
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deploy.planning.step_time import Interval
+from deploy.planning.step_time import Interval, ideal_to_no_gain
 from deploy.report.collection import Collection
-from deploy.report.formatting import counted_devices, figures
+from deploy.report.formatting import figures
 from deploy.report.measures import TierSummary, summarize
 from deploy.report.run_reader import RunRecord
 from deploy.tiers.tier import TierFacts
@@ -115,7 +114,7 @@ def extrapolate(
             continue
         used, step, explanation = _step_on(tier, alike, config)
         for each in used:
-            on = f"{counted_devices(each.row.devices)} ({each.row.simulated or each.row.kind})"
+            on = f"{each.row.devices} x {each.row.simulated or each.row.kind}"
             sources[f"the short run of {each.row.tier} is {each.run.folder}: {each.row.steps} steps on {on}"] = None
         assumptions.append(f"{tier.name}: {explanation}")
         if used[0].row.kind in ("CPU", "GPU"):  # devices without a model name
@@ -198,7 +197,7 @@ def _step_on(
     # Only the number of devices is known: the interval is from no gain to an ideal one.
     row = alike[0].row
     ratio = row.devices / tier.devices
-    factor = Interval(min(ratio, 1.0), math.sqrt(ratio), max(ratio, 1.0))
+    factor = ideal_to_no_gain(ratio)
     explanation = f"one device is taken to be as fast as one of the run of {row.tier}"
     if ratio != 1:
         times = f"{figures(factor.low)} to {figures(factor.high)}"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from deploy.planning.forecast import BY_CPU, Forecast, PricedEstimate
 from deploy.planning.step_time import CONSTANTS, Interval
 from deploy.planning.tier_memory import FITS, TOO_LARGE
-from deploy.report.formatting import figures
+from deploy.report.formatting import brief, dollars, figures, span, unit_of_time
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import STRATEGIES
 
@@ -79,19 +79,16 @@ def answers(
             yield Answer("not timed", f"{count} tiers: {problem}")
     # Whether the largest number of devices of a kind is worth its price against the smallest; for the cheapest kind of
     # which there are several numbers of devices.
-    kinds: dict[tuple[str, str], list[Choice]] = {}
-    for forecast, offer in offers:
-        if forecast.kind in load_machines().accelerators:
-            kinds.setdefault((forecast.kind, offer.strategy), []).append((forecast, offer))
-    ends = ((min(alike, key=_devices), max(alike, key=_devices)) for alike in kinds.values())
-    scaled = next(((few, many) for few, many in ends if _devices(few) < _devices(many)), None)
-    if scaled:
-        (few, few_priced), (many, many_priced) = scaled
-        faster = few_priced.hours.middle / many_priced.hours.middle
-        dearer = many_priced.usd.middle / few_priced.usd.middle
-        pays = "no" if faster < FASTER else "yes" if dearer <= DEARER else "only in a hurry"
-        gain = f"{faster:.1f} x as fast as {few.tier} for {dearer:.1f} x the money"
-        yield Answer(f"{many.devices} GPUs?", f"{pays}: {many.tier} is {gain}")
+    for kind, strategy in dict.fromkeys((forecast.kind, offer.strategy) for forecast, offer in offers):
+        alike = [choice for choice in offers if (choice[0].kind, choice[1].strategy) == (kind, strategy)]
+        (few, few_priced), (many, many_priced) = min(alike, key=_devices), max(alike, key=_devices)
+        if few.devices < many.devices and kind in load_machines().accelerators:
+            faster = few_priced.hours.middle / many_priced.hours.middle
+            dearer = many_priced.usd.middle / few_priced.usd.middle
+            pays = "no" if faster < FASTER else "yes" if dearer <= DEARER else "only in a hurry"
+            gain = f"{faster:.1f} x as fast as {few.tier} for {dearer:.1f} x the money"
+            yield Answer(f"{many.devices} GPUs?", f"{pays}: {many.tier} is {gain}")
+            break
     forecast, _ = cheapest
     if forecast.step and forecast.seconds:
         training = forecast.step.middle * forecast.steps
@@ -147,26 +144,5 @@ def _line(choice: Choice) -> str:
 
 def time_of(offer: PricedEstimate) -> str:
     """Formats the time of a job as `7 min (4 - 12)`."""
-    unit, hours = _unit(offer.hours.middle)
-    return offer.hours.times(1 / hours).text(_count, f" {unit}")
-
-
-def span(hours: float) -> str:
-    """Formats a time as people say it: `45 s`, `7 min`, `3.5 h`, `5 days`."""
-    unit, of_unit = _unit(hours)
-    return f"{_count(hours / of_unit)} {unit}"
-
-
-def _unit(hours: float) -> tuple[str, float]:
-    """Returns the unit in which people would say a time, and how many hours the unit has."""
-    units = (("s", 1 / 3600, 59.5), ("min", 1 / 60, 100), ("h", 1.0, 100))
-    return next(((name, unit) for name, unit, most in units if hours < most * unit), ("days", 24.0))
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}" if value >= 5 or value == round(value) else f"{value:.1f}"
-
-
-def dollars(value: float) -> str:
-    """Formats USD: `1,234`, `12.30`, `0.004`."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}" if value >= 0.01 else figures(value, 1)
+    unit, hours = unit_of_time(offer.hours.middle)
+    return offer.hours.times(1 / hours).text(brief, f" {unit}")

@@ -49,6 +49,11 @@ class Interval:
         return f"{show(self.middle)}{unit} ({show(self.low)} - {show(self.high)})"
 
 
+def ideal_to_no_gain(ratio: float) -> Interval:
+    """Returns the factors of a time where there are 1 / ratio times the devices: from an ideal gain to none."""
+    return Interval(min(ratio, 1.0), math.sqrt(ratio), max(ratio, 1.0))
+
+
 FILE = Path(__file__).with_name("gpu_constants.json")
 
 
@@ -182,8 +187,7 @@ def cpu_step_seconds(plan: StepPlan, config: TrainConfig, machine: Machine, work
         return None
     micro_batches = config.micro_batches_on(workers)
     here = micro_batches * plan.cpu.seconds.at(config.global_batch_size / workers / micro_batches)
-    ratio = plan.cpu.cores / machine.vcpus
-    step = CPU_DOUBT.product(Interval(min(ratio, 1.0), math.sqrt(ratio), max(ratio, 1.0))).times(here)
+    step = CPU_DOUBT.product(ideal_to_no_gain(plan.cpu.cores / machine.vcpus)).times(here)
     return step.plus(SUMMING_DOUBT.times(all_reduce_seconds(work, workers, workers, 0.0) if workers > 1 else 0.0))
 
 

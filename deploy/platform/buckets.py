@@ -4,9 +4,9 @@ The client of `trainer.base.storage` retries what may be repeated. Every functio
 with one line, if it fails in the end.
 """
 
-import dataclasses
 import math
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from trainer.base.errors import UserError
@@ -14,7 +14,7 @@ from trainer.base.storage import Address, parse
 from trainer.base.storage.gcs import LIMITS, NoPermission, Remote, connect
 
 _MANY = 1000  # the number of objects that one request lists
-QUICK = dataclasses.replace(LIMITS, retry=10, pause=2)  # for what is only shown, and is read again a minute later
+QUICK = replace(LIMITS, retry=10, pause=2)  # for what is only shown, and is read again a minute later
 
 
 def upload(file: Path, uri: str) -> bool:

@@ -1,12 +1,12 @@
 """Provides the clock, and the backends that create jobs by gcloud or by Google's Python package."""
 
-import contextlib
-import dataclasses
 import importlib
 import json
 import subprocess
-import threading
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from threading import Thread, Timer
 from typing import IO, Any
 
 import yaml
@@ -61,37 +61,34 @@ class Gcloud(Platform):
         """
         command = [*self.create_command(request), "--format=value(name)", "--verbosity=debug"]
         log: list[str] = []
-        with contextlib.ExitStack() as stack:
+        with ExitStack() as stack:
             with converted_errors():
                 environment = stack.enter_context(gcloud_environment())
             self.sent = True  # unless the log says otherwise below
             pipe = subprocess.PIPE
             try:
                 # In a session of its own: gcloud may be a shell script, whose child processes must be killed too.
-                process = subprocess.Popen(
+                process: Any = subprocess.Popen(
                     command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True, env=environment
                 )
             except FileNotFoundError:
                 raise not_installed(", or use --backend=sdk") from None
             stack.enter_context(process)
-            assert process.stdin
-            assert process.stdout
-            assert process.stderr
 
             def read_log(lines: IO[str] = process.stderr) -> None:
-                with contextlib.suppress(ValueError):  # stderr is closed if Ctrl-C came just as this thread began
+                with suppress(ValueError):  # stderr is closed if Ctrl-C came just as this thread began
                     for line in lines:
                         log.append(line)
                         if _RETRIES in line:
                             kill_group(process)
 
-            reader = threading.Thread(target=read_log, daemon=True)
-            timer = threading.Timer(COMMAND_TIMEOUT_S, kill_group, [process])
+            reader = Thread(target=read_log, daemon=True)
+            timer = Timer(COMMAND_TIMEOUT_S, kill_group, [process])
             timer.daemon = True  # a second Ctrl-C leaves it running
             try:
                 timer.start()
                 reader.start()
-                with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+                with suppress(BrokenPipeError), process.stdin as stdin:
                     stdin.write(to_yaml(request.spec))
                 name = process.stdout.read().strip()
                 process.wait()
@@ -145,7 +142,7 @@ class Sdk(Platform):
             return created_name(created.name)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Session:
     """Holds the clock, and the credentials of calls, by default this machine's; tests replace both."""
 

@@ -1,10 +1,8 @@
 """Runs a job's workers as local processes, and restarts and stops them as Vertex AI does."""
 
-import contextlib
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -12,13 +10,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event, Thread
 from types import FrameType
 from typing import IO, Any, NamedTuple
 
 from deploy.tiers.tier import Tier
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
+from trainer.base.limit_watch import ask_gpus
 from trainer.base.run_files.job_files import CHECKPOINTS, LOGS, MODEL
 
 
@@ -112,7 +113,7 @@ def free_addresses(count: int) -> list[str]:
     addresses: list[str] = []
     while len(addresses) < count:
         port = 10_000 + secrets.randbelow(20_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             addresses += [f"127.0.0.1:{port}"] if f"127.0.0.1:{port}" not in addresses else []
     return addresses
 
@@ -124,11 +125,9 @@ def _devices(accelerators: int, workers: int) -> list[dict[str, str]]:
     GPUs, but too few.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None and shutil.which("nvidia-smi"):
-        command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-        query = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-        visible = ",".join(query.stdout.split()) if query.returncode == 0 else ""
-    gpus = [number for number in (visible or "").split(",") if number and number != "-1"]
+    if visible is None:
+        visible = ",".join(f"{index:.0f}" for (index,) in ask_gpus("index"))
+    gpus = [number for number in visible.split(",") if number and number != "-1"]
     if not gpus or not accelerators:
         return [{"CUDA_VISIBLE_DEVICES": "", "TRAINER_SIMULATED_DEVICES": str(accelerators)}] * workers
     if len(gpus) < accelerators * workers:
@@ -162,7 +161,7 @@ class _RunningWorker:
 
     worker: LocalWorker
     process: "subprocess.Popen[str]"
-    reader: threading.Thread
+    reader: Thread
     restarts: int = 0
 
 
@@ -173,7 +172,7 @@ class LocalJob:
     workers: Sequence[LocalWorker]
     print_line: Callable[[str, str], None]  # called with a worker's name and a line
     restarts: int = 0  # how often each worker may be restarted after a non-zero exit status
-    stopped: threading.Event = field(default_factory=threading.Event)  # set to end it, alone or with other jobs
+    stopped: Event = field(default_factory=Event)  # set to end it, alone or with other jobs
 
     def run(self) -> JobEnd:
         """Runs the job to its end and returns how it ended. No worker is left running, even after an exception."""
@@ -230,7 +229,7 @@ class LocalJob:
             start_new_session=True,  # so that Ctrl-C reaches only this process, which then sends each worker one signal
         )
         if hasattr(os, "sched_setaffinity"):
-            with contextlib.suppress(OSError):  # no such core
+            with suppress(OSError):  # no such core
                 os.sched_setaffinity(process.pid, worker.cores)  # before the process imports what counts its cores
         self._print(worker.name, f"starts as process {process.pid}")
         assert process.stdout is not None
@@ -240,13 +239,13 @@ class LocalJob:
                 for line in output:
                     self._print(worker.name, readable(line))
 
-        reader = threading.Thread(target=forward, daemon=True)
+        reader = Thread(target=forward, daemon=True)
         reader.start()
         return _RunningWorker(worker, process, reader, restarts)
 
     def _print(self, name: str, line: str) -> None:
         """Prints a line. A full disk or a closed terminal is ignored, so that the worker's pipe is still read."""
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             self.print_line(name, line)
 
     def _terminate(self, running: Sequence[_RunningWorker]) -> None:
@@ -257,7 +256,7 @@ class LocalJob:
                 if worker.process.poll() is None:
                     send_signal(worker.process)
             for worker in running:
-                with contextlib.suppress(subprocess.TimeoutExpired):
+                with suppress(subprocess.TimeoutExpired):
                     worker.process.wait(max(0.0, deadline - time.monotonic()))
         for worker in running:
             worker.reader.join(LAST_OUTPUT_S)
@@ -265,11 +264,11 @@ class LocalJob:
 
 def kill_group(process: "subprocess.Popen[Any]") -> None:
     """Kills a process that was started in a session of its own, and all processes that it started."""
-    with contextlib.suppress(ProcessLookupError):  # it has ended in the meantime
+    with suppress(ProcessLookupError):  # it has ended in the meantime
         os.killpg(process.pid, signal.SIGKILL)
 
 
-@contextlib.contextmanager
+@contextmanager
 def on_signals(handler: Callable[[int, FrameType | None], Any], *numbers: int) -> Iterator[None]:
     """Calls `handler` for the signals `numbers` within the block, and for the first SIGHUP unless nohup ignores it.
 
@@ -296,7 +295,7 @@ def on_signals(handler: Callable[[int, FrameType | None], Any], *numbers: int) -
 
 def readable(line: str) -> str:
     """Returns a line of a worker's output as Cloud Logging shows it: if it is JSON, its severity and message."""
-    with contextlib.suppress(ValueError):
+    with suppress(ValueError):
         entry = json.loads(line)
         if isinstance(entry, dict) and "message" in entry:
             severity = entry.get("severity", "INFO")

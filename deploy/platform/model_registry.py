@@ -5,34 +5,33 @@ with a digest of its content, by which a version that is already registered is f
 https://docs.cloud.google.com/gemini-enterprise-agent-platform/reference/rest/v1/projects.locations.models
 """
 
-import dataclasses
 import hashlib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from deploy.base.console import say
 from deploy.packaging.images import check_image, installs, remembered
 from deploy.platform import buckets
 from deploy.platform.rest import Platform
-from deploy.platform.retries import ApiError, backoff, retried, unreadable_as_lost
+from deploy.platform.retries import ApiError, retried, unreadable_as_lost
 from deploy.platform.vertex_api import console_page
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from trainer.base.errors import UserError
-from trainer.base.run_files.job_files import MODEL, RESULT, RUN_INFO, mapping, read_result, read_run_info
+from trainer.base.run_files.job_files import MODEL, RESULT, RUN_INFO, Content, mapping, read_result, read_run_info
 from trainer.base.run_files.serving_file import SERVING, Servable, read_servable
 from trainer.base.storage import expanded, parse
 from trainer.base.storage.staging import Staged
 
 LABEL = "vertex-trainer-model"
 PORT = 8080
-_WAIT_S, _OPERATION_S = 5.0, 1800.0  # between two looks at an upload operation, and the longest that it may take
+_WAIT_S, _OPERATION_S = 5.0, 1800.0  # between two looks at an upload, and the longest that it may take
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ModelVersion:
     """Holds a registered version. `name`: the resource name of its model; `artifact`: the address of its files."""
 
@@ -54,12 +53,7 @@ def checked_name(name: str) -> str:
     return name
 
 
-def digest_of_version(image: str, about: Servable) -> str:
-    """Returns a digest of a version's image and files, which identifies the version."""
-    return hashlib.sha256(json.dumps([image, dict(about.files)]).encode()).hexdigest()[:40]
-
-
-def register_version(model: Mapping[str, Any], backend: Platform) -> ModelVersion:
+def register_version(model: Content, backend: Platform) -> ModelVersion:
     """Registers `model` unless the registry has this version, and returns the version.
 
     A lost response is not an error: the next look at the registry finds the version. Raises ApiError if it fails.
@@ -68,7 +62,7 @@ def register_version(model: Mapping[str, Any], backend: Platform) -> ModelVersio
     name = str(model["displayName"])
     deadline = clock.now() + _OPERATION_S
     address = f"{backend.parent}/models/{name}"
-    for wait in backoff(_WAIT_S):
+    while True:
         try:
             versions = retried(lambda: [*map(_version, backend.listed(f"{address}:listVersions", "models"))], clock)
             place = {"parentModel": address}
@@ -91,17 +85,16 @@ def register_version(model: Mapping[str, Any], backend: Platform) -> ModelVersio
         except ApiError as error:  # after a lost response, the next turn of the loop finds the version
             if not (error.transient or error.code == 409) or clock.now() > deadline:
                 raise
-            clock.sleep(wait)
-    raise AssertionError("backoff never ends")
+            clock.sleep(_WAIT_S)
 
 
 def find_version(reference: str, backend: Platform) -> ModelVersion:
     """Returns the version of NAME, NAME@VERSION or NAME@ALIAS. Raises ApiError 404 if there is none."""
-    name, _, version = reference.partition("@")
-    return _version(backend.call("GET", f"{backend.parent}/models/{checked_name(name)}{f'@{version}' * bool(version)}"))
+    checked_name(reference.partition("@")[0])
+    return _version(backend.call("GET", f"{backend.parent}/models/{reference}"))
 
 
-def _version(model: Mapping[str, Any]) -> ModelVersion:
+def _version(model: Content) -> ModelVersion:
     with unreadable_as_lost():
         return ModelVersion(
             str(model["name"]).partition("@")[0], str(model["versionId"]), tuple(model.get("versionAliases", [])),
@@ -109,11 +102,11 @@ def _version(model: Mapping[str, Any]) -> ModelVersion:
         )  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Registration:
     """Holds a version to register: the model in the form of the API, and its files, which must be uploaded first."""
 
-    model: Mapping[str, Any]
+    model: Content
     about: Servable
     files: Path | None  # the run's model/, if it is on this machine
 
@@ -151,7 +144,7 @@ def read_registration(run: str, name: str, image: str, gcp: GcpConfig, job: str 
         **({"job": console_page(job, gcp.project)} if job else {}),
     }  # fmt: skip
     image = serving_image(image)
-    version = digest_of_version(image, about)
+    version = hashlib.sha256(json.dumps([image, dict(about.files)]).encode()).hexdigest()[:40]
     artifact = f"{address}/{MODEL}"
     if not address:  # the files are uploaded from this machine
         artifact = f"{checked_address('bucket', gcp.bucket)}/models/{name}/{version}"

@@ -1,9 +1,9 @@
 """Calls the REST interfaces of Vertex AI and Cloud Logging, by google-auth alone, for everything but creating jobs."""
 
-import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 from deploy.platform.errors import converted_errors
@@ -65,7 +65,7 @@ class Platform:
         lines = []
         with unreadable_as_lost():
             # https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry
-            for entry in itertools.islice(entries, last or None):
+            for entry in islice(entries, last or None):
                 payload, place = entry.get("jsonPayload", {}), entry.get("resource", {}).get("labels", {})
                 text = entry.get("textPayload") or payload.get("message") or str(payload or "")
                 about = place.get("task_name", ""), entry.get("severity", "DEFAULT")

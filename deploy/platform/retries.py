@@ -1,10 +1,10 @@
 """Says which failed calls of Google's services are retried, such as after HTTP 429 or 503, and retries them."""
 
-import contextlib
-import dataclasses
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 from deploy.base.console import tell
@@ -58,7 +58,7 @@ class BrokenClientError(ApiError):
     final, transient = True, False
 
 
-@contextlib.contextmanager
+@contextmanager
 def unreadable_as_lost(of_parser: type[Exception] = ValueError) -> Iterator[None]:
     """Raises ApiError, as if the response were lost, if the block cannot parse it.
 
@@ -78,7 +78,7 @@ ANNOUNCED_WAIT_S = 30.0  # the first wait of at least this length is announced
 TELL_S = 10.0  # between two lines on what a submission waits for
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Clock:
     """Provides the time in seconds since 1970, and a sleep in seconds; tests replace both."""
 

@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,7 +21,7 @@ STOPPED = "STOPPED"
 STATES = ("QUEUED", "PENDING", "RUNNING", "CANCELLING", "PAUSED", "UPDATING", *sorted(FINAL_STATES), STOPPED)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class JobStatus:
     """Holds a job's status. `state` has no prefix JOB_STATE_; times are in seconds since 1970, None until they come."""
 
@@ -65,7 +66,7 @@ class JobStatus:
         return None if price is None else self.seconds(now) / 3600 * price
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class WatchLine:
     """Holds a line that `watch` prints: what changed about the job at `time` or, with a `worker`, a line of its log."""
 
@@ -80,7 +81,7 @@ class WatchLine:
         return f"{time}  {f'{self.worker}  ' * bool(self.severity)}{severity}{self.text}"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class CustomJob:
     """Holds the request that creates a job. `spec` is a CustomJobSpec."""
 

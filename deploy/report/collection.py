@@ -4,7 +4,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from deploy.report.run_reader import RunRecord
 from deploy.tiers.tier import TierFacts
@@ -14,6 +13,7 @@ from trainer.base.storage import expanded, parse
 
 COMPARISON = "comparison.json"
 _REPEAT = "repeat-"
+_OF_A_RUN = (*RUN_FILES, BILLED)  # a folder with one of these files is a run
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,7 @@ def collect(paths: Sequence[str]) -> Collection:
     parts = [_collect(fetched(path, "report")) for path in paths]
     tiers = tuple(tier for part in parts for tier in part.tiers)
     names = [tier.name for tier in tiers]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{twice[0]} names two tiers: use folders with different names")
     scalings = {part.scaling for part in parts}
     return Collection(tiers, scalings.pop() if len(scalings) == 1 else None, max(part.parallel for part in parts))
@@ -68,44 +67,41 @@ def fetched(path: str, name: str) -> Path:
     from trainer.base.storage.staging import Staged
 
     staged = Staged(address, name)
-    grids = [below for below in staged.objects if PurePosixPath(below).match(SAMPLE_FILES)]
-    newest = {PurePosixPath(below).parent: below for below in sorted(grids)}.values()
-    names = (*RUN_FILES, BILLED, COMPARISON)  # a folder with one of these files is a run or a comparison
-    if not any(PurePosixPath(below).name in names for below in staged.objects):
+    below = [*map(PurePosixPath, staged.objects)]
+    files = {str(path) for path in below if path.name in (*_OF_A_RUN, COMPARISON)}
+    grids = {path.parent: str(path) for path in sorted(below) if path.match(SAMPLE_FILES)}  # the newest ones
+    if not files:
         raise UserError(f"{name}={path}: no {', '.join(RUN_FILES)} at or below it: use the folder that --job_dir named")
-    return staged.fetch(lambda below: PurePosixPath(below).name in names or below in newest, quiet=True)
+    return staged.fetch({*files, *grids.values()}.__contains__, quiet=True)
 
 
 def _collect(folder: Path) -> Collection:
     """Reads the runs in one local folder; see `collect`."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder: use job directories, or the folder of a comparison")
-    comparison, _ = read_json(folder / COMPARISON)
-    if isinstance(comparison.get("tiers"), list) and comparison["tiers"]:
-        return _comparison(folder, comparison)
-    is_run, tier_folder = _is_run(folder), folder.resolve()
-    if runs := (RunRecord(folder),) if is_run else _repeats(folder):
+    if (compared := _comparison(folder)).tiers:
+        return compared
+    if runs := _runs(folder):
         # One run, or the repeats of a tier; what the comparison above them says of the tier is read, too.
-        tier_folder = tier_folder.parent if is_run and tier_folder.name.startswith(_REPEAT) else tier_folder
-        content = read_json(tier_folder.parent / COMPARISON)[0]
-        compared = _comparison(tier_folder.parent, content) if items(content, "tiers") else Collection(())
+        tier_folder = folder.resolve()
+        tier_folder = tier_folder.parent if tier_folder.name.startswith(_REPEAT) else tier_folder
+        compared = _comparison(tier_folder.parent)
         tiers = tuple(replace(tier, runs=runs) for tier in compared.tiers if tier.name == tier_folder.name)
         return replace(compared, tiers=tiers or (TierRuns(tier_folder.name, runs),))
-    below = (child for child in sorted(folder.iterdir()) if child.is_dir())
-    children = [TierRuns(child.name, (RunRecord(child),) if _is_run(child) else _repeats(child)) for child in below]
-    groups = tuple(child for child in children if child.runs)
+    groups = tuple(TierRuns(child.name, runs) for child in sorted(folder.iterdir()) if (runs := _runs(child)))
     if not groups:
         raise UserError(f"{folder}: no {', '.join(RUN_FILES)} in it: use the folder that --job_dir or --out named")
     return Collection(groups)
 
 
-def _comparison(folder: Path, content: dict[str, Any]) -> Collection:
-    """Returns the tiers of a comparison and their runs. `content`: that of comparison.json in `folder`.
+def _comparison(folder: Path) -> Collection:
+    """Returns the tiers of the comparison in a folder, and their runs; no tiers if it is none.
 
     Raises UserError for damaged values, and for a tier whose name cannot be that of a folder.
     """
+    content, _ = read_json(folder / COMPARISON)
     groups = []
-    for fields in content["tiers"]:
+    for fields in items(content, "tiers"):
         try:
             tier = TierFacts(**fields)
             texts = (tier.name, tier.machine_type, tier.accelerator_type)
@@ -119,14 +115,10 @@ def _comparison(folder: Path, content: dict[str, Any]) -> Collection:
             raise UserError(f"{folder / COMPARISON} is damaged: use its job directories one by one")
         command = str(content.get("command") or "")
         spot = mapping(content, "strategies").get(tier.name) == "SPOT"
-        runs = _repeats(folder / tier.name)
-        groups.append(TierRuns(tier.name, runs, tier, command, content.get("on") == "local", spot))
+        local = content.get("on") == "local"
+        groups.append(TierRuns(tier.name, _runs(folder / tier.name), tier, command, local, spot))
     scaling = content["scaling"] if content.get("scaling") in ("strong", "weak") else None
     return Collection(tuple(groups), scaling, whole(content.get("parallel")) or 1)
-
-
-def _is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (*RUN_FILES, BILLED))
 
 
 def report_folder(paths: Sequence[str]) -> str:
@@ -134,9 +126,8 @@ def report_folder(paths: Sequence[str]) -> str:
     folders = [expanded(path).resolve() for path in paths]
     if len(folders) == 1 and (folders[0] / COMPARISON).is_file():
         return paths[0]
-    places = [folder.parent if _is_run(folder) or _repeats(folder) else folder for folder in folders]
-    common = Path(os.path.commonpath(places))
-    while _is_run(common):  # a run within another one
+    common = Path(os.path.commonpath([folder.parent if _runs(folder) else folder for folder in folders]))
+    while _runs(common):
         common = common.parent
     return os.path.relpath(common / "report")
 
@@ -146,6 +137,9 @@ def repeat_folder(out: Path, tier: str, repeat: int) -> Path:
     return out / tier / f"{_REPEAT}{repeat}"
 
 
-def _repeats(folder: Path) -> tuple[RunRecord, ...]:
+def _runs(folder: Path) -> tuple[RunRecord, ...]:
+    """Returns the run whose files are in a folder, or else the repeats that are folders in it."""
+    if any((folder / name).is_file() for name in _OF_A_RUN):
+        return (RunRecord(folder),)
     folders = sorted(folder.glob(f"{_REPEAT}*"), key=lambda path: (len(path.name), path.name))
     return tuple(RunRecord(child) for child in folders if child.is_dir())

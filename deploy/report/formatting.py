@@ -1,7 +1,7 @@
 """Formats numbers, and tables of texts as Markdown and for the terminal."""
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def figures(value: float, digits: int = 3) -> str:
@@ -19,14 +19,39 @@ def money(value: float) -> str:
     return f"${exact}" if abs(value) >= 1 or float(exact) == value else f"${figures(value)}"
 
 
+def dollars(value: float) -> str:
+    """Formats USD without their sign, for a column or a line that names them: `1,234`, `12.30`, `0.004`."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}" if value >= 0.01 else figures(value, 1)
+
+
+def span(hours: float) -> str:
+    """Formats a time as people say it: `45 s`, `7 min`, `3.5 h`, `5 days`."""
+    unit, of_unit = unit_of_time(hours)
+    return f"{brief(hours / of_unit)} {unit}"
+
+
+def unit_of_time(hours: float) -> tuple[str, float]:
+    """Returns the unit in which people would say a time, and how many hours the unit has."""
+    units = (("s", 1 / 3600, 59.5), ("min", 1 / 60, 100), ("h", 1.0, 100))
+    return next(((name, unit) for name, unit, most in units if hours < most * unit), ("days", 24.0))
+
+
+def brief(value: float) -> str:
+    """Formats a number that a unit follows: `4.5`, `7`, `1,200`."""
+    return f"{value:,.0f}" if value >= 5 or value == round(value) else f"{value:.1f}"
+
+
 def percent(share: float) -> str:
     """Formats a share of 1: `41 %`."""
     return f"{100 * share:.0f} %"
 
 
-def counted_devices(count: int) -> str:
-    """Formats a number of devices: `1 device`, `2 devices`."""
-    return "1 device" if count == 1 else f"{count} devices"
+def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Returns for each first text all second ones with commas, as the tiers of which a line is true, by that line."""
+    lists: dict[str, dict[str, None]] = {}
+    for key, name in pairs:
+        lists.setdefault(key, {})[name] = None
+    return {key: ", ".join(names) for key, names in lists.items()}
 
 
 def markdown_table(titles: Sequence[str], cells: Sequence[Sequence[str]], below: Sequence[str], left: int = 1) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 from deploy.base.console import say
 from deploy.report import plots
 from deploy.report.collection import Collection, collect
-from deploy.report.measures import TierSummary, loss_curve, summarize
+from deploy.report.formatting import grouped
+from deploy.report.measures import Rows, loss_curve, summarize
 from deploy.report.table import notes, shown, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
 from trainer.base.run_files.job_files import step_of
@@ -45,9 +46,7 @@ def write_report(
     say(f"\n{target / 'report.html'}")
 
 
-def to_html(
-    collection: Collection, rows: Sequence[TierSummary], sentences: Sequence[str], remarks: Sequence[str]
-) -> str:
+def to_html(collection: Collection, rows: Rows, sentences: Sequence[str], remarks: Sequence[str]) -> str:
     """Returns the report as one HTML page that needs no other file. Raises UserError if matplotlib is missing."""
     runs = collection.runs
     configs = [run.config for run in runs if run.config]
@@ -62,10 +61,10 @@ def to_html(
         plot = partial(plots.losses, groups=collection.tiers)
         pictures.append(_picture("Loss", "by step, for the first repeat of each tier", plot))
     samples = []
-    commands: dict[str, list[str]] = {}  # the command of the comparison, or that of the tier's first run
+    commands = []  # that of the comparison, or of the tier's first run
     for tier in collection.tiers:
         command = tier.command or next((str(run.info.get("command", "")) for run in tier.runs), "")
-        commands.setdefault(command, []).append(tier.name)
+        commands.append((command, tier.name))
         if tier.runs and (file := tier.runs[0].sample):
             image = f'<img alt="samples of {html.escape(tier.name)}" src="{_data(file.read_bytes(), "png")}">'
             samples.append(_figure(tier.name, f"step {step_of(file.stem)}", image))
@@ -82,8 +81,8 @@ def to_html(
         notes=_items(remarks),
         samples="\n".join(samples),
         commands="\n".join(
-            f"<details><summary>{html.escape(', '.join(tiers))}</summary><pre>{html.escape(command)}</pre></details>"
-            for command, tiers in commands.items()
+            f"<details><summary>{html.escape(tiers)}</summary><pre>{html.escape(command)}</pre></details>"
+            for command, tiers in grouped(commands).items()
             if command
         ),
     )

@@ -7,16 +7,17 @@ TierSummary. A new measure is one entry in MEASURES.
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any
 
 from deploy.report.collection import Collection, TierRuns
 from deploy.report.formatting import figures, money, percent
-from deploy.report.run_reader import RunRecord
+from deploy.report.run_reader import RunRecord, total
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.tier import check_tiers
+from deploy.tiers.tier import TierFacts, check_tiers
 from trainer.base.run_files.goodput import share_of_steps
-from trainer.base.run_files.job_files import items, mapping, number, positive, whole
+from trainer.base.run_files.job_files import Content, items, mapping, number, positive, whole
 from trainer.base.settings.accelerators import accelerator_of
 from trainer.base.settings.train_config import MAY_CHANGE
 
@@ -49,11 +50,6 @@ def with_spread(value: Spread, factor: float = 1.0) -> str:
     """Formats the median and, of several values, the quartiles, multiplied by `factor`: `8.10 (7.90 - 8.40)`."""
     middle, low, high = (figures(factor * part) for part in (value.median, value.low, value.high))
     return middle if value.count == 1 else f"{middle} ({low} - {high})"
-
-
-def milliseconds(value: Spread) -> str:
-    """Formats a spread of seconds in ms."""
-    return with_spread(value, 1e3)
 
 
 def median(values: Iterable[float | None]) -> float | None:
@@ -89,25 +85,27 @@ class TierSummary:
     """
 
     def __init__(self, group: TierRuns, usd: float | None) -> None:
-        self.group, self.facts = group, group.tier
-        alone = group.tier is None  # a comparison says where its runs ran, other runs say it themselves
-        self.on_desk = group.local or (alone and any(run.info.get("on_vertex") is False for run in group.runs))
-        priced = usd is None and group.tier and not self.on_desk
-        self.price_per_hour = group.tier.price_per_hour if priced and group.tier else usd
+        self.group, self.facts = group, group.tier or TierFacts(group.name, "")
+        # A comparison says where its runs ran, other runs say it themselves.
+        places = [run.info.get("on_vertex") for run in group.runs]
+        self.on_desk = group.local or (group.tier is None and False in places)
+        self.on_vertex = not group.local if group.tier else True in places
+        self.price_per_hour = self.facts.price_per_hour if usd is None and not self.on_desk else usd
         self.done = tuple(run for run in group.runs if run.state == "done")
         self.runs: Sequence[RunRecord] = self.done or group.runs  # the runs that are measured
         self.base, self.wanted_quality = self, ""
-        self.work: Mapping[str, Any] = {}  # what its runs did, which is equal in tiers that can be ranked
+        self.work: Content = {}  # what its runs did, which is equal in tiers that can be ranked
 
     def __getattr__(self, key: str) -> Any:
         """Computes the measure `key` over the repeats, stores it as an attribute and returns it."""
         measure = _BY_KEY.get(key)
-        if measure is None or measure.read is None:
+        if measure is None or not (measure.read or measure.combine):
             raise AttributeError(f"no measure is called {key}")
+        read = measure.read or attrgetter(key)
         if measure.combine is None:
-            value = measure.read(self)
+            value = read(self)
         else:
-            values = [measure.read(run) for run in self.runs]
+            values = map(read, self.runs)
             value = measure.combine(part for each in values for part in (each if isinstance(each, list) else [each]))
         vars(self)[key] = value
         return value
@@ -129,8 +127,8 @@ class TierSummary:
         elif self.on_vertex and self.paid_seconds is None:
             reasons.append("what Vertex AI billed is not recorded")
         if self.done and not self.step_seconds:
-            no_stats = (run.no_stats for run in self.done if run.no_stats)
-            reasons.append(next(no_stats, "fewer than two reports were timed: lower report_every_steps"))
+            few = "fewer than two reports were timed: lower report_every_steps"
+            reasons.append(self.done[0].no_stats or few)
         if self.quality not in ("", self.wanted_quality):
             reasons.append("its features, images or formulas differ from those of the first tier with images")
         return reasons
@@ -149,7 +147,7 @@ class TierSummary:
     def machine(self) -> str | None:
         """Returns the machine on which the tier ran; None if it is not known."""
         if not self.on_desk:
-            return self.facts.machine if self.facts else None
+            return self.facts.machine or None
         processor = next((run.info["processor"] for run in self.runs if run.info.get("processor")), "")
         name = self.gpu or processor
         return f"this computer ({name})" if name else "this computer"
@@ -162,7 +160,7 @@ class TierSummary:
         """
         if self.gpu:
             return accelerator_of(self.gpu, load_machines().accelerators)
-        if self.facts is None or self.on_desk:
+        if self.group.tier is None or self.on_desk:
             return next((run.devices[0].partition(":")[0] for run in self.group.runs if run.devices), "") or UNKNOWN
         return self.facts.kind
 
@@ -170,23 +168,22 @@ class TierSummary:
     def workers(self) -> int:
         """Returns the largest number of workers that a run had; the tier's number if nothing was run."""
         counts = (whole(mapping(run.info, "cluster").get("workers")) or 1 for run in self.group.runs)
-        return max(counts, default=self.facts.workers if self.facts else 1)
+        return max(counts, default=self.facts.workers)
 
     @property
     def devices(self) -> int:
         """Returns the largest number of replicas that a run had; the tier's number if it is not known."""
-        planned = self.facts.devices if self.facts else 1
         counts = (whole(mapping(run.info, "cluster").get("replicas")) or len(run.devices) for run in self.group.runs)
-        return max((count or planned for count in counts), default=planned)
+        return max((count or self.facts.devices for count in counts), default=self.facts.devices)
 
     @property
     def simulated(self) -> str:
         """Returns which machines or devices were simulated, in words; "" if all were real."""
-        runs, facts = self.group.runs, self.facts
+        runs = self.group.runs
         devices = [device for run in runs for device in run.devices]
         on_cpu = devices and all(device.startswith("CPU") for device in devices)
-        if on_cpu and (any(run.info.get("simulated") is True for run in runs) or (facts and facts.accelerators)):
-            return f"{facts.accelerator_type if facts else 'accelerators'} simulated on a CPU"
+        if on_cpu and (any(run.info.get("simulated") is True for run in runs) or self.facts.accelerators):
+            return f"{self.facts.accelerator_type or 'accelerators'} simulated on a CPU"
         if on_cpu and self.devices > self.workers:
             return "logical devices of one CPU"
         return "all workers on one machine" if self.on_desk and self.workers > 1 else ""
@@ -218,12 +215,6 @@ class TierSummary:
         scaled = self.kind == self.base.kind != UNKNOWN and ratio != 1
         return self.speed_up / ratio if scaled and self.speed_up else None
 
-    @property
-    def on_vertex(self) -> bool:
-        """Returns whether the tier ran on Vertex AI."""
-        compared = self.facts is not None and not self.on_desk
-        return compared or any(run.info.get("on_vertex") is True for run in self.group.runs)
-
     def seconds_of(self, run: RunRecord) -> float | None:
         """Returns the billed seconds of a run, or on a machine that nobody bills all its seconds."""
         return run.billed_seconds if self.on_vertex else run.wall_seconds
@@ -244,8 +235,7 @@ class TierSummary:
     def paid(self) -> float | None:
         """Returns what Vertex AI billed for all runs, with attempts that failed; None if a bill is not known."""
         bills = [self.usd_of(run) if run.billed_usd is None else run.billed_usd for run in self.group.runs]
-        known = [bill for bill in bills if bill is not None]
-        return sum(known) if self.on_vertex and known and len(known) == len(bills) else None
+        return total(bills) if self.on_vertex else None
 
     @property
     def cost_per_million_images(self) -> float | None:
@@ -260,36 +250,28 @@ class TierSummary:
         qualities = {run.quality for run in self.done}
         return MIXED if len(qualities) > 1 else "".join(qualities)
 
-    def first_name(self, names: Iterable[str], have: Callable[[Iterable[bool]], bool]) -> str | None:
-        """Returns the first of `names` with a final value in all runs (`have` is all) or in any run (any), or None."""
-        return next((name for name in names if self.done and have(name in run.final for run in self.done)), None)
+    def first_name(self, *names: str) -> str | None:
+        """Returns the first of `names` of which a run that is done has a final value; None if there is none."""
+        return next((name for name in names if any(name in run.final for run in self.done)), None)
+
+
+Rows = Sequence[TierSummary]
 
 
 @dataclass(frozen=True)
 class Measure:
     """Describes a measure of a tier.
 
-    `key`: its name in JSON. `title`: its name in tables, with the unit; "" if tables do not show it. `read`:
-    returns its value, or a list of values, of a run; without `combine` it takes the TierSummary instead of a run, and
-    None stands for a property of TierSummary. `combine`: makes one value of those of all repeats. `show`: formats the
-    value.
+    `key`: its name in JSON. `title`: its name in tables, with the unit; "" if tables do not show it. `combine`: makes
+    one value of those of all repeats; without it the value is one of the TierSummary. `show`: formats the value.
+    `read`: returns the value, or a list of values, of a run or a TierSummary; by default its attribute `key`.
     """
 
     key: str
     title: str = ""
-    read: Callable[[Any], Any] | None = None
     combine: Callable[[Iterable[Any]], Any] | None = None
     show: Callable[[Any], str] = str
-
-
-def _result(key: str) -> Callable[[RunRecord], float | None]:
-    """Returns a function that reads a number of a run's result.json."""
-    return lambda run: number(run.result.get(key))
-
-
-def _info(part: str, key: str) -> Callable[[RunRecord], int | None]:
-    """Returns a function that reads a count from a part of a run's run.json."""
-    return lambda run: whole(mapping(run.info, part).get(key))
+    read: Callable[[Any], Any] | None = None
 
 
 def _timed(key: str) -> Callable[[RunRecord], list[float | None]]:
@@ -311,49 +293,49 @@ def _of_images(name: str, title: str) -> Measure:
     def read(row: TierSummary) -> float | None:
         return median(run.final.get(name) for run in row.done) if row.quality == row.wanted_quality else None
 
-    return Measure(name, title, read, None, figures)
+    return Measure(name, title, None, figures, read)
 
 
 _OF_MACHINE = (  # what depends on the machine, and of simulated devices says nothing
-    Measure("step_seconds", "ms/step", _timed("step_seconds"), spread, milliseconds),
-    Measure("epoch_seconds", "s/epoch", lambda run: run.epoch_seconds, spread, with_spread),
-    Measure("images_per_second", "images/s", _timed("images_per_second"), spread, with_spread),
-    Measure("speed_up", "speed-up", None, None, "{:.2f} x".format),
-    Measure("efficiency", "efficiency", None, None, percent),
-    Measure("tflop_per_second", "TFLOP/s", _timed("tflop_per_second"), spread, with_spread),
-    Measure("mfu", "MFU", _timed("mfu"), median, lambda share: f"{figures(100 * share, 2)} %"),
-    Measure("input_wait", "waits for input", lambda run: [line.input_wait for line in run.timed], median, percent),
-    Measure("startup_seconds", "start-up s", _result("startup_seconds"), median, figures),
-    Measure("training_seconds", "training s", _result("training_seconds"), median, figures),
-    Measure("total_seconds", "total s", lambda run: run.wall_seconds if run.state == "done" else None, median, figures),
-    Measure("goodput", "goodput", lambda run: share_of_steps(run.goodput), median, percent),
-    Measure("paid_seconds", "paid s", lambda run: run.billed_seconds, median, figures),
-    Measure("price_per_hour", "price an hour", None, None, money),
-    Measure("cost", "cost of a run", None, None, money),
-    Measure("cost_per_million_images", "cost per million images, without start-up", None, None, money),
-    Measure("peak_memory_gib", "peak memory GiB", _result("peak_memory_gib"), largest, figures),
-    Measure("peak_gpu_memory_gib", "peak GPU memory GiB", lambda run: run.gpu_memory_gib, largest, figures),
+    Measure("step_seconds", "ms/step", spread, partial(with_spread, factor=1e3), _timed("step_seconds")),
+    Measure("epoch_seconds", "s/epoch", spread, with_spread),
+    Measure("images_per_second", "images/s", spread, with_spread, _timed("images_per_second")),
+    Measure("speed_up", "speed-up", show="{:.2f} x".format),
+    Measure("efficiency", "efficiency", show=percent),
+    Measure("tflop_per_second", "TFLOP/s", spread, with_spread, _timed("tflop_per_second")),
+    Measure("mfu", "MFU", median, lambda share: f"{figures(100 * share, 2)} %", _timed("mfu")),
+    Measure("input_wait", "waits for input", median, percent),
+    Measure("startup_seconds", "start-up s", median, figures),
+    Measure("training_seconds", "training s", median, figures),
+    Measure("total_seconds", "total s", median, figures, lambda run: run.wall_seconds if run.state == "done" else None),
+    Measure("goodput", "goodput", median, percent, lambda run: share_of_steps(run.goodput)),
+    Measure("paid_seconds", "paid s", median, figures, lambda run: run.billed_seconds),
+    Measure("price_per_hour", "price an hour", show=money),
+    Measure("cost", "cost of a run", show=money),
+    Measure("cost_per_million_images", "cost per million images, without start-up", show=money),
+    Measure("peak_memory_gib", "peak memory GiB", largest, figures),
+    Measure("peak_gpu_memory_gib", "peak GPU memory GiB", largest, figures),
 )
 MEASURES = (
-    Measure("tier", "tier", lambda row: row.group.name),
-    Measure("state", "state", lambda row: row.runs[0].state if row.runs else "missing"),
+    Measure("tier", "tier", read=lambda row: row.group.name),
+    Measure("state", "state", read=lambda row: row.runs[0].state if row.runs else "missing"),
     Measure("machine", "machine"),
     Measure("kind"),
     Measure("workers"),
     Measure("devices", "devices"),
     Measure("simulated"),
-    Measure("repeats", "repeats", lambda row: len(row.done)),
-    Measure("batch_per_replica", "batch per replica", _info("cluster", "rows_per_replica"), common),
-    Measure("global_batch", "global batch", _info("config", "global_batch_size"), common),
-    Measure("steps", "steps", lambda run: run.steps, common, "{:,}".format),
+    Measure("repeats", "repeats", read=lambda row: len(row.done)),
+    Measure("batch_per_replica", "batch per replica", common),
+    Measure("global_batch", "global batch", common),
+    Measure("steps", "steps", common, "{:,}".format),
     *_OF_MACHINE,
-    Measure("paid", "paid in all", None, None, money),
-    Measure("final_loss", "final loss", _last("loss_name"), None, figures),
-    Measure("final_accuracy", "final accuracy", _last("accuracy_name"), None, "{:.4f}".format),
+    Measure("paid", "paid in all", show=money),
+    Measure("final_loss", "final loss", None, figures, _last("loss_name")),
+    Measure("final_accuracy", "final accuracy", None, "{:.4f}".format, _last("accuracy_name")),
     _of_images("fid", "FID"),
     _of_images("coverage", "coverage"),
-    Measure("loss_name", "", lambda row: row.first_name(LOSSES, all)),
-    Measure("accuracy_name", "", lambda row: row.first_name(("val_accuracy", "accuracy"), any)),
+    Measure("loss_name", read=lambda row: row.first_name(*LOSSES)),
+    Measure("accuracy_name", read=lambda row: row.first_name("val_accuracy", "accuracy")),
     Measure("unit"),
     Measure("quality"),
 )
@@ -363,14 +345,14 @@ FIGURES = ("images_per_second", "speed_up", "cost_per_million_images", "final_lo
 FIRST = ("machine", "images_per_second", "speed_up", "efficiency", "total_seconds", "cost", "paid", "final_loss")
 
 
-def figures_of(tier: Mapping[str, Any]) -> dict[str, float]:
+def figures_of(tier: Content) -> dict[str, float]:
     """Returns the values of FIGURES that a tier of table.json has; of a spread, its median."""
     values = {key: tier.get(key) for key in FIGURES}
     single = {key: value.get("median") if isinstance(value, Mapping) else value for key, value in values.items()}
     return {key: valid for key, value in single.items() if (valid := number(value)) is not None}
 
 
-def in_units(text: str, rows: Sequence[TierSummary]) -> str:
+def in_units(text: str, rows: Rows) -> str:
     """Returns a text in which "images" is replaced by the unit that the runs count, unless some count images."""
     units = sorted({row.unit for row in rows if row.images_per_second} or {row.unit for row in rows})
     return text if "images" in units or not units else text.replace("images", units[0])

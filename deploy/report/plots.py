@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.report.collection import TierRuns
 from deploy.report.formatting import figures, money
-from deploy.report.measures import TierSummary, loss_curve
+from deploy.report.measures import Rows, TierSummary, loss_curve
 from trainer.base.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ STYLE: Any = {
     "font.size": 10, "svg.fonttype": "none", "text.parse_math": False, "axes.spines.top": False,
     "axes.spines.right": False, "legend.frameon": False, "axes.axisbelow": True, "grid.alpha": 0.3,
 }  # fmt: skip
-_DASHES = ("-", "--", ":")
 
 
 def axes(title: str, of: str) -> Any:
@@ -54,12 +53,12 @@ def picture(plot: Callable[["Figure"], None], width: float, form: str = "svg", *
     return file.getvalue()
 
 
-def measured(rows: Sequence[TierSummary]) -> list[TierSummary]:
+def measured(rows: Rows) -> list[TierSummary]:
     """Returns the tiers of which the time of a run was measured, on their own machines."""
     return [row for row in rows if row.done and not row.simulated and None not in map(row.seconds_of, row.done)]
 
 
-def time_and_money(figure: "Figure", rows: Sequence[TierSummary]) -> None:
+def time_and_money(figure: "Figure", rows: Rows) -> None:
     """Draws a bar for the time of each tier's runs and one for their cost, beside each other.
 
     Bars end at medians; whiskers reach from the lowest to the highest repeat.
@@ -99,8 +98,7 @@ def losses(figure: "Figure", groups: Sequence[TierRuns]) -> None:
         steps, values = loss_curve(group.runs[0])
         width = 3.5 - 2 * index / len(groups)  # wide lines come first, so that equal curves all stay visible
         marker = "o" if len(steps) < 30 else ""
-        dashes = _DASHES[index // 10 % 3]
-        axes.plot(steps, values, dashes, color=f"C{index % 10}", marker=marker, linewidth=width, label=f" {group.name}")
+        axes.plot(steps, values, color=f"C{index}", marker=marker, linewidth=width, label=f" {group.name}")
     axes.margins(x=0.01)
     axes.grid()
     axes.ticklabel_format(axis="y", useOffset=False)

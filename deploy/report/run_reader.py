@@ -6,7 +6,6 @@ A run of a version before 0.3 is refused.
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from trainer.base.run_files.goodput import OTHER, seconds_by_class
 from trainer.base.run_files.job_files import (
@@ -16,6 +15,7 @@ from trainer.base.run_files.job_files import (
     STATS,
     StatsEntry,
     items,
+    losses_and_metrics,
     mapping,
     number,
     positive,
@@ -37,11 +37,12 @@ class StatsLine:
         self.entry, self.step = entry, entry["step"]
         self.warm_up = first or bool(whole(entry.get("untimed_steps")))
         self.step_seconds = positive(entry.get("step_seconds"))
-        self.scalars = _scalars(entry)
+        self.scalars = losses_and_metrics(entry)
         # The share of a step's time that was lost waiting for the batch.
         waited = number(entry.get("input_wait_seconds"))
-        known = self.step_seconds and waited is not None
-        self.input_wait = min(1.0, max(0.0, (waited or 0.0) / (self.step_seconds or 1.0))) if known else None
+        self.input_wait = (
+            None if waited is None or self.step_seconds is None else min(1.0, max(0.0, waited / self.step_seconds))
+        )
 
 
 class RunRecord:
@@ -58,7 +59,7 @@ class RunRecord:
         entries, stats_problem = read_stats(folder)
         self.problems = tuple(filter(None, (info_problem, result_problem, stats_problem)))
         self.reports, self.epochs = _lines(entries, "report"), _lines(entries, "epoch")
-        self._timing = self.reports if after_warm_up(self.reports) else self.epochs
+
         self.last_step = max((line.step for line in (*self.reports, *self.epochs)), default=None)
         absent = "contains no report" if (folder / STATS).is_file() else "is missing"
         self.no_stats = "" if self.last_step is not None else f"{STATS} {absent}"
@@ -70,25 +71,23 @@ class RunRecord:
         self.steps_per_epoch = whole(mapping(self.info, "data").get("steps_per_epoch"))
         steps = whole(self.result.get("steps"))
         self.steps = self.last_step if steps is None else steps
+        self.batch_per_replica = whole(mapping(self.info, "cluster").get("rows_per_replica"))
+        self.global_batch = whole(self.config.get("global_batch_size"))
         self.startup_seconds = number(self.result.get("startup_seconds"))  # until the end of the first step
+        self.training_seconds = number(self.result.get("training_seconds"))
         self.wall_seconds = number(self.result.get("wall_seconds"))  # the sum over all starts of the run
+        self.peak_memory_gib = number(self.result.get("peak_memory_gib"))
         self.billed_seconds, self.billed_usd = billed(folder)
         self.restarts = whole(self.result.get("restarts")) or 0
         # Without final values in result.json, the newest of each loss and metric; means over an epoch do not count.
         lines = (line for line in entries if line["kind"] != "epoch")
-        newest = {name: value for line in lines for name, value in _scalars(line).items()}
-        self.final = _scalars(final) if (final := mapping(self.result, "final")) else newest
+        newest = {name: value for line in lines for name, value in losses_and_metrics(line).items()}
+        self.final = losses_and_metrics(final) if (final := mapping(self.result, "final")) else newest
 
     @property
     def timed(self) -> list[StatsLine]:
         """Returns the lines that time steps after the warm-up: reports or, if there are none, epochs."""
-        return after_warm_up(self._timing)
-
-    @property
-    def warm_up_steps(self) -> int:
-        """Returns the number of warm-up steps, which `timed` leaves out."""
-        starts = [0, *(line.step for line in self._timing)]
-        return sum(line.step - start for line, start in zip(self._timing, starts, strict=False) if line.warm_up)
+        return after_warm_up(self.reports) or after_warm_up(self.epochs)
 
     @property
     def epoch_seconds(self) -> list[float]:
@@ -97,7 +96,12 @@ class RunRecord:
         return [line.step_seconds * steps for line in lines if line.step_seconds and steps]
 
     @property
-    def gpu_memory_gib(self) -> list[float | None]:
+    def input_wait(self) -> list[float | None]:
+        """Returns the share of a step that was lost waiting for its batch, of each of `timed`."""
+        return [line.input_wait for line in self.timed]
+
+    @property
+    def peak_gpu_memory_gib(self) -> list[float | None]:
         """Returns the memory of each GPU in each report and epoch."""
         gpus = [gpu for line in (*self.reports, *self.epochs) for gpu in items(line.entry, "gpus")]
         return [number(gpu.get("memory_gib")) for gpu in gpus if isinstance(gpu, dict)]
@@ -139,9 +143,14 @@ class RunRecord:
 def billed(folder: Path) -> tuple[float | None, float | None]:
     """Returns the billed seconds and USD of all jobs that wrote into a run's folder; each is None if a job lacks it."""
     jobs = [job for job in mapping(read_json(folder / BILLED)[0], "jobs").values() if isinstance(job, Mapping)]
-    bills = ([number(job.get(unit)) for job in jobs] for unit in ("seconds", "usd"))
-    seconds, usd = (sum(filter(None, bill)) if bill and None not in bill else None for bill in bills)
+    seconds, usd = (total([number(job.get(unit)) for job in jobs]) for unit in ("seconds", "usd"))
     return seconds, usd
+
+
+def total(values: Sequence[float | None]) -> float | None:
+    """Returns the sum of the values; None if one of them is None, or if there are none."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
 
 
 def after_warm_up(lines: Sequence[StatsLine]) -> list[StatsLine]:
@@ -152,8 +161,3 @@ def after_warm_up(lines: Sequence[StatsLine]) -> list[StatsLine]:
 def _lines(entries: Iterable[StatsEntry], kind: str) -> tuple[StatsLine, ...]:
     of_kind = [entry for entry in entries if entry["kind"] == kind]
     return tuple(StatsLine(entry, index == 0) for index, entry in enumerate(of_kind))
-
-
-def _scalars(entry: Mapping[str, Any]) -> dict[str, float]:
-    values = {**mapping(entry, "losses"), **mapping(entry, "metrics")}
-    return {name: valid for name, value in values.items() if (valid := number(value)) is not None}

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from deploy.report.collection import Collection
-from deploy.report.formatting import markdown_table, terminal_table
-from deploy.report.measures import FIRST, MEASURES, TierSummary, in_units
+from deploy.report.formatting import grouped, markdown_table, terminal_table
+from deploy.report.measures import FIRST, MEASURES, Rows, in_units
 from deploy.tiers.machine_table import load_machines
 
 
-def shown(rows: Sequence[TierSummary], *, first: bool = False) -> list[list[str]]:
+def shown(rows: Rows, *, first: bool = False) -> list[list[str]]:
     """Returns the title and the cells of each measure of which any tier has a value; a missing value is empty.
 
     `first`: only those of the first screen.
@@ -25,31 +25,28 @@ def shown(rows: Sequence[TierSummary], *, first: bool = False) -> list[list[str]
     return lines
 
 
-def to_terminal(rows: Sequence[TierSummary]) -> str:
+def to_terminal(rows: Rows) -> str:
     """Returns the first measures as a table for the terminal, with a column for each tier."""
     (_, *names), *lines = shown(rows, first=True)
     return terminal_table(["", *names], lines)
 
 
-def to_markdown(rows: Sequence[TierSummary], below: Sequence[str]) -> str:
+def to_markdown(rows: Rows, below: Sequence[str]) -> str:
     """Returns a Markdown table with a row for each tier, and the lines `below` under it."""
     titles, *cells = zip(*shown(rows), strict=True)
     return markdown_table(titles, cells, below)
 
 
-def to_json(rows: Sequence[TierSummary], remarks: Sequence[str], verdict: Sequence[str]) -> str:
+def to_json(rows: Rows, remarks: Sequence[str], verdict: Sequence[str]) -> str:
     """Returns the values of the tiers in full precision, the verdict and the notes, as JSON."""
     content = {"tiers": [{**row.values, "missing": [*row.missing]} for row in rows], "verdict": [*verdict]}
     return json.dumps({**content, "notes": [*remarks]}, indent=2, allow_nan=False, default=asdict) + "\n"
 
 
-def notes(rows: Sequence[TierSummary], collection: Collection) -> Iterator[str]:
+def notes(rows: Rows, collection: Collection) -> Iterator[str]:
     """Yields the notes below a table: why values are missing, and how they were measured."""
-    tiers_by_reason: dict[str, list[str]] = {}
-    for row in rows:
-        for reason in row.missing:
-            tiers_by_reason.setdefault(reason, []).append(row.tier)
-    yield from (f"{', '.join(tiers)}: {reason}." for reason, tiers in tiers_by_reason.items())
+    reasons = grouped((reason, row.tier) for row in rows for reason in row.missing)
+    yield from (f"{tiers}: {reason}." for reason, tiers in reasons.items())
     if collection.scaling == "strong":
         yield "Strong scaling: the global batch is the same on every tier."
     if collection.scaling == "weak":

@@ -1,21 +1,21 @@
 """Writes the verdict: which tier to buy for this work, when another, and what makes the numbers unreliable."""
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 
 from deploy.report.collection import Collection
-from deploy.report.formatting import figures, money, percent
-from deploy.report.measures import TierSummary, in_units, loss_curve
+from deploy.report.formatting import figures, grouped, money, percent, span
+from deploy.report.measures import Rows, TierSummary, in_units, loss_curve
 from trainer.base.run_files.goodput import MUCH
 from trainer.base.run_files.job_files import mapping
 
 _RESOLUTION = 0.01  # speeds that differ by less than this share are equal, even if no spread is known
 _LOSS_TOLERANCE = 0.05  # final losses that differ by less than this share of the larger one agree
-_ROUNDING = 1e-6  # a relative difference that float32's rounding makes
+_ROUNDING = 1e-6  # a relative difference that float32's rounding makes: such losses count as equal
 
 
-def verdict(collection: Collection, rows: Sequence[TierSummary]) -> list[str]:
+def verdict(collection: Collection, rows: Rows) -> list[str]:
     """Returns the sentences of the verdict, the most important first.
 
     Only tiers of real devices that did the same work are ranked; if there are fewer than two of these, the sentences on
@@ -44,23 +44,20 @@ def verdict(collection: Collection, rows: Sequence[TierSummary]) -> list[str]:
     return [in_units(sentence, rows) for sentence in sentences]
 
 
-def _different_work(rows: Sequence[TierSummary]) -> Iterator[str]:
+def _different_work(rows: Rows) -> Iterator[str]:
     """Yields a sentence on all that differs in the work of tiers that are done."""
     known = [row for row in rows if len(row.work) > 1] or rows  # without those whose run.json is lost
-    names = dict.fromkeys(name for row in known for name in row.work)
     differing = []
-    for name in names:
-        tiers_by_value: dict[str, list[str]] = {}
-        for row in known:
-            tiers_by_value.setdefault(str(row.work.get(name)), []).append(row.tier)
+    for name in dict.fromkeys(name for row in known for name in row.work):
+        tiers_by_value = grouped((str(row.work.get(name)), row.tier) for row in known)
         if len(tiers_by_value) > 1:
-            values = [f"{value} ({', '.join(tiers)})" for value, tiers in tiers_by_value.items()]
+            values = [f"{value} ({tiers})" for value, tiers in tiers_by_value.items()]
             differing.append(f"{name} is {', '.join(values)}")
     if differing:
         yield f"Not ranked, because the runs did different work: {'; '.join(differing)}."
 
 
-def _advice(rows: Sequence[TierSummary]) -> Iterator[str]:
+def _advice(rows: Rows) -> Iterator[str]:
     """Yields which tier to buy and when another, and what a spot price means.
 
     The best buy has the lowest product of time and money, both as paid where all bills are known. Of tiers that are
@@ -70,7 +67,7 @@ def _advice(rows: Sequence[TierSummary]) -> Iterator[str]:
     ties = [row for row in rows if row is not fastest and _equally_fast(row, fastest)]
     priced = [row for row in rows if row.cost_per_million_images is not None]
     if len(priced) < 2:
-        tied = f"; {_names(ties)} equal within the spread" if ties else ""
+        tied = f"; equal within the spread: {', '.join(row.tier for row in ties)}" if ties else ""
         against = (
             f", {fastest.speed_up:.2f} x {fastest.base.tier}"
             if fastest.speed_up and fastest is not fastest.base
@@ -81,25 +78,22 @@ def _advice(rows: Sequence[TierSummary]) -> Iterator[str]:
         return
     paid = all(row.paid_seconds and row.cost for row in priced)
     usd = {row.tier: (row.cost if paid else row.cost_per_million_images) or 0.0 for row in priced}
-    seconds = {row.tier: row.paid_seconds if paid else 1e6 / _speed(row) for row in priced}
+    hours = {row.tier: (row.paid_seconds if paid else 1e6 / _speed(row)) / 3600 for row in priced}
     unit = "a run" if paid else "per million images"
 
     def terms(row: TierSummary) -> str:
         spot = " (spot, may be interrupted)" if row.group.spot else ""
-        return f"{row.tier}{spot}, {money(usd[row.tier])} and {_time(seconds[row.tier])} {unit}"
+        return f"{row.tier}{spot}, {money(usd[row.tier])} and {span(hours[row.tier])} {unit}"
 
-    best = min(priced, key=lambda row: usd[row.tier] * seconds[row.tier])
+    best = min(priced, key=lambda row: usd[row.tier] * hours[row.tier])
     best = min((row for row in priced if _equally_fast(row, best)), key=lambda row: usd[row.tier])
     cheapest = min(priced, key=lambda row: usd[row.tier])
     advice = f"Buy {terms(best)}"
     if len(ties) == len(rows) - 1:
         advice = f"The speeds differ by no more than they vary, so buy the cheapest: {terms(best)}"
-    elif best is fastest:
-        advice += ", the cheapest and the fastest" if best is cheapest else ", the fastest"
-    elif best is cheapest:
-        advice += ", the cheapest"
-    elif _equally_fast(best, fastest):
-        advice += ", as fast as the fastest"
+    else:
+        merits = {"the cheapest": best is cheapest, "the fastest": _equally_fast(best, fastest)}
+        advice = ", ".join([advice, *(merit for merit, holds in merits.items() if holds)])
     if best is not cheapest:
         advice += f"; if money counts more, {terms(cheapest)}"
     if not _equally_fast(best, fastest):
@@ -117,10 +111,6 @@ def _advice(rows: Sequence[TierSummary]) -> Iterator[str]:
             f"An hour costs {', '.join(prices)}. Google may take spot machines away at any time: the run then goes on "
             "from its last checkpoint, and ends later."
         )
-
-
-def _names(rows: Sequence[TierSummary]) -> str:
-    return f"{', '.join(row.tier for row in rows)} {'is' if len(rows) == 1 else 'are'}"
 
 
 def _equally_fast(first: TierSummary, second: TierSummary) -> bool:
@@ -155,13 +145,7 @@ def _remarks(row: TierSummary) -> Iterator[str]:
             yield f"{row.tier}: {slow.get('name')} is slow: {slow.get('why')}."
 
 
-def _time(seconds: float) -> str:
-    if seconds < 120:
-        return f"{figures(seconds)} s"
-    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.2f} h"
-
-
-def _final_losses(rows: Sequence[TierSummary]) -> Iterator[str]:
+def _final_losses(rows: Rows) -> Iterator[str]:
     """Yields a sentence on how closely the final losses agree, or one for each that differs from the first tier's.
 
     Losses differ if they are apart by more than 5 %, and by more than the loss changes between reports.
@@ -190,8 +174,7 @@ def _final_losses(rows: Sequence[TierSummary]) -> Iterator[str]:
         losses = sorted(row.final_loss for row in rows)
         values = f"{first.loss_name} {' to '.join(dict.fromkeys(map(figures, (losses[0], losses[-1]))))}"
         noise = ", which is less than the loss changes between reports" if most > _LOSS_TOLERANCE else ""
-        equal = "are equal up to rounding" if most else "are equal"
-        agree = f"agree within {figures(100 * most, 2)} %{noise}" if most > _ROUNDING else equal
+        agree = f"agree within {figures(100 * most, 2)} %{noise}" if most > _ROUNDING else "are equal up to rounding"
         yield f"The final losses {agree}: {values}."
 
 

@@ -1,9 +1,9 @@
 """Reads the project, the region and the bucket of a job from flags or from gcloud's configuration, and checks them."""
 
-import dataclasses
-import itertools
 import math
 import re
+from dataclasses import dataclass
+from itertools import chain
 
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import Tier
@@ -13,7 +13,7 @@ from trainer.base.storage import parse
 from trainer.base.storage.login import gcloud_property
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class GcpConfig:
     """Holds where a job runs: the project (may be empty if nothing is sent), the region, and the bucket.
 
@@ -99,7 +99,7 @@ class NoMachines(UserError):
 def check_region(tier: Tier, gcp: GcpConfig) -> None:
     """Raises NoMachines if neither of Google's two pages on regions lists the tier's accelerator for the job's."""
     accelerator = load_machines().accelerators.get(tier.accelerator_type)
-    regions = [*itertools.chain(accelerator.regions, *accelerator.one_page.values())] if accelerator else [gcp.region]
+    regions = [*chain(accelerator.regions, *accelerator.one_page.values())] if accelerator else [gcp.region]
     if gcp.region not in regions:
         raise NoMachines(
             f"region={gcp.region} has no {tier.accelerator_type} for training: use --region= with one of "

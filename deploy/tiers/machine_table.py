@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ HOURS_A_MONTH = 730  # as Compute Engine counts them
 KINDS = ("list", "spot", "flex_start")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Price:
     """Holds USD an hour for each kind of price; None if it is not known.
 
@@ -57,7 +58,7 @@ class Price:
 FREE = Price(0.0, 0.0, 0.0)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Rates:
     """Holds the rates in a GPU's data sheet. `tflops`: TFLOP/s by arithmetic, of trainer.base.settings.accelerators."""
 
@@ -66,7 +67,7 @@ class Rates:
     link_gb_per_s: float  # to the other GPUs of the machine, in each direction
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Accelerator:
     """Describes a kind of GPU. `price`: that of one GPU without its host.
 
@@ -87,7 +88,7 @@ class Accelerator:
     rates: Rates | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Machine:
     """Describes a machine type. `counts`: how many of each accelerator it may have, by the accelerator's name.
 
@@ -107,7 +108,7 @@ class Machine:
     disk: str = "pd-ssd"  # the type of boot disk of a tier that names none
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Machines:
     """Holds the whole table. `region`, `date`: where and when the prices hold; `regions`: those that have training."""
 
@@ -195,10 +196,10 @@ def load_machines(file: str = "") -> Machines:
                 raise UserError(f"prices={file}: {name}: {usd!r} is not a price: use a number above 0, in USD an hour")
         price = Price(**kinds)
         if name in accelerators:
-            accelerators[name] = dataclasses.replace(accelerators[name], price=price)
+            accelerators[name] = replace(accelerators[name], price=price)
         elif name in machines:
-            machines[name] = dataclasses.replace(machines[name], price=price)
+            machines[name] = replace(machines[name], price=price)
         else:
             hint = nearest(str(name), [*machines, *accelerators]) + " `python -m deploy machines --all` lists them"
             raise UserError(f"prices={file}: {name}: unknown machine type or accelerator{hint}")
-    return dataclasses.replace(table, machines=machines, accelerators=accelerators)
+    return replace(table, machines=machines, accelerators=accelerators)

@@ -34,9 +34,7 @@ FLEX_START = re.compile(r"NVIDIA_(L4|TESLA_A100|A100_80GB|H100_80GB|H100_MEGA_80
 def check_spec(spec: Spec, name: str) -> None:
     """Raises UserError, with a message that begins with `name`, for the first error in a CustomJobSpec."""
     check_shape(spec, name)
-    pools, table = spec.get("workerPoolSpecs", []), load_machines()
-    if not pools:
-        raise UserError(f"{name}: workerPoolSpecs is empty: pool 0 holds the chief")
+    pools, table = spec["workerPoolSpecs"], load_machines()
     for place, pool in enumerate(pools):
         # What each worker runs, and how many there are.
         where, count = f"{name}: workerPoolSpecs[{place}]", int(pool.get("replicaCount", 1))
@@ -59,11 +57,9 @@ def check_spec(spec: Spec, name: str) -> None:
         kind, accelerator, gpus = machine_of(pool)
         host = table.machines.get(kind)
         if host is None:
-            alike = " or ".join([name for name in table.machines if name.startswith(kind)][:3])
-            hint = f"; did you mean {alike}?" if alike else nearest(kind, table.machines)
             raise UserError(
-                f"{where}.machineType={kind}: no such machine{hint} `python -m deploy machines --all` lists those with "
-                "prices"
+                f"{where}.machineType={kind}: no such machine{nearest(kind, table.machines)} `python -m deploy "
+                "machines --all` lists those with prices"
             )
         has = " or ".join(f"{name} x {'/'.join(map(str, counts))}" for name, counts in host.counts.items())
         requested = f"{accelerator} x {gpus}" if accelerator else "none"

@@ -1,10 +1,10 @@
 """Reads tiers (machine specs) from job_configs/ or the user's files, and checks that such machines exist."""
 
-import dataclasses
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ FLEX_WAIT_S = 4 * 3600.0
 DEFAULT_TIMEOUT_S = 7 * 24 * 3600.0  # Vertex AI's timeout of a job that states none
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class TierFacts:
     """Holds what a comparison needs of a tier: `workers` machines, each with `accelerators` GPUs (0: it uses its CPU).
 
@@ -64,7 +64,7 @@ class TierFacts:
         return (f"{self.workers} x " if self.workers > 1 else "") + self.machine_type + gpus
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Tier(TierFacts):
     """Holds machines with their price. `spec`: the CustomJobSpec of the tier's file, after the flags that change it."""
 
@@ -74,7 +74,7 @@ class Tier(TierFacts):
     @property
     def facts(self) -> TierFacts:
         """Returns what a comparison needs of the tier."""
-        return TierFacts(*(getattr(self, field.name) for field in dataclasses.fields(TierFacts)))
+        return TierFacts(*(getattr(self, field.name) for field in fields(TierFacts)))
 
     @property
     def strategy(self) -> str:
@@ -154,7 +154,7 @@ def read_tiers(
         raise UserError(f"{twice} is given twice: tiers are named after their files")
     check_tiers(usd_by_tier, list(tiers), "price_per_hour")
     for name, usd in usd_by_tier.items():
-        tiers[name] = dataclasses.replace(tiers[name], price=Price(), price_per_hour=usd)
+        tiers[name] = replace(tiers[name], price=Price(), price_per_hour=usd)
     return list(tiers.values())
 
 

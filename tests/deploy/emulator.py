@@ -68,6 +68,8 @@ class Emulator:
         self.skus: dict[str, list[dict[str, Any]]] = {}  # of the Billing Catalog, by service
         self.billed: list[list[str]] = []  # rows of the billing export
         self.queries: list[dict[str, Any]] = []  # of the export
+        self.resources: dict[str, dict[str, Any]] = {}  # of metadata stores and TensorBoards
+        self.points: dict[str, list[dict[str, Any]]] = {}  # of time series
         self.objects: dict[str, bytes] = {}
         self.generations: dict[str, int] = {}  # of replaced objects; 1 for the others
         self.updated: dict[str, list[str]] = {}  # times at which an object was stored and touched; others: long ago
@@ -257,7 +259,7 @@ class _Handler(BaseHTTPRequestHandler):
     def respond(self, request: str, body: bytes) -> "Response":
         if self.google.account(request, self.headers.get("Authorization", "")) is None:
             return 401, error(401, "Request had invalid authentication credentials.")
-        query = {key: values[0] for key, values in parse_qs(urlsplit(self.path).query).items()}
+        query = {key: ",".join(values) for key, values in parse_qs(urlsplit(self.path).query).items()}
         for pattern, method in _ROUTES.items():
             if match := re.fullmatch(pattern, request):
                 try:

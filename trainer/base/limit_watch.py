@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from threading import Event, Thread
 
 LIMITS = "TRAINER_LIMITS"  # environment variable of a job that holds the limits as JSON
 CHECK_S = 5.0  # between two checks
@@ -157,14 +157,14 @@ class LimitWatch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Runs a thread that calls `check` every CHECK_S seconds within the block, if there is a limit."""
-        over = threading.Event()
+        over = Event()
 
         def watch() -> None:
             while not over.wait(CHECK_S):
                 self.check()
 
         if self.limits.text:
-            threading.Thread(target=watch, name="limits", daemon=True).start()
+            Thread(target=watch, name="limits", daemon=True).start()
         try:
             yield
         finally:

@@ -3,21 +3,21 @@
 Lines are plain text with errors on stderr locally, JSON with a severity on stdout for Cloud Logging.
 """
 
-import functools
 import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 log = logging.getLogger("trainer")
 
 
-def on_vertex(environment: Mapping[str, str] = os.environ) -> bool:
+def on_vertex() -> bool:
     """Returns whether this process runs in a Vertex AI training container."""
-    return "CLOUD_ML_JOB_ID" in environment
+    return "CLOUD_ML_JOB_ID" in os.environ
 
 
 class _Console(logging.Handler):
@@ -63,7 +63,7 @@ def hidden(hides: bool) -> Iterator[None]:
         log.setLevel(before)
 
 
-@functools.cache
+@cache
 def warn_once(line: str) -> None:
     """Logs a warning, but not the same one twice in a process."""
     log.warning("%s", line)

@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -29,7 +30,7 @@ class Point(NamedTuple):
     values: Mapping[str, float]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class TrackedRun:
     """Holds what a tracker shows about a run beside its points; `description`: Markdown for people.
 
@@ -70,7 +71,7 @@ class Tracker(Protocol):
         """Logs points, in the order of their steps, and updates what `run` holds; any state but "running" ends it."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class TrackerAddress:
     """Holds one address of `--track`: its kind, or a function's dotted name; the server, if any; the experiment."""
 

@@ -83,23 +83,17 @@ def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
         )
     if not addresses:
         return Cluster()
-    repeated = min((address for address in addresses if addresses.count(address) > 1), default="")
-    role = str(task.get("type"))
-    index: Any = task.get("index", 0)
-    chiefs, count = len(tasks["chief"]), len(tasks[role])
-    if chiefs > 1:
-        raise UserError(f"TF_CONFIG: {chiefs} chiefs: use only one (replicaCount 1 in pool 0)")
-    if repeated:
+    if repeated := [address for address in addresses if addresses.count(address) > 1]:
         raise UserError(
-            f"TF_CONFIG: the address {repeated} appears more than once: every task needs a separate address"
+            f"TF_CONFIG: the address {repeated[0]} appears more than once: every task needs a separate address"
         )
-    if not count:
-        raise UserError(f"TF_CONFIG: task.type is {role}, but the cluster has no {role}")
+    role, index = str(task.get("type")), task.get("index", 0)
+    count = len(tasks[role])
     if type(index) is not int or not 0 <= index < count:
         raise UserError(
-            f"TF_CONFIG: task.index is {str(index)[:20]}, but the cluster has {count} of {role}: use 0 to {count - 1}"
+            f"TF_CONFIG: task.index is {str(index)[:20]}, but the cluster has {count} of {role}, numbered from 0"
         )
-    first = 0 if role == "chief" else chiefs
+    first = 0 if role == "chief" else len(tasks["chief"])
     return Cluster(addresses if len(addresses) > 1 else (), first + index)
 
 

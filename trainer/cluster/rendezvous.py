@@ -15,8 +15,6 @@ Anyone who reaches the port may connect (docs/security.md): a connection that se
 no worker.
 """
 
-import contextlib
-import errno
 import ipaddress
 import json
 import os
@@ -26,7 +24,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
+from threading import Lock, Thread, Timer
 from typing import Any
 
 import keras
@@ -44,7 +44,7 @@ _LONGEST_LINE = 256 * 1024  # bytes; the settings of a run are a few kilobytes
 # How much longer a worker waits for the chief's answer than the chief for workers: they start at different times.
 _ANSWER_SECONDS = 10.0
 _LOG_SECONDS = 10.0  # between two lines that name the missing workers
-_MOST_NAMES = 8  # of workers on a line
+
 _RETRY_SECONDS = 0.2  # between two tries to connect
 # Environment variables that must be equal on all workers, though their processors may differ.
 _SWITCHES = re.compile(r"(TF|XLA|CUDNN|CUBLAS|NVIDIA_TF32|ONEDNN|DNNL|MKL|KERAS)_?\w*")
@@ -53,6 +53,8 @@ _NO_NUMBERS = re.compile(
     r"TF_CONFIG|TF_CPP_\w+|TF_NUM_\w+|TF_GPU_\w+|TF_FORCE_GPU_\w+|TF_GRPC_\w+|\w+_THREADS|KERAS_HOME|XLA_PYTHON_CLIENT_\w+|"
     r"\w*(DUMP|LOG|VERBOSE|CACHE|DIR|PATH)\w*"
 )
+
+Values = Mapping[str, Any]  # by name, all valid in JSON
 
 
 class Link:
@@ -68,11 +70,11 @@ class Link:
         self.idle_s = 0.0  # for which its GPUs have been idle
         self.done = False  # a worker has no more work; the chief has written everything
         self.closed = False
-        threading.Thread(target=self._receive, args=(events,), name="link", daemon=True).start()
+        Thread(target=self._receive, args=(events,), name="link", daemon=True).start()
 
     def _receive(self, events: "SimpleQueue[Event]") -> None:
         """Adds each message to the events, "" for invalid JSON; None when the connection ends or a line is too long."""
-        with contextlib.suppress(OSError), self.connection.makefile("rb") as lines:
+        with suppress(OSError), self.connection.makefile("rb") as lines:
             while (line := lines.readline(_LONGEST_LINE)).endswith(b"\n"):
                 self.last_message = time.monotonic()
                 try:
@@ -81,15 +83,15 @@ class Link:
                     events.put((self, ""))
         events.put((self, None))
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Values) -> None:
         """Sends a message; a lost connection is noticed by the receiving thread."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def close(self) -> None:
         """Closes the connection."""
         self.closed = True
-        with contextlib.suppress(OSError):  # the other end may have closed it
+        with suppress(OSError):  # the other end may have closed it
             self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()
 
@@ -112,20 +114,20 @@ class Peers:
         self._timeout_seconds = self._silence_seconds = timeout_seconds
         self._beat_seconds = min(BEAT_SECONDS, timeout_seconds / 4)
         self._calls = 0
-        self._lock, self._over = threading.Lock(), threading.Event()
+        self._lock, self._over = Lock(), threading.Event()
         self.stop_reason = ""  # why the chief tells all workers to end
         for peer in links:  # the first to come may have waited for long
             peer.last_message = peer.in_step = time.monotonic()
-        self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)
+        self._thread = Thread(target=self._watch, name="peers", daemon=True)
         self._thread.start()
 
-    @contextlib.contextmanager
+    @contextmanager
     def connecting(self) -> Iterator[None]:
         """Limits the time within the block, in which TensorFlow's servers wait for each other."""
         limit = f"{self._timeout_seconds:.0f} seconds"
         line = f"TensorFlow's servers did not connect within {limit}: let the workers reach each other's ports"
         # After the time at which a worker that did not start TensorFlow is reported by name.
-        timer = threading.Timer(self._timeout_seconds + 3 * self._beat_seconds, self._leave, (line, INTERRUPTED, 0.0))
+        timer = Timer(self._timeout_seconds + 3 * self._beat_seconds, self._leave, (line, INTERRUPTED, 0.0))
         timer.start()
         self.begin_call()
         try:
@@ -181,7 +183,7 @@ class Peers:
         self._over.set()
         self._thread.join(2 * BEAT_SECONDS)
 
-    def _send(self, message: Mapping[str, Any], *, skip: Link | None = None) -> None:
+    def _send(self, message: Values, *, skip: Link | None = None) -> None:
         with self._lock:
             for peer in self._peers:
                 if peer is not skip and not peer.closed:
@@ -193,7 +195,7 @@ class Peers:
             if time.monotonic() >= next_beat:
                 self._send({"beat": self._calls})
                 next_beat = time.monotonic() + self._beat_seconds
-            with contextlib.suppress(Empty):
+            with suppress(Empty):
                 peer, message = self._events.get(timeout=TURN_SECONDS)
                 if peer in self._peers:  # not a stranger who came before the start
                     self._handle(peer, message)
@@ -262,18 +264,13 @@ def arithmetic_switches(environment: Mapping[str, str] = os.environ) -> dict[str
         for name, value in sorted(environment.items())
         if _SWITCHES.fullmatch(name) and not _NO_NUMBERS.fullmatch(name)
     }
-    return {
-        "keras.json epsilon": str(keras.config.epsilon()),
-        "keras.json floatx": keras.config.floatx(),
-        "keras.json image_data_format": keras.config.image_data_format(),
-        "keras.json backend": keras.config.backend(),
-        **switches,
-    }
+    names = ("epsilon", "floatx", "image_data_format", "backend")
+    return {f"keras.json {name}": str(getattr(keras.config, name)()) for name in names} | switches
 
 
 def meet(
     cluster: Cluster,
-    runs: Mapping[str, Any],
+    runs: Values,
     timeout_seconds: float,
     on_loss: Callable[[str, int], None] = lambda line, code: None,
 ) -> Peers:
@@ -292,9 +289,8 @@ def meet(
     try:  # this proves that the port is free: TensorFlow would share it silently
         server = socket.create_server((host, port), family=family, backlog=max(128, cluster.workers))
     except OSError as error:
-        in_use = error.errno == errno.EADDRINUSE
-        reason = "another process uses this port: end it, or use another port" if in_use else str(error)
-        raise UserError(f"TF_CONFIG: this worker's address {host}:{port} cannot be opened: {reason}") from None
+        why = f"{error.strerror}: end the process that uses the port, or use another port"
+        raise UserError(f"TF_CONFIG: this worker's address {host}:{port} cannot be opened: {why}") from None
     with server:  # TensorFlow's server takes the port afterwards
         if cluster.is_chief:
             links = _gather(cluster, server, runs, timeout_seconds, events)
@@ -312,7 +308,7 @@ def _endpoint(address: str) -> tuple[str, int]:
 def warn_of_open_ports(cluster: Cluster) -> None:
     """Logs a warning if others may reach the ports: on a public address or, on the chief, a loopback address."""
     host, _ = _endpoint(cluster.addresses[cluster.index])
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         addresses = [ipaddress.ip_address(entry[4][0]) for entry in socket.getaddrinfo(host, None)]
         if any(address.is_global or (address.is_loopback and cluster.is_chief) for address in addresses):
             log.warning(
@@ -325,7 +321,7 @@ def warn_of_open_ports(cluster: Cluster) -> None:
 def _gather(
     cluster: Cluster,
     server: socket.socket,
-    runs: Mapping[str, Any],
+    runs: Values,
     timeout_seconds: float,
     events: "SimpleQueue[Event]",
 ) -> list[Link]:
@@ -336,14 +332,13 @@ def _gather(
     workers: dict[int, tuple[Link, Any]] = {}  # connection and `runs` by index
     try:
         while missing := [index for index in range(1, cluster.workers) if index not in workers]:
-            names = ", ".join(map(cluster.name, missing[:_MOST_NAMES]))
-            names += f" and {len(missing) - _MOST_NAMES} more" if len(missing) > _MOST_NAMES else ""
+            names = ", ".join(map(cluster.name, missing))
             if (now := time.monotonic()) > began + timeout_seconds:
                 raise PlatformFault(f"{names} did not start within {timeout_seconds:.0f} seconds (see its log)")
             if now > logged + _LOG_SECONDS:
                 log.info(f"waiting for {names}")
                 logged = now
-            with contextlib.suppress(OSError):  # no connection is waiting
+            with suppress(OSError):  # no connection is waiting
                 links.append(Link(server.accept()[0], events))
             while not events.empty():
                 link, message = events.get()
@@ -365,7 +360,7 @@ def _gather(
             link.close()
 
 
-def differing(chief: Mapping[str, Any], worker: Mapping[str, Any]) -> str:
+def differing(chief: Values, worker: Values) -> str:
     """Returns the names and values that differ, at most three; empty if all are equal."""
     names = [name for name in {**chief, **worker} if chief.get(name) != worker.get(name)]
     return "; ".join(
@@ -384,12 +379,12 @@ def unlike(worker: str, action: str, names: str) -> UserError:
     )
 
 
-def _join(cluster: Cluster, runs: Mapping[str, Any], timeout_seconds: float, events: "SimpleQueue[Event]") -> Link:
+def _join(cluster: Cluster, runs: Values, timeout_seconds: float, events: "SimpleQueue[Event]") -> Link:
     """Returns a worker's connection to the chief. Raises UserError if refused, PlatformFault without an answer."""
     deadline = time.monotonic() + timeout_seconds
     unknown = ""  # why the chief's name has no address
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             try:
                 connection = socket.create_connection(_endpoint(cluster.addresses[0]), timeout=5)
             except socket.gaierror as error:  # its machine may not have started yet
@@ -400,7 +395,7 @@ def _join(cluster: Cluster, runs: Mapping[str, Any], timeout_seconds: float, eve
                 raise
             link = Link(connection, events)
             link.send({"hello": cluster.index, "runs": runs})
-            with contextlib.suppress(Empty):
+            with suppress(Empty):
                 match events.get(timeout=max(0.0, deadline + _ANSWER_SECONDS - time.monotonic())):
                     case (_, {"start": True}):
                         return link

@@ -141,7 +141,7 @@ def test_what_costs_much_is_asked_about(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture,
 ) -> None:  # fmt: skip
     offer = PricedEstimate("STANDARD", 1.0, plan, plan) if plan else None
-    monkeypatch.setattr("deploy.planning.cached_plans.estimate", lambda job: offer)
+    monkeypatch.setattr("deploy.planning.paid_jobs.estimate", lambda job: offer)
     command = [tier, *BY_SDK, IMAGE, "--detach", *flags]
     assert submit.main([*command, "--dry_run"], session) == 0
     assert ("needs confirmation; refused in non-interactive use" in capsys.readouterr().out) == asks

@@ -62,7 +62,7 @@ SPECS: dict[str, tuple[str, str, str, str]] = {
                       "give one of containerSpec"),
     "a small disk": (GOOD, "SizeGb: 100", "SizeGb: 50", "bootDiskSizeGb=50: a boot disk has 100 to 64000 GB"),
     "a disk that is none": (GOOD, "pd-ssd", "pd-sdd", "bootDiskType=pd-sdd: no such disk: use pd-ssd, "),
-    "no pools": (GOOD, GOOD[: GOOD.index("scheduling")], "", "workerPoolSpecs is empty: pool 0 holds the chief"),
+    "no pools": (GOOD, GOOD[: GOOD.index("scheduling")], "", "workerPoolSpecs is missing: pool 0 holds the chief"),
     "a parameter server": (TWO, "scheduling:", SERVER + "scheduling:", "without parameter servers"),
     "a variable of Vertex AI's": (GOOD, "{pythonModule",
                                   "{env: [{name: AIP_MODEL_DIR, value: x}], pythonModule",
@@ -101,7 +101,6 @@ SPECS: dict[str, tuple[str, str, str, str]] = {
     "the A100 without its size": (GOOD, "NVIDIA_L4", "NVIDIA_A100",
                                   "did you mean 'NVIDIA_TESLA_A100' or 'NVIDIA_A100_80GB'?"),
     "no chief": (GOOD, "replicaCount: 1", "replicaCount: 0", "replicaCount=0: pool 0 is the chief alone"),
-    "a family of machines": (_CPU, "n1-standard-8", "a4x", "no such machine; did you mean a4x-highgpu-4g?"),
     "Blackwell with TensorFlow's wheels": (
         GOOD, _L4, "g4-standard-192, acceleratorType: NVIDIA_RTX_PRO_6000, acceleratorCount: 4",
         "TensorFlow's wheels do not run on NVIDIA_RTX_PRO_6000 (Blackwell): use --image=URI"),

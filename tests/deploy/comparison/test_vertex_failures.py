@@ -5,6 +5,7 @@ import shutil
 import signal
 import threading
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from deploy.tiers.tier import read_tiers
 from tests.deploy.conftest import JOB, Capture, Command, FlyingClock, Job, output_of, put, rows, tier_of
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault, ends
 from tests.deploy.planted import plant
+from tests.fixtures import Patch
 from tests.support import refused
 from trainer.base.storage.local_files import Address
 
@@ -28,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning
 
 
 def test_a_stop_during_the_first_upload_submits_nothing(
-    cloud: Emulator, session: Session, target: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cloud: Emulator, session: Session, target: list[str], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """No run submits a job."""
     names, image = ["l4x1", "l4x2", "l4x4"], ["--backend=sdk", "--image=us-docker.pkg.dev/p/r/x:1"]
@@ -50,7 +52,7 @@ def test_a_stop_during_the_first_upload_submits_nothing(
 
 
 def test_without_a_login_nothing_starts_and_one_error_is_printed(
-    cloud: Emulator, target: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    cloud: Emulator, target: list[str], tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """Results are read with application default credentials."""
     monkeypatch.delenv("STORAGE_EMULATOR_HOST")
@@ -122,10 +124,10 @@ def test_the_trainers_error_takes_precedence_over_the_exit_status(
 
 
 def test_an_interrupted_comparison_finds_its_jobs_again(
-    command: Command, cloud: Emulator, flying: FlyingClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, cloud: Emulator, flying: FlyingClock, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """And asks nothing about them, however much they cost: they are submitted."""
-    trained, resume, killed = cloud.run, threading.Event(), []
+    trained, resume, killed = cloud.run, Event(), []
 
     def run(google: Emulator, job: Job) -> None:
         google.begin(job)

@@ -112,11 +112,11 @@ def test_a_dry_run_refuses_what_the_command_would_and_reports_that_all_is_done(
         f"nothing to submit: all runs in {tmp_path / 'out'} are done"
     ]
     edit(tmp_path / "out" / "comparison.json", on="local")
-    with pytest.raises(UserError, match=r"holds another comparison \(on: local stored, vertex given\)"):
+    with refused("holds another comparison (on: local stored, vertex given)"):
         command("l4x1", "--dry_run")
     shutil.rmtree(tmp_path / "out")
     (tmp_path / "out").write_text("a file")
-    with pytest.raises(UserError, match=r"cannot write there \(not a folder\)"):
+    with refused("cannot write there (not a folder)"):
         command("l4x1", "--dry_run")
 
 

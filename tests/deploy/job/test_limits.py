@@ -20,7 +20,7 @@ from deploy.job.cost import format_duration
 from deploy.job.options import JobOptions
 from deploy.job.script import read_script
 from deploy.job.workload import ScriptRun
-from deploy.planning.cached_plans import cost_lines, estimate
+from deploy.planning.paid_jobs import cost_lines, estimate
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.report.collection import fetched
 from deploy.tiers.tier import load_tier

@@ -16,10 +16,11 @@ from deploy.base.console import run_program
 from deploy.packaging.images import BuiltImage, remember
 from deploy.packaging.packages import packages_with
 from deploy.planning import cached_plans
-from deploy.planning.cached_plans import estimate
+from deploy.planning.paid_jobs import estimate
 from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.conftest import JOB, WHERE, Capture, Command
 from tests.deploy.planted import planted_plan
+from tests.fixtures import Patch
 from trainer.base.errors import PlatformFault
 from trainer.base.run_files.plan_file import kept_plan
 from trainer.base.settings.request import Overrides
@@ -29,7 +30,7 @@ L4 = ["submit", "l4x1", *WHERE, *TRAINED, "--dry_run"]
 
 
 @pytest.fixture
-def keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def keep(tmp_path: Path, monkeypatch: Patch) -> Any:
     """Returns a function that keeps a planted plan for the settings of L4."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -127,7 +128,7 @@ def test_a_plan_and_a_submission_estimate_the_same(
 
 @pytest.mark.parametrize("damage", ["{", '{"format": 9, "of": "a later version"}'])
 def test_a_damaged_plan_stops_no_job_and_is_made_again(
-    damage: str, keep: Any, cloud: Any, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    damage: str, keep: Any, cloud: Any, monkeypatch: Patch, capsys: Capture
 ) -> None:
     keep()
     overrides = Overrides.parse(TRAINED)
@@ -143,17 +144,12 @@ def test_a_damaged_plan_stops_no_job_and_is_made_again(
 @pytest.mark.parametrize(
     ("end", "told", "code"),
     [
-        pytest.param(
-            "os.kill(os.getpid(), 9)",
-            "was killed by signal 9 (is the memory too small for this batch?)",
-            1,
-            id="signal",
-        ),
-        pytest.param("sys.exit(3)", "ended with exit code 3: step 5/10", 3, id="exit code"),
+        ("os.kill(os.getpid(), 9)", "was killed by signal 9 (is the memory too small for this batch?)", 1),
+        ("sys.exit(3)", "ended with exit code 3: step 5/10", 3),
     ],
 )
 def test_a_program_that_ends_without_an_error_line_is_told_by_how_it_ended(
-    end: str, told: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    end: str, told: str, code: int, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     (tmp_path / "ending.py").write_text(f"import os, sys\nprint('step 5/10', flush=True)\n{end}\n")
     monkeypatch.chdir(tmp_path)

@@ -1,8 +1,8 @@
 """Tests what a plan says of each tier: whether it fits, the band of its times, hours and USD, and what is missing."""
 
-import dataclasses
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import load_tier
 from tests.deploy.conftest import Capture, Command
 from tests.deploy.planted import planted_plan
+from tests.fixtures import Patch
 from trainer.base.run_files.plan_file import (
     FEW_CHANNELS,
     LinearInRows,
@@ -61,7 +62,7 @@ def test_what_a_step_holds_is_compared_with_the_card(tmp_path: Path, row_gib: fl
     assert fit.verdict == verdict
     assert fit.needed.middle == pytest.approx((1 + 64 * row_gib + CONSTANTS.context_gib + 0.5) * GIB)
     for batch, fits in ((fit.largest_batch, True), (fit.largest_batch + 1, False)):
-        again = fit_on(plan, dataclasses.replace(CONFIG, global_batch_size=batch), load_tier("l4x1"), TABLE)
+        again = fit_on(plan, replace(CONFIG, global_batch_size=batch), load_tier("l4x1"), TABLE)
         assert (again.verdict == FITS) == fits
 
 
@@ -69,7 +70,7 @@ def test_what_a_step_holds_is_compared_with_the_card(tmp_path: Path, row_gib: fl
 def test_a_job_bounds_what_convolutions_try_on_a_small_card(tier: str, most: float, tmp_path: Path) -> None:
     plan = plan_with(tmp_path)
     work = [plan.work.operations[0]._replace(type="Conv2D"), *plan.work.operations[1:]]
-    convolutions = dataclasses.replace(plan, work=dataclasses.replace(plan.work, operations=work))
+    convolutions = replace(plan, work=replace(plan.work, operations=work))
     without, with_them = (fit_on(each, CONFIG, load_tier(tier), TABLE).needed for each in (plan, convolutions))
     assert with_them.high - without.high == pytest.approx(most * GIB)
 
@@ -79,15 +80,15 @@ def test_data_lie_on_the_card_if_a_quarter_of_it_holds_them_and_programs_run_man
     gflop: float, data_gib: float, held_gib: float, tmp_path: Path
 ) -> None:
     plan = plan_with(tmp_path, gflop=gflop)
-    with_data = dataclasses.replace(plan, data_bytes=int(data_gib * GIB))
+    with_data = replace(plan, data_bytes=int(data_gib * GIB))
     without, fit = (fit_on(each, CONFIG, load_tier("l4x1"), TABLE).needed.middle for each in (plan, with_data))
     assert fit - without == pytest.approx(held_gib * GIB)
 
 
 def test_four_gpus_hold_a_quarter_of_the_rows_and_16_bits_half_of_them(tmp_path: Path) -> None:
-    plan, large = plan_with(tmp_path, row_gib=1.0), dataclasses.replace(CONFIG, global_batch_size=64)
+    plan, large = plan_with(tmp_path, row_gib=1.0), replace(CONFIG, global_batch_size=64)
     one, four = (fit_on(plan, large, load_tier(name), TABLE) for name in ("l4x1", "l4x4"))
-    half = fit_on(plan, dataclasses.replace(large, precision="mixed_bfloat16"), load_tier("l4x4"), TABLE)
+    half = fit_on(plan, replace(large, precision="mixed_bfloat16"), load_tier("l4x4"), TABLE)
     assert (one.verdict, four.verdict) == (TOO_LARGE, NEAR)
     assert half.verdict == FITS
     assert 3.5 * one.largest_batch < four.largest_batch <= 4 * one.largest_batch  # all-reduces need buffers
@@ -96,7 +97,7 @@ def test_four_gpus_hold_a_quarter_of_the_rows_and_16_bits_half_of_them(tmp_path:
 @pytest.mark.parametrize(("tier", "least"), [("l4x1", 8), ("l4x4", 2)])
 def test_the_least_number_of_micro_batches_that_fits_is_proposed(tmp_path: Path, tier: str, least: int) -> None:
     plan = plan_with(tmp_path, row_gib=1.0)
-    fits = {count: fit_on(plan, dataclasses.replace(CONFIG, micro_batches=count), load_tier(tier), TABLE)
+    fits = {count: fit_on(plan, replace(CONFIG, micro_batches=count), load_tier(tier), TABLE)
             for count in (1, 2, 4, 8)}  # fmt: skip
     assert [count for count, fit in fits.items() if fit.verdict == FITS] == [count for count in fits if count >= least]
     option, *others = fits[1].options
@@ -109,26 +110,21 @@ def test_the_least_number_of_micro_batches_that_fits_is_proposed(tmp_path: Path,
 
 def test_virtual_replicas_cost_micro_batches_gathered_gradients_and_their_sums() -> None:
     """8 on 4 devices: 2 micro-batches each; then each device gets the 10**8 bytes of the 3 others."""
-    micro, virtual = dataclasses.replace(CONFIG, micro_batches=2), dataclasses.replace(CONFIG, virtual_replicas=8)
+    micro, virtual = replace(CONFIG, micro_batches=2), replace(CONFIG, virtual_replicas=8)
     by_micro, by_virtual = (step_seconds(PLAN, config, L4, 4) for config in (micro, virtual))
     assert by_virtual.middle - by_micro.middle == pytest.approx((3 - 1.5) * 1e8 / (L4.rates.link_gb_per_s * 1e9))
     fits = [fit_on(PLAN, config, load_tier("l4x4"), TABLE) for config in (micro, virtual)]
     assert fits[1].needed.middle - fits[0].needed.middle == pytest.approx(3e8)
 
 
-def test_16_bits_are_proposed_after_micro_batches_on_cards_that_have_them(tmp_path: Path) -> None:
-    """A T4 has no bfloat16. test_cached_plans.py has the words."""
-    for row_gib, tier, names in (
-        (0.35, "l4x1", ["micro_batches", "precision"]),
-        (0.25, "t4x1", ["micro_batches"]),
-    ):
-        plan = plan_with(tmp_path, row_gib=row_gib, gflop=100.0)
-        fit = fit_on(plan, CONFIG, load_tier(tier), TABLE)
-        assert [option.name for option in fit.options] == names
+def test_16_bits_are_proposed_on_cards_alone_that_have_them(tmp_path: Path) -> None:
+    """A T4 has no bfloat16. test_cached_plans.py has cards that do."""
+    fit = fit_on(plan_with(tmp_path, row_gib=0.25, gflop=100.0), CONFIG, load_tier("t4x1"), TABLE)
+    assert [option.name for option in fit.options] == ["micro_batches"]
 
 
 def test_data_that_fit_neither_memory_nor_disk_are_named() -> None:
-    memory, disk = host_problems(dataclasses.replace(PLAN, data_bytes=80 * 10**9), load_tier("l4x1"), TABLE)
+    memory, disk = host_problems(replace(PLAN, data_bytes=80 * 10**9), load_tier("l4x1"), TABLE)
     assert memory.startswith(
         "the data need 153 GiB of the 48 GB of g2-standard-12: prepare them (python -m trainer.data"
     )
@@ -138,7 +134,7 @@ def test_data_that_fit_neither_memory_nor_disk_are_named() -> None:
 
 def test_the_time_is_that_of_the_device_and_of_the_host(tmp_path: Path) -> None:
     """Each product takes its FLOPs or its bytes; 1,000 operations are started."""
-    tf32, plain, compiled = dataclasses.replace(CONFIG, tf32=True), CONSTANTS.plain, CONSTANTS.compiled
+    tf32, plain, compiled = replace(CONFIG, tf32=True), CONSTANTS.plain, CONSTANTS.compiled
     byte_bound, flop_bound = plan_with(tmp_path), plan_with(tmp_path, gflop=1e3)
     moved = 100 * (1e6 + 64 * 50e6) / 300e9
     assert device_seconds(byte_bound.work, 64, L4.rates, "tf32", compiled) == pytest.approx(compiled.products * moved)
@@ -165,7 +161,7 @@ def test_the_time_is_that_of_the_device_and_of_the_host(tmp_path: Path) -> None:
 
 def test_the_interval_is_that_of_the_fit_and_wider_where_nothing_was_measured(tmp_path: Path) -> None:
     """Steps of few FLOPs may run in one program, and then cost the host nothing."""
-    h100, tf32 = TABLE.accelerators["NVIDIA_H100_80GB"], dataclasses.replace(CONFIG, tf32=True)
+    h100, tf32 = TABLE.accelerators["NVIDIA_H100_80GB"], replace(CONFIG, tf32=True)
     (low, high), wider, plan = CONSTANTS.compiled.band, CONSTANTS.elsewhere, plan_with(tmp_path, gflop=1e3)
     for gpu, config, factor in ((h100, tf32, 1.0), (h100, CONFIG, wider), (L4, tf32, wider)):
         step = step_seconds(plan, config, gpu, 1)
@@ -176,7 +172,7 @@ def test_the_interval_is_that_of_the_fit_and_wider_where_nothing_was_measured(tm
 
 
 def test_steps_that_sum_within_are_compiled_on_one_gpu_alone() -> None:
-    plan, forced = dataclasses.replace(PLAN, sums_within=True), dataclasses.replace(CONFIG, jit_compile="true")
+    plan, forced = replace(PLAN, sums_within=True), replace(CONFIG, jit_compile="true")
     assert [is_compiled(plan, config, devices) for config in (CONFIG, forced) for devices in (1, 4)] == [
         True,
         False,
@@ -190,7 +186,7 @@ def test_cpus_take_what_this_one_took_by_their_number() -> None:
     assert cpu_step_seconds(PLAN, CONFIG, machine, 1) == Interval(0.4 * 33 / 4, 33 / 2, 2.5 * 33)
     two: Any = cpu_step_seconds(PLAN, CONFIG, machine, 2)
     assert two.middle == pytest.approx(17 / 2 + 200e-6 + 1e8 / 2e9)  # half of the rows, and the network
-    mixed = forecast(load_tier("cpu"), PLAN, dataclasses.replace(CONFIG, precision="mixed_float16"), TABLE)
+    mixed = forecast(load_tier("cpu"), PLAN, replace(CONFIG, precision="mixed_float16"), TABLE)
     assert "no time of n1-standard-8 at precision=mixed_float16: give a run with --from=" in mixed.problems
 
 
@@ -200,7 +196,7 @@ def test_cpus_take_what_this_one_took_by_their_number() -> None:
      ("mixed_bfloat16", True, "16_bit", "float32"), ("mixed_float16", True, "16_bit", "16_bit")],
 )  # fmt: skip
 def test_a_card_multiplies_as_it_can(precision: str, tf32: bool, on_l4: str, on_t4: str) -> None:
-    config = dataclasses.replace(CONFIG, precision=precision, tf32=tf32)
+    config = replace(CONFIG, precision=precision, tf32=tf32)
     assert (arithmetic(config, L4.rates.tflops), arithmetic(config, T4.rates.tflops)) == (on_l4, on_t4)
 
 
@@ -247,7 +243,7 @@ def test_every_tier_of_the_package_is_planned(tmp_path: Path, capsys: Capture) -
     ("--prices=both.yaml", {"STANDARD": 4.0, "SPOT": 2.0}),
 ])  # fmt: skip
 def test_a_price_of_the_users_own_is_not_mixed_with_one_of_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, price: str, left: dict[str, float]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture, price: str, left: dict[str, float]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("prices.yaml").write_text("g2-standard-48: 4.0\n")
@@ -273,7 +269,7 @@ def test_each_reason_is_one_line(tmp_path: Path, tier: str, flags: list[str], an
 
 
 def test_what_is_installed_first_takes_time_and_money_and_an_own_image_saves_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)
     hours = []
@@ -302,28 +298,28 @@ def test_wrong_flags_are_refused(flag: str, line: str, refused: Command, tmp_pat
     assert line in refused("plan", "l4x1", "--recipe=mlp_mnist", "--width=64", f"--out={tmp_path}", flag)
 
 
-def test_a_plan_is_kept_by_what_it_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_is_kept_by_what_it_depends_on(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert kept_plan(CONFIG).parent == tmp_path / "vertex-trainer" / "plans"
-    free = dataclasses.replace(CONFIG, steps=3, job_dir="elsewhere", global_batch_size=8, seed=3, replicas=2)
+    free = replace(CONFIG, steps=3, job_dir="elsewhere", global_batch_size=8, seed=3, replicas=2)
     assert plan_key(free) == plan_key(CONFIG)
-    halves = {plan_key(dataclasses.replace(CONFIG, precision=f"mixed_{kind}")) for kind in ("float16", "bfloat16")}
+    halves = {plan_key(replace(CONFIG, precision=f"mixed_{kind}")) for kind in ("float16", "bfloat16")}
     assert halves == {plan_key(CONFIG)}, "the steps of both are measured in float32"
-    assert len({plan_key(dataclasses.replace(CONFIG, **other)) for other in (
+    assert len({plan_key(replace(CONFIG, **other)) for other in (
         {}, {"image_size": 16}, {"precision": "float64"}, {"data": "mnist"}, {"channels": 3})}) == 5  # fmt: skip
     places = ("photos", "folder:photos/", "/home/me/photos", "gs://bucket/photos")
-    assert len({plan_key(dataclasses.replace(CONFIG, data=each)) for each in places}) == 1
+    assert len({plan_key(replace(CONFIG, data=each)) for each in places}) == 1
     flags = ([], ["--dropout=0.5"], ["--width=64"], ["--seed=3"])
     assert len({plan_key(Overrides.parse(["--model=mlp", "--data=digits", *own]).resolve()) for own in flags}) == 3
     (tmp_path / "mine_to_plan.py").write_text("one = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    own = dataclasses.replace(CONFIG, model="mine_to_plan:build")
+    own = replace(CONFIG, model="mine_to_plan:build")
     before = plan_key(own)
     (tmp_path / "mine_to_plan.py").write_text("one = 2\n")
     assert plan_key(own) != before
 
 
 def test_several_devices_have_no_time_if_a_step_of_two_replicas_could_not_be_traced() -> None:
-    two = forecast(load_tier("l4x2"), dataclasses.replace(PLAN, work_of_two=None), CONFIG, TABLE)
+    two = forecast(load_tier("l4x2"), replace(PLAN, work_of_two=None), CONFIG, TABLE)
     assert two.step is None
     assert "no time: its step could not be traced on two replicas (python -m trainer.plan says why)" in two.problems

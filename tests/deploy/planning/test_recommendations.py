@@ -1,7 +1,7 @@
 """Tests that a plan answers first what users ask, on few lines."""
 
-import dataclasses
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,8 @@ import pytest
 
 from deploy.api.plan import LINES, WIDTH, Plan
 from deploy.planning.forecast import PricedEstimate, forecast
-from deploy.planning.recommendations import span
 from deploy.planning.step_time import Interval
+from deploy.report.formatting import span
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import load_tier, tier_names
 from tests.deploy.planted import planted_plan
@@ -59,7 +59,7 @@ def test_a_tier_that_surely_fits_goes_before_a_cheaper_one_that_may_not(tmp_path
 
 
 def test_a_model_with_loops_has_times_on_cpus_alone_and_the_answer_says_so(tmp_path: Path) -> None:
-    plan = dataclasses.replace(read_plan(planted_plan(tmp_path)), own_loops=True)
+    plan = replace(read_plan(planted_plan(tmp_path)), own_loops=True)
     lines = answered(plan, global_batch_size=32, steps=500)
     assert " cpu " in line_of("cheapest", lines)
     assert line_of("not timed", lines).endswith(

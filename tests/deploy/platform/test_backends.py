@@ -13,8 +13,9 @@ from deploy.platform.vertex_api import CustomJob
 from deploy.tiers.gcp_config import GcpConfig
 from tests.deploy.conftest import is_alive, needs_gcloud, stand_in
 from tests.deploy.emulator import RATE, Emulator, Fault
+from tests.fixtures import Patch
+from tests.support import refused
 from tests.workers import until
-from trainer.base.errors import UserError
 
 POOL = {
     "machineSpec": {"machineType": "g2-standard-12", "acceleratorType": "NVIDIA_L4", "acceleratorCount": 1},
@@ -88,7 +89,6 @@ def test_a_rejected_request_has_its_status(backend: Platform, cloud: Emulator, c
     ("message", "quota"),
     [
         (RATE, False),
-        (RATE.replace("minute", "minute per user"), False),
         ("Quota exceeded: RATE_LIMIT_EXCEEDED", False),
         ("Quota exceeded for limit 'Queries per 100 seconds'", False),
         ("Too many requests", False),
@@ -110,13 +110,13 @@ def test_whether_an_object_exists(cloud: Emulator) -> None:
     assert buckets.exists("gs://my-bucket/photos")  # the job's account must read it, not this one
 
 
-def test_a_missing_gcloud_names_the_download(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gcloud_names_the_download(monkeypatch: Patch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(UserError, match="gcloud is not installed"):
+    with refused("gcloud is not installed"):
         Gcloud("my-proj", "us-central1").create(REQUEST)
 
 
-def test_a_gcloud_that_hangs_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gcloud_that_hangs_is_killed_with_its_children(tmp_path: Path, monkeypatch: Patch) -> None:
     """Its output so far is ignored."""
     stand_in(tmp_path, f'sleep 20 &\necho $! > "{tmp_path}/child"\necho "ERROR: not found" >&2\nwait', monkeypatch)
     monkeypatch.setattr("deploy.platform.gcloud_and_sdk.COMMAND_TIMEOUT_S", 1.0)
@@ -135,7 +135,7 @@ def test_a_gcloud_that_hangs_is_killed_with_its_children(tmp_path: Path, monkeyp
         ("gcloud crashed (ConnectTimeout): HTTPSConnectionPool(host='oauth2.googleapis.com', port=443)", True),
     ],
 )
-def test_a_broken_gcloud_is_final(message: str, retried: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_gcloud_is_final(message: str, retried: bool, tmp_path: Path, monkeypatch: Patch) -> None:
     """Without a network gcloud also prints that it crashed, https://github.com/XX-net/XX-Net/issues/13999"""
     stand_in(tmp_path, f"cat >&2 <<'END'\nERROR: {message}\nEND\nexit 1", monkeypatch)
     with pytest.raises(ApiError) as caught:

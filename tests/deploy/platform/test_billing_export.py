@@ -18,6 +18,8 @@ from deploy.tiers.machine_table import load_machines
 from tests.deploy.conftest import ROOT, Capture, error_of
 from tests.deploy.emulator import Emulator, Fault
 from tests.deploy.platform.billing_services import BILL, COMPUTE, VERTEX, sku
+from tests.fixtures import Patch
+from tests.support import refused
 from trainer.base.errors import UserError
 
 TABLE = "--table=my-proj.billing.gcp_billing_export_v1_0A"
@@ -25,7 +27,7 @@ FILE, CATALOG = Path("prices.yaml"), "GET /v1/services"
 
 
 @pytest.fixture
-def services(cloud: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:
+def services(cloud: Emulator, monkeypatch: Patch) -> Emulator:
     for name in ("CLOUDBILLING", "BIGQUERY"):
         monkeypatch.setenv(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}", f"{cloud.url}/")
     monkeypatch.setattr(rest, "credentials", AnonymousCredentials)
@@ -102,7 +104,7 @@ def test_a_part_with_two_skus_has_no_price_and_their_names_are_told(
 
 def test_a_catalog_that_cannot_be_read_writes_nothing(services: Emulator, session: Session) -> None:
     services.faults = [Fault(CATALOG, 403, message="it failed")]
-    with pytest.raises(UserError, match=r"the Cloud Billing Catalog: it failed: enable cloudbilling\.googleapis\.com"):
+    with refused("the Cloud Billing Catalog: it failed: enable cloudbilling.googleapis.com"):
         asked(session)
     assert not FILE.exists()
 
@@ -155,7 +157,7 @@ def test_a_table_that_is_none_and_a_run_of_elsewhere_are_refused(session: Sessio
         (["x", "--table=p.d.t` --"], "write PROJECT.DATASET.gcp_billing"),
         (["x", TABLE], "is not recorded in this folder: give its name, display name, number"),
     ):
-        with pytest.raises(UserError, match=line):
+        with refused(line):
             bill.main(flags, session)
     assert services.requests == []
     services.faults = [Fault(CATALOG, 401)]
@@ -165,5 +167,5 @@ def test_a_table_that_is_none_and_a_run_of_elsewhere_are_refused(session: Sessio
         asked(session)
     submitted()
     services.faults = [Fault("POST .*/queries", 403)]
-    with pytest.raises(UserError, match=r"needs roles/bigquery\.jobUser"):
+    with refused("needs roles/bigquery.jobUser"):
         bill.main(["20261101-1", TABLE], session)

@@ -23,7 +23,8 @@ from deploy.tiers.gcp_config import GcpConfig
 from tests.deploy.conftest import Capture, FlyingClock, needs_gcloud, run, stand_in
 from tests.deploy.emulator import Emulator
 from tests.deploy.platform.test_backends import REQUEST
-from trainer.base.errors import UserError
+from tests.fixtures import Patch
+from tests.support import refused
 from trainer.base.storage import gcs, login
 from trainer.base.storage.local_files import Address
 
@@ -41,7 +42,7 @@ Key = Callable[[str], str]
 
 
 @pytest.fixture
-def key(cloud: Emulator, tmp_path: Path, private_key: str, monkeypatch: pytest.MonkeyPatch) -> Key:
+def key(cloud: Emulator, tmp_path: Path, private_key: str, monkeypatch: Patch) -> Key:
     """Returns a function that writes an account's key file. From now on nobody is logged in, and everybody must be."""
     cloud.accounts = {}
     for name in ("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE", "STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS"):
@@ -75,7 +76,7 @@ def gcloud_alone(key: Key) -> None:
 
 
 @pytest.fixture
-def default_alone(key: Key, monkeypatch: pytest.MonkeyPatch) -> None:
+def default_alone(key: Key, monkeypatch: Patch) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", key(DESK))
 
 
@@ -118,9 +119,7 @@ def test_one_login_alone_does_everything(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_a_file_with_a_token_is_a_login_too(
-    cloud: Emulator, key: Key, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_with_a_token_is_a_login_too(cloud: Emulator, key: Key, tmp_path: Path, monkeypatch: Patch) -> None:
     """As CI systems have it; the token is of an account that the emulator knows."""
     cloud.accounts = {"ci-token": DESK}
     file = tmp_path / "token"
@@ -134,7 +133,7 @@ def test_a_file_with_a_token_is_a_login_too(
 
 @needs_gcloud
 @pytest.mark.usefixtures("gcloud_alone")
-def test_an_impersonated_account_is_the_one_that_acts(cloud: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impersonated_account_is_the_one_that_acts(cloud: Emulator, monkeypatch: Patch) -> None:
     monkeypatch.setenv("CLOUDSDK_AUTH_IMPERSONATE_SERVICE_ACCOUNT", OTHER)
     assert login.gcloud_account() == OTHER
     gcs.connect().list(Address("my-bucket", ""))
@@ -142,7 +141,7 @@ def test_an_impersonated_account_is_the_one_that_acts(cloud: Emulator, monkeypat
 
 
 def test_a_token_is_in_a_file_of_ones_own_while_gcloud_runs(
-    cloud: Emulator, default_alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cloud: Emulator, default_alone: None, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     script = 'stat -c %a "$CLOUDSDK_AUTH_ACCESS_TOKEN_FILE" >&2; cat "$CLOUDSDK_AUTH_ACCESS_TOKEN_FILE" >&2; exit 1'
     stand_in(tmp_path, script, monkeypatch)
@@ -162,7 +161,7 @@ def test_a_token_is_in_a_file_of_ones_own_while_gcloud_runs(
     ],
 )  # fmt: skip
 def test_a_network_that_fails_is_no_expired_login(
-    printed: str, line: str, transient: bool, cloud: Emulator, key: Key, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    printed: str, line: str, transient: bool, cloud: Emulator, key: Key, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """gcloud writes the same advice for both; a watch has to survive the second."""
     monkeypatch.setenv("CLOUDSDK_CORE_ACCOUNT", DESK)
@@ -173,7 +172,7 @@ def test_a_network_that_fails_is_no_expired_login(
     assert line in describe_error(caught.value, GcpConfig("my-proj", "us-central1", ""))
 
 
-def test_without_any_login_one_line_says_what_to_run(key: Key, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_login_one_line_says_what_to_run(key: Key, monkeypatch: Patch) -> None:
     monkeypatch.setenv("NO_GCE_CHECK", "true")
-    with pytest.raises(UserError, match="no valid Google credentials: run `gcloud auth login`, or set"):
+    with refused("no valid Google credentials: run `gcloud auth login`, or set"):
         gcs.connect()

@@ -49,9 +49,9 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     (folder / "stats.jsonl").write_text(bad + "\n" + good)
     run = RunRecord(folder)
     assert [line.step for line in run.reports] == [10, 20, 30]
-    assert "8 damaged lines of stats.jsonl were left out" in run.problems[0]
+    assert "damaged lines of stats.jsonl are left out: 8" in run.problems[0]
     (folder / "stats.jsonl").write_text("{\n" + good)
-    assert "1 damaged line of stats.jsonl was left out" in RunRecord(folder).problems[0]
+    assert "damaged lines of stats.jsonl are left out: 1" in RunRecord(folder).problems[0]
 
 
 def test_a_run_without_an_end_is_reported(tmp_path: Path) -> None:

@@ -8,28 +8,22 @@ from pathlib import Path
 import pytest
 
 from deploy.tiers.gcp_config import checked_address, checked_region, transfer_usd_per_gib
+from tests.fixtures import Patch
 from tests.support import refused
 from trainer.base.storage.login import gcloud_property
 
 
-def test_the_environment_wins_and_nothing_configured_is_empty(tmp_path: Path) -> None:
+def test_the_environment_wins_and_nothing_configured_is_empty(tmp_path: Path, monkeypatch: Patch) -> None:
     folder = tmp_path / "gcloud"
-    environment = {"CLOUDSDK_CONFIG": str(folder)}
-    assert gcloud_property("core", "project", environment) == ""
+    assert gcloud_property("core", "project") == ""
     (folder / "configurations").mkdir(parents=True)
     (folder / "active_config").write_text("work\n")
     (folder / "configurations" / "config_work").write_text("[core]\nproject = mine\n")
     (folder / "configurations" / "config_home").write_text("[core]\nproject = other\n")
-    assert gcloud_property("core", "project", environment) == "mine"
-    assert gcloud_property("core", "project", environment | {"CLOUDSDK_ACTIVE_CONFIG_NAME": "home"}) == "other"
-    assert gcloud_property("core", "project", environment | {"CLOUDSDK_CORE_PROJECT": "given"}) == "given"
-
-
-@pytest.mark.parametrize(
-    "address", ["gs://abc", "gs://abc/", "gs://a.b-c_d9/x/y", "gs://my-bucket/a b/", "gs://1ab", "gs://google-data"]
-)
-def test_good_addresses(address: str) -> None:
-    assert checked_address("bucket", address) == address.rstrip("/")
+    assert gcloud_property("core", "project") == "mine"
+    for name, value, project in (("ACTIVE_CONFIG_NAME", "home", "other"), ("CORE_PROJECT", "given", "given")):
+        monkeypatch.setenv(f"CLOUDSDK_{name}", value)
+        assert gcloud_property("core", "project") == project
 
 
 @pytest.mark.parametrize(("location", "region", "usd"), [
@@ -45,12 +39,8 @@ OTHER_CONTINENT = "use a bucket or a region of the same continent"
 
 
 @pytest.mark.parametrize(("read", "line"), [
-    (partial(checked_address, "bucket", ""), "bucket is missing: use --bucket=gs://NAME"),
     (partial(checked_address, "bucket", "my-bucket"), "an address looks like gs://bucket or gs://bucket/folder"),
-    (partial(checked_address, "bucket", "gs:/my-bucket/x"), "did you mean gs://my-bucket/x?"),
     (partial(checked_address, "bucket", "gs://my-bucket//x"), "an address looks like"),
-    (partial(checked_address, "bucket", "gs://-bucket"), "with a letter or digit first and last"),
-    (partial(checked_address, "bucket", "gs://ab"), "'ab' is not a valid bucket name: use 3 to 63 lower-case letters"),
     (partial(checked_region, "us-central1-a"), "did you mean 'us-central1'"),
     (partial(checked_region, "us"), "not a region of Vertex AI training"),
     (partial(transfer_usd_per_gib, "gs://abc", "us-central1", "EU"), OTHER_CONTINENT),

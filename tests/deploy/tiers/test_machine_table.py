@@ -14,7 +14,7 @@ from deploy.job.spec import machine_spec
 from deploy.tiers.machine_table import TABLE, Price, load_machines
 from deploy.tiers.spec_rules import ENUMS
 from deploy.tiers.tier import JOB_CONFIGS, load_tier, machine_tier
-from trainer.base.errors import UserError
+from tests.support import refused
 from trainer.base.settings.accelerators import TFLOPS, accelerator_of, peak_tflops
 from trainer.base.settings.train_config import TrainConfig
 
@@ -132,7 +132,7 @@ def test_a_price_file_replaces_and_extends() -> None:
 )
 def test_a_wrong_price_file_is_refused(content: str, line: str) -> None:
     Path("prices.yaml").write_text(content)
-    with pytest.raises(UserError, match=re.escape(line)):
+    with refused(line):
         load_machines("prices.yaml")
 
 
@@ -141,14 +141,12 @@ def test_a_wrong_price_file_is_refused(content: str, line: str) -> None:
     [
         ("NVIDIA L4", "NVIDIA_L4", 60),
         ("Tesla T4", "NVIDIA_TESLA_T4", 8.1),
-        ("Tesla V100-SXM2-16GB", "NVIDIA_TESLA_V100", 15.7),
         ("NVIDIA A100-SXM4-40GB", "NVIDIA_TESLA_A100", 156),
         ("NVIDIA A100-SXM4-80GB", "NVIDIA_A100_80GB", 156),
         ("NVIDIA H100 80GB HBM3", "NVIDIA_H100_80GB", 494),
         ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", "NVIDIA_H100_80GB", 0),
         ("NVIDIA H200", "NVIDIA_H200_141GB", 494),
         ("NVIDIA L40S", "NVIDIA L40S", 0),
-        ("NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090", 0),
     ],
 )
 def test_what_a_gpu_calls_itself_is_an_accelerator_with_a_rate_or_none(gpu: str, name: str, tflops: float) -> None:

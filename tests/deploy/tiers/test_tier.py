@@ -12,7 +12,7 @@ from google.cloud.aiplatform_v1.types import CustomJobSpec
 from deploy.tiers.spec_rules import ENUMS, MESSAGES
 from deploy.tiers.tier import JOB_CONFIGS, find_tier, load_tier
 from tests.deploy.cli.wrong_inputs import GOOD, TWO
-from trainer.base.errors import UserError
+from tests.support import refused
 
 
 def test_the_table_of_messages_is_the_sdks() -> None:
@@ -54,7 +54,7 @@ def test_a_tier_is_found_by_path_by_name_and_in_the_current_folder() -> None:
     Path("job_configs").mkdir()
     Path("job_configs/l4x4.yaml").write_text(GOOD)
     assert find_tier("l4x4") == Path("job_configs/l4x4.yaml")
-    with pytest.raises(UserError, match="no such tier; did you mean 'l4x"):
+    with refused("no such tier; did you mean 'l4x"):
         load_tier("l4x5")
 
 

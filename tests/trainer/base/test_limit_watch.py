@@ -4,8 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tests.fixtures import Patch
 from tests.planted_watch import PlantedWatch
 from trainer.base.limit_watch import CHECK_S, GRACE_S, LimitWatch, StopLimits, read_gpus, read_limits
 
@@ -15,7 +14,7 @@ IDLE = StopLimits(idle_s=1800.0)
 class Watched:
     """Holds a job with a watch, and what the watch does."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, limits: StopLimits, ran_s: float = 0.0) -> None:
+    def __init__(self, monkeypatch: Patch, limits: StopLimits, ran_s: float = 0.0) -> None:
         self.planted, self.done = PlantedWatch(monkeypatch), list[str]()
         end, leave = (lambda: self.done.append("end")), (lambda: self.done.append("leave"))
         self.watch = LimitWatch(limits, self.done.append, end, leave, ran_s)
@@ -28,7 +27,7 @@ class Watched:
             self.watch.check()
 
 
-def test_a_stall_is_ended_at_the_limit_and_told_of_at_half(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stall_is_ended_at_the_limit_and_told_of_at_half(monkeypatch: Patch) -> None:
     job = Watched(monkeypatch, IDLE)
     job.spend(600, 95.0, 3.0)
     job.spend(7200, 4.0, 9.9)
@@ -47,7 +46,7 @@ def test_a_stall_is_ended_at_the_limit_and_told_of_at_half(monkeypatch: pytest.M
 
 
 def test_time_without_work_for_gpus_and_with_unknown_use_neither_counts_nor_ends_a_count(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     job = Watched(monkeypatch, IDLE)
     job.spend(900, 0.0)
@@ -64,7 +63,7 @@ def test_time_without_work_for_gpus_and_with_unknown_use_neither_counts_nor_ends
     assert job.watch.reason
 
 
-def test_use_that_nvidia_smi_does_not_show_ends_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_use_that_nvidia_smi_does_not_show_ends_a_count(monkeypatch: Patch) -> None:
     """As of a script, whose start is free however long it is."""
     job = Watched(monkeypatch, IDLE)
     job.watch.idle_s = -math.inf
@@ -77,7 +76,7 @@ def test_use_that_nvidia_smi_does_not_show_ends_a_count(monkeypatch: pytest.Monk
     assert job.watch.reason
 
 
-def test_a_job_that_takes_longer_than_its_plan_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_takes_longer_than_its_plan_is_ended(monkeypatch: Patch) -> None:
     """The time before a restart counts, and no GPU is asked about."""
     limits = read_limits({"TRAINER_LIMITS": StopLimits(over_s=5400.0, factor=1.5).text})
     job = Watched(monkeypatch, limits, ran_s=1400.0)
@@ -87,7 +86,7 @@ def test_a_job_that_takes_longer_than_its_plan_is_ended(monkeypatch: pytest.Monk
     assert read_limits({}).text == "", "of a job that was sent without limits"
 
 
-def test_nvidia_smi_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvidia_smi_is_read(tmp_path: Path, monkeypatch: Patch) -> None:
     tool = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.fuzz import examples
+from tests.fixtures import Patch
+from tests.fuzz import examples, json_like, one_line
 from tests.support import refused
-from trainer.base.errors import UserError
 from trainer.cluster.cluster_spec import Cluster, gpu_environment, read_cluster, set_gpu_environment
 
 CHIEF, ONE, TWO = "training-workerpool0-ab-0:2222", "training-workerpool1-ab-0:2222", "training-workerpool1-ab-1:2222"
@@ -51,11 +50,10 @@ def test_the_chief_comes_first_and_alone_writes(cluster: Any, tasks: list[tuple[
     (tf_config({"chief": CHIEF}), "cluster.chief must be a list of host:port"),
     (tf_config({"chief": ["host:99999"]}), "cluster.chief must be a list of host:port"),
     (tf_config({"chief": [CHIEF], "worker": [CHIEF]}), "appears more than once"),
-    (tf_config({"chief": [CHIEF, ONE]}), "2 chiefs: use only one"),
-    (tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", 1), "use 0 to 0"),
-    (tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", True), "use 0 to 0"),
+    (tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", 1), "task.index is 1, but the cluster has 1 of worker"),
+    (tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", True), "task.index is True, but the cluster has 1 of"),
     (tf_config({"master": [CHIEF], "worker": [ONE]}, "worker", 0), "this trainer has no tasks of role 'master'"),
-    (tf_config({"worker": [ONE, TWO]}, "chief"), "task.type is chief, but the cluster has no chief"),
+    (tf_config({"worker": [ONE, TWO]}, "chief"), "task.index is 0, but the cluster has 0 of chief"),
     (tf_config({"chief": [CHIEF], "ps": [ONE]}), "this trainer has no tasks of role 'ps': supported are"),
 ])  # fmt: skip
 def test_what_is_malformed_is_one_line(environment: dict[str, str], message: str) -> None:
@@ -63,27 +61,14 @@ def test_what_is_malformed_is_one_line(environment: dict[str, str], message: str
         read_cluster(environment)
 
 
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12) | st.sampled_from([CHIEF, ONE, TWO]),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(
-        ["cluster", "task", "type", "index", "chief", "worker", "master", "ps", "workerpool0", "workerpool1", "x"]
-    ), inner, max_size=4),
-    max_leaves=12,
-)  # fmt: skip
-_TASK = st.fixed_dictionaries({"type": st.sampled_from(["chief", "worker", "master", "ps", ""]), "index": _JSON})
-_CLUSTER = st.dictionaries(st.sampled_from(["chief", "worker", "master", "ps"]), st.lists(_JSON, max_size=3) | _JSON)
-_WHOLE = st.builds(lambda cluster, task: json.dumps({"cluster": cluster, "task": task}), _CLUSTER, _TASK)
-_TEXT = st.text(max_size=60) | _JSON.map(json.dumps) | _WHOLE
+WHOLE = {"cluster": {"chief": [CHIEF], "worker": [ONE, TWO]}, "task": {"type": "worker", "index": 1}}
 
 
 @examples(100)
-@given(_TEXT)
-def test_no_text_makes_a_traceback(text: str) -> None:
-    try:
-        cluster = read_cluster({"TF_CONFIG": text})
-        assert 0 <= cluster.index < cluster.workers
-    except UserError as error:
-        assert "\n" not in str(error)
+@given(json_like(WHOLE))
+def test_no_text_makes_a_traceback(text: bytes) -> None:
+    cluster = one_line(lambda: read_cluster({"TF_CONFIG": text.decode(errors="replace")}))
+    assert cluster is None or 0 <= cluster.index < cluster.workers
 
 
 MODE, SCRATCH = {"TF_GPU_THREAD_MODE": "gpu_private"}, {"TF_CUDNN_WORKSPACE_LIMIT_IN_MB": "1024"}
@@ -98,7 +83,7 @@ SET = {**MODE, "CUDA_CACHE_MAXSIZE": "4294967296"}
     (0, {}, SET),  # a folder that cannot be made: it is left to CUDA
 ])  # fmt: skip
 def test_a_variable_of_the_users_stays(
-    mib: int, given: dict[str, str], kept: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mib: int, given: dict[str, str], kept: dict[str, str], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho {mib or '[N/A]'}\n")
     (tmp_path / "nvidia-smi").chmod(0o755)

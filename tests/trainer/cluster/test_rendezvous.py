@@ -148,7 +148,7 @@ def test_a_chief_whose_name_has_no_address_is_told_at_once_and_at_the_end(caplog
 def test_a_port_in_use_is_one_line() -> None:
     addresses = free_addresses(2)
     host, port = addresses[0].split(":")
-    with socket.create_server((host, int(port))), refused("another process uses this port"):
+    with socket.create_server((host, int(port))), refused("cannot be opened: Address already in use"):
         meet(Cluster(tuple(addresses)), {}, 1.0)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from tests.fixtures import Patch
 from tests.support import refused
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
@@ -26,7 +27,7 @@ def test_the_batch_is_described_in_one_sentence(config: TrainConfig, sentence: s
     assert replicas.strategy.num_replicas_in_sync == replicas.count == len(replicas.devices)
 
 
-def test_gpus_that_are_hidden_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_are_hidden_are_not_used(monkeypatch: Patch) -> None:
     """Hides them as trainer.check does: TensorFlow still lists them as physical devices."""
     gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
     others = tf.config.list_physical_devices
@@ -37,7 +38,7 @@ def test_gpus_that_are_hidden_are_not_used(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(("config", "used"), [
     (TrainConfig(), 4), (TrainConfig(replicas=2), 2), (TrainConfig(strategy="one_device"), 1),
 ])  # fmt: skip
-def test_gpus_beyond_the_replicas_are_hidden(config: TrainConfig, used: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_beyond_the_replicas_are_hidden(config: TrainConfig, used: int, monkeypatch: Patch) -> None:
     gpus, calls = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(4)], []
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus)
     monkeypatch.setattr(tf.config, "set_visible_devices", lambda *given: calls.append(given))
@@ -58,7 +59,7 @@ def test_a_machine_or_batch_that_does_not_fit_is_refused(config: TrainConfig, li
 
 
 @pytest.mark.parametrize(("device", "expected"), [("GPU:0", "nccl"), ("CPU:0", "ring")])
-def test_workers_with_gpus_sum_by_nccl(device: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_with_gpus_sum_by_nccl(device: str, expected: str, monkeypatch: Patch) -> None:
     """Looks at what the strategy is given: a real one of several workers needs a process each."""
     given: list[Any] = []
     monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", lambda *args: given.extend(args))
@@ -69,7 +70,7 @@ def test_workers_with_gpus_sum_by_nccl(device: str, expected: str, monkeypatch: 
     assert resolver.num_accelerators() == ({"GPU": 1} if device == "GPU:0" else {})
 
 
-def test_tensorflow_waits_for_a_silent_worker_as_long_as_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorflow_waits_for_a_silent_worker_as_long_as_was_asked(monkeypatch: Patch) -> None:
     """Its heartbeats would end all workers after ten seconds; tests/e2e/test_workers.py pauses one."""
     asked: list[Any] = []
     context = pkgutil.resolve_name("tensorflow.python.eager.context.context")()
@@ -88,9 +89,7 @@ def test_tensorflow_waits_for_a_silent_worker_as_long_as_was_asked(monkeypatch: 
     ({"is_cuda_build": True, "cuda_version": "12.5.1"}, "built for CUDA 12.5.1): check the machine's GPU count"),
     ({"is_cuda_build": False}, "built without CUDA"),
 ])  # fmt: skip
-def test_missing_gpus_are_reported_with_the_software(
-    build: dict[str, object], shown: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_gpus_are_reported_with_the_software(build: dict[str, object], shown: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: build)
     with refused(f"no accelerators are visible (TensorFlow {tf.__version__}, {shown}"):
         local_devices(TrainConfig(expect_devices=4), Cluster())

@@ -7,9 +7,8 @@ https://github.com/AI-Hypercomputer/ml-goodput-measurement
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
-from trainer.base.run_files.job_files import mapping, number
+from trainer.base.run_files.job_files import Content, mapping, number
 
 STEP, START, COMPILATION, INPUT = "step", "training_prep", "program_startup", "data_loading_sync"
 SAVE, RESTORE = "unproductive_checkpoint_save_time", "unproductive_checkpoint_restore_time"
@@ -26,7 +25,7 @@ class Goodput:
     began: time.monotonic() when this process began; before: result.json as the last process left it.
     """
 
-    def __init__(self, began: float, before: Mapping[str, Any]) -> None:
+    def __init__(self, began: float, before: Content) -> None:
         self._seconds = seconds_by_class(before) or dict.fromkeys(CLASSES, 0.0)
         self._seconds[OTHER] += (number(before.get("wall_seconds")) or 0.0) - sum(self._seconds.values())
         self._since, self.phase = began, START
@@ -54,7 +53,7 @@ class Goodput:
         self._seconds[source] -= seconds
         self._seconds[target] += seconds
 
-    def recover(self, before: Mapping[str, Any], *, paid: bool) -> None:
+    def recover(self, before: Content, *, paid: bool) -> None:
         """Counts the time between the last result.json of the process before, `before`, and the start of this one.
 
         paid: whether both belong to one job of Vertex AI, whose machines are paid for in between.
@@ -72,13 +71,13 @@ class Goodput:
         return dict(self._seconds)
 
 
-def seconds_by_class(result: Mapping[str, Any]) -> dict[str, float]:
+def seconds_by_class(result: Content) -> dict[str, float]:
     """Returns the seconds of each class in the content of a result.json; {} if it has none."""
     seconds = mapping(result, "goodput")
     return {name: number(seconds.get(name)) or 0.0 for name in CLASSES} if seconds else {}
 
 
-def share_of_steps(*runs: Mapping[str, float]) -> float | None:
-    """Returns the seconds of steps as a share of all seconds of these runs; None if there are no seconds."""
-    total = sum(sum(seconds.values()) for seconds in runs)
-    return sum(seconds.get(STEP, 0.0) for seconds in runs) / total if total else None
+def share_of_steps(seconds: Mapping[str, float]) -> float | None:
+    """Returns the seconds of steps as a share of those of all classes; None if there are no seconds."""
+    total = sum(seconds.values())
+    return seconds.get(STEP, 0.0) / total if total else None

@@ -7,6 +7,7 @@ writable, belongs to this run, and is locked against other processes of this mac
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from trainer.base.run_files.job_files import (
     RUN_INFO,
     SAMPLES,
     STATS,
+    Content,
     Result,
     StatsEntry,
     append_stats,
@@ -46,7 +48,7 @@ from trainer.base.storage.staging import home_of, naming
 _COUNTS = {"steps", "asked_steps", "restarts", "steps_repeated", "wall_seconds", "saving_seconds"}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class JobDir:
     """Holds the paths to which one run writes. `root` contains run.json, stats.jsonl, result.json and samples/.
 
@@ -72,7 +74,7 @@ class JobDir:
         _refuse_damaged(self, RESULT, f"{self.root / RESULT}: {damaged[0]} is damaged" if damaged else problem)
         return result
 
-    def write(self, name: str, content: Mapping[str, Any] | Sequence[str]) -> None:
+    def write(self, name: str, content: Content | Sequence[str]) -> None:
         """Replaces one of the run's files: an object as JSON, or lines of text."""
         if isinstance(content, Mapping):
             write_json(self.root / name, content)
@@ -90,9 +92,7 @@ class JobDir:
         self.mirror.put(self.root / STATS)
 
 
-def open_job_dir(
-    config: TrainConfig, environment: Mapping[str, str] = os.environ, *, make: bool = True, lock: bool = True
-) -> JobDir:
+def open_job_dir(config: TrainConfig, *, make: bool = True, lock: bool = True) -> JobDir:
     """Creates, checks and locks the job directory, and returns its paths.
 
     `--job_dir` has precedence; without it the folders that Vertex AI sets (AIP_*) are used. `make=False` only returns
@@ -109,14 +109,13 @@ def open_job_dir(
         remotes[scratch] = address
         return scratch
 
-    paths = outputs(config, environment)
+    paths = outputs(config)
     if config.job_dir:
         root = local(config.job_dir, "job_dir")
         checkpoints, logs, model = (root / name for name in (CHECKPOINTS, LOGS, MODEL))
     else:
         root = local(paths["AIP_MODEL_DIR"].rstrip("/").rpartition("/")[0], "AIP_MODEL_DIR")
-        names = ("AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR", "AIP_MODEL_DIR")
-        checkpoints, logs, model = (local(paths[name], name) for name in names)
+        model, checkpoints, logs = (local(path, name) for name, path in paths.items())
     job_dir = JobDir(root, checkpoints, logs, model, Mirror(remotes if make else {}))
     if not make:
         return job_dir
@@ -149,18 +148,18 @@ def open_job_dir(
     return job_dir
 
 
-def outputs(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def outputs(config: TrainConfig) -> dict[str, str]:
     """Returns the output folders by the setting or AIP_* variable that names them. Raises UserError if none does."""
     if config.job_dir:
         return {"job_dir": config.job_dir}
-    model = environment.get("AIP_MODEL_DIR")
+    model = os.environ.get("AIP_MODEL_DIR")
     if not model:
         raise UserError("job_dir is missing: use --job_dir=FOLDER, for example --job_dir=runs/first")
     root = model.rstrip("/").rpartition("/")[0]
     return {
         "AIP_MODEL_DIR": model,
-        "AIP_CHECKPOINT_DIR": environment.get("AIP_CHECKPOINT_DIR") or f"{root}/{CHECKPOINTS}",
-        "AIP_TENSORBOARD_LOG_DIR": environment.get("AIP_TENSORBOARD_LOG_DIR") or f"{root}/{LOGS}",
+        "AIP_CHECKPOINT_DIR": os.environ.get("AIP_CHECKPOINT_DIR") or f"{root}/{CHECKPOINTS}",
+        "AIP_TENSORBOARD_LOG_DIR": os.environ.get("AIP_TENSORBOARD_LOG_DIR") or f"{root}/{LOGS}",
     }
 
 

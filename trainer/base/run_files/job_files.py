@@ -34,6 +34,7 @@ COMMIT_FILE = "commit.txt"  # setup.py writes it into the wheel
 TOO_OLD = "written by a version before 0.3: use vertex-trainer 0.3 to read it"
 _LIMIT = 1e15  # no count, time or loss of a run is larger: a larger number is damaged
 Scalars = dict[str, float]
+Content = Mapping[str, Any]  # of a JSON object
 
 
 def step_name(step: int) -> str:
@@ -190,8 +191,7 @@ def read_stats(folder: Path) -> tuple[list[StatsEntry], str]:
         return [], f"{folder / STATS} cannot be read ({error})"
     entries = parse_stats(text)
     damaged = len(text.splitlines()) - len(entries)  # a kill may have cut the last one short
-    lines = f"1 damaged line of {STATS} was" if damaged == 1 else f"{damaged} damaged lines of {STATS} were"
-    return entries, f"{folder}: {lines} left out" if damaged else ""
+    return entries, f"{folder}: damaged lines of {STATS} are left out: {damaged}" if damaged else ""
 
 
 def drop_stats_after(folder: Path, step: int) -> None:
@@ -235,7 +235,7 @@ def read_json(path: Path) -> tuple[dict[str, Any], str]:
     return (content, "") if isinstance(content, dict) else ({}, f"{path} contains no JSON object")
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Content) -> None:
     """Writes a JSON object atomically; NaN and infinity, which JSON does not have, become null."""
     write_whole(path, json.dumps(finite(content), indent=2, allow_nan=False) + "\n")
 
@@ -249,16 +249,22 @@ def finite(value: Any) -> Any:
     return [finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def mapping(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def mapping(content: Content, key: str) -> Content:
     """Returns the object under `key`, or an empty one."""
     value = content.get(key)
     return value if isinstance(value, Mapping) else {}
 
 
-def items(content: Mapping[str, Any], key: str) -> list[Any]:
+def items(content: Content, key: str) -> list[Any]:
     """Returns the list under `key`, or an empty one."""
     value = content.get(key)
     return value if isinstance(value, list) else []
+
+
+def losses_and_metrics(entry: Content) -> Scalars:
+    """Returns the losses and metrics of a line of stats.jsonl, or of the final ones, that are numbers."""
+    values = {**mapping(entry, "losses"), **mapping(entry, "metrics")}
+    return {name: valid for name, value in values.items() if (valid := number(value)) is not None}
 
 
 def number(value: Any) -> float | None:

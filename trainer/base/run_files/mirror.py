@@ -11,11 +11,11 @@ rejected, because a permission is missing or another run writes the same object,
 import os
 import re
 import shutil
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from threading import Condition, Thread
 
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.log import log
@@ -53,8 +53,8 @@ class Mirror:
         self._generations: dict[Address, int] = {}
         self.rejection: Exception | None = None  # why nothing more can be uploaded
         self._closed = False
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run_tasks, name="uploader", daemon=True)
+        self._changed = Condition()
+        self._thread = Thread(target=self._run_tasks, name="uploader", daemon=True)
 
     def address_of(self, path: Path) -> Address | None:
         """Returns the address of `path`; None outside the mirrored folders."""
@@ -70,7 +70,7 @@ class Mirror:
     def holds(self, folder: Path) -> bool:
         """Returns whether `folder` has a file, other than probes and unfinished parts, whose names begin with a dot."""
         if address := self.address_of(folder):
-            names = [remote.address.name[len(address.prefix) :] for remote in connect().list(address, most=100)]
+            names = [remote.below(address) for remote in connect().list(address, most=100)]
         else:
             names = os.listdir(folder) if folder.is_dir() else []
         return any(name and not name.startswith(".") and not name.endswith("/") for name in names)
@@ -82,9 +82,8 @@ class Mirror:
         """
         for scratch in self._addresses:  # the bucket is right, not what an earlier process left in the scratch folders
             if (scratch / _UNSENT).exists():  # keep the newest files that could not be uploaded, in a backup folder
-                for older in scratch.parent.glob("unsent-*"):
-                    shutil.rmtree(older, ignore_errors=True)
-                backup = scratch.with_name(f"unsent-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+                backup = scratch.with_name("unsent")
+                shutil.rmtree(backup, ignore_errors=True)
                 scratch.rename(backup)
                 log.warning(
                     f"files that an earlier start of this run could not upload are kept in {backup}: copy what you "
@@ -99,7 +98,7 @@ class Mirror:
         if address := self.address_of(checkpoints):
             folders: dict[Path, dict[str, Remote]] = {}
             for remote in connect().list(address):
-                if match := _CHECKPOINT_FILE.fullmatch(remote.address.name[len(address.prefix) :]):
+                if match := _CHECKPOINT_FILE.fullmatch(remote.below(address)):
                     folders.setdefault(checkpoints / match[1], {})[match[2]] = remote
             self._incomplete = [folder for folder, files in folders.items() if MANIFEST not in files]
             self._outlined = {folder: files for folder, files in folders.items() if MANIFEST in files}
@@ -175,10 +174,10 @@ class Mirror:
         if pending:
             raise PlatformFault(f"not uploaded within {seconds:g} seconds: {', '.join(pending)}")
 
-    def leave(self, seconds: float = LEAVING_SECONDS) -> None:
-        """Waits for all uploads; after `seconds`, logs a warning that names the pending files."""
-        if pending := self.join(seconds):
-            why = "rejected by Cloud Storage" if self.rejection else f"not uploaded within {seconds:g} seconds"
+    def leave(self) -> None:
+        """Waits for all uploads; after LEAVING_SECONDS, logs a warning that names the pending files."""
+        if pending := self.join(LEAVING_SECONDS):
+            why = "rejected by Cloud Storage" if self.rejection else f"not uploaded within {LEAVING_SECONDS:g} seconds"
             log.warning(f"{why}: {', '.join(pending)}; files uploaded earlier are intact")
 
     def close(self) -> None:

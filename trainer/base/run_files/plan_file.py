@@ -4,12 +4,12 @@
 so that a kept plan is never that of another run.
 """
 
-import dataclasses
 import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
@@ -62,7 +62,7 @@ class StepWork(NamedTuple):
     moved_bytes: LinearInRows
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Work:
     """Holds the operations of a replica's step, and the number and bytes of its all-reduces."""
 
@@ -85,7 +85,7 @@ class Work:
         return sum(work.times * work.flops.at(rows) for work in self.operations)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Memory:
     """Holds linear functions of a micro-batch's rows by kind of device; their maximum is the peak memory in bytes.
 
@@ -106,7 +106,7 @@ class Memory:
         return (self.device_16_bit if mixed else self.device) if gpu else self.cpu
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class StepPlan:
     """Holds plan.json: how a step's memory and work depend on the rows of a replica, on any machine."""
 
@@ -145,7 +145,7 @@ def largest_rows(lines: Sequence[LinearInRows], limit: float) -> int:
 
 def write_plan(path: Path, plan: StepPlan) -> None:
     """Writes plan.json atomically."""
-    write_whole(path, json.dumps({"format": PLAN_FORMAT, **dataclasses.asdict(plan)}) + "\n")
+    write_whole(path, json.dumps({"format": PLAN_FORMAT, **asdict(plan)}) + "\n")
 
 
 def read_plan(path: Path) -> StepPlan:
@@ -186,8 +186,8 @@ def plan_key(config: TrainConfig, installed: Mapping[str, str] | None = None) ->
     installed: the versions, by default this machine's. Only the last name in the path of data counts, so that a plan
     made with a local folder is also the plan for its copy in a bucket.
     """
-    no_effect = {field.name for field in dataclasses.fields(config) if not functions_taking(field)} & _NO_EFFECT
-    settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in no_effect}
+    no_effect = {field.name for field in fields(config) if not functions_taking(field)} & _NO_EFFECT
+    settings = {name: value for name, value in asdict(config).items() if name not in no_effect}
     settings["data"] = config.data if is_dotted(config.data) else re.split("[/:]", config.data.rstrip("/"))[-1]
     if config.precision.startswith("mixed"):  # its steps are measured in float32
         settings["precision"] = "float32"

@@ -4,10 +4,10 @@ The description is model/serving.json. It is written last and has the checksums 
 whose description can be read is complete. Imports no TensorFlow: `deploy` reads it too.
 """
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,7 +21,7 @@ from trainer.base.storage.staging import Staged, stage
 SERVING = "serving.json"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Servable:
     """Holds what a server needs to know about a model beside the network.
 
@@ -62,7 +62,7 @@ def write_servable(folder: Path, **about: Any) -> None:
     files = {
         path.relative_to(folder).as_posix(): sha256_of(path) for path in sorted(folder.rglob("*")) if path.is_file()
     }
-    write_whole(folder / SERVING, json.dumps(dataclasses.asdict(Servable(files, **about)), indent=1) + "\n")
+    write_whole(folder / SERVING, json.dumps(asdict(Servable(files, **about)), indent=1) + "\n")
 
 
 def read_servable(folder: Path, name: str, *, whole: bool = True) -> Servable:
@@ -73,8 +73,8 @@ def read_servable(folder: Path, name: str, *, whole: bool = True) -> Servable:
     """
     try:
         content = json.loads((folder / SERVING).read_text(encoding="utf-8"))
-        about = Servable(**{field.name: content[field.name] for field in dataclasses.fields(Servable)})
-        about = dataclasses.replace(about, image=tuple(about.image))
+        about = Servable(**{field.name: content[field.name] for field in fields(Servable)})
+        about = replace(about, image=tuple(about.image))
         broken = [file for file, digest in about.files.items() if whole and sha256_of(folder / file) != digest]
     except (FileNotFoundError, NotADirectoryError) as error:
         missing = Path(str(error.filename)).name
@@ -106,7 +106,7 @@ _SUFFIXES = (".keras", ".h5")
 _MANIFEST = re.compile(rf"(?:{CHECKPOINTS}/)?(?:{STEP_PREFIX}(\d+)/)?{re.escape(MANIFEST)}")
 
 
-def fetch_checkpoint(path: str, name: str, cache_dir: str = "") -> Path:
+def fetch_checkpoint(path: str, name: str, cache_dir: str) -> Path:
     """Returns a local copy of the checkpoint at `path`: a step folder, or the newest one in a job directory.
 
     name: the setting that has the path, for errors. A local path is returned unchanged. Raises UserError if an address
@@ -115,7 +115,7 @@ def fetch_checkpoint(path: str, name: str, cache_dir: str = "") -> Path:
     address = parse(path, name)
     if address is None:
         return expanded(path)
-    below = [remote.address.name[len(address.prefix) :] for remote in connect().list(address)]
+    below = (remote.below(address) for remote in connect().list(address))
     manifests = [match for match in map(_MANIFEST.fullmatch, below) if match]
     if not manifests:
         raise UserError(f"{name}={path}: no checkpoint found: use a job directory, or one of its step-… folders")

@@ -18,6 +18,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import trainer
@@ -48,10 +49,11 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 ALL_FLAGS = "--help=all lists them all"
 
 Field = dataclasses.Field[Any]
+Values = Mapping[str, Any]  # of fields, by name
 Options = TypeVar("Options")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Setting:
     """Describes a setting: its meaning, unit and limits, as in `Annotated[int, Setting("hidden units", minimum=1)]`.
 
@@ -210,7 +212,7 @@ def _scalar(kind: type, value: Any) -> Any:
     return kind(number)
 
 
-def coerce_all(fields: Mapping[str, Field], values: Mapping[str, Any], origin: str = "") -> dict[str, Any]:
+def coerce_all(fields: Mapping[str, Field], values: Values, origin: str = "") -> dict[str, Any]:
     """Returns values as the types of their fields. Raises UserError, naming `origin`, a file, if one does not fit."""
     result = {}
     for key, value in values.items():
@@ -232,7 +234,7 @@ def as_text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def write_flags(values: Mapping[str, Any], fields: Mapping[str, Field] | None = None) -> list[str]:
+def write_flags(values: Values, fields: Mapping[str, Field] | None = None) -> list[str]:
     """Returns values as arguments of a command. `fields`: those of which some are positional or repeated."""
     arguments: list[str] = []
     flags: list[str] = []
@@ -308,7 +310,7 @@ def read_flags(
     return texts
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Usage:
     """Describes a command for its --help.
 
@@ -376,7 +378,7 @@ def answer_help(words: Sequence[str], usage: Usage, fields: Iterable[Field]) -> 
     raise SystemExit(0)
 
 
-def read_options(kind: type[Options], texts: Mapping[str, Any], usage: Usage) -> Options:
+def read_options(kind: type[Options], texts: Values, usage: Usage) -> Options:
     """Returns the options of a command from their texts or values. Raises UserError for a wrong or a missing one."""
     fields = fields_of(kind)
     values = coerce_all(fields, {name: text for name, text in texts.items() if name in fields})

@@ -5,11 +5,11 @@ own `__eq__` and `__repr__` would only slow down the start of each command: thos
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from trainer.base.errors import UserError
-from trainer.base.settings.fields import as_text, setting
-from trainer.base.settings.train_config import TrainConfig, contradiction
+from trainer.base.settings.fields import as_text
+from trainer.base.settings.train_config import TrainConfig, contradiction, in_group
 
 # EfficientNet without weights, overriding the fine-tuning of a recipe.
 FROM_SCRATCH = "--weights=none --fine_tune_from= --fine_tune_after_steps=0"
@@ -17,8 +17,8 @@ FROM_SCRATCH = "--weights=none --fine_tune_from= --fine_tune_after_steps=0"
 DIFF_AUGMENTATIONS = ("color", "translation", "cutout")
 
 
-def _of_model(default: Any, meaning: str, **limits: Any) -> Any:
-    return setting(default, meaning, group="settings of the model", may_be_empty=default in ("", ()), **limits)
+_of_model = in_group("settings of the model")
+_DROPOUT = _of_model(0.0, "share of hidden units to drop", minimum=0, maximum=0.95)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -26,7 +26,7 @@ class MLPConfig(TrainConfig):
     """Holds every setting of a run of the dense classifier."""
 
     width: int = _of_model(32, "units of a hidden layer", minimum=1)
-    dropout: float = _of_model(0.0, "share of hidden units to drop", minimum=0, maximum=0.95)
+    dropout: float = _DROPOUT
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -34,7 +34,7 @@ class CNNConfig(TrainConfig):
     """Holds every setting of a run of the convolutional classifier."""
 
     width: int = _of_model(32, "filters of each convolution", minimum=1)
-    dropout: float = _of_model(0.0, "share of hidden units to drop", minimum=0, maximum=0.95)
+    dropout: float = _DROPOUT
 
     def check_model(self) -> None:
         """Raises UserError if the images are too small."""
@@ -50,7 +50,7 @@ class EfficientNetConfig(TrainConfig):
     weights: str = _of_model(
         "imagenet", "initial weights of EfficientNet: imagenet, none, or a weights file", reads=True
     )
-    dropout: float = _of_model(0.0, "share of hidden units to drop", minimum=0, maximum=0.95)
+    dropout: float = _DROPOUT
     fine_tune_from: str = _of_model(
         "", "first block of EfficientNet to train, as block6a; none: only the head is trained"
     )
@@ -101,12 +101,7 @@ class GANConfig(TrainConfig):
         """Raises UserError for images of a size that its networks cannot halve, and for weights of classes."""
         size = self.image_size
         if size % 8 or not 16 <= size <= 256:
-            below = size // 8 * 8
-            near = sorted({min(max(near, 16), 256) for near in (below, below + 8)})
-            raise UserError(
-                f"image_size={size}: {self.model} needs a multiple of 8 from 16 to 256: take "
-                f"{' or '.join(map(str, near))}"
-            )
+            raise UserError(f"image_size={size}: {self.model} needs a multiple of 8 from 16 to 256: take one")
         if self.class_weight:
             raise UserError(
                 f"class_weight={as_text(self.class_weight)}: the losses of {self.model} have no classes: drop it"

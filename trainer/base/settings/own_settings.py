@@ -17,16 +17,16 @@ import os
 import pkgutil
 import re
 import sys
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, Optional, Union, cast, get_args, get_origin
 
 from trainer.base.errors import UserError, reason
-from trainer.base.settings.fields import Field, Setting, coerce, fields_of, nearest, setting
+from trainer.base.settings.fields import Field, Setting, Values, coerce, fields_of, nearest, setting
 from trainer.base.settings.model_settings import MODELS
 from trainer.base.settings.train_config import DATA_KINDS, MAY_CHANGE, TrainConfig
 
@@ -46,9 +46,6 @@ _FUNCTIONS_KEY = "functions"  # in a field's metadata: the settings that name a 
 
 class Unreadable(Exception):
     """Reports that the parameters of a function cannot be read from a source; the text says why."""
-
-
-_NO_VALUE = (Unreadable, ValueError, TypeError, MemoryError, RecursionError)
 
 
 def read_parameters(path: str, origin: str, first: str = "") -> dict[str, Field]:
@@ -110,7 +107,7 @@ def _spec(name: str, first: str) -> ModuleSpec | None:
     return spec
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Module:
     """Holds the syntax tree of a module, which is parsed without running any code.
 
@@ -155,10 +152,8 @@ class _Module:
             if isinstance(error, SyntaxError) and error.lineno:  # it has none for an unknown encoding
                 place = f"{file}:{error.lineno}: {error.msg}"
             raise UserError(f"{origin}: cannot import {name} ({place})") from None
-        except RecursionError:
-            raise Unreadable(f"{name} is nested too deeply") from None
-        except (ImportError, ValueError, AttributeError, TypeError, OSError) as error:
-            raise Unreadable(f"{name} is not found: {reason(error)}") from None
+        except (RecursionError, ImportError, ValueError, AttributeError, TypeError, OSError) as error:
+            raise Unreadable(f"{name} cannot be read: {reason(error)}") from None
         package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
         constants: dict[str, ast.expr] = {}
         imports: dict[str, tuple[str, str]] = {}
@@ -276,9 +271,9 @@ def _types_and_setting(annotation: Any) -> tuple[set[type], Setting]:
         kinds, about = _types_and_setting(parts[0])
         for part in parts[1:]:
             if isinstance(part, Setting):
-                about = dataclasses.replace(part, choices=about.choices)
+                about = replace(part, choices=about.choices)
             elif isinstance(part, str):
-                about = dataclasses.replace(about, meaning=part)
+                about = replace(about, meaning=part)
         return kinds, about
     if origin in (Union, UnionType):
         alternatives = [_types_and_setting(part) for part in parts]
@@ -302,7 +297,7 @@ class OwnSettings:
     searched before Python's own path. Raises UserError if a parameter cannot be a setting.
     """
 
-    def __init__(self, named: Mapping[str, Any], first: str = "") -> None:
+    def __init__(self, named: Values, first: str = "") -> None:
         model = str(named.get("model", ""))
         self._model = model
         self._functions: list[str] = []  # the user's functions, as model=mine.nets:build
@@ -341,12 +336,15 @@ class OwnSettings:
                         f"{type_and_default(field)}: give it one type and default, or two names"
                     )
                 group = f"settings of {' and '.join(functions)}"
-                metadata = {**field.metadata, "group": group, _FUNCTIONS_KEY: functions}
-                added[name] = dataclasses.field(default=field.default, metadata=metadata)
-                added[name].name = name
-                added[name].type = field.type
-        parts = [(field.name, field.type, field.default, (*field.metadata.items(),)) for field in added.values()]
-        self.settings: type[TrainConfig] = _with_fields(cast(Hashable, config), tuple(parts)) if added else config
+                field.metadata = MappingProxyType({**field.metadata, "group": group, _FUNCTIONS_KEY: functions})
+                added[name] = field
+        self.settings = config
+        if added:
+            extended = dataclasses.make_dataclass(
+                config.__name__, [(name, field.type, field) for name, field in added.items()], bases=(config,),
+                namespace={"__module__": __name__}, frozen=True, kw_only=True, eq=False, repr=False,
+            )  # fmt: skip
+            self.settings = cast(type[TrainConfig], extended)
         self.fields = fields_of(self.settings)
 
     def hint(self, name: str) -> str:
@@ -359,33 +357,10 @@ class OwnSettings:
             return f" (settings of {' and '.join(self._functions)} are the parameters after a `*`)"
         return ""
 
-    def without_others(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def without_others(self, values: Values) -> dict[str, Any]:
         """Returns the values without settings of other built-in models: the recipe may be for another model."""
         others = {name for model in MODELS.values() for name in fields_of(model.settings)} - self.fields.keys()
         return {name: value for name, value in values.items() if name not in others}
-
-
-@lru_cache(maxsize=64)
-def _with_fields(base: Any, parts: tuple[Any, ...]) -> type[TrainConfig]:
-    """Returns a config class with fields added: (name, type, default, metadata) each.
-
-    It is cached, so that configs with equal fields are of one class and can be compared.
-    """
-    fields = [
-        (name, kind, dataclasses.field(default=default, metadata=dict(metadata)))
-        for name, kind, default, metadata in parts
-    ]
-    settings = dataclasses.make_dataclass(
-        base.__name__,
-        fields,
-        bases=(base,),
-        namespace={"__module__": __name__},
-        frozen=True,
-        kw_only=True,
-        eq=False,
-        repr=False,
-    )
-    return cast(type[TrainConfig], settings)
 
 
 def refuse_missing_modules(config: TrainConfig) -> None:
@@ -401,7 +376,7 @@ def functions_taking(field: "dataclasses.Field[Any]") -> tuple[str, ...]:
     return tuple(flag.partition("=")[0] for flag in field.metadata.get(_FUNCTIONS_KEY, ()))
 
 
-def changed_settings(stored: Mapping[str, Any], config: TrainConfig) -> dict[str, tuple[Any, Any]]:
+def changed_settings(stored: Values, config: TrainConfig) -> dict[str, tuple[Any, Any]]:
     """Returns the settings that a resumed run must not change and that differ from those of run.json: before and now.
 
     A setting of a function that may change, such as callbacks, may change too, unless a fixed function also takes it.

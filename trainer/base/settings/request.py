@@ -7,9 +7,10 @@ TensorFlow.
 """
 
 import dataclasses
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Generic
 
@@ -20,6 +21,7 @@ from trainer.base.settings.fields import (
     VERBOSE,
     Options,
     Usage,
+    Values,
     answer_help,
     coerce_all,
     default_of,
@@ -42,7 +44,7 @@ NAMING = ("recipe", *FUNCTIONS)  # settings that decide which others there are
 LENGTHS = ("steps", "epochs")  # a flag of either replaces both of a recipe
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Overrides:
     """Holds the settings that a command or a call gives: typed values, each within its own limits, in their order.
 
@@ -50,13 +52,13 @@ class Overrides:
     that is searched first for the user's own functions.
     """
 
-    values: Mapping[str, Any]
-    recipe: Mapping[str, Any]
+    values: Values
+    recipe: Values
     functions: OwnSettings
     folder: str = ""
 
     @classmethod
-    def read(cls, values: Mapping[str, Any], folder: str = "") -> "Overrides":
+    def read(cls, values: Values, folder: str = "") -> "Overrides":
         """Reads the recipe that the values name, and converts all values, texts of flags too, to their types.
 
         Raises UserError for an unknown setting, and for a value that does not fit its field.
@@ -117,7 +119,7 @@ class Overrides:
         _check_length(self.values)
         values = {**self.of_recipe, **self.values}
         for name, field in self.functions.fields.items():
-            if field.default is REQUIRED and field.default_factory is REQUIRED and name not in values:
+            if default_of(field) is REQUIRED and name not in values:
                 raise UserError(f"{name} is missing, one of the {field.metadata['group']}: use --{name}=VALUE")
         config = self.functions.settings(**values)
         if config.steps is None and config.epochs is None:
@@ -135,7 +137,7 @@ class Overrides:
         return write_flags(self.values)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Request(Generic[Options]):
     """Holds what a command line or a Python call asks for: options of the command, and settings of a run."""
 
@@ -156,9 +158,7 @@ class Request(Generic[Options]):
         return config
 
 
-def make_request(
-    kind: type[Options], values: Mapping[str, Any], usage: Usage, overrides: Overrides
-) -> Request[Options]:
+def make_request(kind: type[Options], values: Values, usage: Usage, overrides: Overrides) -> Request[Options]:
     """Returns the request with these values, or texts: options of `kind`, and settings that `overrides` gets too.
 
     Raises UserError for a wrong or an unknown value.
@@ -189,7 +189,7 @@ def parse_request(kind: type[Options], words: Sequence[str], usage: Usage, folde
     return make_request(kind, texts, usage, overrides)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class TaskOptions:
     """Holds the flags of `trainer.task` that are not settings of a run."""
 
@@ -258,7 +258,7 @@ def resolve(words: Sequence[str]) -> Request[TaskOptions]:
 def first_values(words: Sequence[str], names: Sequence[str]) -> dict[str, str]:
     """Returns the texts of these flags by name, before the command line is parsed: its other flags depend on them."""
     values = {}
-    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
         _, equals, value = word.partition("=")
         value = value if equals else following
         if flag_name(word) in names and value and not value.startswith("--"):
@@ -303,7 +303,7 @@ def _read_recipe(name: Any) -> dict[str, Any]:
     return content
 
 
-def _check_length(values: Mapping[str, Any], origin: str = "") -> None:
+def _check_length(values: Values, origin: str = "") -> None:
     """Raises UserError if values of one origin set both the steps and the epochs of a run."""
     if values.get("steps") is not None and values.get("epochs") is not None:
         lengths = f"steps={values['steps']} and epochs={values['epochs']}"

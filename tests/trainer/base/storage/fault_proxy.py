@@ -5,11 +5,11 @@ import random
 import re
 import socket
 import struct
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Event, Lock, Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -57,7 +57,7 @@ class Proxy:
     faults: list[Fault] = field(default_factory=list)
     chaos: float = 0.0  # the chance that a request meets a fault of a random kind
     requests: list[str] = field(default_factory=list)
-    released: threading.Event = field(default_factory=threading.Event)
+    released: Event = field(default_factory=Event)
 
     def heal(self) -> None:
         """Ends all faults."""
@@ -76,7 +76,7 @@ class _Faulty(BaseHTTPRequestHandler):
 
     upstream: str
     proxy: Proxy
-    lock: threading.Lock
+    lock: Lock
     chance = random.Random(0)
     protocol_version = "HTTP/1.1"
     timeout = 30
@@ -151,7 +151,7 @@ class _Faulty(BaseHTTPRequestHandler):
 @contextmanager
 def fault_proxy(upstream: str) -> Iterator[Proxy]:
     """Yields a proxy in front of `upstream` that ends with the block."""
-    handler: Any = type("Handler", (_Faulty,), {"upstream": upstream, "lock": threading.Lock()})
+    handler: Any = type("Handler", (_Faulty,), {"upstream": upstream, "lock": Lock()})
     with serving(handler) as url:
         handler.proxy = Proxy(url)
         try:
@@ -165,7 +165,7 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     """Yields the address of a server that ends with the block."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread = Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"

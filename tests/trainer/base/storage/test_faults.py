@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures import Patch
+from tests.support import refused
 from tests.trainer.base.storage.conftest import QUICK, Bucket
 from tests.trainer.base.storage.fault_proxy import FOREVER, Fault, Proxy
 from tests.workers import ROOT, until
@@ -52,7 +54,7 @@ def test_a_fault_that_passes_leaves_no_trace(
 ])  # fmt: skip
 def test_a_fault_for_good_ends_in_a_line_within_the_limits(
     filled: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str, method: str, path: str,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(gcs, "LIMITS", replace(QUICK, retry=0.7))
     proxy.faults.append(Fault(kind, method, path, times=FOREVER))
@@ -170,5 +172,5 @@ def test_gzip_encoded_objects_are_refused(bucket: Bucket, tmp_path: Path) -> Non
     blob = bucket.bucket.blob("d/x")
     blob.content_encoding = "gzip"
     blob.upload_from_string(b"\x1f\x8b")
-    with pytest.raises(UserError, match="Content-Encoding gzip: upload it without"):
+    with refused("Content-Encoding gzip: upload it without"):
         stage(bucket.url("d"), "data", str(tmp_path))

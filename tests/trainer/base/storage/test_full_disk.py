@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import pytest
 
+from tests.fixtures import Capture
 from tests.workers import until
 from trainer import task
 from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
@@ -69,14 +70,14 @@ CASES = {  # flags, step, last checkpoint, free bytes, the path that cannot be w
 @pytest.mark.slow
 @pytest.mark.parametrize("what", CASES)
 @pytest.mark.exports
-def test_a_full_disk_is_one_line_and_nothing_is_lost(disk: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
+def test_a_full_disk_is_one_line_and_nothing_is_lost(disk: Path, capsys: Capture, what: str) -> None:
     flags, at_step, saved, room, file = CASES[what]
     PLAN.update(disk=disk, at_step=at_step, saved=saved, act=partial(fill, disk, room))
     command = [*RUN, *flags.split(), f"--job_dir={disk / 'job'}"]
     assert task.main(command) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"error: {disk / 'job' / file} cannot be written: No space left on device: ")
-    assert "free or repair the disk, then run the same command again" in told
+    assert "free or repair the disk, or use another path, then run the same command again" in told
     assert told.count("\n") == 1
     kept = checkpoint_folders(disk / "job" / "checkpoints")
     assert kept

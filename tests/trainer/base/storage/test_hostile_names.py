@@ -24,12 +24,10 @@ COLLIDING = (
     "checkpoints/step-00000002/manifest.json", "run.json", "run.json/x", "model/model.keras/../../x", "pieces.json",
     "x.tfrecord", "../x.tfrecord",
 )  # fmt: skip
-_part = st.sampled_from([".", "..", "a", "b", "step-1", "manifest.json", "checkpoints", "x" * 260, "\n", "é" * 130])
+_part = st.sampled_from(["..", "a", "b", "step-1", "manifest.json", "checkpoints", "x" * 260, "\n", "é" * 130])
 _name = st.sampled_from([word for word in (*WORDS, *COLLIDING) if word and "\0" not in word and "\ud800" not in word])
 _name |= st.lists(_part, min_size=1, max_size=4).map("/".join)
-_name |= st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
-_name |= st.integers(1, 9).map(lambda ups: "../" * ups + "x")
-_names = st.lists(_name.filter(lambda name: 0 < len(name.encode()) < 900), min_size=1, max_size=4, unique=True)
+_names = st.lists(_name.filter(lambda name: len(name.encode()) < 900), min_size=1, max_size=4, unique=True)
 
 
 def readers(url: str, cache: str) -> list[Callable[[], Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import pytest
 
+from tests.fixtures import Log, Patch
 from tests.support import refused
 from tests.trainer.base.storage.conftest import Bucket
 from tests.trainer.base.storage.fault_proxy import FOREVER, Fault, Proxy
@@ -88,9 +89,7 @@ def test_trained_gone_on_with_and_exported(bucket: Bucket, proxy: Proxy, tmp_pat
         open_job_dir(config_of(bucket, tmp_path / "third", "--seed=2", "--steps=40"))
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(
-    bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(bucket: Bucket, tmp_path: Path, caplog: Log) -> None:
     assert run(config_of(bucket, tmp_path / "one", "--steps=20")) == DONE
     newest = "runs/7/checkpoints/step-00000020/variables.data-00000-of-00001"
     bucket.put(newest, bytes(len(bucket.content(newest))))
@@ -115,10 +114,10 @@ def test_sigterm_saves_and_sends(bucket: Bucket, tmp_path: Path) -> None:
 
 
 def test_sigterm_while_the_service_is_silent_leaves_in_time_and_names_what_was_not_sent(
-    bucket: Bucket, proxy: Proxy, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, proxy: Proxy, tmp_path: Path, caplog: Log, monkeypatch: Patch
 ) -> None:
     assert mirror_module.LEAVING_SECONDS < 15
-    monkeypatch.setattr(mirror_module.Mirror.leave, "__defaults__", (0.5,))
+    monkeypatch.setattr(mirror_module, "LEAVING_SECONDS", 0.5)
     proxy.faults.append(Fault("stall", "POST", "/checkpoints/step-", times=FOREVER, after=3))
     assert run(config_of(bucket, tmp_path, *KILLED)) == INTERRUPTED
     assert re.search(r"not uploaded within 0\.5 seconds: gs://\S+/runs/7/checkpoints/step-000000\d\d", caplog.text)
@@ -127,12 +126,12 @@ def test_sigterm_while_the_service_is_silent_leaves_in_time_and_names_what_was_n
 
 def test_a_refusal_half_way_stops_the_run(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
     proxy.faults.append(Fault(403, "POST", "/upload/", times=FOREVER, after=8))
-    with pytest.raises(UserError, match=r"no permission to write it \(roles/storage.objectUser\)"):
+    with refused("no permission to write it (roles/storage.objectUser)"):
         run(config_of(bucket, tmp_path, "--steps=1000000", "--steps_per_loop=5"))
     assert result(bucket)["state"] == "running"
 
 
-def test_the_folders_that_vertex_names(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folders_that_vertex_names(bucket: Bucket, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("AIP_MODEL_DIR", bucket.url("base/model/"))
     monkeypatch.setenv("AIP_CHECKPOINT_DIR", f"/gcs/{bucket.name}/base/checkpoints/")
     monkeypatch.setenv("AIP_TENSORBOARD_LOG_DIR", bucket.url("board/logs/"))
@@ -151,7 +150,7 @@ def test_the_folders_that_vertex_names(bucket: Bucket, tmp_path: Path, monkeypat
 
 @pytest.mark.slow
 @pytest.mark.exports
-def test_one_run_begins_from_another(bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_run_begins_from_another(bucket: Bucket, tmp_path: Path, caplog: Log) -> None:
     gan = [
         "--model=dcgan", "--width=4", "--latent_dim=8", "--image_size=16", "--global_batch_size=8", "--replicas=1",
         f"--cache_dir={tmp_path / 'cache'}",

@@ -4,6 +4,7 @@ import socket
 
 import pytest
 
+from tests.fixtures import Patch
 from tests.trainer.base.storage.conftest import Bucket
 from tests.trainer.base.storage.fault_proxy import FOREVER, Fault, Proxy
 from trainer.base.errors import PlatformFault, UserError
@@ -20,16 +21,12 @@ def test_all_is_well_and_nothing_stays(bucket: Bucket) -> None:
 
 @pytest.mark.parametrize(("fault", "line"), [
     (Fault(403, "GET", "/o?", FOREVER), "data=gs://BUCKET/d: gs://BUCKET/d: no permission to list its objects"),
-    (Fault(400, "GET", "/o?", FOREVER), "requester pays"),
-    (Fault(401, "GET", "/o?", FOREVER), "no valid Google credentials"),
-    (Fault(503, "GET", "/o?", FOREVER), "request to Cloud Storage failed"),
+
     (Fault("stall", "GET", "/o?", FOREVER), "request to Cloud Storage failed"),
     (Fault(403, "POST", "/upload/", FOREVER), "job_dir=gs://BUCKET/runs: "),
     (Fault(403, "DELETE", "/o/", FOREVER), "job_dir=gs://BUCKET/runs: "),
 ])  # fmt: skip
-def test_each_failure_is_a_line(
-    bucket: Bucket, proxy: Proxy, fault: Fault, line: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_failure_is_a_line(bucket: Bucket, proxy: Proxy, fault: Fault, line: str, monkeypatch: Patch) -> None:
     bucket.put("d/x", b"1")
     monkeypatch.setattr(staging, "_LIMITS", gcs.TransferLimits(retry=1, pause=0.5, connect=1, read=1))
     proxy.faults.append(fault)
@@ -40,7 +37,7 @@ def test_each_failure_is_a_line(
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_service_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_that_never_answers(monkeypatch: Patch) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests.fixtures import Patch
 from tests.support import refused, small
 from tests.trainer.base.storage.conftest import Bucket
 from tests.trainer.base.storage.fault_proxy import Proxy
@@ -99,7 +100,7 @@ def test_the_same_examples_and_pieces_as_from_local_files(
 
 @pytest.mark.parametrize("name", ["network", "weights.h5"])
 def test_what_fid_looks_with_is_kept_in_cache_dir(
-    name: str, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, bucket: Bucket, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     def refused(**given: object) -> None:
         raise OSError("no weights")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures import Patch
 from tests.support import refused
 from tests.trainer.base.storage.conftest import Bucket
 from tests.trainer.base.storage.fault_proxy import Proxy
@@ -81,7 +82,7 @@ def test_one_object_a_whole_bucket_and_only_what_is_needed(bucket: Bucket, tmp_p
             staged(bucket, name, tmp_path)
 
 
-def test_a_full_disk_is_refused_with_the_sizes(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_refused_with_the_sizes(bucket: Bucket, tmp_path: Path, monkeypatch: Patch) -> None:
     bucket.put("d/x", b"x" * 1000)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=999))

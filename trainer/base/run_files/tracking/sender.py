@@ -10,13 +10,13 @@ import importlib
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
-from types import TracebackType
+from threading import Event, Thread
 from typing import Any
 
 from trainer.base.errors import UserError, reason
@@ -24,7 +24,9 @@ from trainer.base.log import log
 from trainer.base.run_files.job_files import (
     MODEL,
     SAMPLE_FILES,
+    Content,
     items,
+    losses_and_metrics,
     mapping,
     number,
     read_result,
@@ -41,7 +43,7 @@ _NOT_RESULTS = ("final", "epoch_seconds", "steps", "history", "written_at", "job
 _NOT_VALUES = ("kind", "step", "time", "quality", "losses", "metrics")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class RunFiles:
     """Reads the files of a run, which may grow, and shrink when the run goes back to a checkpoint.
 
@@ -107,10 +109,10 @@ def digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _numbers(entry: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def _numbers(entry: Content) -> Iterator[tuple[str, float]]:
     """Yields names and values: losses and metrics by their own names, nested values by paths as `gpus/0/memory_gib`."""
     yield from _flat("", {name: value for name, value in entry.items() if name not in _NOT_VALUES})
-    yield from _flat("", {**mapping(entry, "losses"), **mapping(entry, "metrics")})
+    yield from losses_and_metrics(entry).items()
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, float]]:
@@ -146,7 +148,7 @@ def open_tracker(address: TrackerAddress) -> Tracker:
         raise UserError(f"track={address.text}: cannot import {address.kind} ({reason(error)}){advice}") from error
 
 
-class Sender(threading.Thread):
+class Sender(Thread):
     """Sends one run to one tracker, each point once: it first asks the tracker for the last step that it has.
 
     As a thread it follows a training; `send` alone sends a run that has ended. `begun` is set after the first answer.
@@ -160,7 +162,7 @@ class Sender(threading.Thread):
         self.sent = 0  # points
         self.refusal: UserError | None = None
         self.outage = ""
-        self.begun, self._wake, self._ended = threading.Event(), threading.Event(), False
+        self.begun, self._wake, self._ended = Event(), Event(), False
 
     def send(self, *, ended: bool) -> None:
         """Sends the points that the tracker does not have; with `ended`, also the last step and how the run ended.
@@ -205,11 +207,8 @@ class Sender(threading.Thread):
             if not over:
                 self._wake.wait(_POLL_S if self._ended else pause)
 
-    def end(self, seconds: float, where: str) -> None:
-        """Waits up to `seconds` until the rest is sent, and logs what was sent, or the command that sends the rest.
-
-        where: the path or address of the job directory, for that command.
-        """
+    def end(self, seconds: float) -> None:
+        """Waits up to `seconds` until the rest is sent, and logs what was sent, or the command that sends the rest."""
         self._ended = True
         self._wake.set()
         self.join(seconds)
@@ -217,9 +216,8 @@ class Sender(threading.Thread):
             log.info(f"{self.text}: {self.sent:,} steps sent: {self.opened.link}")
             return
         why = self.refusal or self.outage or f"no answer within {seconds:g} seconds"
-        log.warning(
-            f"{self.text}: not all is sent ({why}): send it with `python -m deploy track {where} --{self.text}`"
-        )
+        again = f"python -m deploy track {self._source.where} --{self.text}"
+        log.warning(f"{self.text}: not all is sent ({why}): send it with `{again}`")
 
 
 class Tracking:
@@ -249,7 +247,7 @@ class Tracking:
     def __enter__(self) -> "Tracking":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        complete = read_result(self._folder)[0].get("state") in ("done", "budget", "stopped") and not error
+    def __exit__(self, kind: object, *_: object) -> None:
+        complete = read_result(self._folder)[0].get("state") in ("done", "budget", "stopped") and not kind
         for sender in self._senders:
-            sender.end(_ENDING_S if complete else _LEAVING_S, self._where)
+            sender.end(_ENDING_S if complete else _LEAVING_S)

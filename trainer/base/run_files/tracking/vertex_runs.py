@@ -22,20 +22,88 @@ _MOST = 1000  # values in a request, or items on a page
 Json = dict[str, Any]
 
 
-class VertexApi:
-    """Calls Vertex AI in one project and region; `subject` begins its error lines."""
+class VertexRuns:
+    """Implements `Tracker` for Vertex AI: resumes a run by its id. Raises UserError without project or region."""
 
-    def __init__(self, project: str, region: str, subject: str) -> None:
+    def __init__(self, address: TrackerAddress) -> None:
+        self._name, self._text = address.name, f"track={address.text}"
+        project, region = gcloud_property("core", "project"), gcloud_property("ai", "region")
         if not project or not region:
             raise UserError(
-                f"{subject}: project and region are not known: gcloud config set project ID, and gcloud config set "
+                f"{self._text}: project and region are not known: gcloud config set project ID, and gcloud config set "
                 "ai/region NAME"
             )
         host = f"https://{region}-aiplatform.googleapis.com"
         self._service = f"{os.environ.get('CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM', host).rstrip('/')}/v1"
-        self.parent, self._subject = f"projects/{project}/locations/{region}", subject
+        self._parent = f"projects/{project}/locations/{region}"
+        self._context, self._board_run, self._metadata = "", "", Json()
+        self._series: dict[str, str] = {}  # ids of time series, by the name of the metric
 
-    def call(self, method: str, name: str, body: Any = None, *, allowed: int = 0, **query: Any) -> Json | None:
+    def begin(self, run: TrackedRun) -> Opened:
+        name, identity, store = self._name, f"{self._name}-{run.id}", f"{self._parent}/metadataStores"
+        contexts = f"{self._made(store, 'default', 'metadataStoreId', {})['name']}/contexts"
+        experiment = self._made_context(contexts, name, "system.Experiment", name, {"experiment_deleted": False})
+        known = experiment.get("metadata", {})
+        board = os.environ.get(TENSORBOARD) or known.get("backing_tensorboard_resource")
+        if not board:  # this package's, created if it is missing
+            instances = f"{self._parent}/tensorboards"
+            boards = {each.get("displayName"): each for each in self._listed(instances, "tensorboards")}
+            ours = boards.get(_DISPLAY_NAME) or self._call("POST", instances, {"displayName": _DISPLAY_NAME}) or {}
+            board = ours["name"]
+        metadata = {**known, "backing_tensorboard_resource": board}
+        self._call("PATCH", experiment["name"], {"metadata": metadata}, updateMask="metadata")
+        empty = {"_params": {}, "_metrics": {}, "_state": "RUNNING"}
+        context = self._made_context(contexts, identity, "system.ExperimentRun", run.name, empty)
+        self._context, self._metadata = context["name"], {**empty, **context.get("metadata", {})}
+        self._call("POST", f"{experiment['name']}:addContextChildren", {"childContexts": [self._context]})
+        about = {"displayName": name, "labels": {"vertex_tensorboard_experiment_source": "vertex_experiment"}}
+        runs = f"{self._made(f'{board}/experiments', name, 'tensorboardExperimentId', about)['name']}/runs"
+        self._board_run = self._made(runs, run.id, "tensorboardRunId", {"displayName": run.id})["name"]
+        artifact = self._made(f"{contexts.removesuffix('/contexts')}/artifacts", f"{identity}-tb-run", "artifactId", {
+            "displayName": f"{identity}-tb-run", "schemaTitle": "google.VertexTensorboardRun",
+            "schemaVersion": "0.0.1", "state": "LIVE",
+            "uri": f"https://aiplatform.googleapis.com/v1/{self._board_run}",  # the SDK finds the run by it
+            "metadata": {"resourceName": self._board_run, "vertex_experiment_tracking": True},
+        })  # fmt: skip
+        self._call("POST", f"{self._context}:addContextArtifactsAndExecutions", {"artifacts": [artifact["name"]]})
+        series = self._listed(f"{self._board_run}/timeSeries", "tensorboardTimeSeries")
+        self._series = {metric["displayName"]: metric["name"].rsplit("/", 1)[-1] for metric in series}
+        steps = {line["displayName"]: line["metadata"].get("maxStep", 0) for line in series if line.get("metadata")}
+        _, project, _, region = self._parent.split("/")
+        page = f"https://console.cloud.google.com/vertex-ai/experiments/locations/{region}/experiments/{name}/runs/"
+        return Opened(f"{page}{identity}?project={project}", lambda metric: int(steps.get(metric, -1)))
+
+    def send(self, run: TrackedRun, points: Sequence[Point]) -> None:
+        values = [(name, point, value) for point in points for name, value in point.values.items()]
+        for name in dict.fromkeys(name for name, _, _ in values if name not in self._series):
+            about = {"displayName": name, "valueType": "SCALAR", "pluginName": "scalars"}
+            series = self._call("POST", f"{self._board_run}/timeSeries", about) or {}
+            self._series[name] = series["name"].rsplit("/", 1)[-1]
+        for start in range(0, len(values), _MOST):
+            data = [{"tensorboardTimeSeriesId": self._series[name], "valueType": "SCALAR", "values": [{
+                "step": point.step, "scalar": {"value": value},
+                "wallTime": datetime.fromtimestamp(point.time, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            }]} for name, point, value in values[start : start + _MOST]]  # fmt: skip
+            body = {"tensorboardRun": self._board_run, "timeSeriesData": data}
+            self._call("POST", f"{self._board_run}:write", body)
+        tags = {f"tag.{name}": value for name, value in run.tags.items()} | (
+            {"parent": run.parent} if run.parent else {}
+        )
+        parameters = {**self._metadata["_params"], **run.parameters, **tags}
+        newest = {**self._metadata["_metrics"], **{name: value for name, _, value in values}}
+        metadata = {**self._metadata, "_params": parameters, "_metrics": newest, "_state": _STATES[run.state]}
+        if metadata != self._metadata:
+            self._call("PATCH", self._context, {"metadata": metadata}, updateMask="metadata")
+            self._metadata = metadata
+
+    def _made_context(self, contexts: str, identity: str, schema: str, title: str, metadata: Json) -> Json:
+        about = {"displayName": title, "schemaTitle": schema, "schemaVersion": "0.0.1", "metadata": metadata}
+        context = self._made(contexts, identity, "contextId", about)
+        if (actual := context.get("schemaTitle")) != schema:
+            raise UserError(f"{self._text}: {identity} is a {actual} in {contexts}, not a {schema}: use another name")
+        return context
+
+    def _call(self, method: str, name: str, body: Any = None, *, allowed: int = 0, **query: Any) -> Json | None:
         """Sends a request and returns its answer, or None if its status is `allowed`, as 404.
 
         Waits for a long-running operation, and returns its result. Raises UserError if the request is refused.
@@ -50,7 +118,7 @@ class VertexApi:
                 return None
             if answer.status_code in (400, 401, 403, 404):
                 raise UserError(
-                    f"{self._subject}: Vertex AI refuses it ({answer.status_code}): {shortened(answer.text)}: the "
+                    f"{self._text}: Vertex AI refuses it ({answer.status_code}): {shortened(answer.text)}: the "
                     "account needs roles/aiplatform.user (docs/permissions.md)"
                 )
             answer.raise_for_status()
@@ -63,94 +131,14 @@ class VertexApi:
             url = f"{self._service}/{content['name']}"
             method, body, query = "GET", None, {}
 
-    def made(self, collection: str, identity: str, key: str, body: Json) -> Json:
+    def _made(self, collection: str, identity: str, key: str, body: Json) -> Json:
         """Returns the resource `identity`, created if it is missing; key: the query parameter that has the id."""
         name = f"{collection}/{identity}"
-        if (resource := self.call("GET", name, allowed=404)) is not None:
+        if (resource := self._call("GET", name, allowed=404)) is not None:
             return resource
-        self.call("POST", collection, body, allowed=409, **{key: identity})  # 409: another process was faster
-        return self.call("GET", name) or {}
+        self._call("POST", collection, body, allowed=409, **{key: identity})  # 409: another process was faster
+        return self._call("GET", name) or {}
 
-    def listed(self, collection: str, key: str) -> list[Json]:
+    def _listed(self, collection: str, key: str) -> list[Json]:
         """Returns the resources of a collection; this package never creates more than a page of them."""
-        return list((self.call("GET", collection, pageSize=_MOST) or {}).get(key, []))
-
-    def tensorboard(self) -> str:
-        """Returns the name of this package's TensorBoard instance in the region, created if it is missing."""
-        instances = f"{self.parent}/tensorboards"
-        boards = {board.get("displayName"): board for board in self.listed(instances, "tensorboards")}
-        board = boards.get(_DISPLAY_NAME) or self.call("POST", instances, {"displayName": _DISPLAY_NAME}) or {}
-        return str(board["name"])
-
-
-class VertexRuns:
-    """Implements `Tracker` for Vertex AI: resumes a run by its id. Raises UserError without project or region."""
-
-    def __init__(self, address: TrackerAddress) -> None:
-        self._name, self._text = address.name, f"track={address.text}"
-        self._api = VertexApi(gcloud_property("core", "project"), gcloud_property("ai", "region"), self._text)
-        self._context, self._board_run, self._metadata = "", "", Json()
-        self._series: dict[str, str] = {}  # ids of time series, by the name of the metric
-
-    def begin(self, run: TrackedRun) -> Opened:
-        api, store, name = self._api, f"{self._api.parent}/metadataStores", self._name
-        contexts, identity = f"{api.made(store, 'default', 'metadataStoreId', {})['name']}/contexts", f"{name}-{run.id}"
-        experiment = self._made_context(contexts, name, "system.Experiment", name, {"experiment_deleted": False})
-        known = experiment.get("metadata", {})
-        board = os.environ.get(TENSORBOARD) or known.get("backing_tensorboard_resource") or api.tensorboard()
-        metadata = {**known, "backing_tensorboard_resource": board}
-        api.call("PATCH", experiment["name"], {"metadata": metadata}, updateMask="metadata")
-        empty = {"_params": {}, "_metrics": {}, "_state": "RUNNING"}
-        context = self._made_context(contexts, identity, "system.ExperimentRun", run.name, empty)
-        self._context, self._metadata = context["name"], {**empty, **context.get("metadata", {})}
-        api.call("POST", f"{experiment['name']}:addContextChildren", {"childContexts": [self._context]})
-        about = {"displayName": name, "labels": {"vertex_tensorboard_experiment_source": "vertex_experiment"}}
-        board_experiment = api.made(f"{board}/experiments", name, "tensorboardExperimentId", about)["name"]
-        self._board_run = api.made(f"{board_experiment}/runs", run.id, "tensorboardRunId", {"displayName": run.id})[
-            "name"
-        ]
-        artifact = api.made(f"{contexts.removesuffix('/contexts')}/artifacts", f"{identity}-tb-run", "artifactId", {
-            "displayName": f"{identity}-tb-run", "schemaTitle": "google.VertexTensorboardRun",
-            "schemaVersion": "0.0.1", "state": "LIVE",
-            "uri": f"https://aiplatform.googleapis.com/v1/{self._board_run}",  # the SDK finds the run by it
-            "metadata": {"resourceName": self._board_run, "vertex_experiment_tracking": True},
-        })  # fmt: skip
-        api.call("POST", f"{self._context}:addContextArtifactsAndExecutions", {"artifacts": [artifact["name"]]})
-        series = api.listed(f"{self._board_run}/timeSeries", "tensorboardTimeSeries")
-        self._series = {metric["displayName"]: metric["name"].rsplit("/", 1)[-1] for metric in series}
-        last_steps = {
-            line["displayName"]: line["metadata"].get("maxStep", 0) for line in series if line.get("metadata")
-        }
-        _, project, _, region = api.parent.split("/")
-        page = f"https://console.cloud.google.com/vertex-ai/experiments/locations/{region}/experiments/{name}/runs/"
-        return Opened(f"{page}{identity}?project={project}", lambda metric: int(last_steps.get(metric, -1)))
-
-    def _made_context(self, contexts: str, identity: str, schema: str, title: str, metadata: Json) -> Json:
-        about = {"displayName": title, "schemaTitle": schema, "schemaVersion": "0.0.1", "metadata": metadata}
-        context = self._api.made(contexts, identity, "contextId", about)
-        if (actual := context.get("schemaTitle")) != schema:
-            raise UserError(f"{self._text}: {identity} is a {actual} in {contexts}, not a {schema}: use another name")
-        return context
-
-    def send(self, run: TrackedRun, points: Sequence[Point]) -> None:
-        values = [(name, point, value) for point in points for name, value in point.values.items()]
-        for name in dict.fromkeys(name for name, _, _ in values if name not in self._series):
-            about = {"displayName": name, "valueType": "SCALAR", "pluginName": "scalars"}
-            series = self._api.call("POST", f"{self._board_run}/timeSeries", about) or {}
-            self._series[name] = series["name"].rsplit("/", 1)[-1]
-        for start in range(0, len(values), _MOST):
-            data = [{"tensorboardTimeSeriesId": self._series[name], "valueType": "SCALAR", "values": [{
-                "step": point.step, "scalar": {"value": value},
-                "wallTime": datetime.fromtimestamp(point.time, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-            }]} for name, point, value in values[start : start + _MOST]]  # fmt: skip
-            body = {"tensorboardRun": self._board_run, "timeSeriesData": data}
-            self._api.call("POST", f"{self._board_run}:write", body)
-        tags = {f"tag.{name}": value for name, value in run.tags.items()} | (
-            {"parent": run.parent} if run.parent else {}
-        )
-        parameters = {**self._metadata["_params"], **run.parameters, **tags}
-        newest = {**self._metadata["_metrics"], **{name: value for name, _, value in values}}
-        metadata = {**self._metadata, "_params": parameters, "_metrics": newest, "_state": _STATES[run.state]}
-        if metadata != self._metadata:
-            self._api.call("PATCH", self._context, {"metadata": metadata}, updateMask="metadata")
-            self._metadata = metadata
+        return list((self._call("GET", collection, pageSize=_MOST) or {}).get(key, []))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
+from tests.fixtures import Capture, Patch
 from tests.trainer.base.run_files.tracking.runs import (
     LOSSES,
     mlflow_files,
@@ -26,10 +27,7 @@ from tests.workers import until
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import append_stats, drop_stats_after, write_json
 from trainer.base.run_files.tracking.sender import TAGS, RunFiles, Sender, Tracking
-from trainer.base.tracker import Opened, Point, TrackedRun, TrackerAddress, read_addresses
-
-Capture = pytest.CaptureFixture[str]
-
+from trainer.base.tracker import Opened, Point, TrackedRun, read_addresses
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's
 
@@ -42,7 +40,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _elsewhere(tmp_path: Path, monkeypatch: Patch) -> None:
     """Keeps the files that MLflow stores beside the working folder out of the checkout."""
     monkeypatch.chdir(tmp_path)
 
@@ -92,9 +90,6 @@ def test_a_refused_login_is_no_outage(
         def do_GET(self) -> None:
             self.send_error(status)
 
-        def log_message(self, *_: Any) -> None:
-            """Prints nothing."""
-
     with serving(Refusing) as address:
         assert main(["track", str(plant_run(tmp_path / "run")), f"--track=mlflow:{address}#x"]) == code
     error = capsys.readouterr().err
@@ -102,7 +97,7 @@ def test_a_refused_login_is_no_outage(
     assert ("set MLFLOW_TRACKING_TOKEN" in error) == (code == 2)
 
 
-def test_an_offline_file_of_wandb_has_each_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_offline_file_of_wandb_has_each_step_once(tmp_path: Path, monkeypatch: Patch) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed here")
     monkeypatch.setenv("WANDB_MODE", "offline")
     run = plant_run(tmp_path / "run", 20, state="interrupted")
@@ -154,7 +149,7 @@ OWN = f"{__name__}:own_tracker#x"
 
 
 @contextmanager
-def following(tracker: Planted, run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def following(tracker: Planted, run: Path, monkeypatch: Patch) -> Iterator[None]:
     """Sends a running training to a tracker of one's own; the block begins with its first points, if it answers."""
     monkeypatch.setattr(f"{__name__}.own_tracker", lambda address: tracker, raising=False)
     with Tracking([OWN], run, "gs://b/run") as tracking:
@@ -164,7 +159,7 @@ def following(tracker: Planted, run: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def test_a_training_is_followed_and_lost_answers_double_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    tmp_path: Path, monkeypatch: Patch, caplog: Any
 ) -> None:
     tracker, run = Planted(failures=1), plant_run(tmp_path / "run", 20, state="running")
     with following(tracker, run, monkeypatch):
@@ -180,7 +175,7 @@ def test_a_training_is_followed_and_lost_answers_double_nothing(
 SEND = f"send it with `python -m deploy track gs://b/run --track={OWN}`"
 
 
-def test_a_refusal_in_mid_run_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+def test_a_refusal_in_mid_run_is_told_at_the_end(tmp_path: Path, monkeypatch: Patch, caplog: Any) -> None:
     """It neither ends the training nor is it tried again."""
     tracker, run = Planted(), plant_run(tmp_path / "run", 20, state="running")
     with following(tracker, run, monkeypatch):
@@ -189,7 +184,7 @@ def test_a_refusal_in_mid_run_is_told_at_the_end(tmp_path: Path, monkeypatch: py
     assert caplog.messages[-1] == f"track={OWN}: not all is sent (the token has expired): {SEND}"
 
 
-def test_tags_name_the_job_that_submit_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tags_name_the_job_that_submit_described(tmp_path: Path, monkeypatch: Patch) -> None:
     known = {"tier": "l4x1", "image": "r/x:1", "usd_per_hour": 0.8, "project": "p", "region": "us-central1"}
     monkeypatch.setenv(TAGS, json.dumps(known))
     monkeypatch.setenv("CLOUD_ML_JOB_ID", "1000")
@@ -236,13 +231,7 @@ def test_points_have_the_times_of_their_lines_or_the_start_of_the_run(started: s
     ]  # fmt: skip
 
 
-def test_several_addresses_are_read() -> None:
-    first, second = read_addresses(["wandb:project", "mlflow:https://host:5000#an experiment"])
-    assert first == TrackerAddress("wandb:project", "wandb", "", "project")
-    assert (second.server, second.name) == ("https://host:5000", "an experiment")
-
-
-def test_the_tracker_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_the_tracker_of_the_page_runs(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     page = (Path(__file__).parents[5] / "docs" / "tracking.md").read_text(encoding="utf-8")
     (tmp_path / "csv_tracker.py").write_text(page.partition("```python\n")[2].partition("```")[0])
     monkeypatch.chdir(tmp_path)
