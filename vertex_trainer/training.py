@@ -163,7 +163,7 @@ def _fit_here(
     start_logging()
     shown = contextlib.redirect_stdout(stream) if stream else contextlib.nullcontext()
     with shown, hidden(not stream):
-        launched.fit_model(model, TrainConfig(model=name, data="x", job_dir=job_dir, **settings), {**data, **of_fit})
+        launched.fit_model(model, TrainConfig(model=name, data=name, job_dir=job_dir, **settings), {**data, **of_fit})
     result = RunResult.read((local_path(job_dir, "job_dir") / RESULT).read_text(encoding="utf-8"), job_dir)
     return Fitted(result.history, result, 0.0, job_dir, job_dir)
 

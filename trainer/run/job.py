@@ -137,7 +137,8 @@ def restored_run(
         log.warning(f"the result depends on the number of replicas: {reason}")
     if line := of_repeated_tokens(setup.model):
         log.info(line)
-    log.info(f"trains {config.model} on {setup.dataset.train.count:,} examples of {config.data}, {setup.dataset.shape}")
+    source = f" of {config.data}" if config.data != config.model else ""  # a script is both
+    log.info(f"trains {config.model} on {setup.dataset.train.count:,} examples{source}, {setup.dataset.shape}")
     with job.result.goodput.within(RESTORE):
         step, saved = checkpoints.restore() or (before + first_step, None)
         if saved is not None:

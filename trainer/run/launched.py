@@ -137,7 +137,9 @@ def opened_run(config: TrainConfig, command: Sequence[str], began: float, job_di
         _ = job.earlier  # read before this start writes it
         job.result.goodput.enter(START)
         batch = config.micro_batches * (config.virtual_replicas or len(local_devices(config, job.cluster)))
-        replicas = replace(job, config=replace(config, global_batch_size=batch * job.cluster.workers)).connect()
+        replicas = replace(job, config=replace(config, global_batch_size=batch * job.cluster.workers)).connect(
+            has_batch=False
+        )
         set_arithmetic(config)
         if config.precision != TrainConfig.precision:  # else the user's code may set its own
             set_precision(config)

@@ -102,14 +102,18 @@ class StartedJob:
                 raise mistake from error
             raise
 
-    def connect(self) -> Replicas:
-        """Starts TensorFlow, on all workers at the same time, and returns the replicas."""
+    def connect(self, *, has_batch: bool = True) -> Replicas:
+        """Starts TensorFlow, on all workers at the same time, and returns the replicas.
+
+        has_batch: whether the settings say the size of a batch, which in a script each `fit` does.
+        """
         with self.peers.connecting() if self.peers else nullcontext():
             replicas = make_replicas(self.config, self.cluster)
         if self.peers:
             keep_handlers()
         by = f", summed by {replicas.collectives}" if self.cluster.several else ""
-        log.info(f"{replicas.sentence()} on {', '.join(replicas.devices)}{by}")
+        count = replicas.sentence() if has_batch else f"{replicas.count} replica{'s' if replicas.count > 1 else ''}"
+        log.info(f"{count} on {', '.join(replicas.devices)}{by}")
         return replicas
 
     def refuse_changed_data(self, name: str, now: Mapping[str, Any]) -> None:
