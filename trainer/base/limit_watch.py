@@ -124,11 +124,11 @@ class LimitWatch:
             self.active, self.idle_s = False, 0.0
         if self.limits.idle_s and self.works():
             use = [gpu["utilization_percent"] for gpu in read_gpus()]
-            percents = [percent for percent in use if percent is not None]
-            if len(percents) < len(use) or not use:
+            if not use or None in use:
                 self._warn_once("nvidia-smi does not tell how much the GPUs are used: that time does not count as idle")
             else:
-                self.idle_s = self.idle_s + elapsed if max(percents) < IDLE_PERCENT else 0.0
+                busy = max(percent or 0.0 for percent in use) >= IDLE_PERCENT
+                self.idle_s = 0.0 if busy else self.idle_s + elapsed
         self.reason = self.due()
         if self.reason:
             self._grace_ends = now + GRACE_S
