@@ -28,6 +28,7 @@ import tensorflow as tf
 from tests.user_callbacks import WarmUp
 from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig
+from trainer.invariance.internals import reset_layer_names
 from trainer.measures.keras_calls import answered_by_replicas
 from trainer.run import training_run
 from trainer.run.launched import Launch
@@ -360,6 +361,7 @@ def built(parts: Any) -> keras.Model:
 def fitted(parts: Any, epochs: int, noise: float = 0.0) -> Found:
     """Runs a script; returns its weights and its history. noise: added to the first weights."""
     keras.utils.set_random_seed(SEED)
+    reset_layer_names()  # by which layers draw, as in a process of its own
     model = built(parts)
     draw = np.random.default_rng(SEED)
     for weight in model.trainable_variables if noise else []:

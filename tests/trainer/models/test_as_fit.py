@@ -187,6 +187,15 @@ def test_a_run_does_what_the_page_says(
     assert line in caplog.text
 
 
+def test_limits_of_keras_are_refused() -> None:
+    keras.config.set_max_epochs(1)
+    try:
+        with refused("KERAS_MAX_EPOCHS and KERAS_MAX_STEPS_PER_EPOCH limit `fit` alone"):
+            launched(lambda: trained(network), 1)
+    finally:
+        keras.config.set_max_epochs(None)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scales", [True, False])
 def test_a_loss_is_scaled_as_in_fit(scales: bool) -> None:
