@@ -25,18 +25,17 @@ CLEAN = ["--project=my-proj", "--bucket=gs://my-bucket", "--yes"]
 
 @pytest.fixture
 def script() -> Path:
-    """Returns a file beside a script: another content of it is another source."""
+    """Returns a script: another content of it is another source."""
     Path("code").mkdir()
-    Path("code/train.py").write_text("print('trains')\n")
-    beside = Path("code/submit.log")
-    beside.write_text("")
-    return beside
+    path = Path("code/train.py")
+    path.write_text("print('trains')\n")
+    return path
 
 
 def test_a_running_job_of_the_same_command_with_other_sources_is_asked_about(
     script: Path, cloud: Emulator, session: Session, flying: FlyingClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log of the first command lies among its sources, and the command is killed while the job is created."""
+    """The command is killed while the job is created."""
     cloud.faults = [Fault(POSTS, 503, after=True)]
     cloud.lists_nothing, flying.asleep = 10**6, flying.interrupt
     with pytest.raises(JobUnknown):
@@ -44,7 +43,7 @@ def test_a_running_job_of_the_same_command_with_other_sources_is_asked_about(
     cloud.lists_nothing, flying.asleep = 0, lambda: None
     (job,) = cloud.jobs.values()
     cloud.begin(job)
-    script.write_text("a line\n")
+    script.write_text("print(1)\n")
     said = error_of(submit.main, SCRIPT, session)
     assert f"{job['name']} (RUNNING) has the same command and other files: watch it: python -m deploy watch" in said
     assert "--again" in said
@@ -55,7 +54,7 @@ def test_a_running_job_of_the_same_command_with_other_sources_is_asked_about(
         with suppress(UserError):
             submit.main([*SCRIPT, "--detach"], session)
         assert len(cloud.jobs) == sent
-    script.write_text("another line\n")
+    script.write_text("print(2)\n")
     cloud.end(job, "SUCCEEDED")
     monkeypatch.setattr("builtins.input", lambda: "n")
     assert "customJobs/1001 (PENDING)" in error_of(submit.main, SCRIPT, session)

@@ -238,7 +238,7 @@ PACKAGES: dict[str, tuple[str, str]] = {
     "other.py": ("def build(:\n", "my_models/other.py, line 1"),
     "key.pem": ("x", "look like credentials: my_models/key.pem, a credential by its name"),
     "inner/id_rsa": ("x", "look like credentials: my_models/inner/id_rsa, a credential"),
-    "a.json": ('{"private_key": "-----BEGIN PRIVATE KEY-----"}', "look like credentials: my_models/a.json"),
+    "a.json": ('{"private_key": "-----BEGIN PRIVATE KEY-----MIIEvQ"}', "look like credentials: my_models/a.json"),
     "requirements.txt": ("tensorflow==2.15.0\n", "tensorflow==2.15.0: the trainer needs tensorflow>=2.20,<2.22"),
     ".gitignore": ("__init__.py\n", "ignores its __init__.py: nothing would go along"),
 }
