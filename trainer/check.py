@@ -14,7 +14,7 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError
+from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError, reason
 from trainer.base.log import log, on_vertex, set_verbose
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.job_files import GPU_CHECK, write_json
@@ -54,8 +54,9 @@ class CheckOptions:
         3, "for which --on_gpus measures each speed", group="check", minimum=0, maximum=600, unit="seconds"
     )
     verbose: bool = VERBOSE
-    # For trainer.run.replica_check:
+    # For trainer.run.replica_check, and for deploy, which pays for several GPUs:
     verdict: str = setting("")
+    paid: bool = setting(False)
 
 
 def read_check(arguments: Sequence[str]) -> Request[CheckOptions]:
@@ -102,7 +103,8 @@ def _check_compiled_step(config: TrainConfig) -> int:
 def _check_replicas(config: TrainConfig, options: CheckOptions) -> int:
     """Compares a few steps on one and on several logical CPU devices, in float64 or bit by bit; returns the exit code.
 
-    With --verdict, as a child of `trainer.run.replica_check`, it writes what it found to that file instead.
+    With --verdict, as a child of `trainer.run.replica_check`, it writes what it found to that file instead; with --paid
+    it refuses what a job on several GPUs would refuse before it trains.
     """
     if options.bits and not config.virtual_replicas:
         raise UserError(
@@ -115,13 +117,30 @@ def _check_replicas(config: TrainConfig, options: CheckOptions) -> int:
     with quiet_start():
         import tensorflow as tf
 
+        from trainer.data.sources import load_dataset
         from trainer.run.proof import Proof
-        from trainer.run.replica_check import COMPARED_STEPS, compare_bits, compare_replicas, judge, proof_of
+        from trainer.run.replica_check import (
+            COMPARED_STEPS,
+            ReplicaVerdict,
+            act_on_verdict,
+            compare_bits,
+            compare_replicas,
+            judge,
+            proof_of,
+        )
     tf.config.set_visible_devices([], "GPU")
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
     if options.verdict:
         write_json(Path(options.verdict), judge(config))
+        return DONE
+    if options.paid:
+        try:
+            load_dataset(config)
+        except Exception as error:
+            log.info(f"the data are not at hand: the job proves first that replicas change nothing ({reason(error)})")
+            return DONE
+        act_on_verdict(ReplicaVerdict(**judge(config)), allowed=config.allow_replica_dependence, paid=True)
         return DONE
     steps = f"{COMPARED_STEPS} steps on 1 and on {replicas} replicas"
     if options.bits:

@@ -86,7 +86,9 @@ class CodeOptions:
     )
     as_is: bool = setting(False, "run --script as it is, whatever it calls")
     launch: bool = setting(False, "train --script by trainer.launch, even if no call of fit is seen in it")
-    no_check: bool = setting(False, "do not run --script here up to its first fit before it is sent")
+    no_check: bool = setting(
+        False, "send without a look here: at a script up to its first fit, at the proof of a model for several GPUs"
+    )
     force: bool = setting(
         False,
         "send a job that does not fit the memory by its plan, or code that needs what no package index has",

@@ -3,7 +3,10 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
+from deploy.base.console import run_program, say
 from deploy.job.cost import format_duration
 from deploy.job.job import Job
 from deploy.job.options import JobOptions
@@ -20,7 +23,9 @@ from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import STRATEGIES, Tier
 from trainer.base.errors import UserError
 from trainer.base.limit_watch import StopLimits
-from trainer.base.settings.train_config import TrainConfig
+from trainer.base.settings.model_settings import MODELS
+from trainer.base.settings.own_settings import is_dotted
+from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
 
 LEAST_LIMIT_S = 1800.0
 PLANS = 3.0  # so many times the upper end of its plan, and at least LEAST_LIMIT_S, may a job take
@@ -74,6 +79,30 @@ def planned_usd(jobs: Iterable[Job]) -> list[tuple[float, float] | None]:
     return [(priced.usd.low, priced.usd.high) if (priced := estimate(job)) else None for job in jobs]
 
 
+def _prove(work: Training) -> None:
+    """Proves, in a process of its own, that the number of GPUs does not change what a user's own model trains.
+
+    Raises UserError for a model that the job would refuse. Data in a bucket, or that cannot be read here, are the job's
+    to prove on.
+    """
+    config, tier = work.config, work.tier
+    is_own = config.model not in MODELS or (is_dotted(config.data) and config.data not in DATA_SOURCES)
+    if not is_own or tier.devices < 2 or not tier.accelerators or config.allow_replica_dependence:
+        return
+    here = not work.overrides.folder or Path(work.overrides.folder).samefile(".")
+    if here and not any(place.startswith(("gs://", "/gcs/")) for place in config.inputs.values()):
+        _proof_of(tuple(work.overrides.without("job_dir", "expect_devices").arguments()))
+    else:
+        say("the data or the code are not in this folder: the job proves first that replicas change nothing")
+
+
+@cache
+def _proof_of(arguments: Sequence[str]) -> None:
+    """Runs `trainer.check` for a job on several GPUs, once for these settings, and prints what it says."""
+    say("proves here that the number of GPUs changes nothing (--no_check leaves that to the job)")
+    run_program("trainer.check", [*arguments, "--paid"], lambda line: None if line.startswith("error: ") else say(line))
+
+
 def paid_job(work: Workload, gcp: GcpConfig, options: JobOptions, submission: str, code: Sequence[Package] = ()) -> Job:
     """Returns a job that is to be paid for: every verb makes its jobs here, with all checks.
 
@@ -93,6 +122,8 @@ def paid_job(work: Workload, gcp: GcpConfig, options: JobOptions, submission: st
             raise UserError("recipe is missing: a job is paid for: name what it trains, by --recipe= or --model=")
     if options.check:
         return Job(work, gcp, options, submission, code)
+    if isinstance(work, Training) and not (options.force or options.no_check):
+        _prove(work)
     # Its timeout, unless the tier's own is shorter, or the user gave one.
     if isinstance(work, Training):
         if options.plan:

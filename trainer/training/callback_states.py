@@ -42,8 +42,8 @@ class AttributeValue:
                 return {"float": str(part)}  # JSON has no infinity
             if part is None or isinstance(part, (bool, int, float, str)):
                 return part
-            if isinstance(part, np.generic):
-                return encode(part.item())
+            if isinstance(part, np.generic):  # as the weight of a Normalization, whose shape set_weights asks for
+                return {"number": [part.dtype.name, encode(part.item())]}
             if type(part) in (list, tuple, set):
                 return {type(part).__name__: [encode(item) for item in part]}
             if type(part) is dict:
@@ -74,6 +74,9 @@ def decoded(text: Any, arrays: Mapping[str, Any]) -> Any:
         return arrays[content]
     if kind == "float":
         return float(content)
+    if kind == "number":
+        dtype, number = content
+        return np.dtype(dtype).type(decoded(number, arrays))
     if kind == "dict":
         return {decoded(key, arrays): decoded(item, arrays) for key, item in content}
     return {"list": list, "tuple": tuple, "set": set}[kind](decoded(item, arrays) for item in content)

@@ -152,8 +152,9 @@ def test_settings_are_those_of_the_new_command() -> None:
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 arrays_of = st.lists(st.floats(width=32), max_size=3).map(lambda values: np.array(values, np.float32))
+numbers = st.integers(0, 9).map(np.int64) | st.floats(width=32, allow_nan=False).map(np.float32)  # weights, too
 values = st.recursive(
-    plain | arrays_of,
+    plain | numbers | arrays_of,
     lambda inner: st.lists(inner, max_size=3) | st.tuples(inner) | st.dictionaries(st.integers(), inner, max_size=3),
     max_leaves=8,
 )
@@ -165,4 +166,5 @@ def test_a_value_comes_back_as_it_was(value: Any) -> None:
     kept = AttributeValue.of(value, "callbacks/x")
     again = decoded(json.loads(json.dumps(kept.text)), kept.arrays)
     np.testing.assert_equal(again, value)
+    assert type(again) is type(value)
     assert AttributeValue.of(again, "callbacks/x").text == kept.text
