@@ -42,6 +42,8 @@ from trainer.base.storage import expanded
 # What `deploy.in_job.script_worker`, which runs a script as it is, imports from outside its own folder.
 _OF_TRAINER = ("trainer/__init__.py", "trainer/base/__init__.py", "trainer/base/limit_watch.py")
 _MAIN = b"import sys\n\nfrom in_job.script_worker import main\n\nsys.exit(main())\n"
+# Variables that a job has.
+_OF_VERTEX = ("AIP_MODEL_DIR", "AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR")
 CHECK_S = 60.0  # how long a script may take to its first `fit` before it is sent unchecked
 
 
@@ -182,13 +184,19 @@ class Script:
                 "hidden": [*hidden] if plain else [], "most_bytes": self.options.max_package_mb * MB,
             }))  # fmt: skip
             variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+            variables |= {name: f"{scratch}/{name}" for name in _OF_VERTEX}
+            variables |= {
+                **getattr(self.options, "env", {}),
+                **dict.fromkeys(getattr(self.options, "secret", ()), "secret"),
+            }
             variables |= {"TMPDIR": scratch, "PYTHONDONTWRITEBYTECODE": "1", "CUDA_VISIBLE_DEVICES": "-1",
                           "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}  # fmt: skip
             command = [sys.executable, str(first_fit.__file__), f"{scratch}/plan", str(report)]
-            process = subprocess.Popen(
-                command, cwd=work, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+            with Path(scratch, "stderr").open("wb") as stderr:
+                process = subprocess.Popen(
+                    command, cwd=work, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                    stderr=stderr, start_new_session=True,
+                )  # fmt: skip
             try:
                 process.wait(CHECK_S)
             except subprocess.TimeoutExpired:
@@ -196,12 +204,20 @@ class Script:
             finally:
                 kill_group(process)
                 process.wait()
+            last = [*Path(scratch, "stderr").read_text(encoding="utf-8", errors="replace").splitlines(), ""][-2:][0]
             told = [json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()]
         opened = [line["opened"] for line in told if "opened" in line]
         for line in told:
             if "error" in line:
-                self._refuse_missing(line["missing"], line["error"].replace(f"{work}/", ""), found, hidden)
-                say(f"{self.name} ended here before it called fit, by {line['error']}: it is not checked further")
+                error = line["error"].replace(f"{work}/", "")
+                self._refuse_missing(line["missing"], error, found, hidden)
+                ended = f"it ended here before it called fit, by {error}"
+                if error.startswith("SystemExit") and last:
+                    ended = f"{ended} ({last})"
+                if not (line["forbidden"] or line["missing"]):
+                    raise UserError(f"script={self.name}: {ended}: so would its job: mend it, or use --no_check")
+                here = f": {line['missing']} is not installed here" if line["missing"] else ""
+                say(f"{self.name}: {ended}{here}: it is not checked further")
         return opened
 
     def _refuse_missing(self, module: str, error: str, found: Sources, hidden: Mapping[str, str]) -> None:

@@ -2,9 +2,9 @@
 
 `python first_fit.py PLAN REPORT`. PLAN is a file of JSON: "script" and "arguments"; "origin", the folder of the script
 itself; "hidden", the modules that the job will not have; "most_bytes", the largest file that is copied. What the script
-opens beside itself, which is not here yet, is copied from there at that moment. REPORT gets a line of JSON for each
-such file, and one for an error. It writes nothing outside of the folder above this one, and starts and reaches no
-other program. The standard library alone.
+opens beside itself, and is not here yet, is copied from there at that moment. REPORT gets a line of JSON for each such
+file, and one for an error, which says whether this check forbade something before. It writes nothing outside of the
+folder above this one, and starts and reaches no other program. The standard library alone.
 """
 
 from __future__ import annotations
@@ -47,10 +47,12 @@ def main() -> None:
     here, origin = Path.cwd(), Path(plan["origin"])
     report = open(sys.argv[2], "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (to the end of the process)
     busy = False  # while a file is copied
+    forbidden = False  # whether the script tried what only this check forbids
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal busy
+        nonlocal busy, forbidden
         if event in _PROGRAMS or (event == "socket.connect" and not isinstance(arguments[1], str | bytes)):
+            forbidden = True
             raise PermissionError("the check before sending starts and reaches no other program")
         if busy or event not in (*_READS, *_CHANGES):
             return
@@ -61,6 +63,7 @@ def main() -> None:
             exists = path.exists()
             outside = not path.is_relative_to(here.parent) and path.parts[1:2] != ("dev",)
             if changes and outside and not (event == "os.mkdir" and exists):
+                forbidden = True
                 raise PermissionError(f"the check before sending writes nothing outside of its copy: {path}")
             source = origin / path.relative_to(here) if path.is_relative_to(here) else path
             if event in _READS and not writes and not exists and source.exists():
@@ -101,6 +104,7 @@ def main() -> None:
         setattr(holder, name, naming(getattr(holder, name)))
     keras.Model.fit = lambda *given, **named: end()
     sys.argv = [plan["script"], *plan["arguments"]]
+    forbidden = False  # what importing TensorFlow tried does not count
     try:
         runpy.run_path(plan["script"], run_name="__main__")
     except BaseException as error:
@@ -111,7 +115,7 @@ def main() -> None:
             chain = chain.__cause__ or chain.__context__
         if not (isinstance(error, SystemExit) and not error.code):
             text = f"{type(error).__name__}: {error}"
-            print(json.dumps({"error": text, "missing": missing}), file=report)
+            print(json.dumps({"error": text, "missing": missing, "forbidden": forbidden}), file=report)
     end()
 
 

@@ -71,6 +71,17 @@ def test_ctrl_c_saves_and_the_same_call_goes_on() -> None:
         same(weight, value)
 
 
+def test_the_same_call_with_more_epochs_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    model = compiled()
+    expected = twin(model)
+    expected.fit(X, Y, verbose=0, **{**DATA, "epochs": 5})
+    fit(twin(model), X, Y, job_dir="runs/longer", **DATA)
+    fit(model, X, Y, job_dir="runs/longer", **{**DATA, "epochs": 5})
+    assert "resumes at step 9" in capsys.readouterr().out
+    for weight, value in zip(model.get_weights(), expected.get_weights(), strict=True):
+        same(weight, value)
+
+
 class OwnInit(keras.Model):
     def __init__(self, inputs: Any, outputs: Any) -> None:
         super().__init__(inputs, outputs)
@@ -81,9 +92,11 @@ class OwnInit(keras.Model):
 
 @pytest.mark.parametrize(("options", "line"), [
     ({"on": "l4x1"}, "on=l4x1: a model of this process stays in it: name functions"),
+    ({"uncompiled": True}, "fit: the model is not compiled: call model.compile(optimizer, loss=…) first"),
     ({"epoch": 3}, "unknown keyword epoch; did you mean 'epochs'? Keywords for a model of this"),
     ({"replicas": "two"}, "replicas='two' must be a whole number"),
     ({"replicas": 2}, "model=OwnInit: several replicas train a copy, which Keras cannot make of its config"),
 ])  # fmt: skip
 def test_what_is_refused(options: dict[str, Any], line: str) -> None:
-    assert line in error_of(fit, compiled(OwnInit), X, Y, **options)
+    model = keras.Sequential([keras.layers.Dense(1)]) if options.pop("uncompiled", False) else compiled(OwnInit)
+    assert line in error_of(fit, model, X, Y, **options)

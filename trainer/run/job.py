@@ -356,7 +356,10 @@ def finish(run: TrainingRun, control: Control) -> int:
     if values:
         log.info(f"last      {', '.join(f'{name} {value:.4g}' for name, value in values.items())}")
     if best := run.state.best.state:
-        log.info(f"best      {best['metric']} {best['value']:.4g} at step {best['step']:,}: --checkpoint=best")
+        flag = (
+            ": --checkpoint=best" if job.config.data != job.config.model else ""
+        )  # no verb reads a script's checkpoints
+        log.info(f"best      {best['metric']} {best['value']:.4g} at step {best['step']:,}{flag}")
     log.info(f"model     {where(job.job_dir.model)}")
     pictures = ModelInterface.of(run.setup.model).sampler is not None
     if pictures:

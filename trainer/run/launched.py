@@ -29,6 +29,8 @@ from trainer.base.run_files.goodput import START
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.job_files import items
 from trainer.base.script import calls_fit
+from trainer.base.settings.fields import flag_name
+from trainer.base.settings.request import LAUNCH_SETTINGS
 from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas, local_devices
@@ -183,7 +185,9 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as error:
         if error.code not in (None, 0):
-            raise UserError(f"{script} ended by sys.exit({error.code!r})") from error
+            ours = next((word for word in arguments if flag_name(word) in LAUNCH_SETTINGS), "")
+            hint = f": {ours.partition('=')[0]} is a flag of trainer.launch: write it before {script}" if ours else ""
+            raise UserError(f"{script} ended by sys.exit({error.code!r}){hint}") from error
 
 
 class Ended(BaseException):
@@ -212,6 +216,8 @@ class Launch:
         bound = _FIT.bind(*given, **named)
         bound.apply_defaults()
         call = bound.arguments
+        if not call["self"].compiled:
+            raise UserError("fit: the model is not compiled: call model.compile(optimizer, loss=…) first")
         setup = self._setup(call["self"], call)
         callbacks = call["callbacks"]
         if isinstance(callbacks, CallbackList):
@@ -326,10 +332,11 @@ class Launch:
             setup.model, setup.replicas, job_dir.checkpoints, setup.config.keep_checkpoints, job_dir.mirror,
             steps=range(before + bool(before), before + total + 1), ends=self.ends,
         )  # fmt: skip
-        earlier = [*items(self.job.earlier, "parts")]
-        if number < len(earlier) and earlier[number] != json.loads(json.dumps(self.parts[number])):
-            now = self.parts[number]
-            changes = [name for name in now if earlier[number].get(name) != now[name]]
+        earlier, now = [*items(self.job.earlier, "parts")], json.loads(json.dumps(self.parts[number]))
+        changes = [name for name in now if number < len(earlier) and earlier[number].get(name) != now[name]]
+        if changes == ["epochs"] and number == len(earlier) - 1:
+            changes = []  # the last call may become longer
+        if changes:
             log.warning(
                 f"call {number + 1} of fit is another one than when this run began ({', '.join(changes)}): training "
                 "starts anew from there"
