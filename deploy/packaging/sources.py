@@ -237,8 +237,8 @@ def _checked(files: Mapping[str, Path], left_out: Sequence[str], top: Path, most
         inner = files[findings[0][0]].relative_to(top).as_posix()
         named = "; ".join(f"{name}, {finding}" for name, finding in findings)
         raise UserError(
-            f"package: these look like credentials: {named}: they would be stored in the bucket and in the job, whose own "
-            "account needs no key: read them from a variable that --secret=NAME=projects/P/secrets/S/versions/latest "
+            f"package: these look like credentials: {named}: they would be stored in the bucket and in the job, "
+            "whose account needs no key: read them from a variable that --secret=NAME=projects/P/secrets/S/versions/latest "
             "sets, move them out of the folder, or name the files in .gcloudignore. What is harmless: a line "
             f"{ALLOW}{inner} in {top.name}/.gcloudignore, or in the line itself # pragma: allowlist secret"
         )
