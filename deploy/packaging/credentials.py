@@ -18,7 +18,7 @@ from pathlib import Path
 from trainer.base.errors import UserError
 
 ALLOWED = "pragma: allowlist secret"  # in a line whose author knows that it holds none
-_UNPACKED_BYTES = 2**24  # of a .gz file that are read
+_PIECE, _OVERLAP = 2**22, 2**12  # bytes of a large file that are looked through at a time, and again
 TEXT_BYTES = 2**18  # the largest text that detect-secrets reads: it takes some 0.2 ms a line
 
 _NAMES = re.compile(
@@ -76,7 +76,7 @@ def refuse_secret(flag: str, name: str, value: str, *, by_name: bool = True) -> 
 
     by_name: whether a name such as HF_TOKEN is enough, as that of a variable.
     """
-    if (by_name and _SECRET_VARIABLE.search(name)) or secrets_in(f'{name} = "{value}"', "value.py"):
+    if (by_name and _SECRET_VARIABLE.search(name)) or secrets_in(f'{name} = "{value}"', "", as_text=False):
         variable = re.sub(r"\W", "_", name).upper()
         raise UserError(
             f"{flag}: this would stand in the job's spec, which all who see the job can read: store it in Secret "
@@ -89,19 +89,34 @@ def find_credentials(path: Path, *, as_text: bool = True) -> Iterator[str]:
 
     `as_text`: whether detect-secrets scans the file, if it is text. Raises UserError if it is not installed.
     """
-    content = path.read_bytes()
-    if _NAMES.fullmatch(path.name) and not _PUBLIC.search(content):
-        yield "a credential by its name"
-        return
-    name = path.name
-    if name.endswith(".gz"):
-        with suppress(OSError, EOFError, zlib.error), gzip.open(path) as file:
-            content = file.read(_UNPACKED_BYTES)
-        name = name.removesuffix(".gz")
-    text = content.decode("utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8", "replace")
-    if name.endswith(".ipynb"):
-        text, name = _of_notebook(text), "notebook.py"
-    yield from (f"line {number} ({kind})" for number, kind in secrets_in(text, name, as_text=as_text))
+    with path.open("rb") as file:
+        content = file.read(_PIECE)
+        if _NAMES.fullmatch(path.name) and not _PUBLIC.search(content):
+            yield "a credential by its name"
+            return
+        name, kinds = path.name, dict[int, str]()
+        if name.endswith(".gz"):
+            with suppress(OSError, EOFError, zlib.error), gzip.open(path) as unpacked:
+                content = unpacked.read(_PIECE)
+            name = name.removesuffix(".gz")
+        else:
+            # A large file is looked through in pieces, each with the end of the one before.
+            lines_before, end = 0, ""
+            while len(content) == _PIECE:
+                text = end + content.decode("latin-1")
+                kinds |= {lines_before + line: kind for line, kind in secrets_in(text, "", as_text=False)}
+                end = text[-_OVERLAP:]
+                lines_before += text.count("\n") - end.count("\n")
+                content = file.read(_PIECE)
+            if end:
+                content, as_text = end.encode("latin-1") + content, False
+        is_wide = content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        text = content.decode("utf-16" if is_wide else "utf-8", "replace")
+        if name.endswith(".ipynb"):
+            text, name = _of_notebook(text), "notebook.py"
+        first = lines_before if path.suffix != ".gz" else 0
+        kinds |= {first + line: kind for line, kind in secrets_in(text, name, as_text=as_text)}
+    yield from (f"line {number} ({kind})" for number, kind in sorted(kinds.items()))
 
 
 def secrets_in(text: str, name: str, *, as_text: bool = True) -> list[tuple[int, str]]:

@@ -238,8 +238,9 @@ def _checked(files: Mapping[str, Path], left_out: Sequence[str], top: Path, most
         named = "; ".join(f"{name}, {finding}" for name, finding in findings)
         raise UserError(
             f"package: these look like credentials: {named}: they would be stored in the bucket and in the job, "
-            "whose account needs no key: read them from a variable that --secret=NAME=projects/P/secrets/S/versions/latest "
-            "sets, move them out of the folder, or name the files in .gcloudignore. What is harmless: a line "
+            "whose account needs no key: read them from a variable that "
+            "--secret=NAME=projects/P/secrets/S/versions/latest sets, move them out of the folder, or name the files "
+            "in .gcloudignore. What is harmless: a line "
             f"{ALLOW}{inner} in {top.name}/.gcloudignore, or in the line itself # pragma: allowlist secret"
         )
     imports: list[Import] = []

@@ -91,8 +91,9 @@ class Reporter:
         """
         if not (job_dir := self.job_dir):
             return
-        drop_stats_after(job_dir.root, self.progress.run_step - repeats_step)
-        self._tensorboard = EventFiles(job_dir.logs) if self.config.tensorboard else None
+        step = self.progress.run_step - repeats_step
+        drop_stats_after(job_dir.root, step)
+        self._tensorboard = EventFiles(job_dir.logs, step + 1) if self.config.tensorboard else None
         self._tuning = TuningMetric(self.config.tuning_metric) if self.config.tuning_metric else None
         self._gpus = Gpus(sum(name.startswith("GPU") for name in self.devices))
         total = self.progress.total_steps
@@ -316,11 +317,18 @@ def status_line(entry: StatsEntry, progress: Progress) -> str:
 
 
 class EventFiles:
-    """Writes TensorBoard's event files to `folder`, without the tensorboard package."""
+    """Writes TensorBoard's event files to `folder`, without the tensorboard package.
 
-    def __init__(self, folder: Path) -> None:
+    Each start notes its `first_step`, from which on TensorBoard drops the points of earlier processes.
+    """
+
+    def __init__(self, folder: Path, first_step: int = 1) -> None:
         self._folder = folder
         with tensorflow_writing(folder):
+            suffix = f"-{first_step}"  # its name sorts before that of the points
+            start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+            with tf.Graph().as_default(), tf.compat.v1.summary.FileWriter(str(folder), filename_suffix=suffix) as file:
+                file.add_session_log(start, first_step)
             self._writer = tf.summary.create_file_writer(str(folder))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:

@@ -1,5 +1,6 @@
 """What a model and its compile() may change of `fit`: docs/training.md has the table, and each row is run here."""
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from types import MethodType
@@ -167,6 +168,12 @@ def trained(build: Callable[[], Any], policy: str = "float64") -> Any:
     for name in ("root", "val_root", "head0_loss", "head1_loss"):
         history.pop(name, None)
     return found_in(model, history)
+
+
+@pytest.fixture(autouse=True)
+def _seeds_of_keras(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds initializers as Keras does, also after a test in whose process a run has seeded them."""
+    monkeypatch.setattr("keras.src.random.seed_generator.python_random", random)
 
 
 @pytest.mark.parametrize(("says", "build", "line"), [

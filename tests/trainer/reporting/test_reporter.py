@@ -24,12 +24,16 @@ from trainer.reporting.resources import Gpus
 
 def test_tensorboard_gets_scalars_and_images(tmp_path: Path) -> None:
     picture = np.arange(12, dtype=np.uint8).reshape(4, 3, 1)
-    files = EventFiles(tmp_path)
-    files.scalars(3, {"critic_loss": -1.5})
-    files.image(5, "samples", picture)
-    files.close()
+    for first_step in (1, 21):
+        files = EventFiles(tmp_path, first_step)
+        if first_step == 1:
+            files.scalars(3, {"critic_loss": -1.5})
+            files.image(5, "samples", picture)
+        files.close()
     records = tf.data.TFRecordDataset(list(map(str, tmp_path.iterdir())))
     events = [tf.compat.v1.Event.FromString(record.numpy()) for record in records]
+    starts = [event.step for event in events if event.session_log.status == tf.compat.v1.SessionLog.START]
+    assert sorted(starts) == [1, 21]
     (scalar_step, scalar), (image_step, image) = [
         (event.step, value) for event in events for value in event.summary.value
     ]
