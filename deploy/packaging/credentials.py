@@ -18,7 +18,7 @@ from pathlib import Path
 from trainer.base.errors import UserError
 
 ALLOWED = "pragma: allowlist secret"  # in a line whose author knows that it holds none
-_PIECE, _OVERLAP = 2**22, 2**12  # bytes of a large file that are looked through at a time, and again
+_PIECE, _OVERLAP = 2**20, 2**12  # bytes of a large file that are looked through at a time, and again
 TEXT_BYTES = 2**18  # the largest text that detect-secrets reads: it takes some 0.2 ms a line
 
 _NAMES = re.compile(
@@ -43,14 +43,15 @@ _EXPRESSIONS = {
     "a signed address": r"(X-Goog-Signature|X-Amz-Signature|[?&]sig)=[\w%+/]{32,}|/webhooks/\d+/[\w-]{30,}"
     r"|://(?=[\w-]*\d)[\w-]{20,}@[\w\[]",
     "a login in an address": r"\w://[^\s:/@'\"]*:(?P<value>[^\s:/@'\"]{4,})@",
-    "a value that is called a secret": r"(?i)(?<![\w:/.-])[\w.-]*(key(-data)?|token|secret|auth)"
-    r"([\"']?[ \t]*[:=]|[\"'],)[ \t]*[\"']?(?P<value>(?=[\w./+~=-]*\d)(?=[\w./+~=-]*[a-z])[\w./+~=-]{12,})",
-    "a password": r"(?i)[\w.-]*(passw(or)?d|passwd|_pass|\bpass|\bpwd)([\"']?[ \t]*[:=]|[\"'],|>)"
+    "a value that is called a secret": r"(?i)(?<![:/])(key(-data)?|token|secret|auth)([\"']?[ \t]*[:=]|[\"'],)"
+    r"[ \t]*[\"']?(?P<value>(?=[\w./+~=-]*\d)(?=[\w./+~=-]*[a-z])[\w./+~=-]{12,})",
+    "a password": r"(?i)(passw(or)?d|_pass|\bpass|\bpwd)([\"']?[ \t]*[:=]|[\"'],|>)"
     r"[ \t]*[\"']?(?P<value>(?=[^\s\"';,<]*\d)[^\s\"';,<(){}\[\]]{8,})",
     "the header of a login": r"(?i)\b(bearer|basic)[ ]+(?=[\w.~+/-]*\d)[\w.~+/-]{20,}",
     "a login": r"\bmachine\s+\S+\s+login\s+\S+\s+(account\s+\S+\s+)?password\s+\S|\bPGPASSWORD=['\"]?\w"
     r"|--password=\w|\bcurl\b.* -u [\"']?[\w.-]+:(?P<value>[^\s\"'$]{6,})",
 }
+_OF_TEXT = ("a random argument", "a password", "the header of a login", "a login")  # not looked for in other files
 _PATTERNS = {kind: re.compile(expression) for kind, expression in _EXPRESSIONS.items()}
 
 # Values that are no credential: placeholders, as on Amazon's pages, and under a name or by their letters alone also
@@ -127,6 +128,8 @@ def secrets_in(text: str, name: str, *, as_text: bool = True) -> list[tuple[int,
     kinds = dict[int, str]()
     lines = text.split("\n")  # as detect-secrets counts them
     for kind, pattern in _PATTERNS.items():
+        if "\0" in text and kind in _OF_TEXT:
+            continue
         for match in pattern.finditer(text):
             number = 1 + text.count("\n", 0, match.start())
             value = match.groupdict().get("value") or ""

@@ -144,9 +144,9 @@ def test_in_float32_several_replicas_are_as_exact_as_one() -> None:
 
 @pytest.mark.parametrize(("precision", "tolerance", "shape", "settings", "masked"), [
     ("float64", 1e-10, (ROWS, 3, 4, 5), {}, False),
-    ("float64", 1e-10, (ROWS, 5, 6), {"axis": 1, "center": False}, False),
+    pytest.param("float64", 1e-10, (ROWS, 5, 6), {"axis": 1, "center": False}, False, marks=pytest.mark.slow),
     ("float64", 1e-10, (ROWS, 7, 5), {"scale": False}, True),
-    ("float32", 1e-3, (ROWS, 3, 4, 5), {}, False),
+    pytest.param("float32", 1e-3, (ROWS, 3, 4, 5), {}, False, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_replicas_normalise_as_one_does(
     precision: str, tolerance: float, shape: Any, settings: Any, masked: bool

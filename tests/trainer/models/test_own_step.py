@@ -115,6 +115,7 @@ def test_two_replicas_give_the_numbers_of_one(name: str, means: bool) -> None:
     assert ({"squares"} if name == "WithStep" else {"loss", "mae"}) <= logs.means().keys()
 
 
+@pytest.mark.slow
 def test_a_loss_is_what_the_step_returns() -> None:
     """Keras's own loss tracker has the same name and is never updated. The 6 steps are in calls of 1, 2 and 3."""
     config = settings("Tracked", 2)

@@ -105,6 +105,7 @@ def test_the_last_line_of_values_has_the_evaluation_of_the_last_epoch(small_conf
     assert [" val_loss " in text for text in caplog.messages if text.startswith("last ")] == [True]
 
 
+@pytest.mark.slow
 def test_a_resume_under_other_versions_is_told_and_kept(small_config: Make, monkeypatch: Patch, caplog: Log) -> None:
     # It holds for the whole process, and other tests would trace other graphs.
     monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
@@ -148,6 +149,7 @@ def test_versions_and_code_are_those_of_the_steps_that_count(small_config: Make,
         started.versions_by_step(before, 6)
 
 
+@pytest.mark.slow
 def test_what_later_commands_do_to_a_finished_run(small_config: Make) -> None:
     """Those with other settings are refused, one that was killed before its export exports, a failure is reported."""
     folder = run(small_config(*MLP, "--steps=40", "--global_batch_size=64"))

@@ -71,7 +71,8 @@ def test_the_end_of_a_run_says_what_its_model_is(flags: tuple[str, ...], outcome
     assert json.loads((folder / "result.json").read_text())["saved_model"].startswith(outcome)
 
 
-@pytest.mark.parametrize("flags", [(), pytest.param(("--conditional",), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [(), ("--conditional",)])
 def test_a_generator_is_compared_too(flags: tuple[str, ...], small_config: Make, tmp_path: Path) -> None:
     folder = run_job(small_config("--model=wgan_gp", *flags, "--steps=1"))
     saved = json.loads((folder / "result.json").read_text())["saved_model"]
