@@ -128,9 +128,10 @@ def _check_replicas(config: TrainConfig, options: CheckOptions) -> int:
             judge,
             proof_of,
         )
-    tf.config.set_visible_devices([], "GPU")
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
+
+        tf.config.set_visible_devices([], "GPU")
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
     if options.verdict:
         write_json(Path(options.verdict), judge(config))
         return DONE

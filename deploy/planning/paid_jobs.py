@@ -122,8 +122,6 @@ def paid_job(work: Workload, gcp: GcpConfig, options: JobOptions, submission: st
             raise UserError("recipe is missing: a job is paid for: name what it trains, by --recipe= or --model=")
     if options.check:
         return Job(work, gcp, options, submission, code)
-    if isinstance(work, Training) and not (options.force or options.no_check):
-        _prove(work)
     # Its timeout, unless the tier's own is shorter, or the user gave one.
     if isinstance(work, Training):
         if options.plan:
@@ -147,7 +145,10 @@ def paid_job(work: Workload, gcp: GcpConfig, options: JobOptions, submission: st
     if priced:
         hours = min(priced.hours.high, priced.usd.high / priced.usd_per_hour)
     limits = StopLimits(options.stop_if_idle, factor * hours * 3600, factor).text
-    return Job(work, gcp, options, submission, code, limits)
+    job = Job(work, gcp, options, submission, code, limits)
+    if isinstance(work, Training) and not (options.force or options.no_check):
+        _prove(work)
+    return job
 
 
 def memory_lines(works: Iterable[Workload], *, force: bool) -> list[str]:
