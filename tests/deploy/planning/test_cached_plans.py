@@ -158,3 +158,54 @@ def test_a_program_that_ends_without_an_error_line_is_told_by_how_it_ended(
         run_program("ending", [], shown.append)
     assert (str(caught.value), caught.value.exit_code) == (f"python -m ending {told}", code)
     assert shown == ["step 5/10"]
+
+
+MINE = """
+import keras
+import numpy as np
+
+
+def data(config):
+    return np.ones((64, 4), "float32"), np.arange(64.0)
+
+
+class Centred(keras.Model):
+    def call(self, x):
+        return keras.ops.sum(x, 1) * keras.ops.max(x) * self.weight
+
+    def build(self, shape):
+        self.weight = self.add_weight(())
+
+
+def mixing(config, dataset):
+    return compiled(Centred())
+
+
+def plain(config, dataset):
+    return compiled(keras.Sequential([keras.layers.Dense(1)]))
+
+
+def compiled(model):
+    model.compile("sgd", "mse")
+    return model
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "code", "line"), [
+    (["--model=mine:plain"], 0, "proved: every update is what one device with all rows would make"),
+    (["--model=mine:mixing"], 2, "Max is over the rows of one replica"),
+    (["--model=mine:mixing", "--no_check"], 0, "trains mine:mixing"),
+    (["--model=mine:mixing", "--allow_replica_dependence"], 0, "trains mine:mixing"),
+    (["--model=mine:plain", "--data=gs://bucket/rows.csv"], 0, "the job proves first that replicas change nothing"),
+])  # fmt: skip
+def test_a_model_is_proved_before_several_gpus_are_paid(
+    words: list[str], code: int, line: str, capsys: Capture
+) -> None:
+    Path("mine.py").write_text(MINE)
+    data = [] if "--data" in " ".join(words) else ["--data=mine:data"]
+    flags = [*WHERE, "--project=p", "--max_cost=20", "--package=mine.py", "--dry_run"]
+    assert main(["submit", "l4x4", *words, *data, *flags]) == code
+    shown = capsys.readouterr()
+    assert line in shown.out + shown.err
+    assert ("proves here" in shown.out) == (words in (["--model=mine:plain"], ["--model=mine:mixing"]))
