@@ -5,6 +5,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import SupportsFloat
 
 import keras
@@ -129,9 +130,11 @@ class RunState:
         acting = [callback for callback in self.callbacks if writes or type(callback) not in WRITERS]
         callbacks = callback_list([*acting, self.history], model, self.progress, evaluated)
         model.stop_training = False
-        for callback in self.callbacks if self.saved else ():
+        epoch = (self.progress.step - self.pending) // self.progress.steps_per_epoch
+        for callback in acting if self.saved else ():
             if isinstance(callback, CSVLogger):
                 callback.append = True  # else it would erase the epochs so far
+                drop_epochs(Path(callback.filename), callback.sep, epoch)
         callbacks.on_train_begin()
         # Keras's callbacks reset themselves and learning rates in on_train_begin.
         self._callback_states.begin()
@@ -145,7 +148,7 @@ class RunState:
                 self.rates.resume(self.saved.learning_rates)
         if self.progress.step % self.progress.steps_per_epoch == 0 and not self.pending:
             model.reset_metrics()
-        callbacks.on_epoch_begin((self.progress.step - self.pending) // self.progress.steps_per_epoch)
+        callbacks.on_epoch_begin(epoch)
         return callbacks
 
     @contextmanager
@@ -158,3 +161,15 @@ class RunState:
                 f"{self.origin}: its state is of another version of this trainer ({error!r}): use that version, or "
                 "another --job_dir"
             ) from error
+
+
+def drop_epochs(file: Path, separator: str, first: int) -> None:
+    """Removes the last rows of a CSVLogger's file, of epochs from `first` on, which are trained again."""
+    if not file.is_file():
+        return
+    rows = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    count = len(rows)
+    while count and (epoch := rows[count - 1].partition(separator)[0]).isdecimal() and int(epoch) >= first:
+        count -= 1
+    if count < len(rows):
+        file.write_text("".join(rows[:count]), encoding="utf-8")

@@ -16,6 +16,7 @@ from tests import workers
 from tests.support import run_job
 from trainer.base.errors import DONE
 from trainer.base.settings.request import resolve
+from trainer.run.run_state import drop_epochs
 from trainer.training.callback_states import AttributeValue, CallbackStates, decoded
 
 EPOCHS, ROWS, BATCH = 8, 32, 8  # four steps an epoch
@@ -136,6 +137,14 @@ def test_a_killed_run_ends_as_a_calm_one_bit_by_bit(tmp_path: Path) -> None:
     calm, killed = (left_by(tmp_path / name) for name in ("calm", "killed"))
     assert len({*calm["history"]["learning_rate"]}) > 1
     assert killed == calm
+
+
+def test_rows_of_epochs_that_are_trained_again_are_dropped(tmp_path: Path) -> None:
+    file = tmp_path / "log.csv"
+    file.write_text("epoch,loss\n7,0.1\n0,0.3\n1,0.2\n2,0.1\n")  # the first row is another run's
+    drop_epochs(file, ",", 1)
+    assert file.read_text() == "epoch,loss\n7,0.1\n0,0.3\n"
+    drop_epochs(tmp_path / "none.csv", ",", 1)
 
 
 def test_settings_are_those_of_the_new_command() -> None:
