@@ -45,7 +45,7 @@ class ArrayFile:
         content = self.path.read_bytes()
         if hashlib.sha256(content).hexdigest() != self.sha256:
             raise _damaged(self.path, "differs from its checksum")
-        return np.frombuffer(content, self.dtype, offset=self.start).reshape(self.shape)
+        return np.frombuffer(content, self.dtype, math.prod(self.shape), self.start).reshape(self.shape)
 
 
 class PieceRows(Examples):

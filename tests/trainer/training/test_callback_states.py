@@ -159,12 +159,16 @@ def test_settings_are_those_of_the_new_command() -> None:
     assert (after.patience, after.lowest, after.losses, after.sums.tolist()) == (7, 0.5, [0.5], [0.5, 0.5])
 
 
-plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+plain = st.just([]) | st.just({}) | st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 arrays_of = st.lists(st.floats(width=32), max_size=3).map(lambda values: np.array(values, np.float32))
 numbers = st.integers(0, 9).map(np.int64) | st.floats(width=32, allow_nan=False).map(np.float32)  # weights, too
 values = st.recursive(
     plain | numbers | arrays_of,
-    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner) | st.dictionaries(st.integers(), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=3)
+        | st.tuples(inner)
+        | st.dictionaries(st.integers(), inner, min_size=1, max_size=3)
+    ),
     max_leaves=8,
 )
 
