@@ -53,7 +53,8 @@ class Job:
         for pool in workload.tier.spec["workerPoolSpecs"]:
             in_file = pool.get("containerSpec") or pool.get("pythonPackageSpec") or {}
             for variable in in_file.get("env", []):
-                refuse_secret(f"{workload.tier.name}: env {variable['name']}", variable["name"], variable["value"])
+                name, value = variable["name"], variable.get("value", "")
+                refuse_secret(f"{workload.tier.name}: env {name}", name, value)
         arguments = workload.arguments()
         for flag, word in zip(["", *arguments], arguments, strict=False):
             name, equals, value = word.partition("=")

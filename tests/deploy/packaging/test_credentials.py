@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from deploy.__main__ import main
 from deploy.cli import submit
 from deploy.packaging.credentials import find_credentials
 from deploy.packaging.sources import user_sources
-from tests.deploy.conftest import WHERE, error_of
+from deploy.tiers.tier import JOB_CONFIGS
+from tests.deploy.conftest import WHERE, Capture, error_of
 from tests.deploy.packaging.drawn_secrets import INNOCENT, SECRETS, drawn
 
 X = "a1B2c3D4e5F6g7H8i9J0"
@@ -197,6 +199,19 @@ def test_no_secret_stands_in_a_spec(flags: list[str], line: str) -> None:
     Path("train.py").write_text("print()")
     recipe = [] if "--" in flags else ["--recipe=mlp_mnist"]
     assert line in error_of(submit.main, ["cpu", *WHERE, "--project=p", "--dry_run", *recipe, *flags])
+
+
+def test_the_variables_of_a_tiers_file_are_looked_at(capsys: Capture) -> None:
+    """One may have no value there."""
+    tier = (JOB_CONFIGS / "l4x1.yaml").read_text()
+    for variables, code in (("{name: A}", 0), (f"{{name: B, value: hf_{'aBcDeFgHiJ' * 4}}}", 2)):
+        program = f"    pythonPackageSpec:\n      env: [{variables}]"
+        Path("mine.yaml").write_text(tier.replace("    pythonPackageSpec:", program))
+        assert (
+            main(["submit", "mine.yaml", *WHERE, "--project=p", "--recipe=mlp_mnist", "--data=digits", "--dry_run"])
+            == code
+        )
+    assert "mine: env B: this would stand in the job's spec" in capsys.readouterr().err
 
 
 def test_harmless_files_go_along(tmp_path: Path) -> None:
