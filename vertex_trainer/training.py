@@ -1,7 +1,8 @@
 """Trains from a program or a notebook: on this machine, or as a job that is followed to its end.
 
 On this machine `python -m trainer.task` runs as a process of its own, not in the caller's: a distribution strategy has
-to be made before TensorFlow first uses its devices, and a notebook has often used them already.
+to be made before TensorFlow first uses its devices, and a notebook has often used them already. A keras.Model alone is
+trained in the caller's process, by the devices that TensorFlow has there.
 """
 
 import contextlib

@@ -96,13 +96,13 @@ def find_credentials(path: Path, *, as_text: bool = True) -> Iterator[str]:
             yield "a credential by its name"
             return
         name, kinds = path.name, dict[int, str]()
+        lines_before, end = 0, ""
         if name.endswith(".gz"):
             with suppress(OSError, EOFError, zlib.error), gzip.open(path) as unpacked:
                 content = unpacked.read(_PIECE)
             name = name.removesuffix(".gz")
         else:
             # A large file is looked through in pieces, each with the end of the one before.
-            lines_before, end = 0, ""
             while len(content) == _PIECE:
                 text = end + content.decode("latin-1")
                 kinds |= {lines_before + line: kind for line, kind in secrets_in(text, "", as_text=False)}
@@ -115,8 +115,7 @@ def find_credentials(path: Path, *, as_text: bool = True) -> Iterator[str]:
         text = content.decode("utf-16" if is_wide else "utf-8", "replace")
         if name.endswith(".ipynb"):
             text, name = _of_notebook(text), "notebook.py"
-        first = lines_before if path.suffix != ".gz" else 0
-        kinds |= {first + line: kind for line, kind in secrets_in(text, name, as_text=as_text)}
+        kinds |= {lines_before + line: kind for line, kind in secrets_in(text, name, as_text=as_text)}
     yield from (f"line {number} ({kind})" for number, kind in sorted(kinds.items()))
 
 

@@ -23,9 +23,8 @@ from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import STRATEGIES, Tier
 from trainer.base.errors import UserError
 from trainer.base.limit_watch import StopLimits
-from trainer.base.settings.model_settings import MODELS
-from trainer.base.settings.own_settings import is_dotted
-from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
+from trainer.base.settings.own_settings import has_own_code
+from trainer.base.settings.train_config import TrainConfig
 
 LEAST_LIMIT_S = 1800.0
 PLANS = 3.0  # so many times the upper end of its plan, and at least LEAST_LIMIT_S, may a job take
@@ -86,8 +85,7 @@ def _prove(work: Training) -> None:
     to prove on.
     """
     config, tier = work.config, work.tier
-    is_own = config.model not in MODELS or (is_dotted(config.data) and config.data not in DATA_SOURCES)
-    if not is_own or tier.devices < 2 or not tier.accelerators or config.allow_replica_dependence:
+    if not has_own_code(config) or tier.devices < 2 or not tier.accelerators or config.allow_replica_dependence:
         return
     here = not work.overrides.folder or Path(work.overrides.folder).samefile(".")
     if here and not any(place.startswith(("gs://", "/gcs/")) for place in config.inputs.values()):

@@ -16,12 +16,12 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from trainer.base.settings.own_settings import is_named
 from trainer.base.settings.train_config import TrainConfig, split_kind
 from trainer.base.storage import expanded, parse
 from trainer.base.storage.staging import listing
 from trainer.data.dataset import Dataset
 from trainer.data.pieces import INDEX
-from trainer.data.sources import is_named
 
 _FILES = 1024  # files whose content is sampled, plus the square root of the number of all files
 _BLOCKS, _BLOCK = 2048, 64 * 1024  # blocks of all sampled files, at least two of each; bytes of a block: two seconds

@@ -21,6 +21,7 @@ import numpy as np
 from trainer.base.errors import DONE, UserError
 from trainer.base.log import ProgressBar, log, set_verbose
 from trainer.base.settings.fields import VERBOSE, Usage, answer_help, fields_of, read_flags, read_options, setting
+from trainer.base.settings.own_settings import is_named
 from trainer.base.settings.request import Overrides
 from trainer.base.settings.train_config import TrainConfig, split_kind
 from trainer.user_code.command import command, quiet_start
@@ -63,7 +64,7 @@ class Source:
 def source_of(config: TrainConfig, per_piece: int) -> Source:
     """Divides `config.data` into pieces of `per_piece` images; TFRecord files into one piece each."""
     content = files_of(config)  # before they are read: they may change meanwhile
-    kind, path = ("", Path()) if sources.is_named(config.data) else sources.kind_and_path(config.data, config.cache_dir)
+    kind, path = ("", Path()) if is_named(config.data) else sources.kind_and_path(config.data, config.cache_dir)
     class_names: tuple[str, ...] = ()
     left_out: Counter[str] = Counter()
     splits: list[list[Piece]] = []

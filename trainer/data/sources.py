@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import nearest
-from trainer.base.settings.own_settings import is_dotted
+from trainer.base.settings.own_settings import is_named
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig, split_kind
 from trainer.base.storage import parse
 from trainer.base.storage.staging import naming, stage
@@ -82,11 +82,6 @@ def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
             parts[place] = part if labels is part.labels else Arrays(part.images, labels)
     names = dataset.class_names or numbered_classes(largest)
     return dataclasses.replace(dataset, train=parts[0], evaluation=parts[1], class_names=names)
-
-
-def is_named(data: str) -> bool:
-    """Returns whether `data` is a source's name or a user's function, not a path."""
-    return data in DATA_SOURCES or (is_dotted(data) and not os.path.exists(data))
 
 
 def kind_and_path(data: str, cache_dir: str = "") -> tuple[str, Path]:

@@ -10,10 +10,7 @@ from typing import Any
 import keras
 
 from trainer.base.errors import UserError
-from trainer.base.settings.model_settings import MODELS
-from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
 from trainer.data.sample_grids import as_uint8, noise, noise_and_labels
-from trainer.data.sources import is_named
 from trainer.measures.evaluation import Evaluation
 from trainer.run.export import export
 from trainer.run.saved_model_check import DIFFERS, compare_saved
@@ -23,11 +20,6 @@ from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import as_user_mistake, message_of
 
 _ROWS = 2  # samples to draw
-
-
-def has_own_code(config: TrainConfig) -> bool:
-    """Returns whether the model or the data come from a function of the user."""
-    return config.model not in MODELS or (is_named(config.data) and config.data not in DATA_SOURCES)
 
 
 def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:

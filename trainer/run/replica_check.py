@@ -22,16 +22,16 @@ import numpy as np
 from trainer.base.errors import FAULT, PlatformFault, UserError
 from trainer.base.log import log
 from trainer.base.settings.model_settings import function_of
+from trainer.base.settings.own_settings import has_own_code, is_named
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
 from trainer.data.fingerprint import changed_values
-from trainer.data.sources import is_named, load_dataset
+from trainer.data.sources import load_dataset
 from trainer.invariance.internals import in_float64, layers_by_path, metrics_that_run
 from trainer.invariance.layers import depends_on_replicas
 from trainer.reporting.progress import is_loss
 from trainer.run.proof import MAY_MIX, NOT_PROVED, PROVED, Proof, prove, prove_built
-from trainer.run.rehearsal import has_own_code
 from trainer.run.training_setup import build_setup, set_precision_and_seed
 from trainer.training.checkpoint import (
     digest_of,

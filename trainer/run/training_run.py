@@ -13,11 +13,12 @@ from keras.callbacks import CallbackList
 from trainer.base.log import log
 from trainer.base.run_files.goodput import COMPILATION, EVENTS, INPUT, OTHER, SAVE, STEP
 from trainer.base.run_files.job_files import Result, Scalars
+from trainer.base.settings.own_settings import has_own_code
 from trainer.base.settings.rules import check_known
 from trainer.measures.evaluation import Evaluation, evaluation
 from trainer.measures.fid import Fid
 from trainer.reporting.progress import Progress, StepLogs, WorkerWaits
-from trainer.run.rehearsal import has_own_code, rehearse
+from trainer.run.rehearsal import rehearse
 from trainer.run.run_state import RunState, SavedState
 from trainer.run.start import StartedJob
 from trainer.run.step_program import MOST_STEPS, StepProgram

@@ -15,6 +15,7 @@ from trainer.base.log import log
 from trainer.base.run_files.serving_file import fetch_checkpoint, fetch_model
 from trainer.base.settings.accelerators import data_fit_on_gpu
 from trainer.base.settings.fields import recording_reads
+from trainer.base.settings.own_settings import is_named
 from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
@@ -23,7 +24,7 @@ from trainer.data.batches import batches, copied_ahead, last_batches
 from trainer.data.dataset import Dataset
 from trainer.data.examples import HEAD_ROWS, InSequence
 from trainer.data.fingerprint import content_of
-from trainer.data.sources import is_named, load_dataset
+from trainer.data.sources import load_dataset
 from trainer.invariance.gradients import copies_of_weights
 from trainer.invariance.internals import reset_layer_names, seed_initializers
 from trainer.invariance.layers import refresh_normalization

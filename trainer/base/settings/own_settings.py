@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal, Optional, Union, cast, get_args, get
 from trainer.base.errors import UserError, reason
 from trainer.base.settings.fields import Field, Setting, Values, coerce, fields_of, nearest, setting
 from trainer.base.settings.model_settings import MODELS
-from trainer.base.settings.train_config import DATA_KINDS, MAY_CHANGE, TrainConfig
+from trainer.base.settings.train_config import DATA_KINDS, DATA_SOURCES, MAY_CHANGE, TrainConfig
 
 REQUIRED = dataclasses.MISSING  # the default of a parameter without one
 _PLAIN = (bool, int, float, str)
@@ -288,6 +288,16 @@ FUNCTIONS = ("model", "data", "callbacks")  # settings that may name a function 
 def is_dotted(value: str) -> bool:
     """Returns whether the value is a package.module:function, not a kind:path."""
     return re.fullmatch(r"[^\W\d][\w.]*:[^\W\d]\w*", value) is not None and value.split(":")[0] not in DATA_KINDS
+
+
+def is_named(data: str) -> bool:
+    """Returns whether `data` is a source's name or a user's function, not a path."""
+    return data in DATA_SOURCES or (is_dotted(data) and not os.path.exists(data))
+
+
+def has_own_code(config: TrainConfig) -> bool:
+    """Returns whether the model or the data come from a function of the user."""
+    return config.model not in MODELS or (is_named(config.data) and config.data not in DATA_SOURCES)
 
 
 class OwnSettings:
