@@ -1,1 +1,2 @@
-"""Measures this project against its peers: alternating repeats within one run, medians and ratios."""
+"""Measures this project against its peers: alternating repeats within one run, medians and
+ratios."""

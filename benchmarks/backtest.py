@@ -1,8 +1,9 @@
-"""Predicts published step times on more GPUs, each source by what the others show: `python -m benchmarks.backtest`.
+"""Predicts published step times on more GPUs, each source by what the others show: `python -m
+benchmarks.backtest`.
 
 Nothing is timed. benchmarks/published_times.yaml has the tables; this makes the constants of
-deploy/planning/extrapolation.py, and docs/compare.md shows what it prints. Every source has the same weight,
-however many tables it has.
+deploy/planning/extrapolation.py, and docs/compare.md shows what it prints. Every source has the
+same weight, however many tables it has.
 """
 
 import statistics
@@ -18,7 +19,8 @@ from deploy.planning.step_time import Interval
 from trainer.base.settings.yaml_file import read_yaml
 
 TABLES = Path(__file__).with_name("published_times.yaml")
-TAILS = 0.02, 0.01  # of the errors, left out at each end: chosen so that 90 % of the held tables are inside too
+# of the errors, left out at each end: chosen so that 90 % of the held tables are inside too
+TAILS = 0.02, 0.01
 PARSER = make_parser(__doc__)
 
 
@@ -40,7 +42,9 @@ class Case(NamedTuple):
     @property
     def error(self) -> float:
         """Returns the published time over the predicted one."""
-        return self.target.seconds / seconds_on(self.few, self.many, self.target.devices, self.target.rows)
+        return self.target.seconds / seconds_on(
+            self.few, self.many, self.target.devices, self.target.rows
+        )
 
     @property
     def predicted(self) -> Interval:
@@ -66,7 +70,14 @@ def _cases(sources: Sequence[Mapping[str, Any]]) -> Iterator[Case]:
                 for count, value in sorted(values.items())
             ]
             for few, many, target in combinations(points, 3):
-                yield Case(source["name"], source.get("held", False), f"{network}, {gpu}, {rows}", few, many, target)
+                yield Case(
+                    source["name"],
+                    source.get("held", False),
+                    f"{network}, {gpu}, {rows}",
+                    few,
+                    many,
+                    target,
+                )
 
 
 def by_source(known: Iterable[Case]) -> dict[str, list[Case]]:
@@ -81,15 +92,22 @@ def range_of(groups: Mapping[str, Sequence[Case]]) -> tuple[float, float]:
     """Returns the errors between which all but TAILS lie, each source with the same weight."""
     errors = sorted((case.error, 1 / len(some)) for some in groups.values() for case in some)
     weights = [weight for _, weight in errors]
-    low = next(error for place, (error, _) in enumerate(errors) if sum(weights[: place + 1]) >= TAILS[0] * sum(weights))
+    low = next(
+        error
+        for place, (error, _) in enumerate(errors)
+        if sum(weights[: place + 1]) >= TAILS[0] * sum(weights)
+    )
     high = next(
-        error for place, (error, _) in enumerate(errors) if sum(weights[: place + 1]) >= (1 - TAILS[1]) * sum(weights)
+        error
+        for place, (error, _) in enumerate(errors)
+        if sum(weights[: place + 1]) >= (1 - TAILS[1]) * sum(weights)
     )
     return low, high
 
 
 class Outcome(NamedTuple):
-    """Holds how many predictions of a source were inside, and the half-width of the intervals that others gave it."""
+    """Holds how many predictions of a source were inside, and the half-width of the intervals that
+    others gave it."""
 
     source: str
     inside: int
@@ -99,7 +117,8 @@ class Outcome(NamedTuple):
 
 def left_out(known: Iterable[Case]) -> list[Outcome]:
     """Returns each source's outcome by the range of the other sources."""
-    groups, found = by_source(known), []
+    groups = by_source(known)
+    found = []
     for name, some in groups.items():
         low, high = range_of({other: each for other, each in groups.items() if other != name})
         inside = sum(low <= case.error <= high for case in some)
@@ -116,27 +135,49 @@ def as_planned(known: Iterable[Case]) -> list[Outcome]:
     """Returns each source's outcome by the intervals that a plan prints."""
     found = []
     for name, some in by_source(known).items():
-        inside = sum(case.predicted.low <= case.target.seconds <= case.predicted.high for case in some)
-        found.append(Outcome(name, inside, len(some), statistics.median(half_width(case.predicted) for case in some)))
+        inside = sum(
+            case.predicted.low <= case.target.seconds <= case.predicted.high for case in some
+        )
+        found.append(
+            Outcome(
+                name,
+                inside,
+                len(some),
+                statistics.median(half_width(case.predicted) for case in some),
+            )
+        )
     return found
 
 
 def table(outcomes: Sequence[Outcome], known: Sequence[Case]) -> list[str]:
     """Returns Markdown: by source, how many predictions were inside, and the errors."""
     groups = by_source(known)
-    lines = ["| source | tables | predictions | inside | half-width | published / predicted: least, median, most |",
-             "|---|--:|--:|--:|--:|--:|"]  # fmt: skip
+    lines = [
+        (
+            "| source | tables | predictions | inside | half-width | published / predicted: least,"
+            " median, most |"
+        ),
+        "|---|--:|--:|--:|--:|--:|",
+    ]
     for name, inside, count, half_width in outcomes:
         errors = sorted(case.error for case in groups[name])
         tables = len({case.series for case in groups[name]})
-        lines.append(f"| {name} | {tables} | {count} | {inside / count:.0%} | {half_width:.0%} | "
-                     f"{errors[0]:.2f}, {statistics.median(errors):.2f}, {errors[-1]:.2f} |")  # fmt: skip
+        lines.append(
+            f"| {name} | {tables} | {count} | {inside / count:.0%} | {half_width:.0%} | "
+            f"{errors[0]:.2f}, {statistics.median(errors):.2f}, {errors[-1]:.2f} |"
+        )
     return lines
 
 
 KINDS: Mapping[str, tuple[Callable[[Case], bool], Callable[[Iterable[Case]], list[Outcome]]]] = {
-    "Rows stay, each source by the others": (lambda case: case.rows_stay and not case.held, left_out),
-    "Rows stay, tables that calibrated nothing": (lambda case: case.rows_stay and case.held, as_planned),
+    "Rows stay, each source by the others": (
+        lambda case: case.rows_stay and not case.held,
+        left_out,
+    ),
+    "Rows stay, tables that calibrated nothing": (
+        lambda case: case.rows_stay and case.held,
+        as_planned,
+    ),
     "Rows shrink, up to no gain": (lambda case: not case.rows_stay, as_planned),
 }
 
@@ -154,5 +195,8 @@ def main() -> None:
     known = [case for case in cases() if case.rows_stay and not case.held]
     low, high = range_of(by_source(known))
     median = statistics.median(outcome.half_width for outcome in left_out(known))
-    print(f"\nAll sources: {low:.3f} to {high:.3f}; half-width of those left out, median: {median:.1%}")
+    print(
+        f"\nAll sources: {low:.3f} to {high:.3f}; half-width of those left out, median:"
+        f" {median:.1%}"
+    )
     save("backtest", kinds=saved)

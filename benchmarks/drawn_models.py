@@ -1,12 +1,14 @@
-"""Draws scripts that call `fit` by a seed, runs each by Keras and by this package, and counts what does not agree.
+"""Draws scripts that call `fit` by a seed, runs each by Keras and by this package, and counts what
+does not agree.
 
-    python -m benchmarks.drawn_models                       # all 130, and 12 into which something is planted
-    python -m benchmarks.drawn_models --first=0 --count=10  # some of them
+    python -m benchmarks.drawn_models                       # all 130, and 12 into which something
+    is planted python -m benchmarks.drawn_models --first=0 --count=10  # some of them
 
-The first 100 draw nothing at random, so that plain `fit` on one device, a run on one replica and one on two have the
-same weights, history and answers in float64. The next 30 have such layers too: one replica and two agree. Before it
-trains on two replicas the graph of each proves that; in the last 12 something mixes rows, which must not be proved.
-Rows have planted outliers, and some losses have a term that begins at step 30.
+The first 100 draw nothing at random, so that plain `fit` on one device, a run on one replica and
+one on two have the same weights, history and answers in float64. The next 30 have such layers too:
+one replica and two agree. Before it trains on two replicas the graph of each proves that; in the
+last 12 something mixes rows, which must not be proved. Rows have planted outliers, and some losses
+have a term that begins at step 30.
 """
 
 import argparse
@@ -34,11 +36,15 @@ from trainer.run import training_run
 from trainer.run.launched import Launch
 from trainer.run.start import StartedJob
 
-SEED, ALIKE, MODELS, PLANTED_MODELS = 81, 100, 130, 12
+SEED = 81
+ALIKE = 100
+MODELS = 130
+PLANTED_MODELS = 12
 EPOCHS = 4
 BEGINS = 30  # the step at which some terms of losses begin
 TOLERANCE = 1e-6  # relative; rounding grows over the steps
-ROWS, HELD_OUT = 320, 37
+ROWS = 320
+HELD_OUT = 37
 _DRAWN = np.random.default_rng(SEED)
 _OUTLIERS = np.where(np.arange(ROWS + HELD_OUT) % 64 == 37, 30.0, 1.0)
 
@@ -76,12 +82,16 @@ def of(module: Any, name: str, *arguments: Any, **options: Any) -> Part:
     return Part(f"{name}({', '.join(words)})", lambda: getattr(module, name)(*arguments, **options))
 
 
-layer, optimizer, loss = (partial(of, module) for module in (keras.layers, keras.optimizers, keras.losses))
+layer, optimizer, loss = (
+    partial(of, module) for module in (keras.layers, keras.optimizers, keras.losses)
+)
 
 
 def wrapped(outer: str, inner: Part, **options: Any) -> Part:
     """Returns the part of a layer around another one."""
-    return Part(f"{outer}({inner.text})", lambda: getattr(keras.layers, outer)(inner.make(), **options))
+    return Part(
+        f"{outer}({inner.text})", lambda: getattr(keras.layers, outer)(inner.make(), **options)
+    )
 
 
 def attention(x: Any) -> Any:
@@ -156,7 +166,10 @@ LAYERS: dict[str, list[Part]] = {
     ],
 }
 OPTIMIZERS = [
-    *(optimizer(name, 1e-3) for name in ("SGD", "Adam", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta", "Ftrl")),
+    *(
+        optimizer(name, 1e-3)
+        for name in ("SGD", "Adam", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta", "Ftrl")
+    ),
     optimizer("SGD", 1e-3, momentum=0.9, nesterov=True, weight_decay=1e-3),
     optimizer("Adam", 1e-3, clipnorm=1.0),
     optimizer("AdamW", 1e-3, global_clipnorm=1.0, use_ema=True),
@@ -164,7 +177,10 @@ OPTIMIZERS = [
     optimizer("Lamb", 1e-3),
     optimizer("Adafactor", 1e-3),
     optimizer("RMSprop", 1e-3, centered=True, momentum=0.5),
-    Part("Adam(CosineDecay)", lambda: keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(1e-3, 100))),
+    Part(
+        "Adam(CosineDecay)",
+        lambda: keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(1e-3, 100)),
+    ),
 ]
 _NUMBERS = [
     loss("Dice", axis=-1),
@@ -182,22 +198,39 @@ _NUMBERS = [
         )
     ),
 ]
-_CLASSES = [loss("SparseCategoricalCrossentropy", from_logits=True), loss("SparseCategoricalCrossentropy")]
-METRICS = {False: ["mae", "mse", "RootMeanSquaredError"], True: ["accuracy", "sparse_categorical_crossentropy"]}
+_CLASSES = [
+    loss("SparseCategoricalCrossentropy", from_logits=True),
+    loss("SparseCategoricalCrossentropy"),
+]
+METRICS = {
+    False: ["mae", "mse", "RootMeanSquaredError"],
+    True: ["accuracy", "sparse_categorical_crossentropy"],
+}
 STEPS_OF_USERS = ["fit's", "own", "on the object", "two passes", "adversarial", "gradient penalty"]
 DATA = ["classes with weights", "arrays", "weighted arrays", "a dictionary", "tf.data"]
 RATES = [
     Part("ReduceLROnPlateau", lambda: keras.callbacks.ReduceLROnPlateau("loss", patience=1)),
-    Part("LearningRateScheduler", lambda: keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.9 * rate)),
+    Part(
+        "LearningRateScheduler",
+        lambda: keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.9 * rate),
+    ),
     Part("WarmUp", WarmUp),
 ]
 CALLBACKS = [
     *RATES,
-    Part("EarlyStopping", lambda: keras.callbacks.EarlyStopping("loss", 0.01, 1, restore_best_weights=True)),
+    Part(
+        "EarlyStopping",
+        lambda: keras.callbacks.EarlyStopping("loss", 0.01, 1, restore_best_weights=True),
+    ),
     Part("Answers", lambda: Answers()),
 ]
 # Of the launcher, and of fit: with batches of 24 the last one of a pass is smaller.
-FLAGS: list[dict[str, Any]] = [{}, {"steps_per_loop": 3}, {"report_every_steps": 1}, {"checkpoint_every_steps": 7}]
+FLAGS: list[dict[str, Any]] = [
+    {},
+    {"steps_per_loop": 3},
+    {"report_every_steps": 1},
+    {"checkpoint_every_steps": 7},
+]
 OF_FIT: list[dict[str, Any]] = [{}, {"validation_freq": 3}, {"initial_epoch": 1}]
 BEGUN = ["nothing", "squares of each row"]
 PLANTED = ["a sum over rows", "the largest row"]
@@ -211,11 +244,14 @@ class Answers(keras.callbacks.Callback):
         x, y = self.rows
         found = self.model.evaluate(x, y, batch_size=10, verbose=0, return_dict=True)
         answers = self.model.predict(x, batch_size=10, verbose=0)
-        logs.update({f"again_{name}": value for name, value in found.items()}, answers=float(answers.sum()))
+        logs.update(
+            {f"again_{name}": value for name, value in found.items()}, answers=float(answers.sum())
+        )
 
 
 def drawn(number: int) -> Any:
-    """Returns a script's parts by name: below ALIKE none draws at random; from MODELS on something mixes rows."""
+    """Returns a script's parts by name: below ALIKE none draws at random; from MODELS on something
+    mixes rows."""
     draw = np.random.default_rng([SEED, number])
 
     def one(of: Sequence[Any]) -> Any:
@@ -224,12 +260,20 @@ def drawn(number: int) -> Any:
     kind = one([*LAYERS])
     pooled = {
         "table": [layer("Flatten")],
-        "tokens": [layer("GlobalAveragePooling1D"), layer("GlobalMaxPooling1D"), layer("LSTM", 6), layer("Flatten")],
+        "tokens": [
+            layer("GlobalAveragePooling1D"),
+            layer("GlobalMaxPooling1D"),
+            layer("LSTM", 6),
+            layer("Flatten"),
+        ],
         "images": [layer("GlobalAveragePooling2D"), layer("GlobalMaxPooling2D"), layer("Flatten")],
     }
-    layers, optimizers = LAYERS[kind], OPTIMIZERS
+    layers = LAYERS[kind]
+    optimizers = OPTIMIZERS
     if number < ALIKE:
-        layers = [part for part in layers if not any(word in part.text.lower() for word in _AT_RANDOM)]
+        layers = [
+            part for part in layers if not any(word in part.text.lower() for word in _AT_RANDOM)
+        ]
         if kind == "tokens":  # gradients of a repeated token are added before they are squared
             optimizers = [part for part in optimizers if part.text.startswith("SGD")]
     loss = one([*_NUMBERS, *_CLASSES * 2])
@@ -244,10 +288,15 @@ def drawn(number: int) -> Any:
         last=one(pooled[kind]),
         loss=loss,
         classes=classes,
-        optimizer=one(optimizers[:-1] if callback in RATES else optimizers),  # no callback sets the rate of a schedule
+        # no callback sets the rate of a schedule
+        optimizer=one(optimizers[:-1] if callback in RATES else optimizers),
         step=step,
         own=one(["nothing", "compute_loss", "compute_metrics"]) if step == "fit's" else "",
-        metrics={one(["metrics", "weighted_metrics"]): [one(METRICS[classes]) for _ in range(int(draw.integers(3)))]},
+        metrics={
+            one(["metrics", "weighted_metrics"]): [
+                one(METRICS[classes]) for _ in range(int(draw.integers(3)))
+            ]
+        },
         data=data,
         batch_size=one([16, 24]),
         of_fit=one(OF_FIT),
@@ -274,7 +323,9 @@ class Stepping(keras.Model):
             p = self(x, training=True)
             value = self.compute_loss(x, y, p, weight)
             if self.kind == "two passes":
-                value += 0.1 * tf.cast(tf.reduce_mean((p - self(x, training=True)) ** 2), value.dtype)
+                value += 0.1 * tf.cast(
+                    tf.reduce_mean((p - self(x, training=True)) ** 2), value.dtype
+                )
             if self.kind == "gradient penalty":
                 with tf.GradientTape() as inner:
                     inner.watch(x)
@@ -298,10 +349,14 @@ class Penalized(keras.Model):
         super().__init__(*arguments, **options)
         self.weight = self.add_weight(shape=(), initializer="ones", trainable=False, name="weight")
 
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> Any:
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
+    ) -> Any:
         """Returns the loss of a batch."""
         value = super().compute_loss(x, y, y_pred, sample_weight)
-        return value + tf.cast(self.weight, value.dtype) * tf.cast(tf.reduce_mean(y_pred**2), value.dtype)
+        return value + tf.cast(self.weight, value.dtype) * tf.cast(
+            tf.reduce_mean(y_pred**2), value.dtype
+        )
 
     def reset_metrics(self) -> None:
         """Begins an epoch or an evaluation."""
@@ -312,9 +367,14 @@ class Penalized(keras.Model):
 class Renamed(keras.Model):
     """Gives metrics other names."""
 
-    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+    def compute_metrics(
+        self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
+    ) -> dict[str, Any]:
         """Returns the metrics of a batch."""
-        return {f"my_{name}": value for name, value in super().compute_metrics(x, y, y_pred, sample_weight).items()}
+        return {
+            f"my_{name}": value
+            for name, value in super().compute_metrics(x, y, y_pred, sample_weight).items()
+        }
 
 
 def _loss(parts: Any, optimizer: Any) -> Any:
@@ -345,8 +405,12 @@ def built(parts: Any) -> keras.Model:
         except ValueError:  # such as a second RepeatVector, which takes a vector
             continue
     x = parts.last.make()(x)
-    activation = {"SparseCategoricalCrossentropy()": "softmax", "Poisson()": "softplus"}.get(parts.loss.text)
-    outputs = keras.layers.Dense(3 if parts.classes else 1, activation, dtype=keras.config.floatx())(x)
+    activation = {"SparseCategoricalCrossentropy()": "softmax", "Poisson()": "softplus"}.get(
+        parts.loss.text
+    )
+    outputs = keras.layers.Dense(
+        3 if parts.classes else 1, activation, dtype=keras.config.floatx()
+    )(x)
     plain = {"fit's": keras.Model, "on the object": keras.Model}.get(parts.step, Stepping)
     kind: Any = {"compute_loss": Penalized, "compute_metrics": Renamed}.get(parts.own, plain)
     model = kind({"x": inputs} if parts.data == "a dictionary" else inputs, outputs)
@@ -381,9 +445,15 @@ def fitted(parts: Any, epochs: int, noise: float = 0.0) -> Found:
     callback = parts.callback.make()
     callback.rows = held_out
     history = model.fit(
-        *train, epochs=epochs, shuffle=False, verbose=0, validation_data=held_out, validation_batch_size=16,
-        callbacks=[callback], **of_fit,
-    ).history  # fmt: skip
+        *train,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        validation_data=held_out,
+        validation_batch_size=16,
+        callbacks=[callback],
+        **of_fit,
+    ).history
     return found_in(model, history)
 
 
@@ -394,16 +464,25 @@ def found_in(model: keras.Model, history: dict[str, Any]) -> Found:
 
 
 def launched(run: Callable[[], Any], replicas: int, **flags: Any) -> tuple[Any, str]:
-    """Returns what a script returns if its `fit` is this package's, and what is proved of its steps."""
+    """Returns what a script returns if its `fit` is this package's, and what is proved of its
+    steps."""
     with tempfile.TemporaryDirectory() as folder:
         config = TrainConfig(
-            model="drawn.py", data="drawn.py", job_dir=folder, replicas=replicas, global_batch_size=replicas,
-            jit_compile="false", tensorboard=False, allow_replica_dependence=True, **flags,
-        )  # fmt: skip
+            model="drawn.py",
+            data="drawn.py",
+            job_dir=folder,
+            replicas=replicas,
+            global_batch_size=replicas,
+            jit_compile="false",
+            tensorboard=False,
+            allow_replica_dependence=True,
+            **flags,
+        )
         job = StartedJob.open(config, ["drawn.py"], time.monotonic())
         devices = job.connect()
         launch = Launch(job, devices)
-        unrehearsed = patch.object(training_run, "rehearse")  # which takes half of the time of a short script
+        # which takes half of the time of a short script
+        unrehearsed = patch.object(training_run, "rehearse")
         with unrehearsed, answered_by_replicas(devices, fit=launch.fit), devices.strategy.scope():
             return run(), job.result.replica_checks.get("all", "")
 
@@ -412,8 +491,12 @@ def difference(one: Found, other: Found) -> float:
     """Returns the largest relative difference of a weight tensor or of the history of a value."""
     if one.keys() != other.keys() or any(one[name].shape != other[name].shape for name in one):
         return np.inf
-    norms = {name: max(np.linalg.norm(array), 1e-3 * np.sqrt(array.size)) for name, array in one.items()}
-    return max(float(np.linalg.norm(one[name] - other[name]) / norm) for name, norm in norms.items())
+    norms = {
+        name: max(np.linalg.norm(array), 1e-3 * np.sqrt(array.size)) for name, array in one.items()
+    }
+    return max(
+        float(np.linalg.norm(one[name] - other[name]) / norm) for name, norm in norms.items()
+    )
 
 
 def compared(number: int, epochs: int) -> tuple[float, str]:
@@ -425,7 +508,9 @@ def compared(number: int, epochs: int) -> tuple[float, str]:
     keras.config.set_dtype_policy("float64")
     parts = drawn(number)
     run = partial(fitted, parts, epochs)
-    (alone, _), (together, verdict) = (launched(run, replicas, **parts.flags) for replicas in (1, 2))
+    (alone, _), (together, verdict) = (
+        launched(run, replicas, **parts.flags) for replicas in (1, 2)
+    )
     found = difference(alone, together)
     if number < ALIKE:
         found = max(found, difference(run(), alone))
@@ -446,15 +531,21 @@ def main() -> None:
     warnings.simplefilter("ignore")
     counts = Counter[str]()
     for number in range(given.first, given.first + given.count):
-        began, planted = time.monotonic(), number >= MODELS
+        began = time.monotonic()
+        planted = number >= MODELS
         try:
             differs, verdict = compared(number, 1 if planted else EPOCHS)
         except UserError as error:
-            differs, verdict = np.inf, f"refused: {error}"
+            differs = np.inf
+            verdict = f"refused: {error}"
         same = "planted" if planted else "as fit" if differs <= TOLERANCE else "different"
         counts[f"{same}, {verdict.partition(':')[0]}"] += 1
         seconds = time.monotonic() - began
-        print(f"{number} · {same} {differs:.1e} · {verdict} · {seconds:.0f} s · {vars(drawn(number))}", flush=True)
+        print(
+            f"{number} · {same} {differs:.1e} · {verdict} · {seconds:.0f} s ·"
+            f" {vars(drawn(number))}",
+            flush=True,
+        )
     print("; ".join(f"{name}: {count}" for name, count in sorted(counts.items())))
 
 

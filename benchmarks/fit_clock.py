@@ -7,7 +7,8 @@ import keras
 
 
 class Clock(keras.callbacks.Callback):
-    """Measures from before the first step of an epoch to after its last: `fit` itself starts once per run."""
+    """Measures from before the first step of an epoch to after its last: `fit` itself starts once
+    per run."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Restarts the clock at the next step."""

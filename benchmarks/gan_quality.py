@@ -1,10 +1,12 @@
-"""Compares GANs by FID and coverage after equal processor time: `python -m benchmarks.gan_quality [--fashion=FOLDER]`.
+"""Compares GANs by FID and coverage after equal processor time: `python -m benchmarks.gan_quality
+[--fashion=FOLDER]`.
 
-Each model trains on each data, once a seed, for --minutes of processor time of its own steps, over all cores: what else
-runs on the machine changes that little. At --points moments, equally far apart, as many generated images as real ones
-are compared with all of the training data. fashion_tenth trains on a tenth of the examples and is compared with all of
-them. Features are those of classifiers that are trained first. Run again, it repeats no run that is done: each has a
-file in --out, and a grid of its images. Cases without their data are left out.
+Each model trains on each data, once a seed, for --minutes of processor time of its own steps, over
+all cores: what else runs on the machine changes that little. At --points moments, equally far
+apart, as many generated images as real ones are compared with all of the training data.
+fashion_tenth trains on a tenth of the examples and is compared with all of them. Features are those
+of classifiers that are trained first. Run again, it repeats no run that is done: each has a file in
+--out, and a grid of its images. Cases without their data are left out.
 """
 
 import multiprocessing
@@ -41,29 +43,62 @@ SIZES = {
 CLASSIFIERS = {
     "digits": ["--recipe=cnn_mnist", "--width=32", "--epochs=20"],
     "fashion": ["--recipe=cnn_fashion", "--width=32"],
-    "photos": ["--recipe=cnn_fashion", "--width=32", "--epochs=40", "--augment=flip,crop", *SIZES["photos"]],
+    "photos": [
+        "--recipe=cnn_fashion",
+        "--width=32",
+        "--epochs=40",
+        "--augment=flip,crop",
+        *SIZES["photos"],
+    ],
 }
 MODELS = {
     "wgan_gp": ["--model=wgan_gp", "--critic_steps=5"],
     "dcgan": ["--model=dcgan"],
     "r3gan": ["--model=r3gan", "--gradient_penalty_weight=1"],
 }
-COMMON = ["--width=16", "--global_batch_size=64", "--learning_rate=2e-4", "--replicas=1", "--jit_compile=false"]
-AUGMENTED, TENTH = "+diff_augment", "fashion_tenth"
+COMMON = [
+    "--width=16",
+    "--global_batch_size=64",
+    "--learning_rate=2e-4",
+    "--replicas=1",
+    "--jit_compile=false",
+]
+AUGMENTED = "+diff_augment"
+TENTH = "fashion_tenth"
 # Data and model, as fashion_tenth/wgan_gp+diff_augment.
-CASES = [f"{data}/{model}{more}" for data in (*SIZES, TENTH) for model in MODELS for more in ("", AUGMENTED)]
+CASES = [
+    f"{data}/{model}{more}"
+    for data in (*SIZES, TENTH)
+    for model in MODELS
+    for more in ("", AUGMENTED)
+]
 DEFAULT = [case for case in CASES if case.startswith(TENTH) or AUGMENTED not in case]
 Curve = list[dict[str, float]]  # of one run: processor seconds, steps and metrics at each point
 
 PARSER = make_parser(__doc__)
-PARSER.add_argument("--cases", type=some_of(CASES), default=DEFAULT, help=f"default: {','.join(DEFAULT)}")
-PARSER.add_argument("--seeds", type=lambda text: [int(one) for one in text.split(",")], default=[1, 2, 3])
-PARSER.add_argument("--minutes", type=positive, default=10.0, help="of processor time of each run, default %(default)s")
-PARSER.add_argument("--points", type=count, default=5, help="comparisons in a run, default %(default)s")
-PARSER.add_argument("--samples", type=count, default=5000, help="images to compare, default %(default)s")
+PARSER.add_argument(
+    "--cases", type=some_of(CASES), default=DEFAULT, help=f"default: {','.join(DEFAULT)}"
+)
+PARSER.add_argument(
+    "--seeds", type=lambda text: [int(one) for one in text.split(",")], default=[1, 2, 3]
+)
+PARSER.add_argument(
+    "--minutes",
+    type=positive,
+    default=10.0,
+    help="of processor time of each run, default %(default)s",
+)
+PARSER.add_argument(
+    "--points", type=count, default=5, help="comparisons in a run, default %(default)s"
+)
+PARSER.add_argument(
+    "--samples", type=count, default=5000, help="images to compare, default %(default)s"
+)
 PARSER.add_argument("--fashion", default="", help="folder with the four idx files of Fashion-MNIST")
 PARSER.add_argument("--photos", default="", help="folder of colour photos, in class folders")
-PARSER.add_argument("--out", type=Path, default=Path("runs/gan_quality"), help="default %(default)s")
+PARSER.add_argument(
+    "--out", type=Path, default=Path("runs/gan_quality"), help="default %(default)s"
+)
 
 
 def flags_of(case: str, seed: int, options: Namespace) -> list[str]:
@@ -72,7 +107,14 @@ def flags_of(case: str, seed: int, options: Namespace) -> list[str]:
     model, augmented, _ = name.partition(AUGMENTED)
     more = [f"--diff_augment={','.join(DIFF_AUGMENTATIONS)}"] if augmented else []
     whole = whole_of(data)
-    return [*COMMON, *SIZES[whole], *MODELS[model], *more, f"--data={source_of(data, options)}", f"--seed={seed}"]
+    return [
+        *COMMON,
+        *SIZES[whole],
+        *MODELS[model],
+        *more,
+        f"--data={source_of(data, options)}",
+        f"--seed={seed}",
+    ]
 
 
 def whole_of(data: str) -> str:
@@ -83,7 +125,11 @@ def whole_of(data: str) -> str:
 def source_of(data: str, options: Namespace) -> str:
     """Returns the path or name of the data; "" if it was not given."""
     tenth = options.out / f"{TENTH}.npz" if options.fashion else ""
-    return str({"digits": "digits", "fashion": options.fashion, "photos": options.photos, TENTH: tenth}[data])
+    return str(
+        {"digits": "digits", "fashion": options.fashion, "photos": options.photos, TENTH: tenth}[
+            data
+        ]
+    )
 
 
 def write_tenth(options: Namespace) -> None:
@@ -94,7 +140,8 @@ def write_tenth(options: Namespace) -> None:
 
 
 def classifier(data: str, options: Namespace) -> Path:
-    """Returns the saved classifier whose features measure these data; trains it if it is not there."""
+    """Returns the saved classifier whose features measure these data; trains it if it is not
+    there."""
     job_dir = options.out / "features" / data
     file: Path = job_dir / "model" / "model.keras"
     if not file.exists():
@@ -107,18 +154,28 @@ def measure(case: str, seed: int, options: Namespace) -> None:
     """Trains one run and measures it at each point; writes its curve and a grid of its images."""
     whole = whole_of(case.partition("/")[0])
     flags = flags_of(case, seed, options)
-    setup = setup_of(*flags, f"--fid_features={classifier(whole, options)}", f"--fid_samples={options.samples}")
+    setup = setup_of(
+        *flags, f"--fid_features={classifier(whole, options)}", f"--fid_samples={options.samples}"
+    )
     fid = Fid(setup.config, setup.model, examples_of(whole, options), setup.replicas)
-    loop, spent, curve = TrainingLoop(setup), 0.0, Curve()
+    loop = TrainingLoop(setup)
+    spent = 0.0
+    curve = Curve()
     loop(1)  # traces
     step_seconds = processor_seconds(loop, 1)
     for point in range(1, options.points + 1):
         while (left := 60 * options.minutes * point / options.points - spent) > 0:
             steps = max(1, round(min(left, 10.0) / step_seconds))
             taken = processor_seconds(loop, steps)
-            spent, step_seconds = spent + taken, taken / steps
+            spent = spent + taken
+            step_seconds = taken / steps
         curve.append({"seconds": spent, "steps": loop.step, **fid()})
-        print(case, f"seed {seed}", *(f"{name} {value:.4g}" for name, value in curve[-1].items()), flush=True)
+        print(
+            case,
+            f"seed {seed}",
+            *(f"{name} {value:.4g}" for name, value in curve[-1].items()),
+            flush=True,
+        )
     pictures = setup.model.sample(noise(0, 64, setup.model.latent_dim))
     name = result_file(case, seed, options)
     write_whole(name.with_suffix(".png"), encode_png(grid(pictures)))
@@ -134,7 +191,9 @@ def processor_seconds(loop: TrainingLoop, steps: int) -> float:
 
 def examples_of(data: str, options: Namespace) -> Examples:
     """Returns the real images with which generated ones are compared."""
-    return load_dataset(resolve([*SIZES[data], f"--data={source_of(data, options)}"]).config).images("train")
+    return load_dataset(
+        resolve([*SIZES[data], f"--data={source_of(data, options)}"]).config
+    ).images("train")
 
 
 def result_file(case: str, seed: int, options: Namespace) -> Path:
@@ -152,16 +211,22 @@ def done(case: str, seed: int, options: Namespace) -> dict[str, Any]:
 def run(case: str, seed: int, options: Namespace) -> dict[str, Any]:
     """Returns what a run wrote; makes it, in a process of its own, if there was none."""
     if not done(case, seed, options):
-        process = multiprocessing.get_context("spawn").Process(target=measure, args=(case, seed, options))
+        process = multiprocessing.get_context("spawn").Process(
+            target=measure, args=(case, seed, options)
+        )
         process.start()
         process.join()
         if process.exitcode:
-            raise PlatformFault(f"{case}, seed {seed}: ended with exit code {process.exitcode}: run the command again")
+            raise PlatformFault(
+                f"{case}, seed {seed}: ended with exit code {process.exitcode}: run the command"
+                " again"
+            )
     return done(case, seed, options)
 
 
 def table(curves: Mapping[str, Sequence[Curve]], metric: str) -> list[str]:
-    """Returns Markdown: the median of each case over its seeds at each point, with the lowest and the highest."""
+    """Returns Markdown: the median of each case over its seeds at each point, with the lowest and
+    the highest."""
     first = next(iter(curves.values()))[0]
     lines = [
         "| | " + " | ".join(f"{point['seconds'] / 60:.3g} min" for point in first) + " | steps |",
@@ -179,11 +244,14 @@ def table(curves: Mapping[str, Sequence[Curve]], metric: str) -> list[str]:
 
 @program
 def main() -> None:
-    """Makes the runs that are missing, seed by seed; then prints two tables and saves all curves."""
+    """Makes the runs that are missing, seed by seed; then prints two tables and saves all
+    curves."""
     options = PARSER.parse_args()
     cases = [case for case in options.cases if source_of(case.partition("/")[0], options)]
     if not cases:
-        PARSER.error(f"no data for {','.join(options.cases)}: add --fashion=FOLDER or --photos=FOLDER")
+        PARSER.error(
+            f"no data for {','.join(options.cases)}: add --fashion=FOLDER or --photos=FOLDER"
+        )
     options.out.mkdir(parents=True, exist_ok=True)
     if any(case.startswith(TENTH) for case in cases):
         write_tenth(options)
@@ -196,4 +264,7 @@ def main() -> None:
     name = f"gan_quality_{options.minutes:g}min"
     save(name, minutes=options.minutes, seeds=options.seeds, measured_by=measured_by, curves=curves)
     for metric in ("fid", "coverage"):
-        print_table(f"{metric}, median (lowest - highest) of {len(options.seeds)} seeds", table(curves, metric))
+        print_table(
+            f"{metric}, median (lowest - highest) of {len(options.seeds)} seeds",
+            table(curves, metric),
+        )

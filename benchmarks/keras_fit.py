@@ -1,4 +1,5 @@
-"""Runs the peer Keras `fit` on the same networks, optimizers and input pipeline; a GAN has its own `train_step`."""
+"""Runs the peer Keras `fit` on the same networks, optimizers and input pipeline; a GAN has its own
+`train_step`."""
 
 from typing import Any
 
@@ -19,7 +20,8 @@ def make_candidate(config: TrainConfig, option: str = "1") -> tuple[Run, Work]:
     """Returns `fit` with `option` steps per execution; "10x" also compiles with XLA."""
     setup = build_setup(config, make_replicas(config))
     model = model_for(setup, int(option.rstrip("x")), jit_compile=option.endswith("x"))
-    batches, clock = batches_for(setup), Clock()
+    batches = batches_for(setup)
+    clock = Clock()
 
     def run(steps: int) -> float:
         model.fit(batches, steps_per_epoch=steps, shuffle=False, verbose=0, callbacks=[clock])
@@ -34,7 +36,8 @@ class FittedGAN(keras.Model):
     def __init__(self, setup: TrainingSetup) -> None:
         super().__init__()
         self.gan = GAN(setup)
-        self.generator, self.critic = self.gan.generator, self.gan.critic
+        self.generator = self.gan.generator
+        self.critic = self.gan.critic
         self.critic_steps = setup.schedule.batches_per_step
 
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -49,7 +52,8 @@ def model_for(setup: TrainingSetup, steps_per_execution: int, *, jit_compile: bo
     options = {"steps_per_execution": steps_per_execution, "jit_compile": jit_compile}
     if hasattr(setup.model, "critic"):
         model = FittedGAN(setup)
-        model.gan.critic_optimizer.build(model.critic.trainable_variables)  # fit traces, and cannot make variables
+        # fit traces, and cannot make variables
+        model.gan.critic_optimizer.build(model.critic.trainable_variables)
         model.gan.generator_optimizer.build(model.generator.trainable_variables)
         model.built = True
         model.compile(**options)

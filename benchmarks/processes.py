@@ -1,8 +1,10 @@
-"""Runs every candidate in processes of its own that compute only in their turn, so that none disturbs another.
+"""Runs every candidate in processes of its own that compute only in their turn, so that none
+disturbs another.
 
-`python -m benchmarks.processes MODULE[:OPTION] FLAGS` is one such process. It prints its work per step as a line of
-JSON, then reads a number of steps per line and prints the seconds that they took. FLAGS are those of trainer.task;
-`--data` is an .npz file of images in their final size, which every framework reads.
+`python -m benchmarks.processes MODULE[:OPTION] FLAGS` is one such process. It prints its work per
+step as a line of JSON, then reads a number of steps per line and prints the seconds that they took.
+FLAGS are those of trainer.task; `--data` is an .npz file of images in their final size, which every
+framework reads.
 """
 
 import contextlib
@@ -27,12 +29,15 @@ from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 
 Run = Callable[[int], float]  # steps -> seconds
-Work = Mapping[str, Any]  # the work of a step: trainable numbers of the networks, settings of the optimizers
-CONSTANT_RATE = ("--learning_rate_schedule=constant", "--warmup_steps=0")  # Work compares learning rates as numbers
+# the work of a step: trainable numbers of the networks, settings of the optimizers
+Work = Mapping[str, Any]
+# Work compares learning rates as numbers
+CONSTANT_RATE = ("--learning_rate_schedule=constant", "--warmup_steps=0")
 
 ROOT = Path(__file__).parents[1]
 DIGITS = ROOT / "trainer" / "data" / "digits.npz"
-# PyTorch's threads wait asleep: spinning, they were 20 times slower beside other processes on the same cores.
+# PyTorch's threads wait asleep: spinning, they were 20 times slower beside other processes on the
+# same cores.
 _ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_WAIT_POLICY": "PASSIVE"}
 _MIN_SECONDS = 0.3  # a shorter turn does not determine how many steps the next ones take
 
@@ -51,27 +56,42 @@ class ProcessError(RuntimeError):
 
 
 def seconds_until(prefix: str, command: Sequence[str]) -> float:
-    """Runs a command; returns the seconds from its start to the first line with `prefix`, or raises ProcessError."""
+    """Runs a command; returns the seconds from its start to the first line with `prefix`, or raises
+    ProcessError."""
     with tempfile.TemporaryFile("w+") as errors:
         began = time.perf_counter()
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
             assert process.stdout is not None
-            found = [time.perf_counter() - began for line in process.stdout if line.startswith(prefix)]
+            found = [
+                time.perf_counter() - began for line in process.stdout if line.startswith(prefix)
+            ]
         if process.returncode or not found:
             raise ProcessError(errors)
     return found[0]
 
 
 class Candidate:
-    """Runs one process on all cores or, with `workers`, as many with one core each; a call measures images/s.
+    """Runs one process on all cores or, with `workers`, as many with one core each; a call measures
+    images/s.
 
-    `name` is MODULE[:OPTION], `images_per_step` counts over all processes. With `joined`, the processes are the workers
-    of one job; otherwise they are independent. The steps of a turn are a multiple of `multiple`.
+    `name` is MODULE[:OPTION], `images_per_step` counts over all processes. With `joined`, the
+    processes are the workers of one job; otherwise they are independent. The steps of a turn are a
+    multiple of `multiple`.
     """
 
-    def __init__(self, name: str, flags: Sequence[str], images_per_step: int, workers: int = 0, *,
-                 joined: bool = False, multiple: int = 1) -> None:  # fmt: skip
-        self._images_per_step, self._multiple, self._steps = images_per_step, multiple, multiple
+    def __init__(
+        self,
+        name: str,
+        flags: Sequence[str],
+        images_per_step: int,
+        workers: int = 0,
+        *,
+        joined: bool = False,
+        multiple: int = 1,
+    ) -> None:
+        self._images_per_step = images_per_step
+        self._multiple = multiple
+        self._steps = multiple
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the processes run
         cores = sorted(os.sched_getaffinity(0))
         addresses = free_addresses(workers) if joined else []
@@ -83,14 +103,23 @@ class Candidate:
         assert works[0] == works[-1]
         self.work = works[0]
 
-    def _start(self, arguments: list[str], cores: set[int], addresses: list[str], index: int) -> Any:
+    def _start(
+        self, arguments: list[str], cores: set[int], addresses: list[str], index: int
+    ) -> Any:
         environment = {**_ENVIRONMENT, **os.environ, "OMP_NUM_THREADS": str(len(cores))}
         if addresses:
             task = {"type": "worker", "index": index}
             environment["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
-        command, pipe = [sys.executable, "-m", "benchmarks.processes", *arguments], subprocess.PIPE
+        command = [sys.executable, "-m", "benchmarks.processes", *arguments]
+        pipe = subprocess.PIPE
         process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, stderr=self._errors, text=True
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=self._errors,
+            text=True,
         )
         os.sched_setaffinity(process.pid, cores)  # threads that the process starts later inherit it
         return process
@@ -120,7 +149,8 @@ class Candidate:
         return max(float(line) for line in self._lines())
 
     def _lines(self) -> Iterator[str]:
-        """Yields one line of each process; if one has ended, ends the others and raises ProcessError."""
+        """Yields one line of each process; if one has ended, ends the others and raises
+        ProcessError."""
         for process in self._processes:
             if not (line := process.stdout.readline()):
                 error = ProcessError(self._errors)
@@ -130,8 +160,11 @@ class Candidate:
 
 
 @contextlib.contextmanager
-def started(makers: Mapping[str, Callable[[], Candidate]], seconds: float) -> Iterator[dict[str, Candidate]]:
-    """Starts and calibrates candidates for turns of about `seconds`; one of PyTorch that fails is left out."""
+def started(
+    makers: Mapping[str, Callable[[], Candidate]], seconds: float
+) -> Iterator[dict[str, Candidate]]:
+    """Starts and calibrates candidates for turns of about `seconds`; one of PyTorch that fails is
+    left out."""
     found: dict[str, Candidate] = {}
     with contextlib.ExitStack() as stack:
         for name, make in makers.items():
@@ -150,7 +183,8 @@ def started(makers: Mapping[str, Callable[[], Candidate]], seconds: float) -> It
 
 @contextlib.contextmanager
 def digits_file(flags: Sequence[str]) -> Iterator[tuple[TrainConfig, list[str]]]:
-    """Yields the settings and flags with --data=FILE, a file of digits that is deleted at the end of the block.
+    """Yields the settings and flags with --data=FILE, a file of digits that is deleted at the end
+    of the block.
 
     Flags that name data of their own stay as they are.
     """
@@ -165,12 +199,18 @@ def digits_file(flags: Sequence[str]) -> Iterator[tuple[TrainConfig, list[str]]]
 
 
 def write_digits(config: TrainConfig) -> None:
-    """Writes the .npz file `config.data`: `images` (1797, size, size, channels) uint8, `labels` (1797,)."""
+    """Writes the .npz file `config.data`: `images` (1797, size, size, channels) uint8, `labels`
+    (1797,)."""
     with np.load(DIGITS) as content:
-        small, labels = (content["images"] * 15).astype(np.uint8), content["labels"].astype(np.int32)
+        small = (content["images"] * 15).astype(np.uint8)
+        labels = content["labels"].astype(np.int32)
     size = (config.image_size, config.image_size)
     grey = np.stack([np.asarray(Image.fromarray(image).resize(size)) for image in small])
-    np.savez(config.data, images=np.repeat(grey[..., np.newaxis], config.channels, axis=-1), labels=labels)
+    np.savez(
+        config.data,
+        images=np.repeat(grey[..., np.newaxis], config.channels, axis=-1),
+        labels=labels,
+    )
 
 
 def images_per_step(config: Any) -> int:
@@ -182,7 +222,9 @@ if __name__ == "__main__":
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # everything else that the process prints goes to stderr
     module, _, option = sys.argv[1].partition(":")
-    run, work = importlib.import_module(f"benchmarks.{module}").make_candidate(resolve(sys.argv[2:]).config, option)
+    run, work = importlib.import_module(f"benchmarks.{module}").make_candidate(
+        resolve(sys.argv[2:]).config, option
+    )
     print(json.dumps(work), file=replies, flush=True)
     for line in sys.stdin:
         print(run(int(line)), file=replies, flush=True)

@@ -1,4 +1,5 @@
-"""Runs the peer PyTorch: the same networks, losses, batches and optimizers, alone or, with TF_CONFIG, as a worker of
+"""Runs the peer PyTorch: the same networks, losses, batches and optimizers, alone or, with
+TF_CONFIG, as a worker of
 DistributedDataParallel over gloo. Imports no TensorFlow.
 """
 
@@ -26,12 +27,16 @@ def make_candidate(config: TrainConfig, option: str = "eager") -> tuple[Run, Wor
     """Returns the loop with `option`: eager, channels_last, or compile (with channels_last)."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.set_default_device(DEVICE)
-    torch.backends.cuda.matmul.allow_tf32 = config.tf32  # as TensorFlow; cuDNN's products have it by default
-    cluster, peer = read_cluster(), PEERS[config.model](config)
+    # as TensorFlow; cuDNN's products have it by default
+    torch.backends.cuda.matmul.allow_tf32 = config.tf32
+    cluster = read_cluster()
+    peer = PEERS[config.model](config)
     torch.manual_seed(cluster.index)
     if cluster.several:
         address = f"tcp://{cluster.addresses[0]}"
-        torch.distributed.init_process_group("gloo", address, rank=cluster.index, world_size=cluster.workers)
+        torch.distributed.init_process_group(
+            "gloo", address, rank=cluster.index, world_size=cluster.workers
+        )
     peer.prepare(config.rows_per_replica(cluster.workers), option)
     bfloat16 = torch.autocast(DEVICE, torch.bfloat16, enabled=config.precision == "mixed_bfloat16")
     return timed(lambda steps: _run(peer, steps, bfloat16)), peer.work()
@@ -53,12 +58,19 @@ def generator(config: Any) -> nn.Module:
     layers = [nn.Linear(config.latent_dim, filters[-1] * base * base, bias=False)]
     layers += [nn.Unflatten(1, (filters[-1], base, base)), _batch_norm(filters[-1]), nn.ReLU()]
     for wide, narrow in zip(filters[:0:-1], filters[-2::-1], strict=True):
-        layers += [nn.ConvTranspose2d(wide, narrow, 4, 2, 1, bias=False), _batch_norm(narrow), nn.ReLU()]
-    return nn.Sequential(*layers, nn.ConvTranspose2d(filters[0], config.channels, 4, 2, 1), nn.Tanh())
+        layers += [
+            nn.ConvTranspose2d(wide, narrow, 4, 2, 1, bias=False),
+            _batch_norm(narrow),
+            nn.ReLU(),
+        ]
+    return nn.Sequential(
+        *layers, nn.ConvTranspose2d(filters[0], config.channels, 4, 2, 1), nn.Tanh()
+    )
 
 
 def critic(config: TrainConfig) -> nn.Module:
-    """Maps (rows, channels, image_size, image_size) to (rows, 1) scores; with batch norm for dcgan."""
+    """Maps (rows, channels, image_size, image_size) to (rows, 1) scores; with batch norm for
+    dcgan."""
     filters = _filters(config)
     layers: list[nn.Module] = []
     for before, width in zip([config.channels, *filters], filters, strict=False):
@@ -73,7 +85,8 @@ def critic(config: TrainConfig) -> nn.Module:
 def classifier(config: Any) -> nn.Module:
     """Maps (rows, channels, image_size, image_size) in [0, 1] to (rows, 10) logits."""
     layers: list[nn.Module] = []
-    size, before = config.image_size, config.channels
+    size = config.image_size
+    before = config.channels
     for count in (2, 3) if config.model == "cnn" else ():
         for _ in range(count):
             layers += [nn.Conv2d(before, config.width, 3), nn.ReLU()]
@@ -83,7 +96,11 @@ def classifier(config: Any) -> nn.Module:
     layers.append(nn.Flatten())
     before *= size * size
     for width in (128,) if config.model == "cnn" else (config.width, config.width):
-        layers += [nn.Linear(before, width), nn.ReLU(), *([nn.Dropout(config.dropout)] if config.dropout else [])]
+        layers += [
+            nn.Linear(before, width),
+            nn.ReLU(),
+            *([nn.Dropout(config.dropout)] if config.dropout else []),
+        ]
         before = width
     return nn.Sequential(*layers, nn.Linear(before, 10))
 
@@ -94,20 +111,27 @@ class Peer:
     betas = (0.9, 0.999)
 
     def __init__(self, config: Any, *networks: nn.Module) -> None:
-        self.config, self.networks = config, list(networks)
+        self.config = config
+        self.networks = list(networks)
 
     def prepare(self, rows: int, option: str) -> None:
-        """Lays out, wraps and compiles the networks; `rows` of each batch belong to this process."""
+        """Lays out, wraps and compiles the networks; `rows` of each batch belong to this
+        process."""
         self.rows = rows
         if option != "eager":
-            self.networks = [network.to(memory_format=torch.channels_last) for network in self.networks]
+            self.networks = [
+                network.to(memory_format=torch.channels_last) for network in self.networks
+            ]
         self.optimizers = [self._optimizer(network) for network in self.networks]
         self.bare = self.networks  # for a second derivative
         if option == "compile":
             self.networks = [torch.compile(network) for network in self.networks]
         self.unsent = self.networks  # where no gradient by the weights is needed
-        if torch.distributed.is_initialized():  # batch norm's averages stay local to a worker: the fastest setting
-            self.networks = [DistributedDataParallel(each, broadcast_buffers=False) for each in self.networks]
+        # batch norm's averages stay local to a worker: the fastest setting
+        if torch.distributed.is_initialized():
+            self.networks = [
+                DistributedDataParallel(each, broadcast_buffers=False) for each in self.networks
+            ]
         self.batches = self._batches(channels_last=option != "eager")
 
     def work(self) -> Work:
@@ -117,21 +141,29 @@ class Peer:
         for optimizer in self.optimizers:
             group = optimizer.param_groups[0]
             found = {ours: group[theirs] for theirs, ours in names.items() if theirs in group}
-            settings.append({**found, **dict(zip(("beta_1", "beta_2"), group.get("betas", ()), strict=False))})
+            settings.append(
+                {**found, **dict(zip(("beta_1", "beta_2"), group.get("betas", ()), strict=False))}
+            )
         numbers = [sum(each.numel() for each in network.parameters()) for network in self.bare]
         return {"trainable": numbers, "optimizers": settings}
 
     def _optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
         """Returns RMSprop for cnn, else Adam, with Keras's rho and epsilon."""
         if self.config.model == "cnn":
-            return torch.optim.RMSprop(network.parameters(), self.config.learning_rate, alpha=0.9, eps=1e-7)
-        return torch.optim.Adam(network.parameters(), self.config.learning_rate, self.betas, eps=1e-7, fused=True)
+            return torch.optim.RMSprop(
+                network.parameters(), self.config.learning_rate, alpha=0.9, eps=1e-7
+            )
+        return torch.optim.Adam(
+            network.parameters(), self.config.learning_rate, self.betas, eps=1e-7, fused=True
+        )
 
     def _batches(self, *, channels_last: bool) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yields shuffled (rows, channels, height, width) grey levels as float32 and (rows,) labels."""
+        """Yields shuffled (rows, channels, height, width) grey levels as float32 and (rows,)
+        labels."""
         with np.load(self.config.data) as content:
             arrays = (torch.from_numpy(content[name]).to(DEVICE) for name in ("images", "labels"))
-            images, labels = next(arrays), next(arrays).long()
+            images = next(arrays)
+            labels = next(arrays).long()
         images = images if channels_last else images.permute(0, 3, 1, 2).contiguous()
         while True:
             for rows in torch.randperm(len(images)).split(self.rows):
@@ -141,7 +173,8 @@ class Peer:
 
 
 class GAN(Peer):
-    """Trains a WGAN-GP (betas as Gulrajani et al. 2017) or a DCGAN (betas as Radford et al. 2016)."""
+    """Trains a WGAN-GP (betas as Gulrajani et al. 2017) or a DCGAN (betas as Radford et al.
+    2016)."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config, generator(config), critic(config))
@@ -149,19 +182,29 @@ class GAN(Peer):
         self.betas = (0.5, 0.999) if self.dcgan else (0.0, 0.9)
         self.critic_steps = 1 if self.dcgan else config.critic_steps
 
-    def critic_loss(self, reals: torch.Tensor, noise: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:
-        """Takes reals (rows, channels, height, width) in [-1, 1], noise (rows, latent_dim), mix (rows, 1, 1, 1)."""
+    def critic_loss(
+        self, reals: torch.Tensor, noise: torch.Tensor, mix: torch.Tensor
+    ) -> torch.Tensor:
+        """Takes reals (rows, channels, height, width) in [-1, 1], noise (rows, latent_dim), mix
+        (rows, 1, 1, 1)."""
         with torch.no_grad():
             fakes = self.networks[0](noise)
         if self.dcgan:
-            on_reals, on_fakes = self.networks[1](reals), self.networks[1](fakes)
-            return entropy(on_reals, torch.ones_like(on_reals)) + entropy(on_fakes, torch.zeros_like(on_fakes))
+            on_reals = self.networks[1](reals)
+            on_fakes = self.networks[1](fakes)
+            return entropy(on_reals, torch.ones_like(on_reals)) + entropy(
+                on_fakes, torch.zeros_like(on_fakes)
+            )
         mixed = (mix * reals + (1 - mix) * fakes).requires_grad_()
         scores = self.networks[1](torch.cat([fakes, reals]))
         # This pass is not compiled: torch.compile does not support second derivatives.
         gradient = torch.autograd.grad(self.bare[1](mixed).sum(), mixed, create_graph=True)[0]
         penalty = (gradient.flatten(1).norm(dim=1) - 1).square().mean()
-        return scores[: len(reals)].mean() - scores[len(reals) :].mean() + self.config.gradient_penalty_weight * penalty
+        return (
+            scores[: len(reals)].mean()
+            - scores[len(reals) :].mean()
+            + self.config.gradient_penalty_weight * penalty
+        )
 
     def generator_loss(self, noise: torch.Tensor) -> torch.Tensor:
         """Takes noise (rows, latent_dim)."""
@@ -193,7 +236,8 @@ class Classifier(Peer):
         super().__init__(config, classifier(config))
 
     def loss(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Takes images (rows, channels, height, width) in [0, 255]; computes the accuracy too, as ours does."""
+        """Takes images (rows, channels, height, width) in [0, 255]; computes the accuracy too, as
+        ours does."""
         scores = self.networks[0](images / 255)
         self.right = (scores.argmax(1) == labels).sum()
         return cross_entropy(scores, labels)
@@ -209,8 +253,10 @@ PEERS: dict[str, Any] = {"wgan_gp": GAN, "dcgan": GAN, "cnn": Classifier, "mlp":
 
 
 def _filters(config: Any) -> list[int]:
-    """Returns those of trainer.models.gan, which needs TensorFlow; the comparison of Work proves them equal."""
-    size, result = config.image_size, list[int]()
+    """Returns those of trainer.models.gan, which needs TensorFlow; the comparison of Work proves
+    them equal."""
+    size = config.image_size
+    result = list[int]()
     while size % 2 == 0 and size > 4:
         size //= 2
         result.append(config.width * min(2 ** len(result), 8))

@@ -1,6 +1,7 @@
 """Runs measurements in turn, prints their medians and ratios, and writes them to results/*.json.
 
-Only ratios within one run carry over to other machines. Also parses the flags that all benchmarks share.
+Only ratios within one run carry over to other machines. Also parses the flags that all benchmarks
+share.
 """
 
 import argparse
@@ -24,14 +25,18 @@ from trainer.base.errors import PlatformFault, UserError
 Item = TypeVar("Item")
 
 OPTIONAL = "PyTorch"  # in the name of a candidate that needs torch
-RESULTS, PACKAGES = Path(__file__).parent / "results", ("tensorflow", "keras", "torch")
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("tensorflow", "keras", "torch")
 
 
 def make_parser(doc: str | None, repeats: int = 0, seconds: float = 0.0) -> argparse.ArgumentParser:
-    """Returns a parser with the description `doc`, and with --repeats and --seconds if a default is given."""
+    """Returns a parser with the description `doc`, and with --repeats and --seconds if a default is
+    given."""
     parser = argparse.ArgumentParser(description=doc)
     if repeats:
-        parser.add_argument("--repeats", type=count, default=repeats, help="rounds; each measurement once per round")
+        parser.add_argument(
+            "--repeats", type=count, default=repeats, help="rounds; each measurement once per round"
+        )
     if seconds:
         parser.add_argument("--seconds", type=positive, default=seconds, help="of each measurement")
     return parser
@@ -62,14 +67,17 @@ def some_of(known: Collection[str]) -> Callable[[str], list[str]]:
     def names(value: str) -> list[str]:
         for name in value.split(","):
             if name not in known:
-                raise argparse.ArgumentTypeError(f"unknown name {name!r}: use some of {','.join(known)}")
+                raise argparse.ArgumentTypeError(
+                    f"unknown name {name!r}: use some of {','.join(known)}"
+                )
         return value.split(",")
 
     return names
 
 
 def program(main: Callable[[], None]) -> Callable[[], None]:
-    """Runs the decorated function if its module is the program; prints an error that the user can fix on one line."""
+    """Runs the decorated function if its module is the program; prints an error that the user can
+    fix on one line."""
     try:
         if main.__module__ == "__main__":
             main()
@@ -86,7 +94,9 @@ def elapsed(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def alternate(candidates: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+def alternate(
+    candidates: Mapping[str, Callable[[], float]], repeats: int
+) -> dict[str, list[float]]:
     """Measures every candidate once per round, in turn; returns the values of all rounds."""
     found: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(repeats):
@@ -95,22 +105,28 @@ def alternate(candidates: Mapping[str, Callable[[], float]], repeats: int) -> di
     return found
 
 
-def compare(title: str, candidates: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
-    """Measures the candidates' seconds in turn and prints the table, with ratios to the first one."""
+def compare(
+    title: str, candidates: Mapping[str, Callable[[], float]], repeats: int
+) -> dict[str, list[float]]:
+    """Measures the candidates' seconds in turn and prints the table, with ratios to the first
+    one."""
     found = alternate(candidates, repeats)
     print_table(title, table(found, "seconds"))
     return found
 
 
 def possible(candidates: Mapping[str, Item]) -> dict[str, Item]:
-    """Returns the candidates that this machine can run; prints a line about each kind that it cannot."""
+    """Returns the candidates that this machine can run; prints a line about each kind that it
+    cannot."""
     missing = {} if importlib.util.find_spec("torch") else {OPTIONAL: "it is not installed"}
     if not {"avx512_bf16", "amx_bf16"} & set(_cpu("flags").split()):
         missing["bfloat16"] = "this CPU has no instructions for it"
     for part, reason in missing.items():
         if any(part in name for name in candidates):
             print(f"{part}: left out: {reason}", flush=True)
-    return {name: item for name, item in candidates.items() if not any(part in name for part in missing)}
+    return {
+        name: item for name, item in candidates.items() if not any(part in name for part in missing)
+    }
 
 
 def ratios(found: Mapping[str, list[float]], of: str, to: str) -> list[float]:
@@ -125,7 +141,8 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def table(found: Mapping[str, list[float]], unit: str) -> list[str]:
-    """Returns Markdown: each median and range, and the median ratio of the first candidate to it within a round."""
+    """Returns Markdown: each median and range, and the median ratio of the first candidate to it
+    within a round."""
     first = next(iter(found))
     lines = [f"| | {unit} (median) | lowest to highest | {first} is |", "|---|--:|--:|--:|"]
     for name, values in found.items():
@@ -141,12 +158,19 @@ def print_table(title: str, lines: Sequence[str]) -> None:
 
 
 def save(name: str, **content: Any) -> None:
-    """Writes results/NAME.json: the raw numbers with date, machine, command (paths shortened) and package versions."""
+    """Writes results/NAME.json: the raw numbers with date, machine, command (paths shortened) and
+    package versions."""
     processor = _cpu("model name") or platform.processor()
     record = {
         "date": time.strftime("%Y-%m-%d"),
-        "machine": {"cores": os.cpu_count(), "processor": processor, "python": platform.python_version()},
-        "command": " ".join([f"python -m benchmarks.{Path(sys.argv[0]).stem}", *map(_without_folders, sys.argv[1:])]),
+        "machine": {
+            "cores": os.cpu_count(),
+            "processor": processor,
+            "python": platform.python_version(),
+        },
+        "command": " ".join(
+            [f"python -m benchmarks.{Path(sys.argv[0]).stem}", *map(_without_folders, sys.argv[1:])]
+        ),
         "packages": {name: version(name) for name in PACKAGES if importlib.util.find_spec(name)},
     }
     RESULTS.mkdir(exist_ok=True)

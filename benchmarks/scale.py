@@ -1,7 +1,8 @@
-"""Measures time and memory far beyond today's jobs: `python -m benchmarks.scale`. docs/scaling.md has what it found.
+"""Measures time and memory far beyond today's jobs: `python -m benchmarks.scale`. docs/scaling.md
+has what it found.
 
-No TensorFlow runs. Workers are threads of one process with real sockets; runs are written, not trained; rows are only
-ordered. Each part is a process of its own, so that its memory is its own.
+No TensorFlow runs. Workers are threads of one process with real sockets; runs are written, not
+trained; rows are only ordered. Each part is a process of its own, so that its memory is its own.
 """
 
 import contextlib
@@ -29,23 +30,32 @@ from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.rendezvous import Peers, meet
 from trainer.data.order import shuffled
 
-RUNS = {"seed": 0, "settings": {f"setting_{number}": "value" for number in range(100)}}  # a few kilobytes, as a run's
-BATCH, BATCHES = 4096, 50  # rows of a batch, and batches of a measurement
+# a few kilobytes, as a run's
+RUNS = {"seed": 0, "settings": {f"setting_{number}": "value" for number in range(100)}}
+# rows of a batch, and batches of a measurement
+BATCH = 4096
+BATCHES = 50
 PARSER = make_parser(__doc__)
 PARSER.add_argument("--workers", type=counts, default=[2, 16, 64, 256], help="of one job")
-PARSER.add_argument("--tiers", type=counts, default=[4, 16, 64], help="of a comparison with three repeats")
-PARSER.add_argument("--rows", type=counts, default=[1000, 10**6, 10**9, 10**12], help="of a data set")
+PARSER.add_argument(
+    "--tiers", type=counts, default=[4, 16, 64], help="of a comparison with three repeats"
+)
+PARSER.add_argument(
+    "--rows", type=counts, default=[1000, 10**6, 10**9, 10**12], help="of a data set"
+)
 
 Found = dict[str, float]
 
 
 @contextlib.contextmanager
 def met(workers: int) -> Iterator[tuple[list[Peers], list[str]]]:
-    """Yields the workers of a job, the chief first, and a list that gets a line from each that leaves for a lost one.
+    """Yields the workers of a job, the chief first, and a list that gets a line from each that
+    leaves for a lost one.
 
     Where a worker would end its process, it only stops watching.
     """
-    addresses, lines = tuple(free_addresses(workers)), list[str]()
+    addresses = tuple(free_addresses(workers))
+    lines = list[str]()
     found: list[Peers] = []
 
     def join(index: int) -> Peers:
@@ -66,7 +76,8 @@ def met(workers: int) -> Iterator[tuple[list[Peers], list[str]]]:
 
 
 def meeting(workers: int) -> Found:
-    """Measures how long workers take to meet, to leave at the end, and to leave once one of them is lost."""
+    """Measures how long workers take to meet, to leave at the end, and to leave once one of them is
+    lost."""
     began = time.perf_counter()
     with met(workers) as (job, _), ThreadPoolExecutor(workers) as pool:
         together = time.perf_counter() - began
@@ -77,7 +88,8 @@ def meeting(workers: int) -> Found:
 
 
 def _lose(job: list[Peers], lines: list[str]) -> None:
-    """Closes the connections of the last worker, as its end does, and waits until all others have left."""
+    """Closes the connections of the last worker, as its end does, and waits until all others have
+    left."""
     job[-1]._over.set()
     while len(lines) < len(job) - 1:
         time.sleep(0.001)
@@ -88,21 +100,48 @@ def comparison(tiers: int) -> Found:
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         plant_comparison(Path(folder), tiers)
         seconds = elapsed(lambda: write_report([folder], folder))
-        return {"s": seconds, "kB of report.html": (Path(folder) / "report.html").stat().st_size / 1000}
+        return {
+            "s": seconds,
+            "kB of report.html": (Path(folder) / "report.html").stat().st_size / 1000,
+        }
 
 
 def plant_comparison(folder: Path, tiers: int, repeats: int = 3) -> None:
-    """Writes a finished comparison: families of 1, 2, 4 and 8 devices, each family faster and dearer than the last."""
+    """Writes a finished comparison: families of 1, 2, 4 and 8 devices, each family faster and
+    dearer than the last."""
     facts = []
     for number in range(tiers):
-        family, devices, name = number // 4, 2 ** (number % 4), f"tier-{number + 1}"
-        seconds, usd = 0.2 * 0.9**family / devices**0.8, 0.9 * 1.15**family * devices
-        facts.append({"name": name, "machine_type": f"machine-{family}", "accelerator_type": f"KIND_{family}",
-                      "accelerators": devices, "workers": 1, "price_per_hour": usd})  # fmt: skip
+        family = number // 4
+        devices = 2 ** (number % 4)
+        name = f"tier-{number + 1}"
+        seconds = 0.2 * 0.9**family / devices**0.8
+        usd = 0.9 * 1.15**family * devices
+        facts.append(
+            {
+                "name": name,
+                "machine_type": f"machine-{family}",
+                "accelerator_type": f"KIND_{family}",
+                "accelerators": devices,
+                "workers": 1,
+                "price_per_hour": usd,
+            }
+        )
         names = [f"GPU:{index}" for index in range(devices)]
         for repeat in range(1, repeats + 1):
-            plant(folder / name / f"repeat-{repeat}", noisy(seconds * (1 + 0.01 * repeat)), batch=840, devices=names)
-    asked = {"on": "vertex", "parallel": 1, "scaling": "strong", "repeats": repeats, "command": "", "flags": []}
+            plant(
+                folder / name / f"repeat-{repeat}",
+                noisy(seconds * (1 + 0.01 * repeat)),
+                batch=840,
+                devices=names,
+            )
+    asked = {
+        "on": "vertex",
+        "parallel": 1,
+        "scaling": "strong",
+        "repeats": repeats,
+        "command": "",
+        "flags": [],
+    }
     (folder / "comparison.json").write_text(json.dumps({**asked, "tiers": facts}))
 
 
@@ -115,14 +154,17 @@ def order(rows: int) -> Found:
 
 
 def _part(measure: Callable[[int], Found], size: int, answer: Any) -> None:
-    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.process_time()
     found = measure(size)
-    used, after = time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    used = time.process_time() - began
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     answer.send({**found, "CPU s": used, "MiB": (after - before) / 1024})
 
 
 def alone(measure: Callable[[int], Found], size: int) -> Found:
-    """Returns what a measurement finds in a process of its own, with the CPU time and the memory that it takes."""
+    """Returns what a measurement finds in a process of its own, with the CPU time and the memory
+    that it takes."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=_part, args=(measure, size, theirs))
@@ -138,13 +180,16 @@ def alone(measure: Callable[[int], Found], size: int) -> Found:
 @program
 def main() -> None:
     """Prints a table for each part and saves the raw numbers."""
-    options, found = PARSER.parse_args(), {}
+    options = PARSER.parse_args()
+    found = {}
     parts = {"workers": meeting, "tiers": comparison, "rows": order}
     for name, measure in parts.items():
         found[name] = {size: alone(measure, size) for size in getattr(options, name)}
         columns = list(next(iter(found[name].values())))
         lines = [f"| {name} | {' | '.join(columns)} |", "|--:|" + "--:|" * len(columns)]
-        lines += [f"| {size:,} | {' | '.join(f'{row[column]:,.3g}' for column in columns)} |"
-                  for size, row in found[name].items()]  # fmt: skip
+        lines += [
+            f"| {size:,} | {' | '.join(f'{row[column]:,.3g}' for column in columns)} |"
+            for size, row in found[name].items()
+        ]
         print_table(name.capitalize(), lines)
     save("scale", **found)

@@ -1,7 +1,9 @@
-"""Measures `trainer.serve` against ten lines of starlette with the same model: `python -m benchmarks.serving`.
+"""Measures `trainer.serve` against ten lines of starlette with the same model: `python -m
+benchmarks.serving`.
 
-Both servers run at once, and are asked in turn: one row on a kept connection, 1,000 rows (100 images)
-in a request, 50 clients of one row each, and one row beside 100 requests of 1.4 MB, as soon as those are sent.
+Both servers run at once, and are asked in turn: one row on a kept connection, 1,000 rows (100
+images) in a request, 50 clients of one row each, and one row beside 100 requests of 1.4 MB, as soon
+as those are sent.
 """
 
 import asyncio
@@ -32,7 +34,8 @@ call = tf.function(keras.models.load_model(sys.argv[1]), reduce_retracing=True)
 async def health(request):
     return Response()
 async def predict(request):
-    return JSONResponse({"predictions": call(tf.constant((await request.json())["instances"])).numpy().tolist()})
+    instances = tf.constant((await request.json())["instances"])
+    return JSONResponse({"predictions": call(instances).numpy().tolist()})
 app = Starlette(routes=[Route("/health", health), Route("/predict", predict, methods=["POST"])])
 uvicorn.run(app, port=int(sys.argv[2]), access_log=False, log_level="warning")
 """
@@ -40,7 +43,8 @@ uvicorn.run(app, port=int(sys.argv[2]), access_log=False, log_level="warning")
 
 def networks() -> dict[str, keras.Model]:
     """Returns a network for tables and one for images of the size of MNIST, by name."""
-    layers, image = keras.layers, keras.Input((28, 28, 1))
+    layers = keras.layers
+    image = keras.Input((28, 28, 1))
     x = layers.MaxPooling2D()(layers.Conv2D(32, 3, activation="relu")(image))
     x = layers.Flatten()(layers.MaxPooling2D()(layers.Conv2D(64, 3, activation="relu")(x)))
     table = keras.Sequential([keras.Input((8,)), layers.Dense(32, "relu"), layers.Dense(1)])
@@ -50,14 +54,17 @@ def networks() -> dict[str, keras.Model]:
 def body(rows: Any) -> bytes:
     """Returns a request with these rows."""
     content = json.dumps({"instances": rows.tolist()}).encode()
-    return b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(content) + content
+    return (
+        b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(content) + content
+    )
 
 
 async def ask(port: int, request: bytes, times: int) -> list[float]:
     """Returns the seconds of each of so many requests on one connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
     writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    clock, seconds = asyncio.get_running_loop().time, []
+    clock = asyncio.get_running_loop().time
+    seconds = []
     for _ in range(times):
         began = clock()
         writer.write(request)
@@ -97,15 +104,18 @@ async def beside_large_ones(port: int, one: bytes, many: bytes, large: bytes) ->
 
 
 MEASURED = {
-    "one row, ms": one_row, "many rows, ms": many_rows, "50 clients, requests/s": clients,
+    "one row, ms": one_row,
+    "many rows, ms": many_rows,
+    "50 clients, requests/s": clients,
     "one row beside 100 large ones, s": beside_large_ones,
-}  # fmt: skip
+}
 
 
 @program
 def main() -> None:
     """Prints the tables and saves the raw numbers."""
-    repeats, raw = PARSER.parse_args().repeats, {}
+    repeats = PARSER.parse_args().repeats
+    raw = {}
     for name, network in networks().items():
         with tempfile.TemporaryDirectory() as folder:
             export(network, Path(folder) / "model", None)
@@ -118,8 +128,13 @@ def main() -> None:
             places = range(int(1.4e6 / len(body(many)) * len(many)))
             requests = body(rows[:1]), body(many), body(many.take(places, axis=0, mode="wrap"))
             try:
-                values = {key: [[asyncio.run(work(port, *requests)) for port in ports] for _ in range(repeats)]
-                          for key, work in MEASURED.items()}  # fmt: skip
+                values = {
+                    key: [
+                        [asyncio.run(work(port, *requests)) for port in ports]
+                        for _ in range(repeats)
+                    ]
+                    for key, work in MEASURED.items()
+                }
             finally:
                 for server in (ours, theirs):
                     server.terminate()
@@ -127,8 +142,10 @@ def main() -> None:
         raw[name] = values
         lines = ["| | trainer.serve | starlette | ratio |", "|---|--:|--:|--:|"]
         for key, rounds in values.items():
-            ours_, theirs_, ratio = (statistics.median(of) for of in (
-                *zip(*rounds, strict=True), [first / second for first, second in rounds]))  # fmt: skip
+            ours_, theirs_, ratio = (
+                statistics.median(of)
+                for of in (*zip(*rounds, strict=True), [first / second for first, second in rounds])
+            )
             lines.append(f"| {key} | {ours_:,.3g} | {theirs_:,.3g} | {ratio:.2f} |")
         print_table(f"{name}; many rows are {len(many):,}", lines)
     save("serving", values=raw)

@@ -1,4 +1,5 @@
-"""Measures a process up to its first step against import and tracing alone: `python -m benchmarks.startup`."""
+"""Measures a process up to its first step against import and tracing alone: `python -m
+benchmarks.startup`."""
 
 import os
 import shutil
@@ -18,7 +19,8 @@ from trainer.base.storage.gcs import connect
 RECIPE = "wgan_gp_digits"
 PARSER = make_parser(__doc__, repeats=5)
 
-# Nothing but TensorFlow, the model and one traced step: no settings, data files, job directory or reports.
+# Nothing but TensorFlow, the model and one traced step: no settings, data files, job directory or
+# reports.
 ALONE = """
 import numpy as np, tensorflow as tf
 from trainer.run.training_setup import set_precision_and_seed, setup_with
@@ -27,8 +29,10 @@ from trainer.data.dataset import Arrays, Dataset
 from trainer.cluster.strategy import make_replicas
 config = resolve(["--recipe=%s"]).config
 set_precision_and_seed(config)
-size, rows, classes = config.image_size, (1, config.critic_steps, config.global_batch_size), tuple("0123456789")
-data = Dataset("none", Arrays(np.zeros((10, size, size, 1), np.uint8), np.arange(10)), class_names=classes)
+size = config.image_size
+rows = (1, config.critic_steps, config.global_batch_size)
+arrays = Arrays(np.zeros((10, size, size, 1), np.uint8), np.arange(10))
+data = Dataset("none", arrays, class_names=tuple("0123456789"))
 setup = setup_with(config, make_replicas(config), data)
 batch = tf.zeros((*rows, size, size, 1), tf.uint8), tf.zeros(rows, tf.int32)
 setup.step_runner()(iter(tf.data.Dataset.from_tensors(batch).repeat()), 0, 1)
@@ -37,7 +41,8 @@ print("stepped", flush=True)
 
 
 def job(*data: str, begin: Path | None = None) -> float:
-    """Measures `trainer.task` up to the report of its first step, from a copy of the job directory `begin` if given."""
+    """Measures `trainer.task` up to the report of its first step, from a copy of the job directory
+    `begin` if given."""
     with tempfile.TemporaryDirectory() as folder:
         if begin:
             shutil.copytree(begin, folder, dirs_exist_ok=True)
@@ -59,13 +64,16 @@ def alone() -> float:
 def main() -> None:
     """Prints the table and saves the raw numbers."""
     repeats = PARSER.parse_args().repeats
-    with fake_gcs() as url, tempfile.TemporaryDirectory() as name:  # on the same cores: the cost of the client alone
+    # on the same cores: the cost of the client alone
+    with fake_gcs() as url, tempfile.TemporaryDirectory() as name:
         os.environ["STORAGE_EMULATOR_HOST"] = url
-        folder, bucket = Path(name), f"b-{uuid.uuid4().hex}"
+        folder = Path(name)
+        bucket = f"b-{uuid.uuid4().hex}"
         client: Any = connect().client
         client.create_bucket(bucket)
         connect().upload(DIGITS, Address(bucket, "digits.npz"))
-        data, warm = f"--data=gs://{bucket}/digits.npz", f"--cache_dir={folder / 'warm'}"
+        data = f"--data=gs://{bucket}/digits.npz"
+        warm = f"--cache_dir={folder / 'warm'}"
         candidates: dict[str, Callable[[], float]] = {
             "trainer.task": job,
             "resuming": lambda: job(begin=folder / "job"),

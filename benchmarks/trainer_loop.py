@@ -1,4 +1,5 @@
-"""Runs this project's training loop, alone or as a worker of TF_CONFIG, and describes its work for its peers."""
+"""Runs this project's training loop, alone or as a worker of TF_CONFIG, and describes its work for
+its peers."""
 
 import time
 from collections.abc import Sequence
@@ -51,18 +52,24 @@ class TrainingLoop:
 def make_candidate(config: TrainConfig, option: str = "") -> tuple[Run, Work]:
     """Returns the loop and its work.
 
-    option: "compiled" by XLA, as many steps a program as a run takes, or "single" ones; "auto", as a long run chooses;
-    else plain.
+    option: "compiled" by XLA, as many steps a program as a run takes, or "single" ones; "auto", as
+        a long run chooses; else plain.
     """
     setup = build_setup(config, make_replicas(config, read_cluster()))
-    return TrainingLoop(setup, _runner(setup, option)), work_of(networks(setup.model), optimizers(setup.model))
+    return TrainingLoop(setup, _runner(setup, option)), work_of(
+        networks(setup.model), optimizers(setup.model)
+    )
 
 
 def _runner(setup: TrainingSetup, option: str) -> StepRunner:
-    compiled, rows = setup.step_runner(compiled=True), setup.rows_from(0)
+    compiled = setup.step_runner(compiled=True)
+    rows = setup.rows_from(0)
     if option == "auto":
         size = partial(compiled.size, rows)
-        option = "compiled" * choose(setup.config, setup.model, setup.replicas, STEPS_OF_A_RUN, size).compiled
+        option = (
+            "compiled"
+            * choose(setup.config, setup.model, setup.replicas, STEPS_OF_A_RUN, size).compiled
+        )
     if option == "single":
         return compiled
     if option == "compiled":
@@ -72,7 +79,8 @@ def _runner(setup: TrainingSetup, option: str) -> StepRunner:
 
 
 def setup_of(*flags: str) -> TrainingSetup:
-    """Builds the setup that flags of trainer.task describe; setups of several numbers of replicas can coexist."""
+    """Builds the setup that flags of trainer.task describe; setups of several numbers of replicas
+    can coexist."""
     config = resolve(flags).config
     return build_setup(config, make_replicas(config))
 
@@ -94,7 +102,11 @@ def networks(model: keras.Model) -> list[keras.Model]:
 
 def optimizers(model: keras.Model) -> list[Any]:
     """Returns the optimizer of each network."""
-    return [model.generator_optimizer, model.critic_optimizer] if hasattr(model, "critic") else [model.optimizer]
+    return (
+        [model.generator_optimizer, model.critic_optimizer]
+        if hasattr(model, "critic")
+        else [model.optimizer]
+    )
 
 
 def new_optimizers(model: keras.Model) -> list[Any]:
@@ -103,16 +115,24 @@ def new_optimizers(model: keras.Model) -> list[Any]:
 
 
 def peer_batches(setup: TrainingSetup, batches_per_step: int) -> tf.data.Dataset:
-    """Returns endless (images, labels) of (batches_per_step, rows, …), from the pipeline that feeds our loop."""
-    schedule = Schedule(setup.dataset.train.count, setup.config.global_batch_size, batches_per_step, 0)
+    """Returns endless (images, labels) of (batches_per_step, rows, …), from the pipeline that feeds
+    our loop."""
+    schedule = Schedule(
+        setup.dataset.train.count, setup.config.global_batch_size, batches_per_step, 0
+    )
     rows = batches(setup.dataset.train, schedule, setup.replicas)
     return rows.map(lambda *parts: tuple(part[0] for part in parts))
 
 
 def work_of(trained: Sequence[keras.Model], updated_by: Sequence[Any]) -> Work:
     """Returns the trainable numbers of each network and the settings of each optimizer."""
-    numbers = [sum(int(np.prod(each.shape)) for each in network.trainable_variables) for network in trained]
+    numbers = [
+        sum(int(np.prod(each.shape)) for each in network.trainable_variables) for network in trained
+    ]
     names = ("learning_rate", "beta_1", "beta_2", "rho", "epsilon")
     configs = [optimizer.get_config() for optimizer in updated_by]
-    settings = [{name: round(float(config[name]), 9) for name in names if name in config} for config in configs]
+    settings = [
+        {name: round(float(config[name]), 9) for name in names if name in config}
+        for config in configs
+    ]
     return {"trainable": numbers, "optimizers": settings}

@@ -1,4 +1,5 @@
-"""Runs the peer loop that TensorFlow's tutorials write, on the same networks, optimizers and input pipeline.
+"""Runs the peer loop that TensorFlow's tutorials write, on the same networks, optimizers and input
+pipeline.
 
 It is a Python loop over batches with one tf.function call per update; every loss is read back.
 """
@@ -21,7 +22,9 @@ def make_candidate(config: TrainConfig, option: str = "") -> tuple[Run, Work]:
     """Returns the loop for the model of `config`."""
     setup = build_setup(config, make_replicas(config))
     model = setup.model
-    loop = gan_loop(setup) if hasattr(model, "critic") else classifier_loop(setup, plain_copy(model))
+    loop = (
+        gan_loop(setup) if hasattr(model, "critic") else classifier_loop(setup, plain_copy(model))
+    )
     return timed(loop), work_of(networks(model), new_optimizers(model))
 
 
@@ -37,9 +40,11 @@ class GAN:
         self.generator_optimizer, self.critic_optimizer = new_optimizers(setup.model)
 
     def critic_loss(self, reals: Any, noise: Any, mix: Any) -> Any:
-        """Takes reals (rows, height, width, channels) in [-1, 1], noise (rows, latent_dim), mix (rows, 1, 1, 1)."""
+        """Takes reals (rows, height, width, channels) in [-1, 1], noise (rows, latent_dim), mix
+        (rows, 1, 1, 1)."""
         fakes = self.generator(noise, training=True)
-        real_scores, fake_scores = self.critic(reals, training=True), self.critic(fakes, training=True)
+        real_scores = self.critic(reals, training=True)
+        fake_scores = self.critic(fakes, training=True)
         if self.dcgan:
             on_reals = self._entropy(tf.ones_like(real_scores), real_scores)
             return on_reals + self._entropy(tf.zeros_like(fake_scores), fake_scores)
@@ -55,26 +60,36 @@ class GAN:
     def generator_loss(self, noise: Any) -> Any:
         """Takes noise (rows, latent_dim)."""
         scores = self.critic(self.generator(noise, training=True), training=True)
-        return self._entropy(tf.ones_like(scores), scores) if self.dcgan else -tf.reduce_mean(scores)
+        return (
+            self._entropy(tf.ones_like(scores), scores) if self.dcgan else -tf.reduce_mean(scores)
+        )
 
     def train_critic(self, images: Any) -> Any:
         """Updates on (rows, height, width, channels) grey levels in [0, 255]; returns the loss."""
         rows = self.config.global_batch_size
-        reals, mix = tf.cast(images, tf.float32) / 127.5 - 1.0, tf.random.uniform((rows, 1, 1, 1))
-        return _update(self.critic_optimizer, self.critic, lambda: self.critic_loss(reals, self._noise(), mix))
+        reals = tf.cast(images, tf.float32) / 127.5 - 1.0
+        mix = tf.random.uniform((rows, 1, 1, 1))
+        return _update(
+            self.critic_optimizer, self.critic, lambda: self.critic_loss(reals, self._noise(), mix)
+        )
 
     def train_generator(self) -> Any:
         """Updates once; returns the loss."""
-        return _update(self.generator_optimizer, self.generator, lambda: self.generator_loss(self._noise()))
+        return _update(
+            self.generator_optimizer, self.generator, lambda: self.generator_loss(self._noise())
+        )
 
     def _noise(self) -> Any:
         return tf.random.normal((self.config.global_batch_size, self.config.latent_dim))
 
 
 def gan_loop(setup: TrainingSetup) -> Callable[[int], None]:
-    """Returns `run(steps)`: per step the critic updates, each on its own batch, then one of the generator."""
-    trained, batches = GAN(setup), iter(peer_batches(setup, 1))
-    train_critic, train_generator = tf.function(trained.train_critic), tf.function(trained.train_generator)
+    """Returns `run(steps)`: per step the critic updates, each on its own batch, then one of the
+    generator."""
+    trained = GAN(setup)
+    batches = iter(peer_batches(setup, 1))
+    train_critic = tf.function(trained.train_critic)
+    train_generator = tf.function(trained.train_generator)
 
     def run(steps: int) -> None:
         for _ in range(steps):
@@ -87,10 +102,12 @@ def gan_loop(setup: TrainingSetup) -> Callable[[int], None]:
 
 
 def classifier_loop(setup: TrainingSetup, network: keras.Model) -> Callable[[int], None]:
-    """Returns `run(steps)`, which trains `network` and updates the mean loss and the accuracy as tutorials do."""
+    """Returns `run(steps)`, which trains `network` and updates the mean loss and the accuracy as
+    tutorials do."""
     (optimizer,) = new_optimizers(setup.model)
     entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    mean_loss, accuracy = keras.metrics.Mean(), keras.metrics.SparseCategoricalAccuracy()
+    mean_loss = keras.metrics.Mean()
+    accuracy = keras.metrics.SparseCategoricalAccuracy()
     batches = iter(peer_batches(setup, 1))
 
     def train_step(images: Any, labels: Any) -> Any:

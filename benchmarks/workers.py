@@ -1,7 +1,9 @@
-"""Measures two workers of one core each against two independent processes that do the same work, one worker alone and
+"""Measures two workers of one core each against two independent processes that do the same work,
+one worker alone and
 PyTorch's DistributedDataParallel: `python -m benchmarks.workers [--scaling=weak]`.
 
-torch.nn.DataParallel has no counterpart: it splits a batch over GPUs only, on CPUs it runs the module unchanged.
+torch.nn.DataParallel has no counterpart: it splits a batch over GPUs only, on CPUs it runs the
+module unchanged.
 """
 
 import statistics
@@ -10,29 +12,58 @@ from functools import partial
 
 from benchmarks import runner
 from benchmarks.processes import Candidate, digits_file, images_per_step, started
-from benchmarks.runner import alternate, counts, make_parser, possible, print_table, program, ratios, save, table
+from benchmarks.runner import (
+    alternate,
+    counts,
+    make_parser,
+    possible,
+    print_table,
+    program,
+    ratios,
+    save,
+    table,
+)
 
 CASES = {"wgan_gp": ["--recipe=wgan_gp_mnist"], "dcgan": ["--recipe=dcgan_mnist"]}
-OURS, INDEPENDENT, ALONE = "2 workers", "2 independent processes", "1 worker"
+OURS = "2 workers"
+INDEPENDENT = "2 independent processes"
+ALONE = "1 worker"
 OWN_ROWS = "2 workers, each normalises its own rows"
 
 PARSER = make_parser(__doc__, repeats=5, seconds=3.0)
-PARSER.add_argument("--models", type=runner.some_of(CASES), default=",".join(CASES), help="default: %(default)s")
-PARSER.add_argument("--batches", type=counts, default="64,256,1024",
-                    help="global batch sizes; with weak scaling, of one worker")  # fmt: skip
-PARSER.add_argument("--scaling", choices=("strong", "weak"), default="strong",
-                    help="one worker alone has the global batch (strong) or half of it (weak)")  # fmt: skip
+PARSER.add_argument(
+    "--models", type=runner.some_of(CASES), default=",".join(CASES), help="default: %(default)s"
+)
+PARSER.add_argument(
+    "--batches",
+    type=counts,
+    default="64,256,1024",
+    help="global batch sizes; with weak scaling, of one worker",
+)
+PARSER.add_argument(
+    "--scaling",
+    choices=("strong", "weak"),
+    default="strong",
+    help="one worker alone has the global batch (strong) or half of it (weak)",
+)
 
 
-def makers(flags: Sequence[str], batch: int, scaling: str, images_per_row: int) -> dict[str, Callable[[], Candidate]]:
+def makers(
+    flags: Sequence[str], batch: int, scaling: str, images_per_row: int
+) -> dict[str, Callable[[], Candidate]]:
     """Returns the makers of the candidates at the global batch size `batch`."""
 
-    def make(name: str, rows: int, workers: int, *own: str, joined: bool = False, copies: int = 1) -> Candidate:
+    def make(
+        name: str, rows: int, workers: int, *own: str, joined: bool = False, copies: int = 1
+    ) -> Candidate:
         images = rows * copies * images_per_row
-        return Candidate(name, [*flags, f"--global_batch_size={rows}", *own], images, workers, joined=joined)
+        return Candidate(
+            name, [*flags, f"--global_batch_size={rows}", *own], images, workers, joined=joined
+        )
 
     alone = batch if scaling == "strong" else batch // 2
-    ours, pytorch = "trainer_loop", "pytorch:channels_last"
+    ours = "trainer_loop"
+    pytorch = "pytorch:channels_last"
     return {
         OURS: partial(make, ours, batch, 2, joined=True),
         OWN_ROWS: partial(make, ours, batch, 2, "--sync_batch_norm=false", joined=True),
@@ -47,7 +78,8 @@ def makers(flags: Sequence[str], batch: int, scaling: str, images_per_row: int) 
 @program
 def main() -> None:
     """Prints the tables and saves the raw numbers."""
-    options, raw = PARSER.parse_args(), {}
+    options = PARSER.parse_args()
+    raw = {}
     weak = options.scaling == "weak"
     for model in options.models:
         for batch in (size * (1 + weak) for size in options.batches):
@@ -59,6 +91,8 @@ def main() -> None:
                     raw[title] = found = alternate(candidates, options.repeats)
             print_table(title, table(found, "images/s"))
             for name in (OURS, OWN_ROWS):
-                limit, alone = (statistics.median(ratios(found, name, peer)) for peer in (INDEPENDENT, ALONE))
+                limit, alone = (
+                    statistics.median(ratios(found, name, peer)) for peer in (INDEPENDENT, ALONE)
+                )
                 print(f"{name}: {limit:.2f} of the limit; {alone:.2f} times one worker", flush=True)
             save("workers_weak" if weak else "workers", images_per_second=raw)

@@ -1,4 +1,5 @@
-"""Runs `vertex-trainer VERB …`, or `python -m deploy VERB …`: trains here, submits to Vertex AI, compares tiers."""
+"""Runs `vertex-trainer VERB …`, or `python -m deploy VERB …`: trains here, submits to Vertex AI,
+compares tiers."""
 
 import importlib
 import os
@@ -11,25 +12,42 @@ from typing import Any
 import trainer
 
 _PACKAGE_ROOT = Path(__file__).parents[1]
-if Path(next(iter(trainer.__path__))).parent != _PACKAGE_ROOT:  # some of Google's samples have such a package
-    print(f"error: the package trainer in {next(iter(trainer.__path__))} is not that of vertex-trainer: use the "
-          "command vertex-trainer, or another folder, or remove it there", file=sys.stderr)  # fmt: skip
+# some of Google's samples have such a package
+if Path(next(iter(trainer.__path__))).parent != _PACKAGE_ROOT:
+    print(
+        f"error: the package trainer in {next(iter(trainer.__path__))} is not that of"
+        " vertex-trainer: use the command vertex-trainer, or another folder, or remove it there",
+        file=sys.stderr,
+    )
     sys.exit(2)
 
-from trainer.base.errors import DONE, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError  # noqa: E402
+from trainer.base.errors import (  # noqa: E402
+    DONE,
+    INTERRUPTED,
+    USER_MUST_CHANGE,
+    PlatformFault,
+    UserError,
+)
 
-# Only the module of the requested verb is imported. Its `main` runs the verb, or the function of the verb's name if the
-# module, named here, has several verbs; both return the exit code.
+# Only the module of the requested verb is imported. Its `main` runs the verb, or the function of
+# the verb's name if the module, named here, has several verbs; both return the exit code.
 MODULES = {
-    "jobs": "jobs", "watch": "jobs", "logs": "jobs", "cancel": "jobs", "report": "runs", "track": "runs",
+    "jobs": "jobs",
+    "watch": "jobs",
+    "logs": "jobs",
+    "cancel": "jobs",
+    "report": "runs",
+    "track": "runs",
     "register": "runs",
-}  # fmt: skip
+}
 # verb -> its help
 VERBS = {
     "local": "rehearse a job locally, in the environment of Vertex AI",
     "doctor": "see what a job would lack: login, project, APIs, roles, bucket, quota",
     "machines": "print the tiers or, with --all, the machines, with prices",
-    "submit": "check, package, upload and submit a job to Vertex AI, and follow it to its end; or show it",
+    "submit": (
+        "check, package, upload and submit a job to Vertex AI, and follow it to its end; or show it"
+    ),
     "image": "build your own image with Cloud Build",
     "watch": "print states and logs of a job until it ends",
     "logs": "print the log of a job so far",
@@ -41,7 +59,10 @@ VERBS = {
     "compare": "run one recipe on several tiers: time, price and quality of the same work",
     "plan": "say before you pay: does it fit each tier, how long, how much",
     "register": "make a run's model a version in Vertex AI's Model Registry",
-    "predict": "answer a file of rows with a registered model, as a job on a --tier; without one as trainer.predict",
+    "predict": (
+        "answer a file of rows with a registered model, as a job on a --tier; without one as"
+        " trainer.predict"
+    ),
     "track": "send finished runs to MLflow, Weights & Biases or Vertex AI Experiments",
     "report": "make a table, a verdict and one HTML file from job directories",
 }
@@ -53,14 +74,17 @@ PROGRAMS = {
     "generate": ("generate", "write images of a GAN's run"),
     "serve": ("serve", "answer requests with the model of a run"),
 }
-_HELP_END = """
+_HELP_END = r"""
 To start, up to a first comparison:
   python -m deploy local cpu-2workers --recipe=wgan_gp_digits --steps=200 --job_dir=runs/two
-  python -m deploy submit l4x4 --recipe=wgan_gp_photos --data=gs://BUCKET/photos --bucket=gs://BUCKET --dry_run
-  python -m deploy compare l4x1 l4x4 --on=vertex --recipe=wgan_gp_photos --data=gs://BUCKET/photos --bucket=gs://BUCKET
+  python -m deploy submit l4x4 --recipe=wgan_gp_photos --data=gs://BUCKET/photos \
+      --bucket=gs://BUCKET --dry_run
+  python -m deploy compare l4x1 l4x4 --on=vertex --recipe=wgan_gp_photos \
+      --data=gs://BUCKET/photos --bucket=gs://BUCKET
 
-TIER is the bare name of a file in job_configs/, or the path of your own file. Project and region come from flags or
-from gcloud's configuration. Verbs that take a recipe also take any flag of `python -m trainer.task`.
+TIER is the bare name of a file in job_configs/, or the path of your own file. Project and region
+come from flags or from gcloud's configuration. Verbs that take a recipe also take any flag of
+`python -m trainer.task`.
 `python -m deploy VERB --help` lists the flags of a verb.
 
 Exit codes:
@@ -69,11 +93,13 @@ Exit codes:
   75  interrupted: the same command resumes
   69  a job or a build may still be running unobserved: check before you send another
   1   a fault of this package or of the platform"""
-_SYNONYMS = {"status": "jobs", "list": "jobs", "stop": "cancel"}  # what other programs call these verbs
+# what other programs call these verbs
+_SYNONYMS = {"status": "jobs", "list": "jobs", "stop": "cancel"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one verb and returns its exit code; prints errors of the user or the platform as one line on stderr.
+    """Runs one verb and returns its exit code; prints errors of the user or the platform as one
+    line on stderr.
 
     Ends quietly if the program that reads its output, such as `head`, has ended.
     """
@@ -94,7 +120,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is None:
             raise
-        print(f"error: {error.filename}: {error.strerror}: free or repair the disk, or use another", file=sys.stderr)
+        print(
+            f"error: {error.filename}: {error.strerror}: free or repair the disk, or use another",
+            file=sys.stderr,
+        )
         return USER_MUST_CHANGE
     except KeyboardInterrupt as interrupt:
         if not interrupt.args:  # with arguments, the verb has already said what became of its job
@@ -104,40 +133,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def program() -> int:
-    """Runs the command line and returns its exit code; SIGTERM and a closed terminal interrupt it as Ctrl-C does.
+    """Runs the command line and returns its exit code; SIGTERM and a closed terminal interrupt it
+    as Ctrl-C does.
 
     A Ctrl-C after the verb has finished is ignored, so that it does not change the exit code.
     """
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions: docs/vertex.md
         _complete()
-    for number in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:  # Windows has no SIGHUP
+    # Windows has no SIGHUP
+    for number in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:
         if signal.getsignal(number) is signal.SIG_DFL:  # what nohup ignores stays ignored
             signal.signal(number, signal.default_int_handler)
     if Path.cwd() != _PACKAGE_ROOT and (Path("trainer").is_dir() or Path("trainer.py").is_file()):
         print(
-            "note: the package trainer of this folder is not that of vertex-trainer, and is not used", file=sys.stderr
+            "note: the package trainer of this folder is not that of vertex-trainer, and is not"
+            " used",
+            file=sys.stderr,
         )
         # The processes that this one starts must not import the trainer of this folder either.
         paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")]), os.getcwd()]
         os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(paths)}
     code = main()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it could interrupt Python while it ends its threads
+    # it could interrupt Python while it ends its threads
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     return code
 
 
 def _run(words: Sequence[str]) -> int:
-    """Runs the verb that the first word names and returns its exit code; a verb of PROGRAMS replaces this process."""
+    """Runs the verb that the first word names and returns its exit code; a verb of PROGRAMS
+    replaces this process."""
     if not words or words[0] in ("-h", "--help", "help"):
         verbs = [(verb, summary) for verb, (_, summary) in PROGRAMS.items()] + [*VERBS.items()]
         listed = "\n".join(f"  {verb:10} {summary}" for verb, summary in verbs)
-        print(f"usage: vertex-trainer VERB …   (or python -m deploy VERB …)\n\n{listed}\n{_HELP_END}")
+        print(
+            f"usage: vertex-trainer VERB …   (or python -m deploy VERB …)\n\n{listed}\n{_HELP_END}"
+        )
         return DONE if words else USER_MUST_CHANGE
     if words == ["--version"]:
         print(f"vertex-trainer {trainer.__version__}")
         return DONE
     verb, *arguments = words
     program, _ = PROGRAMS.get(verb, ("", ""))
-    if verb == "predict" and not any(argument.startswith(("--tier", "--help")) for argument in arguments):
+    if verb == "predict" and not any(
+        argument.startswith(("--tier", "--help")) for argument in arguments
+    ):
         program = "predict"
     if program:  # it imports TensorFlow, which this process never does
         os.execv(sys.executable, [sys.executable, "-m", f"trainer.{program}", *arguments])  # noqa: S606 (no shell)
@@ -151,14 +190,16 @@ def _run(words: Sequence[str]) -> int:
     from deploy.api.request import split_words  # imported late: it would slow down --help
     from deploy.base.console import printed_on
 
-    prints_document = {"--json", "--spec"} & {*split_words(arguments)[0]}  # alone on stdout: the text goes to stderr
+    # alone on stdout: the text goes to stderr
+    prints_document = {"--json", "--spec"} & {*split_words(arguments)[0]}
     with printed_on(sys.stderr if prints_document else None, command=True):
         code: int = getattr(module, f"run_{verb}" if verb in MODULES else "main")(arguments)
     return code
 
 
 def _complete() -> None:
-    """Prints the verbs, tiers and recipes that are possible at the cursor of a shell, and ends the process."""
+    """Prints the verbs, tiers and recipes that are possible at the cursor of a shell, and ends the
+    process."""
     import argparse  # imported late: it would slow down --help
 
     from deploy.tiers.tier import tier_names

@@ -2,7 +2,8 @@
 
     python -m trainer.task --recipe=wgan_gp_digits --job_dir=runs/digits
     python -m trainer.task --recipe=wgan_gp_fashion --data=FOLDER --job_dir=runs/clothes
-    python -m deploy compare cpu cpu-2workers --recipe=wgan_gp_digits --steps=120 --report_every_steps=10 \
+    python -m deploy compare cpu cpu-2workers --recipe=wgan_gp_digits --steps=120
+    --report_every_steps=10 \
         --sample_every_steps=0 --out=runs/tiers
     python -m docs.pictures runs/digits runs/clothes runs/tiers
 """
@@ -25,7 +26,9 @@ def samples(job_dir: Path, out: Path, *, rows: float = 1.0) -> None:
     newest = RunRecord(job_dir).sample
     assert newest, f"{job_dir} has no samples/"
     with Image.open(newest) as grid:
-        grid.crop((0, 0, grid.width, min(grid.height, round(grid.height * rows) + 1))).save(out, optimize=True)
+        grid.crop((0, 0, grid.width, min(grid.height, round(grid.height * rows) + 1))).save(
+            out, optimize=True
+        )
 
 
 def comparison(folder: Path, out: Path) -> None:

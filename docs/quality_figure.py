@@ -20,14 +20,23 @@ COLOURS = {"wgan_gp": "#3b6fb6", "dcgan": "#c2571a", "r3gan": "#3a8a4d"}
 DATA = {"fashion": "Fashion-MNIST", "photos": "grocery photos"}
 
 
-def draw(axes: Any, curves: dict[str, list[list[dict[str, float]]]], data: str, metric: str) -> None:
-    """Draws the median of each model over its seeds, in processor minutes, with the lowest and the highest."""
+def draw(
+    axes: Any, curves: dict[str, list[list[dict[str, float]]]], data: str, metric: str
+) -> None:
+    """Draws the median of each model over its seeds, in processor minutes, with the lowest and the
+    highest."""
     for model, colour in COLOURS.items():
         points = list(zip(*curves[f"{data}/{model}"], strict=True))
         minutes = [statistics.median(each["seconds"] for each in one) / 60 for one in points]
         values = [[each[metric] for each in one] for one in points]
         middle = [statistics.median(one) for one in values]
-        axes.fill_between(minutes, [min(one) for one in values], [max(one) for one in values], color=colour, alpha=0.2)
+        axes.fill_between(
+            minutes,
+            [min(one) for one in values],
+            [max(one) for one in values],
+            color=colour,
+            alpha=0.2,
+        )
         axes.plot(minutes, middle, color=colour, marker="o", label=model)
     axes.set(xlabel="processor minutes", ylim=(0, None))
     axes.set_title(f"{'FID' if metric == 'fid' else metric}, {DATA[data]}", loc="left")

@@ -1,10 +1,11 @@
-"""Runs from_fit_to_four_gpus.ipynb from top to bottom in a temporary folder, and stores it with what its cells show:
+"""Runs from_fit_to_four_gpus.ipynb from top to bottom in a temporary folder, and stores it with
+what its cells show:
 
-    python -m docs.run_notebook                    # stores it anew: look at its outputs and figures before you commit
-    python -m docs.run_notebook --out=copy.ipynb   # stores a copy
+    python -m docs.run_notebook                    # stores it anew: look at its outputs and figures
+    before you commit python -m docs.run_notebook --out=copy.ipynb   # stores a copy
 
-The kernel is a process of this Python, which listens on sockets of a temporary folder and on 127.0.0.1. Folders of this
-machine, times, and what else differs in each run are replaced.
+The kernel is a process of this Python, which listens on sockets of a temporary folder and on
+127.0.0.1. Folders of this machine, times, and what else differs in each run are replaced.
 """
 
 import argparse
@@ -26,11 +27,13 @@ NOTEBOOK = Path(__file__).with_name("from_fit_to_four_gpus.ipynb")
 CELL_TIMEOUT_S = 300
 # What differs from run to run, and what is stored instead.
 UNSTABLE = {
-    r"(?m)^(WARNING: All log messages before absl|To enable the following|[IWE]0000 ).*\n?": "",  # TensorFlow's start
+    # TensorFlow's start
+    r"(?m)^(WARNING: All log messages before absl|To enable the following|[IWE]0000 ).*\n?": "",
     r"(?m)^Matplotlib is building the font cache.*\n": "",  # on a slow machine
     r"/plans/[0-9a-f]+\.json": "/plans/….json",
     r"\d{8}-\d{6}-[0-9a-f]{4}": "20261231-235959-abcd",  # a submission
-    r"━+ (\d+/\d+) [\d,.]+ examples/s ": r"━━━━━━━━━━ \1 … examples/s ",  # the bar has the rest of the line's width
+    # the bar has the rest of the line's width
+    r"━+ (\d+/\d+) [\d,.]+ examples/s ": r"━━━━━━━━━━ \1 … examples/s ",
     r"done \([\d.]+ s\)": "done (… s)",
 }
 # Rows of a comparison's table.
@@ -54,31 +57,51 @@ class ThisPython(AsyncKernelManager):
     @property
     def kernel_spec(self) -> KernelSpec:
         """Returns the command of the kernel."""
-        return KernelSpec(argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"])
+        return KernelSpec(
+            argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        )
 
 
 def executed(source: Path) -> Any:
     """Returns the notebook with the outputs of a run. Raises CellExecutionError if a cell fails."""
     notebook = nbformat.read(source, as_version=4)
     with TemporaryDirectory() as folder:
-        sockets = {"transport": "ipc", "ip": f"{folder}/kernel", "connection_file": f"{folder}/kernel.json"}
+        sockets = {
+            "transport": "ipc",
+            "ip": f"{folder}/kernel",
+            "connection_file": f"{folder}/kernel.json",
+        }
         client = NotebookClient(
-            notebook, km=ThisPython(**sockets), timeout=CELL_TIMEOUT_S, record_timing=False, coalesce_streams=True,
+            notebook,
+            km=ThisPython(**sockets),
+            timeout=CELL_TIMEOUT_S,
+            record_timing=False,
+            coalesce_streams=True,
             resources={"metadata": {"path": folder}},
-        )  # fmt: skip
+        )
         client.execute(cleanup_kc=True, env=environment(folder))
         for cell in notebook.cells:
             if cell.cell_type == "code":
                 cell.outputs = [*cleaned(cell.outputs, folder)]
-    notebook.metadata = {"kernelspec": notebook.metadata.kernelspec, "language_info": {"name": "python"}}
+    notebook.metadata = {
+        "kernelspec": notebook.metadata.kernelspec,
+        "language_info": {"name": "python"},
+    }
     return notebook
 
 
 def environment(folder: str) -> dict[str, str]:
-    """Returns that of the kernel: this checkout, no GPU, and nothing that the user has configured or cached."""
-    own = {"CLOUDSDK_CONFIG": "gcloud", "IPYTHONDIR": "ipython", "MPLCONFIGDIR": "mpl", "XDG_CACHE_HOME": ".cache"}
+    """Returns that of the kernel: this checkout, no GPU, and nothing that the user has configured
+    or cached."""
+    own = {
+        "CLOUDSDK_CONFIG": "gcloud",
+        "IPYTHONDIR": "ipython",
+        "MPLCONFIGDIR": "mpl",
+        "XDG_CACHE_HOME": ".cache",
+    }
     found = {**os.environ, **{name: f"{folder}/{path}" for name, path in own.items()}}
-    found.pop("TF_CPP_MIN_LOG_LEVEL", None)  # with it the trainer shows what TensorFlow prints at its start
+    # with it the trainer shows what TensorFlow prints at its start
+    found.pop("TF_CPP_MIN_LOG_LEVEL", None)
     return {**found, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -102,7 +125,8 @@ def stable(text: str) -> str:
 
 
 def _without_values(line: str) -> str:
-    """Replaces the columns of a table's row that was measured, and leaves other lines as they are."""
+    """Replaces the columns of a table's row that was measured, and leaves other lines as they
+    are."""
     if not line.startswith(MEASURED):
         return line
     return re.sub(r"(?<=  )\S+( \S+)*", lambda found: "…".rjust(len(found[0])), line)
@@ -110,8 +134,12 @@ def _without_values(line: str) -> str:
 
 def main() -> None:
     """Stores the notebook."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=NOTEBOOK, metavar="FILE", help="where to store it")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=NOTEBOOK, metavar="FILE", help="where to store it"
+    )
     out = parser.parse_args().out
     nbformat.write(executed(NOTEBOOK), out)
 

@@ -1,8 +1,10 @@
-"""python -m trainer.task --model=examples.conditional_gan:build --data=digits --image_size=16 --latent_dim=32 \
+"""python -m trainer.task --model=examples.conditional_gan:build --data=digits --image_size=16
+--latent_dim=32 \
     --learning_rate=1e-3 --steps=2000 --job_dir=runs/conditional_gan
 
-Draws handwritten digits of a given class, with a train_step of its own: see runs/conditional_gan/samples. The saved
-model takes noise and classes. What a train_step has to do stands in trainer/user_code/interface.py.
+Draws handwritten digits of a given class, with a train_step of its own: see
+runs/conditional_gan/samples. The saved model takes noise and classes. What a train_step has to do
+stands in trainer/user_code/interface.py.
 """
 
 from typing import Any
@@ -21,10 +23,15 @@ from trainer.invariance.step import current_step
 class ConditionalGAN(keras.Model):
     """Trains a generator and a discriminator, both of which are given the class."""
 
-    def __init__(self, config: TrainConfig, shape: tuple[int, ...], classes: int, latent_dim: int) -> None:
+    def __init__(
+        self, config: TrainConfig, shape: tuple[int, ...], classes: int, latent_dim: int
+    ) -> None:
         super().__init__()
-        self.latent_dim, self.classes = latent_dim, classes
-        noise, image, label = keras.Input((self.latent_dim,)), keras.Input(shape), keras.Input((), dtype="int32")
+        self.latent_dim = latent_dim
+        self.classes = classes
+        noise = keras.Input((self.latent_dim,))
+        image = keras.Input(shape)
+        label = keras.Input((), dtype="int32")
         given = layers.Embedding(classes, 16)
         hidden = layers.Dense(256, activation="relu")(layers.Concatenate()([noise, given(label)]))
         pixels = layers.Dense(int(np.prod(shape)), activation="sigmoid")(hidden)
@@ -36,29 +43,43 @@ class ConditionalGAN(keras.Model):
         # Built here, under the strategy's scope; they sum gradients over all replicas.
         self.optimizers = [
             sum_and_build(
-                keras.optimizers.Adam(config.learning_rate, 0.5), network.trainable_variables, config.precision
+                keras.optimizers.Adam(config.learning_rate, 0.5),
+                network.trainable_variables,
+                config.precision,
             )
             for network in self.networks
         ]
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """Updates both networks once. data: images (rows, height, width, channels) from 0 to 255, labels (rows,)."""
-        losses, gradients = current_step().accumulate(self.gradients, *data)  # in passes, with --micro_batches
-        for optimizer, network, found in zip(self.optimizers, self.networks, gradients, strict=True):
+        """Updates both networks once. data: images (rows, height, width, channels) from 0 to 255,
+        labels (rows,)."""
+        # in passes, with --micro_batches
+        losses, gradients = current_step().accumulate(self.gradients, *data)
+        for optimizer, network, found in zip(
+            self.optimizers, self.networks, gradients, strict=True
+        ):
             optimizer.apply(found, network.trainable_variables)
         return {"generator_loss": losses[0], "discriminator_loss": losses[1]}
 
     def gradients(self, images: Any, labels: Any) -> tuple[list[Any], list[Any]]:
         """Returns the losses of both networks, and their gradients."""
         step = current_step()
-        noise = step.normal((self.latent_dim,), stream="noise")  # the same for a row on any number of replicas
+        # the same for a row on any number of replicas
+        noise = step.normal((self.latent_dim,), stream="noise")
         with tf.GradientTape(persistent=True) as tape:
             drawn = self.generator([noise, labels])
-            real, fake = (self.discriminator([each, labels])[:, 0] for each in (images / 255, drawn))
-            # softplus(-x) is the cross-entropy of the score x with "real". The mean is that of the GLOBAL batch:
-            # reduce_mean would change with the replicas.
-            losses = [step.mean(tf.nn.softplus(-fake)), step.mean(tf.nn.softplus(-real) + tf.nn.softplus(fake))]
-            scaled = [one.scale_loss(loss) for one, loss in zip(self.optimizers, losses, strict=True)]
+            real, fake = (
+                self.discriminator([each, labels])[:, 0] for each in (images / 255, drawn)
+            )
+            # softplus(-x) is the cross-entropy of the score x with "real". The mean is that of the
+            # GLOBAL batch: reduce_mean would change with the replicas.
+            losses = [
+                step.mean(tf.nn.softplus(-fake)),
+                step.mean(tf.nn.softplus(-real) + tf.nn.softplus(fake)),
+            ]
+            scaled = [
+                one.scale_loss(loss) for one, loss in zip(self.optimizers, losses, strict=True)
+            ]
         return losses, [
             tape.gradient(loss, [variable.value for variable in network.trainable_variables])
             for loss, network in zip(scaled, self.networks, strict=True)

@@ -1,8 +1,10 @@
-"""python -m trainer.task --model=examples.multi_label:build --data=examples.multi_label:data --image_size=16 \
+"""python -m trainer.task --model=examples.multi_label:build --data=examples.multi_label:data
+--image_size=16 \
     --learning_rate=3e-3 --epochs=5 --job_dir=runs/multi_label
 
-Finds all labels that an image has, of which there may be several or none: whether a handwritten digit is even, is
-prime, is written with a closed loop. The digits are those in the package; val_auc becomes 0.98.
+Finds all labels that an image has, of which there may be several or none: whether a handwritten
+digit is even, is prime, is written with a closed loop. The digits are those in the package; val_auc
+becomes 0.98.
 """
 
 from typing import Any
@@ -19,9 +21,12 @@ LABELS = {"even": (0, 2, 4, 6, 8), "prime": (2, 3, 5, 7), "loop": (0, 6, 8, 9)}
 
 
 def data(config: TrainConfig) -> Any:
-    """Returns two pairs (images, labels), for training and for evaluation. labels: (images, 3), 0 or 1 each."""
+    """Returns two pairs (images, labels), for training and for evaluation. labels: (images, 3), 0
+    or 1 each."""
     examples: Any = load_digits(config).train
-    labels = np.stack([np.isin(examples.labels, numbers) for numbers in LABELS.values()], axis=1).astype("int32")
+    labels = np.stack(
+        [np.isin(examples.labels, numbers) for numbers in LABELS.values()], axis=1
+    ).astype("int32")
     return (examples.images[:1500], labels[:1500]), (examples.images[1500:], labels[1500:])
 
 
@@ -40,6 +45,8 @@ def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
     )
     by_label = keras.metrics.AUC(multi_label=True, num_labels=len(LABELS), name="auc")
     model.compile(
-        keras.optimizers.Adam(config.learning_rate), loss="binary_crossentropy", metrics=["binary_accuracy", by_label]
+        keras.optimizers.Adam(config.learning_rate),
+        loss="binary_crossentropy",
+        metrics=["binary_accuracy", by_label],
     )
     return model

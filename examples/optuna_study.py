@@ -1,10 +1,11 @@
 """python -m examples.optuna_study 20
 
-Tries settings of a recipe in 20 trials and prints the best ones. Needs the package optuna, which keeps the study: its
-trials are in runs/study/study.db, which Optuna's figures and dashboard read. Each trial trains in a job directory of
-its own. The same command again goes on, and a larger number adds trials: one that was interrupted resumes from its
-checkpoint, and none is trained twice. The number of a trial seeds its proposal, so an interruption changes none of
-them. One process at a time.
+Tries settings of a recipe in 20 trials and prints the best ones. Needs the package optuna, which
+keeps the study: its trials are in runs/study/study.db, which Optuna's figures and dashboard read.
+Each trial trains in a job directory of its own. The same command again goes on, and a larger number
+adds trials: one that was interrupted resumes from its checkpoint, and none is trained twice. The
+number of a trial seeds its proposal, so an interruption changes none of them. One process at a
+time.
 """
 
 import sys
@@ -18,9 +19,19 @@ from optuna.trial import TrialState
 
 from vertex_trainer import PlatformFault, RunResult, submit, train
 
-SPACE = {"learning_rate": FloatDistribution(1e-5, 1e-2, log=True), "width": CategoricalDistribution([16, 32, 64, 128])}
-SETTINGS = {"data": "digits", "image_size": 16, "steps": 500, "report_every_steps": 100, "evaluation_fraction": 0.2}
-METRIC, DIRECTION = "val_accuracy", "maximize"
+SPACE = {
+    "learning_rate": FloatDistribution(1e-5, 1e-2, log=True),
+    "width": CategoricalDistribution([16, 32, 64, 128]),
+}
+SETTINGS = {
+    "data": "digits",
+    "image_size": 16,
+    "steps": 500,
+    "report_every_steps": 100,
+    "evaluation_fraction": 0.2,
+}
+METRIC = "val_accuracy"
+DIRECTION = "maximize"
 
 
 def here(settings: dict[str, Any], name: str) -> RunResult:
@@ -41,17 +52,23 @@ def main(trials: int, run: Callable[[dict[str, Any], str], RunResult] = here) ->
     """Goes on with the study until it has so many trials."""
     Path("runs/study").mkdir(parents=True, exist_ok=True)
     storage = "sqlite:///runs/study/study.db"
-    study = optuna.create_study(storage=storage, study_name="study", direction=DIRECTION, load_if_exists=True)
+    study = optuna.create_study(
+        storage=storage, study_name="study", direction=DIRECTION, load_if_exists=True
+    )
     for number in range(trials):
         if number == len(study.trials):
             study.sampler = optuna.samplers.TPESampler(seed=number)
             study.ask(SPACE)
         trial = study.trials[number]
-        if trial.state == TrialState.RUNNING and trial.params.keys() != SPACE.keys():  # killed while it was proposed
+        # killed while it was proposed
+        if trial.state == TrialState.RUNNING and trial.params.keys() != SPACE.keys():
             study.tell(number, state=TrialState.FAIL)
-        elif trial.state == TrialState.RUNNING:  # proposed now, or by a command that was interrupted
+        # proposed now, or by a command that was interrupted
+        elif trial.state == TrialState.RUNNING:
             try:
-                study.tell(number, run({**SETTINGS, **trial.params}, f"trial-{number}").metrics[METRIC])
+                study.tell(
+                    number, run({**SETTINGS, **trial.params}, f"trial-{number}").metrics[METRIC]
+                )
             except PlatformFault as fault:
                 if fault.exit_code != 1:  # it was interrupted, or its job may go on
                     raise

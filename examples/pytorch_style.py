@@ -1,9 +1,9 @@
 """python -m trainer.task --model=examples.pytorch_style:build --data=examples.pytorch_style:data \
     --learning_rate=3e-3 --epochs=3 --job_dir=runs/pytorch_style
 
-Classifies recordings that are read one at a time, by an object like PyTorch's data sets: it has a length, and gives the
-example of a number. A torch.utils.data.Dataset that gives arrays or tensors is read in the same way, by threads. The
-recordings are generated; val_accuracy becomes 1.0.
+Classifies recordings that are read one at a time, by an object like PyTorch's data sets: it has a
+length, and gives the example of a number. A torch.utils.data.Dataset that gives arrays or tensors
+is read in the same way, by threads. The recordings are generated; val_accuracy becomes 1.0.
 """
 
 from typing import Any
@@ -22,15 +22,20 @@ class Recordings:
     """Provides `count` recordings of a sine, a square wave or a sawtooth, with noise."""
 
     def __init__(self, first: int, count: int) -> None:
-        self.first, self.count = first, count
+        self.first = first
+        self.count = count
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, row: int) -> Any:
-        """Returns (recording, class): (SAMPLES, 1), and 0 to 2. Where this one draws, yours would open a file."""
-        draw = np.random.default_rng(self.first + row)  # the same at each call: nothing is drawn without this seed
-        kind, frequency, shift = draw.integers(3), draw.uniform(2, 8), draw.uniform()
+        """Returns (recording, class): (SAMPLES, 1), and 0 to 2. Where this one draws, yours would
+        open a file."""
+        # the same at each call: nothing is drawn without this seed
+        draw = np.random.default_rng(self.first + row)
+        kind = draw.integers(3)
+        frequency = draw.uniform(2, 8)
+        shift = draw.uniform()
         phase = (frequency * np.arange(SAMPLES) / SAMPLES + shift) % 1
         wave = (np.sin(2 * np.pi * phase), np.sign(phase - 0.5), 2 * phase - 1)[kind]
         return (wave + draw.normal(0, 0.3, SAMPLES))[:, np.newaxis].astype("float32"), kind

@@ -1,8 +1,10 @@
-"""python -m trainer.task --model=examples.segmentation:build --data=examples.segmentation:data --learning_rate=3e-3 \
+"""python -m trainer.task --model=examples.segmentation:build --data=examples.segmentation:data
+--learning_rate=3e-3 \
     --global_batch_size=16 --epochs=4 --job_dir=runs/segmentation
 
-Finds the pixels of an object: images with one disc each in strong noise, which are generated, and a small U-Net.
-val_iou becomes 0.82. Images of other sizes and with several channels do as well: `--image_size` is for image folders.
+Finds the pixels of an object: images with one disc each in strong noise, which are generated, and a
+small U-Net. val_iou becomes 0.82. Images of other sizes and with several channels do as well:
+`--image_size` is for image folders.
 """
 
 from typing import Any
@@ -22,10 +24,12 @@ def data(config: TrainConfig) -> Any:
     """
     draw = np.random.default_rng(0)
     row, column = np.mgrid[:32, :32]
-    middle, radius = draw.uniform(8, 24, (1000, 2, 1, 1)), draw.uniform(4, 8, (1000, 1, 1))
+    middle = draw.uniform(8, 24, (1000, 2, 1, 1))
+    radius = draw.uniform(4, 8, (1000, 1, 1))
     masks = np.hypot(row - middle[:, 0], column - middle[:, 1]) < radius
     images = np.clip(draw.normal(90 + 60 * masks, 40), 0, 255).astype(np.uint8)
-    images, masks = images[..., np.newaxis], masks[..., np.newaxis]
+    images = images[..., np.newaxis]
+    masks = masks[..., np.newaxis]
     return (images[:800], masks[:800]), (images[800:], masks[800:])
 
 
@@ -42,6 +46,8 @@ def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
     model = keras.Model(images, layers.Conv2D(1, 1, activation="sigmoid")(x))
     overlap = keras.metrics.BinaryIoU([1], name="iou")
     model.compile(
-        keras.optimizers.Adam(config.learning_rate), loss="binary_crossentropy", metrics=["accuracy", overlap]
+        keras.optimizers.Adam(config.learning_rate),
+        loss="binary_crossentropy",
+        metrics=["accuracy", overlap],
     )
     return model

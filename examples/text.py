@@ -1,10 +1,12 @@
-"""python -m trainer.task --model=examples.text:build --data=examples.text:data --learning_rate=1e-3 \
+"""python -m trainer.task --model=examples.text:build --data=examples.text:data --learning_rate=1e-3
+\
     --epochs=3 --evaluation_fraction=0.2 --job_dir=runs/text
 
-Tells spam from other messages by a small transformer, which reads text: the vocabulary, made from the messages of the
-run, is part of the model, so that new messages have the same words. The messages are a file of lines `ham<TAB>text` and
-`spam<TAB>text`: add --messages=FILE. Without it, 2,000 messages are generated, too easy: val_accuracy becomes
-0.9975. On the 5,574 of https://archive.ics.uci.edu/dataset/228/sms+spam+collection it becomes 0.979.
+Tells spam from other messages by a small transformer, which reads text: the vocabulary, made from
+the messages of the run, is part of the model, so that new messages have the same words. The
+messages are a file of lines `ham<TAB>text` and `spam<TAB>text`: add --messages=FILE. Without it,
+2,000 messages are generated, too easy: val_accuracy becomes 0.9975. On the 5,574 of
+https://archive.ics.uci.edu/dataset/228/sms+spam+collection it becomes 0.979.
 """
 
 from pathlib import Path
@@ -17,8 +19,11 @@ from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 
-WORDS, LENGTH = 5000, 40  # size of the vocabulary, and words of a message that are read
-COMMON, SUSPECT = "you the to at home tomorrow see call it me", "win free prize cash now claim text urgent"
+# size of the vocabulary, and words of a message that are read
+WORDS = 5000
+LENGTH = 40
+COMMON = "you the to at home tomorrow see call it me"
+SUSPECT = "win free prize cash now claim text urgent"
 
 
 def data(config: TrainConfig, *, messages: str = "") -> Any:
@@ -26,7 +31,9 @@ def data(config: TrainConfig, *, messages: str = "") -> Any:
     lines = Path(messages).read_text(encoding="utf-8-sig").split("\n") if messages else generated()
     found = [line.split("\t", 1) for line in lines if line.startswith(("ham\t", "spam\t"))]
     if not found:
-        raise UserError(f"messages={messages}: it has no line that begins with ham or spam and a tab")
+        raise UserError(
+            f"messages={messages}: it has no line that begins with ham or spam and a tab"
+        )
     labels, texts = zip(*found, strict=True)
     return np.array(texts), np.array([label == "spam" for label in labels], "int32")
 
@@ -73,5 +80,9 @@ def build(config: TrainConfig, dataset: Dataset, *, messages: str = "") -> keras
     x = keras.layers.LayerNormalization()(x + hidden)
     spam = keras.layers.Dense(1, activation="sigmoid")(keras.layers.GlobalAveragePooling1D()(x))
     model = keras.Model(text, spam)
-    model.compile(keras.optimizers.Adam(config.learning_rate), loss="binary_crossentropy", metrics=["accuracy", "auc"])
+    model.compile(
+        keras.optimizers.Adam(config.learning_rate),
+        loss="binary_crossentropy",
+        metrics=["accuracy", "auc"],
+    )
     return model

@@ -1,4 +1,5 @@
-"""Four logical CPU devices for every test of this process, and settings small enough to run in seconds."""
+"""Four logical CPU devices for every test of this process, and settings small enough to run in
+seconds."""
 
 import gc
 import os
@@ -27,14 +28,21 @@ with quiet_start():  # or pytest-xdist prints TensorFlow's greeting after the cl
     from trainer.run import export, job, rehearsal
 
 SMALL = [
-    "--data=digits", "--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2",
+    "--data=digits",
+    "--image_size=16",
+    "--width=4",
+    "--latent_dim=8",
+    "--global_batch_size=8",
+    "--critic_steps=2",
     "--steps=4",
-]  # fmt: skip
-_cache: list[tempfile.TemporaryDirectory[str]] = []  # of all tests, made by the process that starts the others
+]
+# of all tests, made by the process that starts the others
+_cache: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def pytest_configure() -> None:
-    if "PYTEST_XDIST_WORKER" not in os.environ:  # the user's cache may hold what another version wrote
+    # the user's cache may hold what another version wrote
+    if "PYTEST_XDIST_WORKER" not in os.environ:
         _cache.append(tempfile.TemporaryDirectory())
         os.environ["XDG_CACHE_HOME"] = _cache[0].name
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores it
@@ -42,7 +50,8 @@ def pytest_configure() -> None:
     os.environ.setdefault("TRAINER_SKIP_REPLICA_CHECK", "1")
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
-    tf.config.list_logical_devices()  # starts TensorFlow: a run with fewer replicas cannot change it any more
+    # starts TensorFlow: a run with fewer replicas cannot change it any more
+    tf.config.list_logical_devices()
     gc.freeze()  # or each full collection walks through all that TensorFlow and Keras imported
 
 
@@ -60,16 +69,22 @@ def _float32_again() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _keras_files_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exports Keras's files alone, uncompared, but in tests marked `exports`: the rest is half of a small job."""
+    """Exports Keras's files alone, uncompared, but in tests marked `exports`: the rest is half of a
+    small job."""
     if not request.node.get_closest_marker("exports"):
         monkeypatch.setattr(export, "_save_for_serving", lambda *parts: None)
         for module in (job, rehearsal):
-            monkeypatch.setattr(module, "compare_saved", lambda *parts: "not compared: a test of something else")
+            monkeypatch.setattr(
+                module, "compare_saved", lambda *parts: "not compared: a test of something else"
+            )
 
 
 @pytest.fixture
-def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    """Hears what this package logs, whatever a command of an earlier test made of its log; each warning comes anew."""
+def caplog(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> pytest.LogCaptureFixture:
+    """Hears what this package logs, whatever a command of an earlier test made of its log; each
+    warning comes anew."""
     monkeypatch.setattr(log, "propagate", True)
     caplog.set_level("INFO", log.name)
     warn_once.cache_clear()
@@ -114,7 +129,8 @@ def dist(_built: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def small_config(tmp_path: Path) -> Callable[..., TrainConfig]:
-    """A classifier, or the model that flags name, that trains in a second: `small_config("--replicas=2")`."""
+    """A classifier, or the model that flags name, that trains in a second:
+    `small_config("--replicas=2")`."""
 
     def make(*flags: str) -> TrainConfig:
         from tests.support import of_model  # imports TensorFlow, not quietly

@@ -1,4 +1,5 @@
-"""Runs the interruption drill, one run that is killed at random moments and goes on, and reads the files of runs."""
+"""Runs the interruption drill, one run that is killed at random moments and goes on, and reads the
+files of runs."""
 
 import json
 import random
@@ -16,11 +17,25 @@ from tests import workers
 from trainer.training.checkpoint import METRICS, checkpoint_folders, read_checkpoint
 
 RUN = [
-    "--recipe=wgan_gp_digits", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2",
-    "--checkpoint_every_steps=5", "--report_every_steps=3", "--sample_every_steps=50", "--tensorboard=false",
-    "--jit_compile=false",  # auto could choose differently for the undisturbed run, which measures again
-]  # fmt: skip
-MOMENTS = ("starting, SIGKILL", "starting, SIGTERM", "training, SIGKILL", "training, SIGTERM", "saving, SIGKILL")
+    "--recipe=wgan_gp_digits",
+    "--width=4",
+    "--latent_dim=8",
+    "--global_batch_size=8",
+    "--critic_steps=2",
+    "--checkpoint_every_steps=5",
+    "--report_every_steps=3",
+    "--sample_every_steps=50",
+    "--tensorboard=false",
+    # auto could choose differently for the undisturbed run, which measures again
+    "--jit_compile=false",
+]
+MOMENTS = (
+    "starting, SIGKILL",
+    "starting, SIGTERM",
+    "training, SIGKILL",
+    "training, SIGTERM",
+    "saving, SIGKILL",
+)
 _LONGEST_SECONDS = 600.0  # of any wait
 
 
@@ -31,16 +46,24 @@ def run(flags: Sequence[str], log: Path, count: int) -> list[subprocess.Popen[by
 
 
 def drill(
-    folder: Path, steps: int, kills: Sequence[str], seed: int, *, count: Sequence[int] = (1,), flags: Sequence[str] = ()
+    folder: Path,
+    steps: int,
+    kills: Sequence[str],
+    seed: int,
+    *,
+    count: Sequence[int] = (1,),
+    flags: Sequence[str] = (),
 ) -> None:
     """Kills the run in `folder` at each of these moments (see MOMENTS), then lets it finish.
 
     count: the numbers of workers, of one start after the other, in turn.
     """
-    draw, log = random.Random(seed), folder.with_suffix(".log")
+    draw = random.Random(seed)
+    log = folder.with_suffix(".log")
     flags = [*RUN, f"--job_dir={folder}", f"--steps={steps}", *flags]
     for number, moment in enumerate(kills):
-        restored = _reached(folder)  # later reports come from this start: before them, SIGTERM finds it starting
+        # later reports come from this start: before them, SIGTERM finds it starting
+        restored = _reached(folder)
         step = restored + draw.randint(0, 2 * (steps - restored) // (len(kills) - number + 1))
         log_before = log.stat().st_size if log.exists() else 0
         processes = run(flags, log, count[number % len(count)])
@@ -50,8 +73,11 @@ def drill(
             else:
                 _await(folder, max(step, restored + 1), moment.startswith("saving"), processes)
             time.sleep(draw.uniform(0.0, 0.004 if moment.startswith("saving") else 0.06))
-            victim, signal_sent = draw.choice(processes), signal.Signals[moment.split()[-1]]
-            assert victim.poll() is None, f"it ended before the kill: {log.read_text()[log_before:]}"
+            victim = draw.choice(processes)
+            signal_sent = signal.Signals[moment.split()[-1]]
+            assert victim.poll() is None, (
+                f"it ended before the kill: {log.read_text()[log_before:]}"
+            )
             victim.send_signal(signal_sent)
             ended = [process.wait(_LONGEST_SECONDS) for process in processes]
         finally:
@@ -66,14 +92,20 @@ def drill(
     assert not any(workers.end(processes, _LONGEST_SECONDS)), log.read_text()
 
 
-def _await(folder: Path, step: int, saving: bool, processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Waits until the step is reported and, if asked, a checkpoint is written, or until one of the processes ends."""
+def _await(
+    folder: Path, step: int, saving: bool, processes: Sequence[subprocess.Popen[bytes]]
+) -> None:
+    """Waits until the step is reported and, if asked, a checkpoint is written, or until one of the
+    processes ends."""
 
     def ended() -> bool:
         return any(process.poll() is not None for process in processes)
 
     workers.until(lambda: _reached(folder) >= step or ended(), _LONGEST_SECONDS)
-    workers.until(lambda: not saving or any(folder.glob("checkpoints/.step-*.part")) or ended(), _LONGEST_SECONDS)
+    workers.until(
+        lambda: not saving or any(folder.glob("checkpoints/.step-*.part")) or ended(),
+        _LONGEST_SECONDS,
+    )
 
 
 def _reached(folder: Path) -> int:
@@ -103,13 +135,21 @@ def numbers(folder: Path) -> list[tuple[Any, ...]]:
 
 def losses(folder: Path) -> list[float]:
     """Returns every loss and metric of stats.jsonl, in order."""
-    return [value for line in stats(folder) for kind in ("losses", "metrics") for value in line[kind].values()]
+    return [
+        value
+        for line in stats(folder)
+        for kind in ("losses", "metrics")
+        for value in line[kind].values()
+    ]
 
 
 def last_state(folder: Path) -> dict[str, Any]:
-    """Returns every variable of the newest checkpoint: networks, averages, optimizers, random state.
+    """Returns every variable of the newest checkpoint: networks, averages, optimizers, random
+    state.
 
     What metrics have counted is left out, as it is kept for each replica.
     """
     _, values = read_checkpoint(checkpoint_folders(folder / "checkpoints")[-1])
-    return {name: np.asarray(value) for name, value in values.items() if not name.startswith(METRICS)}
+    return {
+        name: np.asarray(value) for name, value in values.items() if not name.startswith(METRICS)
+    }

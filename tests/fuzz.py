@@ -1,6 +1,7 @@
 """Hostile input by hypothesis: nasty values, how many examples, and what may come of each.
 
-The examples are the same in every run; TRAINER_FUZZ_EXAMPLES=5000 tries at least so many of each kind.
+The examples are the same in every run; TRAINER_FUZZ_EXAMPLES=5000 tries at least so many of each
+kind.
 """
 
 import json
@@ -19,31 +20,77 @@ MANY = int(os.environ.get("TRAINER_FUZZ_EXAMPLES", "0"))
 Result = TypeVar("Result")
 
 WORDS = (
-    "", " ", ".", "..", "../../x", "/etc/x", "/", "~nobody-of-that-name/x", "a\nb", "a\0b", "a\\b", "\x1b[31m",
-    "\ud800", "é\u0301", "\u202egpj", "１２", "<script>alert(1)</script>", "%s{0}$x", "x" * 300, "y/" * 3000, "gs://b/../x",
-    "gs://", "nan", "-inf", "1e999", "1e3", "0x" + "f" * 50, "9" * 5000, "true", "null", "C:\\x", "folder:",
-    "a:b", "-", "--x", "[/x]", "a[b]",
-)  # fmt: skip
+    "",
+    " ",
+    ".",
+    "..",
+    "../../x",
+    "/etc/x",
+    "/",
+    "~nobody-of-that-name/x",
+    "a\nb",
+    "a\0b",
+    "a\\b",
+    "\x1b[31m",
+    "\ud800",
+    "é\u0301",
+    "\u202egpj",
+    "１２",
+    "<script>alert(1)</script>",
+    "%s{0}$x",
+    "x" * 300,
+    "y/" * 3000,
+    "gs://b/../x",
+    "gs://",
+    "nan",
+    "-inf",
+    "1e999",
+    "1e3",
+    "0x" + "f" * 50,
+    "9" * 5000,
+    "true",
+    "null",
+    "C:\\x",
+    "folder:",
+    "a:b",
+    "-",
+    "--x",
+    "[/x]",
+    "a[b]",
+)
 NUMBERS = (0, -1, 1, 2, 3, 8, 2**31 - 1, 2**31, 2**63, -(2**63), 10**30, 10**400)
 REALS = (0.0, -0.0, 0.5, 1e-320, 1e308, -1e308, float("nan"), float("inf"), float("-inf"))
 
 texts = st.sampled_from(WORDS) | st.text(max_size=20)
-scalars = st.none() | st.booleans() | st.sampled_from(NUMBERS) | st.integers() | st.sampled_from(REALS) | texts
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.sampled_from(NUMBERS)
+    | st.integers()
+    | st.sampled_from(REALS)
+    | texts
+)
 values = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=6
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
 )
 
 
 def examples(quick: int) -> settings:
     """Stands above hypothesis's `given`: `quick` examples, or TRAINER_FUZZ_EXAMPLES if more."""
     return settings(
-        max_examples=max(MANY, quick), deadline=None, derandomize=True, database=None,
+        max_examples=max(MANY, quick),
+        deadline=None,
+        derandomize=True,
+        database=None,
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
 
 
 def one_line(call: Callable[[], Result]) -> Result | None:
-    """What `call` returns; None where it refuses in one line. Whatever else it raises is a fault."""
+    """What `call` returns; None where it refuses in one line. Whatever else it raises is a
+    fault."""
     try:
         return call()
     except (UserError, PlatformFault) as error:
@@ -69,9 +116,13 @@ def like(sample: Any) -> st.SearchStrategy[Any]:
     """JSON values like `sample`, in which any part may be missing or be something else."""
     part: st.SearchStrategy[Any]
     if isinstance(sample, dict):
-        part = st.fixed_dictionaries({}, optional={key: like(value) for key, value in sample.items()})
+        part = st.fixed_dictionaries(
+            {}, optional={key: like(value) for key, value in sample.items()}
+        )
     elif isinstance(sample, list):
-        part = st.lists(st.sampled_from(sample).flatmap(like), max_size=3) if sample else st.just([])
+        part = (
+            st.lists(st.sampled_from(sample).flatmap(like), max_size=3) if sample else st.just([])
+        )
     else:
         part = st.just(sample)
     return st.one_of(part, part, part, part, part, values)
@@ -86,9 +137,12 @@ def json_like(sample: Any) -> st.SearchStrategy[bytes]:
 
 
 def damaged(content: bytes) -> st.SearchStrategy[bytes]:
-    """`content` with some of its bytes changed, taken out or put in, or cut short; most often near its beginning."""
+    """`content` with some of its bytes changed, taken out or put in, or cut short; most often near
+    its beginning."""
     place = st.integers(0, min(len(content), 64)) | st.integers(0, len(content))
-    extremes = st.sampled_from([b"\0", b"\xff", b"\x7f", b"\x80\0\0\0", b"\xff\xff\xff\xff\xff\xff\xff\x7f"])
+    extremes = st.sampled_from(
+        [b"\0", b"\xff", b"\x7f", b"\x80\0\0\0", b"\xff\xff\xff\xff\xff\xff\xff\x7f"]
+    )
     edit = st.tuples(place, st.integers(0, 8), extremes | st.binary(max_size=8))
 
     def edited(edits: list[tuple[int, int, bytes]], end: int | None) -> bytes:

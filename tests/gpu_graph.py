@@ -1,12 +1,14 @@
-"""Finds, on a CPU, where a GPU would make the host wait in the loop over steps, from TensorFlow's registry of kernels.
+"""Finds, on a CPU, where a GPU would make the host wait in the loop over steps, from TensorFlow's
+registry of kernels.
 
-The PyPI wheel registers its GPU kernels on every machine, with those of their inputs and outputs that lie in the
-host's memory. A tensor that a kernel writes to the device's memory and another one reads on the host is copied, and the
-host waits for all that the device was asked to do before.
+The PyPI wheel registers its GPU kernels on every machine, with those of their inputs and outputs
+that lie in the host's memory. A tensor that a kernel writes to the device's memory and another one
+reads on the host is copied, and the host waits for all that the device was asked to do before.
 
-Logical CPUs from number 1 on stand for GPUs, and CPU:0 is the host. What runs on a real GPU differs in this: the layout
-of convolutions and fused kernels are the business of later passes, which add no wait, and TensorFlow places what no
-strategy has placed by rules that are only approximated here: on the GPU if it has the kernel.
+Logical CPUs from number 1 on stand for GPUs, and CPU:0 is the host. What runs on a real GPU differs
+in this: the layout of convolutions and fused kernels are the business of later passes, which add no
+wait, and TensorFlow places what no strategy has placed by rules that are only approximated here: on
+the GPU if it has the kernel.
 """
 
 from functools import cache, cached_property
@@ -18,16 +20,32 @@ from tensorflow.python.framework import kernels, meta_graph, op_def_registry
 from tensorflow.python.grappler import tf_optimizer
 
 HOST = "CPU:0"
-# What grappler does for every device: calls become part of the graph, loops become their frames, constants are folded.
+# What grappler does for every device: calls become part of the graph, loops become their frames,
+# constants are folded.
 _PASSES = ("function", "constfold", "pruning", "dependency", "common_subgraph_elimination")
 # They stay with the resource that they read from, which is on the host.
 _OF_THE_HOST = {"IteratorGetNext", "Placeholder", "_Arg", "NoOp"}
 _UPDATES = ("Assign", "ResourceApply", "ResourceScatter")
 # No kernel is started for them.
 _FREE = {
-    "Const", "Placeholder", "ReadVariableOp", "Identity", "IdentityN", "NoOp", "Reshape", "Squeeze", "ExpandDims",
-    "StopGradient", "Enter", "Exit", "Merge", "Switch", "NextIteration", "LoopCond", "PreventGradient",
-}  # fmt: skip
+    "Const",
+    "Placeholder",
+    "ReadVariableOp",
+    "Identity",
+    "IdentityN",
+    "NoOp",
+    "Reshape",
+    "Squeeze",
+    "ExpandDims",
+    "StopGradient",
+    "Enter",
+    "Exit",
+    "Merge",
+    "Switch",
+    "NextIteration",
+    "LoopCond",
+    "PreventGradient",
+}
 
 
 def optimised(function: Any) -> Any:
@@ -50,14 +68,22 @@ def optimised(function: Any) -> Any:
 def gpu_kernels(op: str) -> tuple[Any, ...]:
     """Returns an operation's kernels for a GPU, those for any device last."""
     registered = kernels.get_registered_kernels_for_op(op).kernel
-    return tuple(kernel for device in ("GPU", "DEFAULT") for kernel in registered if kernel.device_type == device)
+    return tuple(
+        kernel
+        for device in ("GPU", "DEFAULT")
+        for kernel in registered
+        if kernel.device_type == device
+    )
 
 
 class Node:
-    """Holds a node of a GraphDef: where it runs, and which of its inputs and outputs lie in host memory."""
+    """Holds a node of a GraphDef: where it runs, and which of its inputs and outputs lie in host
+    memory."""
 
     def __init__(self, proto: Any) -> None:
-        self.proto, self.name, self.op = proto, proto.name, proto.op
+        self.proto = proto
+        self.name = proto.name
+        self.op = proto.op
         self.label = f"{self.op} {self.name}"
         self._definition = op_def_registry.get(self.op)
         kernel = next((kernel for kernel in gpu_kernels(self.op) if self._fits(kernel)), None)
@@ -68,12 +94,17 @@ class Node:
 
     def _fits(self, kernel: Any) -> bool:
         """Returns whether a kernel is for the node's types."""
-        types = all(set(self.types(each.name)) <= set(each.allowed_values.list.type) for each in kernel.constraint)
+        types = all(
+            set(self.types(each.name)) <= set(each.allowed_values.list.type)
+            for each in kernel.constraint
+        )
         return types and kernel.label == self.proto.attr["_kernel"].s.decode()
 
     def types(self, attribute: str) -> list[int]:
         """Returns the type that an attribute is, or the types that it lists."""
-        default = next((each.default_value for each in self._definition.attr if each.name == attribute), None)
+        default = next(
+            (each.default_value for each in self._definition.attr if each.name == attribute), None
+        )
         value = self.proto.attr.get(attribute, default)
         return list(value.list.type) or [value.type]
 
@@ -82,12 +113,15 @@ class Node:
         names = []
         for each in arguments:
             count = self.proto.attr[each.number_attr].i if each.number_attr else 1
-            names += [each.name] * (len(self.types(each.type_list_attr)) if each.type_list_attr else count)
+            names += [each.name] * (
+                len(self.types(each.type_list_attr)) if each.type_list_attr else count
+            )
         return names
 
     @cached_property
     def inputs(self) -> list[tuple[str, int, bool]]:
-        """Returns for each input its producer, the number of the output, and whether it is read on the host."""
+        """Returns for each input its producer, the number of the output, and whether it is read on
+        the host."""
         data = [each for each in self.proto.input if not each.startswith("^")]
         names = self._names(self._definition.input_arg)
         parts = [each.partition(":") for each in data]
@@ -99,9 +133,15 @@ class Node:
     def writes_to_host(self, output: int) -> bool:
         """Returns whether an output is in host memory."""
         if self.op == "Placeholder":  # int32, text and handles of a function's arguments are
-            host = {tf.int32.as_datatype_enum, tf.string.as_datatype_enum, tf.resource.as_datatype_enum}
+            host = {
+                tf.int32.as_datatype_enum,
+                tf.string.as_datatype_enum,
+                tf.resource.as_datatype_enum,
+            }
             return self.pinned or self.types("dtype")[0] in host
-        return self.on_host or self._names(self._definition.output_arg)[output] in self._in_host_memory
+        return (
+            self.on_host or self._names(self._definition.output_arg)[output] in self._in_host_memory
+        )
 
     def computes_on_host(self) -> bool:
         """Returns whether its kernel of the GPU computes on the host, as those of int32 do."""
@@ -130,7 +170,8 @@ class GpuStep:
         self.loop = [node for node in inside.values() if node.op != "Enter"]
 
     def waits(self) -> list[str]:
-        """Returns the tensors that are copied from a device to the host in each step, as `producer -> consumer`."""
+        """Returns the tensors that are copied from a device to the host in each step, as `producer
+        -> consumer`."""
         return sorted(
             f"{self._nodes[name].label} -> {consumer.label}"
             for consumer in self.loop
@@ -139,18 +180,24 @@ class GpuStep:
         )
 
     def without_kernel(self) -> list[str]:
-        """Returns the operations in the loop that a GPU has no kernel for and nobody has put on the host."""
+        """Returns the operations in the loop that a GPU has no kernel for and nobody has put on the
+        host."""
         return sorted(
-            node.label for node in self.loop if not (node.has_kernel or node.pinned or node.op in _OF_THE_HOST)
+            node.label
+            for node in self.loop
+            if not (node.has_kernel or node.pinned or node.op in _OF_THE_HOST)
         )
 
     def counts(self, replica: int | None) -> dict[str, int]:
-        """Returns how many operations, all-reduces and updates of variables a replica makes in a step.
+        """Returns how many operations, all-reduces and updates of variables a replica makes in a
+        step.
 
         replica: its index, whose operations are on the logical CPU after it; None: the only one.
         """
         device = f"CPU:{replica + 1}" if replica is not None else ""
-        mine = [node for node in self.loop if node.proto.device.endswith(device) and not node.on_host]
+        mine = [
+            node for node in self.loop if node.proto.device.endswith(device) and not node.on_host
+        ]
         started = [node for node in mine if node.op not in _FREE and not node.computes_on_host()]
         return {
             "operations": len(started),

@@ -1,4 +1,5 @@
-"""Trains examples/keras_hub_lora.py and prints what came out, as JSON: `python -m tests.lora_steps FOLDER`.
+"""Trains examples/keras_hub_lora.py and prints what came out, as JSON: `python -m tests.lora_steps
+FOLDER`.
 
 tests/test_keras_hub.py runs it where keras-hub is installed.
 """
@@ -29,11 +30,14 @@ def settings(*flags: str) -> TrainConfig:
 
 
 def resumed_on_two_replicas(folder: Path) -> dict[str, Any]:
-    """Compares a job that is resumed once with the same steps on one replica, without micro-batches."""
+    """Compares a job that is resumed once with the same steps on one replica, without
+    micro-batches."""
     make_replicas(settings("--replicas=2"))  # TensorFlow makes devices once
     alone, _ = run_steps(settings("--micro_batches=1", "--replicas=1"), STEPS)
     for steps in (STEPS // 2, STEPS):
-        run_job(settings(f"--job_dir={folder}", "--replicas=2", "--micro_batches=2", f"--steps={steps}"))
+        run_job(
+            settings(f"--job_dir={folder}", "--replicas=2", "--micro_batches=2", f"--steps={steps}")
+        )
     manifest, _ = read_checkpoint(checkpoint_folders(folder / "checkpoints")[-1])
     values = last_state(folder)
     saved = keras.models.load_model(folder / "model" / "model.keras", compile=False)
@@ -43,7 +47,11 @@ def resumed_on_two_replicas(folder: Path) -> dict[str, Any]:
         "difference": largest_difference(snapshot(variables_of(alone)), values, smallest_norm=1e-2),
         "outputs": float(np.abs(saved(x) - alone(x)).max()),
         "trained": [*manifest["trained"].values()],
-        "slots": [list(value.shape) for name, value in values.items() if name.endswith(("momentum", "velocity"))],
+        "slots": [
+            list(value.shape)
+            for name, value in values.items()
+            if name.endswith(("momentum", "velocity"))
+        ],
         "weights": [len(saved.weights), len(alone.weights)],
     }
 

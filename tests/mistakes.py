@@ -1,4 +1,5 @@
-"""Makes mistakes in code of a user: each function of tests named by dotted path makes one, at a line that names it."""
+"""Makes mistakes in code of a user: each function of tests named by dotted path makes one, at a
+line that names it."""
 
 from typing import Any
 
@@ -51,7 +52,9 @@ def _of_numpy(images: Any) -> Any:
 
 
 def in_python_function(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return models.Steps(lambda step, data: tf.reduce_mean(tf.numpy_function(_of_numpy, data[:1], tf.float32)))
+    return models.Steps(
+        lambda step, data: tf.reduce_mean(tf.numpy_function(_of_numpy, data[:1], tf.float32))
+    )
 
 
 def _checked(images: Any) -> Any:
@@ -93,7 +96,9 @@ def stops_on_what_is_not_evaluated() -> list[keras.callbacks.Callback]:
     return [keras.callbacks.EarlyStopping("val_los")]
 
 
-AT_IMPORT = keras.Sequential([keras.Input((16, 16, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
+AT_IMPORT = keras.Sequential(
+    [keras.Input((16, 16, 1)), keras.layers.Flatten(), keras.layers.Dense(10)]
+)
 
 
 def at_import(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -114,4 +119,6 @@ def embeds(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 def measures_top_5(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Has a metric that TensorFlow does not compute in float64."""
-    return models.compiled(models.classifier(config, dataset), metrics=[keras.metrics.SparseTopKCategoricalAccuracy(5)])
+    return models.compiled(
+        models.classifier(config, dataset), metrics=[keras.metrics.SparseTopKCategoricalAccuracy(5)]
+    )

@@ -17,7 +17,9 @@ from trainer.training.checkpoint import variables_of
 
 def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Returns a stock compiled Keras classifier."""
-    model = _network(dataset, keras.layers.Dense(16, activation="relu"), classes=len(dataset.class_names))
+    model = _network(
+        dataset, keras.layers.Dense(16, activation="relu"), classes=len(dataset.class_names)
+    )
     return compiled(model, keras.optimizers.Adam(config.learning_rate), metrics=["accuracy"])
 
 
@@ -28,23 +30,31 @@ def compiled(model: keras.Model, optimizer: Any = "adam", **given: Any) -> keras
 
 
 def _network(dataset: Dataset, *hidden: keras.layers.Layer, classes: int = 10) -> keras.Sequential:
-    flat = [keras.Input(dataset.image_shape), keras.layers.Rescaling(1 / 255), keras.layers.Flatten()]
+    flat = [
+        keras.Input(dataset.image_shape),
+        keras.layers.Rescaling(1 / 255),
+        keras.layers.Flatten(),
+    ]
     return keras.Sequential([*flat, *hidden, keras.layers.Dense(classes)])
 
 
 def measured_by_iou(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Returns the same with a metric that is not a mean over examples."""
     iou = keras.metrics.MeanIoU(len(dataset.class_names), sparse_y_pred=False, name="iou")
-    return compiled(classifier(config, dataset), keras.optimizers.Adam(1e-2), metrics=["accuracy", iou])
+    return compiled(
+        classifier(config, dataset), keras.optimizers.Adam(1e-2), metrics=["accuracy", iou]
+    )
 
 
 class Steps(keras.Model):
-    """Returns `loss(number of the step, from 1, its data)` as the loss of a step, and can be exported."""
+    """Returns `loss(number of the step, from 1, its data)` as the loss of a step, and can be
+    exported."""
 
     def __init__(self, loss: Any) -> None:
         super().__init__(name="steps")
         self.count = self.add_weight(shape=(), initializer="zeros", dtype="float32", name="count")
-        self.loss_of, self.built = loss, True
+        self.loss_of = loss
+        self.built = True
 
     def get_config(self) -> dict[str, Any]:
         return {}
@@ -63,7 +73,9 @@ def failing(config: TrainConfig, dataset: Dataset) -> keras.Model:
 def hungry(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Asks for 640,000 TB, more than any machine can address."""
     side = 400_000_000
-    return Steps(lambda step, data: tf.reduce_sum(tf.random.uniform([side + tf.reduce_sum(data[1]) * 0] * 2)))
+    return Steps(
+        lambda step, data: tf.reduce_sum(tf.random.uniform([side + tf.reduce_sum(data[1]) * 0] * 2))
+    )
 
 
 def not_a_model(config: TrainConfig, dataset: Dataset) -> str:
@@ -74,7 +86,8 @@ HEARD: list[tuple[str, int]] = []
 
 
 class FirstWeights(keras.callbacks.Callback):
-    """Sets the weights of the first epoch in the end, as EarlyStopping(restore_best_weights=True) may."""
+    """Sets the weights of the first epoch in the end, as EarlyStopping(restore_best_weights=True)
+    may."""
 
     after_epoch: Any = staticmethod(lambda epoch: None)
 
@@ -108,7 +121,9 @@ class _SlowDown(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if epoch == 0:
-            self.model.optimizer.learning_rate = 0.1 * float(self.model.optimizer.learning_rate.value)
+            self.model.optimizer.learning_rate = 0.1 * float(
+                self.model.optimizer.learning_rate.value
+            )
 
 
 def slow_down() -> list[keras.callbacks.Callback]:
@@ -122,20 +137,27 @@ def by_schedule() -> list[keras.callbacks.Callback]:
 class _WriteVariables(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         if hasattr(self.model, "averaged_generator"):
-            self.model.averaged_generator()  # gets its batch statistics where it is used, else on the chief alone
+            # gets its batch statistics where it is used, else on the chief alone
+            self.model.averaged_generator()
         copies: dict[str, Any] = {}
         for name, variable in variables_of(self.model).items():
             held = variable.value if isinstance(variable, keras.Variable) else variable
             copies[name] = np.stack([np.asarray(copy) for copy in getattr(held, "values", (held,))])
-        np.savez(Path(os.environ["TRAINER_TEST_VARIABLES"]) / f"{read_cluster().index}.npz", **copies)
+        np.savez(
+            Path(os.environ["TRAINER_TEST_VARIABLES"]) / f"{read_cluster().index}.npz", **copies
+        )
 
 
 def write_variables() -> list[keras.callbacks.Callback]:
-    """At the end each worker leaves its variables, (devices, …) each, in a file of TRAINER_TEST_VARIABLES.
+    """At the end each worker leaves its variables, (devices, …) each, in a file of
+    TRAINER_TEST_VARIABLES.
 
     A CSVLogger would leave a file for each process, but only the chief runs it.
     """
-    return [_WriteVariables(), keras.callbacks.CSVLogger(f"{os.environ['TRAINER_TEST_VARIABLES']}/{os.getpid()}.csv")]
+    return [
+        _WriteVariables(),
+        keras.callbacks.CSVLogger(f"{os.environ['TRAINER_TEST_VARIABLES']}/{os.getpid()}.csv"),
+    ]
 
 
 def not_callbacks() -> int:
@@ -147,8 +169,12 @@ class _MeanLoss(keras.Model):
 
     def __init__(self, dataset: Dataset) -> None:
         super().__init__()
-        self.network = keras.Sequential([keras.Input(dataset.image_shape), keras.layers.Conv2D(1, 3, padding="same")])
-        self.adam = sum_and_build(keras.optimizers.Adam(1e-3), self.network.trainable_variables, "float32")
+        self.network = keras.Sequential(
+            [keras.Input(dataset.image_shape), keras.layers.Conv2D(1, 3, padding="same")]
+        )
+        self.adam = sum_and_build(
+            keras.optimizers.Adam(1e-3), self.network.trainable_variables, "float32"
+        )
 
     def train_step(self, data: Any) -> dict[str, Any]:
         with tf.GradientTape() as tape:
@@ -177,7 +203,9 @@ class Tower(keras.layers.Layer):
 
     def __init__(self, cell: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.rows = keras.layers.TimeDistributed(keras.layers.Dropout(0.2, name="drop"), name="rows")
+        self.rows = keras.layers.TimeDistributed(
+            keras.layers.Dropout(0.2, name="drop"), name="rows"
+        )
         self.loop = keras.layers.RNN(cell, unroll=True, name="loop")
 
     def call(self, values: Any, training: bool = False) -> Any:
@@ -185,20 +213,27 @@ class Tower(keras.layers.Layer):
 
 
 class Stock(keras.Model):
-    """Holds stock layers that draw or normalise, as a user would put them into a model of their own."""
+    """Holds stock layers that draw or normalise, as a user would put them into a model of their
+    own."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
         layers = keras.layers
-        self.augment = [layers.RandomFlip("horizontal"), layers.RandomCrop(3, 3), layers.Resizing(3, 3)]
+        self.augment = [
+            layers.RandomFlip("horizontal"),
+            layers.RandomCrop(3, 3),
+            layers.Resizing(3, 3),
+        ]
         self.embed = layers.Embedding(17, 4)
         self.towers = [
             Tower(layers.LSTMCell(6, dropout=0.2, recurrent_dropout=0.3), name="tower"),
             Tower(layers.LSTMCell(6), name="tower"),
         ]
         self.attend = layers.MultiHeadAttention(2, 4, dropout=0.2, use_bias=False)
-        self.norm, self.shared = layers.BatchNormalization(), layers.Dropout(0.4)
-        self.noise, self.out = layers.GaussianNoise(0.1), layers.Dense(classes)
+        self.norm = layers.BatchNormalization()
+        self.shared = layers.Dropout(0.4)
+        self.noise = layers.GaussianNoise(0.1)
+        self.out = layers.Dense(classes)
 
     def call(self, images: Any, training: bool = False) -> Any:
         for layer in self.augment:
@@ -206,9 +241,13 @@ class Stock(keras.Model):
         pixels = tf.cast(tf.clip_by_value(images[..., 0] / 16, 0, 16), tf.int32)  # (rows, 3, 3)
         windows = tf.reshape(self.embed(pixels), (-1, 3, 3 * 4))
         windows = self.attend(windows, windows, training=training)
-        towers = [self.shared(tower(windows, training=training), training=training) for tower in self.towers]
+        towers = [
+            self.shared(tower(windows, training=training), training=training)
+            for tower in self.towers
+        ]
         noisy = [self.noise(tower, training=training) for tower in towers]
-        normed = self.norm(tf.concat(noisy, axis=0), training=training)  # two parts of each row, one after the other
+        # two parts of each row, one after the other
+        normed = self.norm(tf.concat(noisy, axis=0), training=training)
         return self.out(tf.concat(tf.split(normed, 2), axis=1))
 
 
@@ -238,7 +277,8 @@ def subclassed(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 
 def diverging(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    """Its loss is NaN from the third step on where the learning rate is above 0.03, and the rate elsewhere."""
+    """Its loss is NaN from the third step on where the learning rate is above 0.03, and the rate
+    elsewhere."""
     rate = config.learning_rate
     return Steps(lambda step, data: tf.where((step >= 3.0) & (rate > 0.03), np.nan, rate))
 
@@ -247,4 +287,6 @@ def data_of_worker(config: TrainConfig) -> Dataset:
     """Returns other images on worker 1."""
     images = np.zeros((64, config.image_size, config.image_size, config.channels), np.uint8)
     images[7:] = 3 * (read_cluster().index == 1)
-    return Dataset(config.data, Arrays(images, np.arange(64, dtype=np.int32) % 2), class_names=("one", "other"))
+    return Dataset(
+        config.data, Arrays(images, np.arange(64, dtype=np.int32) % 2), class_names=("one", "other")
+    )

@@ -1,4 +1,5 @@
-"""Data of every kind that a function of the user's may return, and models for them, named by dotted path."""
+"""Data of every kind that a function of the user's may return, and models for them, named by dotted
+path."""
 
 from typing import Any, Literal
 
@@ -34,7 +35,9 @@ def weighted_pair(config: TrainConfig) -> Any:
     return _table(), _table(21, seed=1)
 
 
-def more(config: TrainConfig, *, rows: int = 11, columns: int = 4, parts: Literal[1, 2, 3] = 2) -> Any:
+def more(
+    config: TrainConfig, *, rows: int = 11, columns: int = 4, parts: Literal[1, 2, 3] = 2
+) -> Any:
     """Returns rows that no run was trained on: x, (x, y) or (x, y, sample_weight)."""
     x, y, weight = _table(rows, seed=7)
     return (x[:, :columns], y, weight)[:parts] if parts > 1 else x[:, :columns]
@@ -69,13 +72,16 @@ def list_of_rows(config: TrainConfig) -> Any:
 class Batches(keras.utils.PyDataset):
     def __init__(self, columns: Any, size: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.columns, self.size, self.epochs = columns, size, 0
+        self.columns = columns
+        self.size = size
+        self.epochs = 0
 
     def __len__(self) -> int:
         return -(-len(self.columns[0]) // self.size)
 
     def __getitem__(self, batch: int) -> Any:
-        """Turns the rows of a batch by a count of epochs, so that a missed hook of theirs changes the numbers."""
+        """Turns the rows of a batch by a count of epochs, so that a missed hook of theirs changes
+        the numbers."""
         rows = slice(batch * self.size, (batch + 1) * self.size)
         return tuple(np.roll(column[rows], self.epochs, axis=0) for column in self.columns)
 
@@ -100,13 +106,22 @@ def taken(config: TrainConfig) -> Any:
 
 def tf_batches(config: TrainConfig) -> Any:
     train = tf.data.Dataset.from_tensor_slices(_table()).batch(7)
-    return train, tf.data.Dataset.from_tensor_slices(_table(21, seed=1)).batch(5, drop_remainder=True)
+    return train, tf.data.Dataset.from_tensor_slices(_table(21, seed=1)).batch(
+        5, drop_remainder=True
+    )
 
 
 def both(config: TrainConfig) -> Any:
-    """Returns what Keras's image_dataset_from_directory(subset="both") returns: a list, shuffled anew in each epoch."""
+    """Returns what Keras's image_dataset_from_directory(subset="both") returns: a list, shuffled
+    anew in each epoch."""
     train, evaluation = tf_batches(config)
-    return [train.unbatch().shuffle(20, seed=3).batch(7).apply(tf.data.experimental.assert_cardinality(8)), evaluation]
+    return [
+        train.unbatch()
+        .shuffle(20, seed=3)
+        .batch(7)
+        .apply(tf.data.experimental.assert_cardinality(8)),
+        evaluation,
+    ]
 
 
 def batches_and_arrays(config: TrainConfig) -> Any:
@@ -114,9 +129,12 @@ def batches_and_arrays(config: TrainConfig) -> Any:
 
 
 def windows(config: TrainConfig) -> Any:
-    """Returns batches of whose windows TensorFlow does not know the length, and arrays for evaluation."""
+    """Returns batches of whose windows TensorFlow does not know the length, and arrays for
+    evaluation."""
     draw = np.random.default_rng(0).normal(size=(60, 7))
-    made = keras.utils.timeseries_dataset_from_array(draw, draw[10:, 0], sequence_length=10, batch_size=16)
+    made = keras.utils.timeseries_dataset_from_array(
+        draw, draw[10:, 0], sequence_length=10, batch_size=16
+    )
     assert made.element_spec[0].shape.as_list() == [None, None, 7]
     return made, (draw[:48].reshape(16, 3, 7)[:, [0] * 10], draw[:16, 0])
 
@@ -132,7 +150,10 @@ def tf_endless(config: TrainConfig) -> Any:
 
 def named_inputs(config: TrainConfig) -> Any:
     x, y, _ = _table()
-    return {"left": x[:, :2], "right": x[:, 2:], "kind": np.arange(ROWS) % 3}, {"value": y, "positive": y > 0}
+    return {"left": x[:, :2], "right": x[:, 2:], "kind": np.arange(ROWS) % 3}, {
+        "value": y,
+        "positive": y > 0,
+    }
 
 
 def inputs_alone(config: TrainConfig) -> Any:
@@ -211,11 +232,16 @@ def sentences(config: TrainConfig) -> Any:
 
 def colours(config: TrainConfig, *, palette: str = "red green blue") -> Any:
     """Returns text and a number of its own for each, as examples and for evaluation."""
-    pairs = (np.array(palette.split() * 16), np.array([float(len(name)) for name in palette.split() * 16]))
+    pairs = (
+        np.array(palette.split() * 16),
+        np.array([float(len(name)) for name in palette.split() * 16]),
+    )
     return pairs, pairs
 
 
-def colour_model(config: TrainConfig, dataset: Dataset, *, palette: str = "red green blue") -> keras.Model:
+def colour_model(
+    config: TrainConfig, dataset: Dataset, *, palette: str = "red green blue"
+) -> keras.Model:
     """Has a vocabulary that it takes from a setting that it shares with `colours`."""
     lookup = keras.layers.StringLookup(vocabulary=palette.split(), output_mode="one_hot")
     layers = [keras.Input((), dtype="string"), lookup, keras.layers.Dense(1)]
@@ -247,7 +273,9 @@ def _compiled(model: keras.Model, config: TrainConfig, **given: Any) -> keras.Mo
 
 def _chain(config: TrainConfig, dataset: Dataset, *layers: Any, **given: Any) -> keras.Model:
     """Returns a compiled model of these layers on the data's x."""
-    return _compiled(keras.Sequential([keras.Input(dataset.spec[0].shape), *layers]), config, **given)
+    return _compiled(
+        keras.Sequential([keras.Input(dataset.spec[0].shape), *layers]), config, **given
+    )
 
 
 def regression(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -258,16 +286,20 @@ def regression(config: TrainConfig, dataset: Dataset) -> keras.Model:
 def stateful(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Is made for a batch of 16 rows."""
     layers = [
-        keras.Input(batch_shape=(16, *dataset.spec[0].shape)), keras.layers.SimpleRNN(4, stateful=True),
+        keras.Input(batch_shape=(16, *dataset.spec[0].shape)),
+        keras.layers.SimpleRNN(4, stateful=True),
         keras.layers.Dense(1),
-    ]  # fmt: skip
+    ]
     return _compiled(keras.Sequential(layers), config, loss="mse")
 
 
 def regularized(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Has every kind of loss beside that of compile()."""
     hidden = keras.layers.Dense(
-        8, "tanh", kernel_regularizer=keras.regularizers.L2(1e-2), bias_regularizer=keras.regularizers.L1L2(1e-2)
+        8,
+        "tanh",
+        kernel_regularizer=keras.regularizers.L2(1e-2),
+        bias_regularizer=keras.regularizers.L1L2(1e-2),
     )
     last = keras.layers.Dense(1, kernel_regularizer="l2", activity_regularizer="l2")
     return _chain(config, dataset, hidden, last, loss="mse", metrics=["mae"])
@@ -289,12 +321,15 @@ def penalty_alone(config: TrainConfig, dataset: Dataset) -> keras.Model:
 def by_weight(config: TrainConfig, dataset: Dataset) -> keras.Model:
     loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
     model = regression(config, dataset)
-    model.compile(keras.optimizers.SGD(0.1), loss=loss, metrics=["mae"])  # Adam would hide a wrong factor
+    # Adam would hide a wrong factor
+    model.compile(keras.optimizers.SGD(0.1), loss=loss, metrics=["mae"])
     return model
 
 
 def summed(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return _compiled(regression(config, dataset), config, loss=keras.losses.MeanSquaredError(reduction="sum"))
+    return _compiled(
+        regression(config, dataset), config, loss=keras.losses.MeanSquaredError(reduction="sum")
+    )
 
 
 def scalar_loss(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -305,7 +340,10 @@ def scalar_loss(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 
 def two_outputs(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    inputs = {name: keras.Input(spec.shape, dtype=spec.dtype.name, name=name) for name, spec in dataset.spec[0].items()}
+    inputs = {
+        name: keras.Input(spec.shape, dtype=spec.dtype.name, name=name)
+        for name, spec in dataset.spec[0].items()
+    }
     kind = keras.layers.Flatten()(keras.layers.Embedding(3, 2)(inputs["kind"]))
     hidden = keras.layers.Dense(8, activation="tanh")(
         keras.layers.Concatenate()([inputs["left"], inputs["right"], kind])
@@ -315,45 +353,67 @@ def two_outputs(config: TrainConfig, dataset: Dataset) -> keras.Model:
         "positive": keras.layers.Dense(1, activation="sigmoid", name="positive")(hidden),
     }
     return _compiled(
-        keras.Model(inputs, outputs), config,
-        loss={"value": "mse", "positive": "binary_crossentropy"}, metrics={"positive": ["accuracy", "auc"]},
-    )  # fmt: skip
+        keras.Model(inputs, outputs),
+        config,
+        loss={"value": "mse", "positive": "binary_crossentropy"},
+        metrics={"positive": ["accuracy", "auc"]},
+    )
 
 
 def segmenter(config: TrainConfig, dataset: Dataset) -> keras.Model:
     hidden = keras.layers.Conv2D(4, 3, padding="same", activation="relu")
-    layers = keras.layers.Rescaling(1 / 255), hidden, keras.layers.Conv2D(1, 1, activation="sigmoid")
+    layers = (
+        keras.layers.Rescaling(1 / 255),
+        hidden,
+        keras.layers.Conv2D(1, 1, activation="sigmoid"),
+    )
     metrics = ["accuracy", keras.metrics.BinaryIoU(name="iou")]
     return _chain(config, dataset, *layers, loss="binary_crossentropy", metrics=metrics)
 
 
 def multi_label(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    metrics = ["accuracy", "auc", keras.metrics.F1Score(threshold=0.5)]  # the last has a number for each label
-    return _chain(config, dataset, keras.layers.Dense(4, "sigmoid"), loss="binary_crossentropy", metrics=metrics)
+    # the last has a number for each label
+    metrics = ["accuracy", "auc", keras.metrics.F1Score(threshold=0.5)]
+    return _chain(
+        config,
+        dataset,
+        keras.layers.Dense(4, "sigmoid"),
+        loss="binary_crossentropy",
+        metrics=metrics,
+    )
 
 
 def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
     last = keras.layers.Dense(4, activation="softmax")
-    return _chain(config, dataset, last, loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    return _chain(
+        config, dataset, last, loss="sparse_categorical_crossentropy", metrics=["accuracy"]
+    )
 
 
 def masked_text(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Its loss has a mask of the embedding: a mean over the tokens that are there."""
     layers = [
-        keras.Input(dataset.spec[0].shape, dtype="int64"), keras.layers.Embedding(20, 4, mask_zero=True),
-        keras.layers.LSTM(4, return_sequences=True), keras.layers.Dense(20, activation="softmax"),
-    ]  # fmt: skip
+        keras.Input(dataset.spec[0].shape, dtype="int64"),
+        keras.layers.Embedding(20, 4, mask_zero=True),
+        keras.layers.LSTM(4, return_sequences=True),
+        keras.layers.Dense(20, activation="softmax"),
+    ]
     return _compiled(keras.Sequential(layers), config, loss="sparse_categorical_crossentropy")
 
 
 def bag_of_words(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    """Reads text by a vocabulary of its own; its layer loses the number of rows before the dropout."""
+    """Reads text by a vocabulary of its own; its layer loses the number of rows before the
+    dropout."""
     vectorize = keras.layers.TextVectorization(output_sequence_length=4)
     vectorize.adapt(["now win cash", "home see you"])
     layers = [
-        keras.Input((), dtype="string"), vectorize, keras.layers.Embedding(8, 4),
-        keras.layers.GlobalAveragePooling1D(), keras.layers.Dropout(0.2), keras.layers.Dense(1),
-    ]  # fmt: skip
+        keras.Input((), dtype="string"),
+        vectorize,
+        keras.layers.Embedding(8, 4),
+        keras.layers.GlobalAveragePooling1D(),
+        keras.layers.Dropout(0.2),
+        keras.layers.Dense(1),
+    ]
     return _compiled(keras.Sequential(layers), config, loss="mean_squared_error")
 
 
@@ -363,7 +423,8 @@ def next_tokens(config: TrainConfig) -> Any:
 
 
 class Autoencoder(keras.Sequential):
-    """Has a compute_loss, a test_step and a loss tracker of its own; test_step returns a plain value too."""
+    """Has a compute_loss, a test_step and a loss tracker of its own; test_step returns a plain
+    value too."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -373,7 +434,9 @@ class Autoencoder(keras.Sequential):
     def metrics(self) -> list[Any]:
         return [self.tracker]
 
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> Any:
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
+    ) -> Any:
         return keras.ops.mean(keras.ops.square(y_pred - x))
 
     def test_step(self, data: Any) -> dict[str, Any]:

@@ -4,11 +4,19 @@ from tests.docs.commands import commands
 from tests.docs.sources import ROOT
 
 FILES = {
-    path.stem: path for path in sorted((ROOT / "examples").glob("[!_]*.py")) if path.stem != "optuna_study"
+    path.stem: path
+    for path in sorted((ROOT / "examples").glob("[!_]*.py"))
+    if path.stem != "optuna_study"
 }  # of problems
-EXAMPLES = {name: path for name, path in FILES.items() if name != "keras_hub_lora"}  # which needs keras-hub
+# which needs keras-hub
+EXAMPLES = {name: path for name, path in FILES.items() if name != "keras_hub_lora"}
 
 
 def arguments_of(example: str) -> list[str]:
-    """Returns the arguments of the first command of the example's docstring, without its length in epochs."""
-    return [word for word in next(commands(FILES[example])).arguments if not word.startswith("--epochs=")]
+    """Returns the arguments of the first command of the example's docstring, without its length in
+    epochs."""
+    return [
+        word
+        for word in next(commands(FILES[example])).arguments
+        if not word.startswith("--epochs=")
+    ]

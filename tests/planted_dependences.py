@@ -1,4 +1,5 @@
-"""Models as users of `fit` write them, whose numbers depend on the number of replicas, and some whose do not."""
+"""Models as users of `fit` write them, whose numbers depend on the number of replicas, and some
+whose do not."""
 
 from typing import Any
 
@@ -12,11 +13,17 @@ _DRAWN = np.random.default_rng(0)
 def _network(*hidden: keras.layers.Layer) -> keras.Model:
     """Returns a network of these hidden layers, or of a small one."""
     keras.utils.set_random_seed(0)
-    layers = [keras.Input((4,)), *(hidden or [keras.layers.Dense(3, "tanh")]), keras.layers.Dense(1)]
+    layers = [
+        keras.Input((4,)),
+        *(hidden or [keras.layers.Dense(3, "tanh")]),
+        keras.layers.Dense(1),
+    ]
     return keras.Sequential(layers)
 
 
-def _compiled(loss: Any, *hidden: keras.layers.Layer, optimizer: Any = None, **options: Any) -> keras.Model:
+def _compiled(
+    loss: Any, *hidden: keras.layers.Layer, optimizer: Any = None, **options: Any
+) -> keras.Model:
     model = _network(*hidden)
     model.compile(optimizer or keras.optimizers.SGD(0.01), loss, **options)
     return model
@@ -39,8 +46,12 @@ def _of_batch(function: Any) -> Any:
 
 
 root_of_mean = _of_batch(lambda y, p: keras.ops.sqrt(keras.ops.mean((y - p) ** 2)))
-correlation = _of_batch(lambda y, p: -keras.ops.mean(_centred(y) * _centred(p)) / (keras.ops.std(p) + 1.0))
-contrastive = _of_batch(lambda y, p: keras.ops.mean((keras.ops.matmul(p, keras.ops.transpose(y)) - 1.0) ** 2))
+correlation = _of_batch(
+    lambda y, p: -keras.ops.mean(_centred(y) * _centred(p)) / (keras.ops.std(p) + 1.0)
+)
+contrastive = _of_batch(
+    lambda y, p: keras.ops.mean((keras.ops.matmul(p, keras.ops.transpose(y)) - 1.0) ** 2)
+)
 summed = _of_batch(lambda y, p: keras.ops.sum((y - p) ** 2) / 16.0)
 largest = _of_batch(lambda y, p: keras.ops.max((y - p) ** 2))
 normalised = _of_batch(lambda y, p: keras.ops.mean((y - p / keras.ops.norm(p)) ** 2))
@@ -63,23 +74,32 @@ class _OwnStep(keras.Model):
 def _own(function: Any) -> Any:
     def build(config: Any, dataset: Any) -> keras.Model:
         network = _network()
-        model = type("OwnStep", (_OwnStep,), {"losses_of": staticmethod(function)})(network.inputs, network.outputs)
+        model = type("OwnStep", (_OwnStep,), {"losses_of": staticmethod(function)})(
+            network.inputs, network.outputs
+        )
         model.compile(keras.optimizers.SGD(0.001))
         return model
 
     return build
 
 
-row_losses = _own(lambda y, p: (y - p)[:, 0] ** 2)  # whose gradient a tape adds up over the rows of a replica
+# whose gradient a tape adds up over the rows of a replica
+row_losses = _own(lambda y, p: (y - p)[:, 0] ** 2)
 mean_losses = _own(lambda y, p: tf.reduce_mean((y - p) ** 2))
 own_sum = _own(lambda y, p: tf.reduce_sum((y - p) ** 2))
-own_noise = _own(lambda y, p: tf.reduce_mean((y - p) ** 2 * tf.random.uniform(tf.shape(y), dtype=y.dtype)))
-own_pairs = _own(lambda y, p: tf.reduce_mean((p - tf.transpose(p)) ** 2 * tf.abs(y - tf.transpose(y))))
+own_noise = _own(
+    lambda y, p: tf.reduce_mean((y - p) ** 2 * tf.random.uniform(tf.shape(y), dtype=y.dtype))
+)
+own_pairs = _own(
+    lambda y, p: tf.reduce_mean((p - tf.transpose(p)) ** 2 * tf.abs(y - tf.transpose(y)))
+)
 
 
 def several_optimizers(config: Any, dataset: Any) -> keras.Model:
     """Has another optimizer for its hidden layer."""
-    parts = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.01), {"hidden/.*": keras.optimizers.Adam(0.01)})
+    parts = keras.optimizers.OptimizerMap(
+        keras.optimizers.SGD(0.01), {"hidden/.*": keras.optimizers.Adam(0.01)}
+    )
     hidden = keras.layers.Dense(3, "tanh", name="hidden")
     return _compiled("mse", hidden, optimizer=keras.optimizers.MultiOptimizer(parts))
 
@@ -110,10 +130,13 @@ class MeanIn32Bits(keras.metrics.Metric):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         of_zeros = {"initializer": "zeros", "dtype": "float32"}
-        self.total, self.rows = (self.add_weight(name=name, **of_zeros) for name in ("total", "rows"))
+        self.total, self.rows = (
+            self.add_weight(name=name, **of_zeros) for name in ("total", "rows")
+        )
 
     def update_state(self, y: Any, p: Any, sample_weight: Any = None) -> None:
-        many = keras.ops.abs(p) * keras.ops.arange(1.0, 2.0, 0.01, dtype=p.dtype)  # sums of few numbers may be equal
+        # sums of few numbers may be equal
+        many = keras.ops.abs(p) * keras.ops.arange(1.0, 2.0, 0.01, dtype=p.dtype)
         self.total.assign_add(keras.ops.sum(keras.ops.cast(many, "float32")))
         self.rows.assign_add(keras.ops.cast(keras.ops.shape(p)[0], "float32"))
 
@@ -152,7 +175,9 @@ class _Annealed(keras.losses.Loss):
         self.share = keras.Variable(0.0, trainable=False, name="share")
 
     def call(self, y: Any, p: Any) -> Any:
-        return (keras.ops.reshape(y, (-1, 1)) - p) ** 2 + keras.ops.cast(self.share, p.dtype) * keras.ops.var(p)
+        return (keras.ops.reshape(y, (-1, 1)) - p) ** 2 + keras.ops.cast(
+            self.share, p.dtype
+        ) * keras.ops.var(p)
 
 
 def annealed(config: Any, dataset: Any) -> keras.Model:
@@ -161,7 +186,9 @@ def annealed(config: Any, dataset: Any) -> keras.Model:
 
 class Annealing(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.model.loss.share.assign(float(epoch >= 1) * np.sign(float(self.model.optimizer.learning_rate)))
+        self.model.loss.share.assign(
+            float(epoch >= 1) * np.sign(float(self.model.optimizer.learning_rate))
+        )
 
 
 def annealing() -> list[keras.callbacks.Callback]:
@@ -193,14 +220,24 @@ def drawn_later(config: Any, dataset: Any) -> keras.Model:
 
     def loss(y: Any, p: Any) -> Any:
         steps = tf.convert_to_tensor(model.optimizer.iterations)
-        return (y - p + tf.cond(steps > 20, lambda: tf.random.normal(tf.shape(p), dtype=p.dtype), lambda: 0 * p)) ** 2
+        return (
+            y
+            - p
+            + tf.cond(
+                steps > 20, lambda: tf.random.normal(tf.shape(p), dtype=p.dtype), lambda: 0 * p
+            )
+        ) ** 2
 
     model.compile(keras.optimizers.SGD(0.01), loss)
     return model
 
 
 def _pooled(loss: Any) -> keras.Model:
-    layers = keras.layers.Reshape((4, 1, 1, 1)), keras.layers.MaxPooling3D((2, 1, 1)), keras.layers.Flatten()
+    layers = (
+        keras.layers.Reshape((4, 1, 1, 1)),
+        keras.layers.MaxPooling3D((2, 1, 1)),
+        keras.layers.Flatten(),
+    )
     return _compiled(loss, *layers)
 
 
@@ -210,7 +247,9 @@ def pooled(config: Any, dataset: Any) -> keras.Model:
 
 
 def pooled_root(config: Any, dataset: Any) -> keras.Model:
-    return _pooled(lambda y, p: keras.ops.sqrt(keras.ops.mean((keras.ops.reshape(y, (-1, 1)) - p) ** 2)))
+    return _pooled(
+        lambda y, p: keras.ops.sqrt(keras.ops.mean((keras.ops.reshape(y, (-1, 1)) - p) ** 2))
+    )
 
 
 def infinite(config: Any, dataset: Any) -> keras.Model:
@@ -219,7 +258,21 @@ def infinite(config: Any, dataset: Any) -> keras.Model:
 
 
 DEPENDENT = (
-    "root_of_mean", "correlation", "contrastive", "summed", "largest",
-    "normalised", "row_losses", "own_sum", "own_pairs", "centred",
-)  # fmt: skip
-INDEPENDENT = ("mean_losses", "several_optimizers", "metric_in_32_bits", "last_layer_in_32_bits", "pooled")
+    "root_of_mean",
+    "correlation",
+    "contrastive",
+    "summed",
+    "largest",
+    "normalised",
+    "row_losses",
+    "own_sum",
+    "own_pairs",
+    "centred",
+)
+INDEPENDENT = (
+    "mean_losses",
+    "several_optimizers",
+    "metric_in_32_bits",
+    "last_layer_in_32_bits",
+    "pooled",
+)

@@ -6,10 +6,12 @@ from trainer.base import limit_watch
 
 
 class PlantedWatch:
-    """Stands for the clock and for nvidia-smi: `now` and the `percent` of each GPU change as a test says."""
+    """Stands for the clock and for nvidia-smi: `now` and the `percent` of each GPU change as a test
+    says."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *percent: float | None) -> None:
-        self.now, self.percent = 0.0, percent
+        self.now = 0.0
+        self.percent = percent
         monkeypatch.setattr(limit_watch, "time", self)
         monkeypatch.setattr(limit_watch, "read_gpus", self.read)
 

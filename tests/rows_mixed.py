@@ -32,14 +32,18 @@ class Function(layers.Layer):
         return self.function(x)
 
 
-def _compiled(*parts: Any, shape: Any = (8,), dtype: Any = None, optimizer: Any = "adam", loss: Any = "mse") -> Any:
+def _compiled(
+    *parts: Any, shape: Any = (8,), dtype: Any = None, optimizer: Any = "adam", loss: Any = "mse"
+) -> Any:
     model = keras.Sequential([keras.Input(shape, dtype=dtype), *parts])
     model.compile(optimizer, loss, metrics=["mae"])
     return model
 
 
 def _with(function: Callable[..., Any]) -> Any:
-    return lambda config, dataset: _compiled(layers.Dense(8, "relu"), Function(function), layers.Dense(1))
+    return lambda config, dataset: _compiled(
+        layers.Dense(8, "relu"), Function(function), layers.Dense(1)
+    )
 
 
 def _number(x: Any) -> Any:
@@ -75,7 +79,11 @@ class Averaging(layers.Layer):
 
     def build(self, shape: Any) -> None:
         self.mean = self.add_weight(
-            shape=(shape[-1],), initializer="zeros", trainable=False, aggregation=self.aggregation, name="mean"
+            shape=(shape[-1],),
+            initializer="zeros",
+            trainable=False,
+            aggregation=self.aggregation,
+            name="mean",
         )
 
     def call(self, x: Any, training: bool = False) -> Any:
@@ -109,7 +117,9 @@ def factor_from_step_26(config: Any, dataset: Any) -> Any:
 
     def loss(y: Any, p: Any) -> Any:
         begun = tf.cast(tf.convert_to_tensor(optimizer.iterations) > 25, p.dtype)
-        return tf.reduce_mean((tf.reshape(y, (-1, 1)) - p) ** 2) + begun * 1e-3 * tf.reduce_sum(p**2)
+        return tf.reduce_mean((tf.reshape(y, (-1, 1)) - p) ** 2) + begun * 1e-3 * tf.reduce_sum(
+            p**2
+        )
 
     return _compiled(layers.Dense(1), optimizer=optimizer, loss=loss)
 
@@ -127,7 +137,9 @@ def recurrent(config: Any, dataset: Any) -> Any:
 def attentive(config: Any, dataset: Any) -> Any:
     inputs = keras.Input((6,), dtype="int32")
     words = layers.Embedding(20, 8, mask_zero=True)(inputs)
-    words = layers.LayerNormalization()(words + layers.MultiHeadAttention(2, 4, dropout=0.1)(words, words))
+    words = layers.LayerNormalization()(
+        words + layers.MultiHeadAttention(2, 4, dropout=0.1)(words, words)
+    )
     model = keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(words)))
     model.compile(keras.optimizers.AdamW(global_clipnorm=1.0, use_ema=True), "huber")
     return model
@@ -138,8 +150,15 @@ def spectral(config: Any, dataset: Any) -> Any:
 
 
 def noisy(config: Any, dataset: Any) -> Any:
-    parts = layers.Dropout(0.1), layers.GaussianNoise(0.1), layers.BatchNormalization(), layers.UnitNormalization()
-    return _compiled(layers.Dense(8, kernel_regularizer="l2", activity_regularizer="l2"), *parts, layers.Dense(1))
+    parts = (
+        layers.Dropout(0.1),
+        layers.GaussianNoise(0.1),
+        layers.BatchNormalization(),
+        layers.UnitNormalization(),
+    )
+    return _compiled(
+        layers.Dense(8, kernel_regularizer="l2", activity_regularizer="l2"), *parts, layers.Dense(1)
+    )
 
 
 # What the proof says of each: a part of its line, "" where all is proved.

@@ -1,4 +1,5 @@
-"""Prints how many bytes a step holds at most, above what lies there between steps: `python -m tests.step_memory FLAGS`.
+"""Prints how many bytes a step holds at most, above what lies there between steps: `python -m
+tests.step_memory FLAGS`.
 
 They are those of TensorFlow's own allocator, as on a GPU.
 """
@@ -21,12 +22,15 @@ def peak(*flags: str) -> int:
 
 
 def counted(*program: str) -> int:
-    """Returns the number that a Python program prints last; in it TensorFlow counts memory on every processor."""
+    """Returns the number that a Python program prints last; in it TensorFlow counts memory on every
+    processor."""
     # With the same kernels on every processor: those without oneDNN need memory of their own.
     counted_as = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_ENABLE_ONEDNN_OPTS": "1"}
     environment = {**os.environ, **counted_as, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, *program]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr
     return int(done.stdout.splitlines()[-1])
 
@@ -34,7 +38,8 @@ def counted(*program: str) -> int:
 if __name__ == "__main__":
     config = small(*sys.argv[1:])
     setup = build_setup(config, make_replicas(config))
-    runner, rows = setup.step_runner(), setup.rows_from(0)
+    runner = setup.step_runner()
+    rows = setup.rows_from(0)
     runner(rows, 0, 1)
     between = tf.config.experimental.get_memory_info("CPU:0")["current"]
     tf.config.experimental.reset_memory_stats("CPU:0")

@@ -34,7 +34,9 @@ def refused(line: str) -> Iterator[None]:
     assert "\n" not in str(caught.value)
 
 
-def run_steps(config: TrainConfig, steps: int, order: int | None = None) -> tuple[keras.Model, StepLogs]:
+def run_steps(
+    config: TrainConfig, steps: int, order: int | None = None
+) -> tuple[keras.Model, StepLogs]:
     """Returns a fresh model after `steps` steps in one call, and what the call returned.
 
     order: the seed by which the rows of each batch, and what is drawn for them, are permuted.
@@ -72,26 +74,44 @@ class Signals:
         self._stop.signal = "SIGTERM"
 
 
-def classifier_of(shape: tuple[int, ...], *layers: keras.layers.Layer, optimizer: Any = "adam") -> keras.Model:
-    """Returns a compiled classifier: an input of this shape, these layers, and a dense one of ten logits."""
-    return compiled(keras.Sequential([keras.Input(shape), *layers, keras.layers.Dense(10)]), optimizer)
+def classifier_of(
+    shape: tuple[int, ...], *layers: keras.layers.Layer, optimizer: Any = "adam"
+) -> keras.Model:
+    """Returns a compiled classifier: an input of this shape, these layers, and a dense one of ten
+    logits."""
+    return compiled(
+        keras.Sequential([keras.Input(shape), *layers, keras.layers.Dense(10)]), optimizer
+    )
 
 
 def weights(model: keras.Model) -> dict[str, Any]:
     """Returns every weight tensor by its position in the model."""
-    return {f"{i} {tuple(variable.shape)}": np.asarray(variable) for i, variable in enumerate(model.weights)}
+    return {
+        f"{i} {tuple(variable.shape)}": np.asarray(variable)
+        for i, variable in enumerate(model.weights)
+    }
 
 
-def largest_difference(one: dict[str, Any], other: dict[str, Any], smallest_norm: float = 1e-30) -> float:
-    """Returns the largest L2 difference of any tensor, relative to its norm (at least `smallest_norm`)."""
+def largest_difference(
+    one: dict[str, Any], other: dict[str, Any], smallest_norm: float = 1e-30
+) -> float:
+    """Returns the largest L2 difference of any tensor, relative to its norm (at least
+    `smallest_norm`)."""
     assert one.keys() == other.keys()
     norms = {name: max(float(np.linalg.norm(one[name])), smallest_norm) for name in one}
     return max(float(np.linalg.norm(one[name] - other[name])) / norms[name] for name in one)
 
 
 def small(*flags: str) -> TrainConfig:
-    """Returns settings of a WGAN-GP, or the model that `flags` name, that runs fifty steps in seconds."""
-    base = ["--data=digits", "--image_size=16", "--width=8", "--latent_dim=16", "--global_batch_size=16"]
+    """Returns settings of a WGAN-GP, or the model that `flags` name, that runs fifty steps in
+    seconds."""
+    base = [
+        "--data=digits",
+        "--image_size=16",
+        "--width=8",
+        "--latent_dim=16",
+        "--global_batch_size=16",
+    ]
     return resolve([*of_model([*base, "--critic_steps=2", "--steps=50"], flags), *flags]).config
 
 

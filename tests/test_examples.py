@@ -1,4 +1,5 @@
-"""Tests that each example runs by its own command, with the same numbers on one and on two replicas."""
+"""Tests that each example runs by its own command, with the same numbers on one and on two
+replicas."""
 
 from pathlib import Path
 
@@ -36,13 +37,21 @@ def settings(name: str, *more: str) -> TrainConfig:
     return resolve([*arguments_of(name), *SHORT, *more]).config
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in sorted(EXAMPLES.keys() - {LARGE})
-])  # fmt: skip
-def test_an_example_runs_by_its_own_command_with_the_same_numbers_on_two_replicas(name: str, tmp_path: Path) -> None:
-    config = settings(name, f"--job_dir={tmp_path}", "--precision=float64", "--replicas=2", f"--steps={STEPS}")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+        for name in sorted(EXAMPLES.keys() - {LARGE})
+    ],
+)
+def test_an_example_runs_by_its_own_command_with_the_same_numbers_on_two_replicas(
+    name: str, tmp_path: Path
+) -> None:
+    config = settings(
+        name, f"--job_dir={tmp_path}", "--precision=float64", "--replicas=2", f"--steps={STEPS}"
+    )
     job_dir = run_job(config)
-    (*_, entry) = (entry for entry in read_stats(job_dir)[0] if entry["kind"] == "report")
+    *_, entry = (entry for entry in read_stats(job_dir)[0] if entry["kind"] == "report")
     assert entry["step"] == STEPS
     assert LOSSES.get(name, {"loss"}) <= entry["losses"].keys()
     assert len([*job_dir.glob("samples/*.png")]) == (name == "conditional_gan")
@@ -56,24 +65,37 @@ def test_an_example_runs_by_its_own_command_with_the_same_numbers_on_two_replica
 @pytest.mark.slow
 def test_the_large_example_runs_by_its_own_command(tmp_path: Path) -> None:
     job_dir = run_job(settings(LARGE, f"--job_dir={tmp_path}", "--steps=2"))
-    assert keras.models.load_model(job_dir / "model" / "model.keras", compile=False).output_shape == (None, 10)
+    assert keras.models.load_model(
+        job_dir / "model" / "model.keras", compile=False
+    ).output_shape == (None, 10)
 
 
-@pytest.mark.parametrize(("name", "flag", "file", "rows"), [
-    ("table", "csv", "wine-quality/winequality-red.csv", 1599),
-    ("text", "messages", "sms-spam/SMSSpamCollection", 5574),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "flag", "file", "rows"),
+    [
+        ("table", "csv", "wine-quality/winequality-red.csv", 1599),
+        ("text", "messages", "sms-spam/SMSSpamCollection", 5574),
+    ],
+)
 def test_an_example_reads_a_real_file(name: str, flag: str, file: str, rows: int) -> None:
-    data = load_dataset(settings(name, f"--{flag}={real_data(file)}", "--evaluation_fraction=0")).train
+    data = load_dataset(
+        settings(name, f"--{flag}={real_data(file)}", "--evaluation_fraction=0")
+    ).train
     parts, y = data.gather(tf.range(data.count))
     (x,) = tf.nest.flatten(parts)
     assert len(x) == len(y) == rows
     assert all(map(len, x.numpy())) if x.dtype == tf.string else np.isfinite(x).all()
 
 
-@pytest.mark.parametrize(("header", "name", "missing"), [("n,colour,y\n", "colour", ""), ("", "column 1", " NA")])
-def test_a_table_may_have_a_header_missing_cells_and_text(header: str, name: str, missing: str, tmp_path: Path) -> None:
-    (tmp_path / "table.csv").write_text(f'{header}1,red,2\r\n{missing},"light, blue",3\r\n', "utf-8-sig")
+@pytest.mark.parametrize(
+    ("header", "name", "missing"), [("n,colour,y\n", "colour", ""), ("", "column 1", " NA")]
+)
+def test_a_table_may_have_a_header_missing_cells_and_text(
+    header: str, name: str, missing: str, tmp_path: Path
+) -> None:
+    (tmp_path / "table.csv").write_text(
+        f'{header}1,red,2\r\n{missing},"light, blue",3\r\n', "utf-8-sig"
+    )
     x, y = table.data(TrainConfig(), csv=str(tmp_path / "table.csv"))
     np.testing.assert_array_equal(x["numbers"], [[1], [np.nan]])
     assert x["categories"].tolist() == [[f"{name}=red"], [f"{name}=light, blue"]]

@@ -1,4 +1,5 @@
-"""Tests examples/keras_hub_lora.py in an environment of its own, as keras-hub is none of the packages of `dev`."""
+"""Tests examples/keras_hub_lora.py in an environment of its own, as keras-hub is none of the
+packages of `dev`."""
 
 import json
 import os
@@ -23,13 +24,17 @@ def python() -> Iterator[str]:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
         interpreter = str(Path(folder, "bin", "python"))
         (packages,) = Path(folder).glob("lib/*/site-packages")
-        (packages / "parent.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+        (packages / "parent.pth").write_text(
+            f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+        )
         install = ["pip", "--python", interpreter, "install", "--quiet", "keras-hub"]
         subprocess.run([sys.executable, "-m", *install], check=True)
         yield interpreter
 
 
-def test_lora_trains_few_weights_with_equal_numbers_and_is_saved_merged(python: str, tmp_path: Path) -> None:
+def test_lora_trains_few_weights_with_equal_numbers_and_is_saved_merged(
+    python: str, tmp_path: Path
+) -> None:
     quiet = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [python, "-m", "tests.lora_steps", str(tmp_path)]
     ended = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True)
@@ -37,9 +42,18 @@ def test_lora_trains_few_weights_with_equal_numbers_and_is_saved_merged(python: 
     result = json.loads(ended.stdout.splitlines()[-1])
     assert result["difference"] < 1e-10
     assert result["outputs"] < 1e-10
-    layers = (f"transformer_layer_{number}/self_attention/{name}" for number in (0, 1) for name in ("query", "value"))
-    trained = [f"{layer}/{weight}" for layer in layers for weight in ("bias", "lora_kernel_a", "lora_kernel_b")]
+    layers = (
+        f"transformer_layer_{number}/self_attention/{name}"
+        for number in (0, 1)
+        for name in ("query", "value")
+    )
+    trained = [
+        f"{layer}/{weight}"
+        for layer in layers
+        for weight in ("bias", "lora_kernel_a", "lora_kernel_b")
+    ]
     assert result["trained"] == trained
     assert len(result["slots"]) == 2 * len(trained)
-    assert max(max(shape) for shape in result["slots"]) == 64  # those of the vectors of tokens have 256
+    # those of the vectors of tokens have 256
+    assert max(max(shape) for shape in result["slots"]) == 64
     assert result["weights"] == [36, 44]  # without and with four pairs of matrices

@@ -1,4 +1,5 @@
-"""Tests that published examples of keras.io train on two replicas with the numbers of one, or why they cannot."""
+"""Tests that published examples of keras.io train on two replicas with the numbers of one, or why
+they cannot."""
 
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.run import replica_check
 
-REFUSED = "run a loop that reads values by NumPy as a script, on the same machines (docs/any_script.md)"
+REFUSED = (
+    "run a loop that reads values by NumPy as a script, on the same machines (docs/any_script.md)"
+)
 # Has callbacks and rows for evaluation too.
 SERIES = "timeseries_classification_from_scratch"
 
@@ -20,13 +23,21 @@ def settings(name: str, *more: str) -> TrainConfig:
     """Returns the settings of an example's few steps of a small batch."""
     module = f"tests.keras_io.{name}"
     return resolve(
-        [f"--model={module}:build", f"--data={module}:data", "--global_batch_size=4", "--steps=2", *more]
+        [
+            f"--model={module}:build",
+            f"--data={module}:data",
+            "--global_batch_size=4",
+            "--steps=2",
+            *more,
+        ]
     ).config
 
 
 @pytest.mark.slow  # quick ones, of our examples: tests/test_examples.py
 @pytest.mark.parametrize("name", ["conditional_gan", SERIES])
-def test_an_example_trains_on_two_replicas_with_the_numbers_of_one(name: str, monkeypatch: Patch) -> None:
+def test_an_example_trains_on_two_replicas_with_the_numbers_of_one(
+    name: str, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(replica_check, "COMPARED_STEPS", 2)
     assert replica_check.compare_replicas(settings(name)) == ([], [], "in float64")
 
@@ -58,7 +69,7 @@ def test_an_example_with_a_loop_of_its_own_is_refused() -> None:
 def test_a_whole_job_runs_and_saves_its_model(name: str, loss: str, tmp_path: Path) -> None:
     more = [f"--callbacks=tests.keras_io.{SERIES}:callbacks"] * (name == SERIES)
     job_dir = run_job(settings(name, f"--job_dir={tmp_path}", "--replicas=2", *more))
-    (*_, entry) = (entry for entry in read_stats(job_dir)[0] if entry["kind"] == "report")
+    *_, entry = (entry for entry in read_stats(job_dir)[0] if entry["kind"] == "report")
     assert entry["step"] == 2
     assert loss in entry["losses"]
     assert (job_dir / "model" / "saved_model").is_dir()

@@ -1,4 +1,5 @@
-"""Callbacks as users of `fit` write them; each appends what it saw to SEEN. One model, and rows that are all equal."""
+"""Callbacks as users of `fit` write them; each appends what it saw to SEEN. One model, and rows
+that are all equal."""
 
 import math
 from pathlib import Path
@@ -8,7 +9,9 @@ import keras
 import numpy as np
 
 SEEN: dict[str, list[Any]] = {}
-STEPS_PER_EPOCH, EPOCHS, BATCH = 5, 3, 8
+STEPS_PER_EPOCH = 5
+EPOCHS = 3
+BATCH = 8
 
 
 def see(name: str, *values: Any) -> None:
@@ -36,7 +39,11 @@ class Level(keras.metrics.Metric):
 
 def build(config: Any = None, dataset: Any = None) -> keras.Model:
     ones = keras.initializers.Constant(0.1)
-    layers = [keras.Input((3,)), keras.layers.Dense(2, kernel_initializer=ones), keras.layers.Dense(1)]
+    layers = [
+        keras.Input((3,)),
+        keras.layers.Dense(2, kernel_initializer=ones),
+        keras.layers.Dense(1),
+    ]
     layers[2].kernel_initializer = ones
     model = keras.Sequential(layers)
     model.compile(keras.optimizers.SGD(0.01, momentum=0.5), "mse", metrics=["mae", Level()])
@@ -81,7 +88,11 @@ class WeightLog(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         kernel = self.model.layers[0].kernel
-        means = float(np.mean(kernel.numpy())), float(np.mean(np.array(kernel))), float(keras.ops.mean(kernel))
+        means = (
+            float(np.mean(kernel.numpy())),
+            float(np.mean(np.array(kernel))),
+            float(keras.ops.mean(kernel)),
+        )
         see("weights", *means, float(self.model.optimizer.momentums[0].numpy().sum()))
 
 
@@ -92,7 +103,10 @@ class Averaging(keras.callbacks.Callback):
         self.sums = [np.zeros_like(weight) for weight in self.model.get_weights()]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.sums = [total + weight for total, weight in zip(self.sums, self.model.get_weights(), strict=True)]
+        self.sums = [
+            total + weight
+            for total, weight in zip(self.sums, self.model.get_weights(), strict=True)
+        ]
 
     def on_train_end(self, logs: Any = None) -> None:
         self.model.set_weights([total / EPOCHS for total in self.sums])
@@ -105,18 +119,24 @@ class SaveBest(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.model.save_weights(path := str(FOLDER / "best.weights.h5"))
         self.model.load_weights(path)
-        assert float(logs["level"]) in (
-            3.0 * 4,
-            3.0 * STEPS_PER_EPOCH * BATCH,
-        )  # `fit` gives what evaluation left in the variable
-        see("epochs", epoch, *(float(logs[name]) for name in ("loss", "mae", "val_loss", "val_mae")))
+        # `fit` gives what evaluation left in the variable.
+        assert float(logs["level"]) in (3.0 * 4, 3.0 * STEPS_PER_EPOCH * BATCH)
+        see(
+            "epochs", epoch, *(float(logs[name]) for name in ("loss", "mae", "val_loss", "val_mae"))
+        )
 
 
 class FloatOfAll(keras.callbacks.Callback):
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
         optimizer = self.model.optimizer
         weights = [float(weight[0]) for weight in self.model.weights if len(weight.shape) == 1]
-        see("floats", float(optimizer.learning_rate), float(optimizer.iterations), *weights, *map(float, logs.values()))
+        see(
+            "floats",
+            float(optimizer.learning_rate),
+            float(optimizer.iterations),
+            *weights,
+            *map(float, logs.values()),
+        )
 
 
 class BestInMemory(keras.callbacks.Callback):
@@ -148,10 +168,22 @@ class Answers(keras.callbacks.Callback):
         heard: list[Any] = []
         hook = keras.callbacks.LambdaCallback(on_test_end=lambda logs: heard.append(logs["mae"]))
         model = keras.Model(self.model.inputs, {"answer": self.model.outputs[0]})
-        found = self.model.evaluate(self.x, self.x[:, :1], 3, verbose=0, callbacks=[hook], return_dict=True)
+        found = self.model.evaluate(
+            self.x, self.x[:, :1], 3, verbose=0, callbacks=[hook], return_dict=True
+        )
         first = self.model.evaluate(self.x, self.x[:, :1], 3, verbose=0, steps=1)
-        answers = self.model.predict(self.x, batch_size=3, verbose=0), model.predict(self.x, verbose=0)["answer"]
-        see("answers", *first[:2], found["loss"], found["mae"], *heard, *(float(part.sum()) for part in answers))
+        answers = (
+            self.model.predict(self.x, batch_size=3, verbose=0),
+            model.predict(self.x, verbose=0)["answer"],
+        )
+        see(
+            "answers",
+            *first[:2],
+            found["loss"],
+            found["mae"],
+            *heard,
+            *(float(part.sum()) for part in answers),
+        )
 
 
 class StopByBatch(keras.callbacks.Callback):
@@ -171,14 +203,20 @@ def stop_by_batch() -> list[keras.callbacks.Callback]:
 def by_epoch() -> list[keras.callbacks.Callback]:
     """Callbacks that lose nothing when a call to the device has several steps."""
     return [
-        keras.callbacks.ModelCheckpoint(str(FOLDER / "model.keras")), keras.callbacks.TerminateOnNaN(),
-        keras.callbacks.ReduceLROnPlateau("loss", patience=1), keras.callbacks.EarlyStopping("loss"),
+        keras.callbacks.ModelCheckpoint(str(FOLDER / "model.keras")),
+        keras.callbacks.TerminateOnNaN(),
+        keras.callbacks.ReduceLROnPlateau("loss", patience=1),
+        keras.callbacks.EarlyStopping("loss"),
         keras.callbacks.LambdaCallback(  # a value that later callbacks and the history have too
-            on_epoch_end=lambda epoch, logs: logs.update(gap=float(logs["val_loss"]) - float(logs["loss"]))
+            on_epoch_end=lambda epoch, logs: logs.update(
+                gap=float(logs["val_loss"]) - float(logs["loss"])
+            )
         ),
-        BestInMemory(), OfEvaluation(), Answers(),
+        BestInMemory(),
+        OfEvaluation(),
+        Answers(),
         keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: see("lambda_epoch", epoch)),
-    ]  # fmt: skip
+    ]
 
 
 def all_kinds() -> list[keras.callbacks.Callback]:
@@ -187,12 +225,22 @@ def all_kinds() -> list[keras.callbacks.Callback]:
         return rate * 0.9
 
     return [
-        WarmUp(), OneCycle(), OldNames(), WeightLog(), Averaging(), SaveBest(), FloatOfAll(),
-        keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: see("lambda", batch, logs["loss"])),
+        WarmUp(),
+        OneCycle(),
+        OldNames(),
+        WeightLog(),
+        Averaging(),
+        SaveBest(),
+        FloatOfAll(),
+        keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: see("lambda", batch, logs["loss"])
+        ),
         keras.callbacks.LearningRateScheduler(scheduled),
-        keras.callbacks.ModelCheckpoint(str(FOLDER / "often.weights.h5"), save_weights_only=True, save_freq=2),
+        keras.callbacks.ModelCheckpoint(
+            str(FOLDER / "often.weights.h5"), save_weights_only=True, save_freq=2
+        ),
         keras.callbacks.CSVLogger(str(FOLDER / "log.csv")),
-    ]  # fmt: skip
+    ]
 
 
 class OfTestBatches(keras.callbacks.Callback):

@@ -1,4 +1,5 @@
-"""Starts the workers of a job as processes of this machine, each with its TF_CONFIG, and waits for what they do."""
+"""Starts the workers of a job as processes of this machine, each with its TF_CONFIG, and waits for
+what they do."""
 
 import json
 import os
@@ -17,21 +18,33 @@ LIMIT_SECONDS = 240
 
 
 def start(
-    addresses: Sequence[str], index: int, flags: Sequence[str], log: Path, module: str = "trainer.task"
+    addresses: Sequence[str],
+    index: int,
+    flags: Sequence[str],
+    log: Path,
+    module: str = "trainer.task",
 ) -> "subprocess.Popen[bytes]":
-    """Starts worker `index` of the cluster, or the process of a job without a cluster; its output goes to `log`."""
+    """Starts worker `index` of the cluster, or the process of a job without a cluster; its output
+    goes to `log`."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     if addresses:
-        task = {"type": "chief", "index": 0} if index == 0 else {"type": "worker", "index": index - 1}
+        task = (
+            {"type": "chief", "index": 0} if index == 0 else {"type": "worker", "index": index - 1}
+        )
         config = {"cluster": {"chief": addresses[:1], "worker": addresses[1:]}, "task": task}
         environment["TF_CONFIG"] = json.dumps(config)
     with open(log, "ab") as output:
         command = [sys.executable, "-m", module, *flags]
-        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        return subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
 
 
-def end(processes: Sequence["subprocess.Popen[bytes]"], seconds: float = LIMIT_SECONDS) -> list[int]:
-    """Waits `seconds` for each and returns the exit codes; a hanging one is killed and fails the test by its code."""
+def end(
+    processes: Sequence["subprocess.Popen[bytes]"], seconds: float = LIMIT_SECONDS
+) -> list[int]:
+    """Waits `seconds` for each and returns the exit codes; a hanging one is killed and fails the
+    test by its code."""
     with suppress(subprocess.TimeoutExpired):
         for process in processes:
             process.wait(seconds)
@@ -44,12 +57,18 @@ def end(processes: Sequence["subprocess.Popen[bytes]"], seconds: float = LIMIT_S
 
 
 def run(
-    workers: int, flags: Sequence[str], log: Path, module: str = "trainer.task", seconds: float = LIMIT_SECONDS
+    workers: int,
+    flags: Sequence[str],
+    log: Path,
+    module: str = "trainer.task",
+    seconds: float = LIMIT_SECONDS,
 ) -> list[int]:
     """Runs a job on `workers` workers, or in one process; their outputs are `log`.0, `log`.1 …"""
     addresses = free_addresses(workers) if workers > 1 else []
     logs = [log.with_name(f"{log.name}.{index}") for index in range(workers)]
-    return end([start(addresses, index, flags, logs[index], module) for index in range(workers)], seconds)
+    return end(
+        [start(addresses, index, flags, logs[index], module) for index in range(workers)], seconds
+    )
 
 
 def until(happened: Callable[[], object], seconds: float = 60.0) -> None:

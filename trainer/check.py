@@ -1,11 +1,13 @@
-"""Tests whether steps depend on the number of replicas: `python -m trainer.check --recipe=NAME [--model=…] [any flag]`.
+"""Tests whether steps depend on the number of replicas: `python -m trainer.check --recipe=NAME
+[--model=…] [any flag]`.
 
-It proves by the graph of a step that every update is what one device with all rows would make. What that does not show
-is compared: a few steps on one and on two replicas of this machine's CPU, in float64, weights and losses. With
-`--bits` it compares all bits of all variables on one replica and on four, in the run's precision, which
-`--virtual_replicas` makes equal. With `--on_gpus` it runs them on all GPUs of this machine instead, in every precision,
-and measures these GPUs (docs/gpus.md); gpu_check.json, in --job_dir or else in this folder, keeps the result. With
-`--xla` it runs one step that XLA compiles, on the devices of the run, and says why if that fails.
+It proves by the graph of a step that every update is what one device with all rows would make. What
+that does not show is compared: a few steps on one and on two replicas of this machine's CPU, in
+float64, weights and losses. With `--bits` it compares all bits of all variables on one replica and
+on four, in the run's precision, which `--virtual_replicas` makes equal. With `--on_gpus` it runs
+them on all GPUs of this machine instead, in every precision, and measures these GPUs
+(docs/gpus.md); gpu_check.json, in --job_dir or else in this folder, keeps the result. With `--xla`
+it runs one step that XLA compiles, on the devices of the run, and says why if that fails.
 """
 
 import sys
@@ -29,9 +31,8 @@ from trainer.user_code.command import command, quiet_start
 _EPILOG = """\
 All settings but the first group are those of python -m trainer.task.
 
-Exit codes: 0 the steps agree; 2 they do not, or you must change something; 75 interrupted; 1 a fault of this package or
-of the platform."""
-
+Exit codes: 0 the steps agree; 2 they do not, or you must change something; 75 interrupted; 1 a
+fault of this package or of the platform."""
 
 _FLAGS = ("on_gpus", "bits", "xla", "seconds")
 _USAGE = Usage(
@@ -51,7 +52,12 @@ class CheckOptions:
     bits: bool = setting(False, "compare all bits, with --virtual_replicas", group="check")
     xla: bool = setting(False, "run one step that XLA compiles, on all devices", group="check")
     seconds: int = setting(
-        3, "for which --on_gpus measures each speed", group="check", minimum=0, maximum=600, unit="seconds"
+        3,
+        "for which --on_gpus measures each speed",
+        group="check",
+        minimum=0,
+        maximum=600,
+        unit="seconds",
     )
     verbose: bool = VERBOSE
     # For trainer.run.replica_check, and for deploy, which pays for several GPUs:
@@ -60,13 +66,15 @@ class CheckOptions:
 
 
 def read_check(arguments: Sequence[str]) -> Request[CheckOptions]:
-    """Returns the request of a command line. Raises UserError for a mistake, SystemExit(0) for --help."""
+    """Returns the request of a command line. Raises UserError for a mistake, SystemExit(0) for
+    --help."""
     return parse_request(CheckOptions, arguments, _USAGE)
 
 
 @command("starts from scratch")
 def main(arguments: Sequence[str]) -> int:
-    """Runs the check that the flags name, logs whether the steps agree, and returns the exit code."""
+    """Runs the check that the flags name, logs whether the steps agree, and returns the exit
+    code."""
     request = read_check(arguments)
     options = request.options
     set_verbose(options.verbose)
@@ -83,7 +91,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _check_compiled_step(config: TrainConfig) -> int:
-    """Runs one step, compiled by XLA, on the run's devices. Logs why it fails, if it does; returns the exit code."""
+    """Runs one step, compiled by XLA, on the run's devices. Logs why it fails, if it does; returns
+    the exit code."""
     set_gpu_environment(cache_home(config.cache_dir) / "cuda")
     with quiet_start():
         from trainer.cluster.strategy import make_replicas
@@ -101,15 +110,16 @@ def _check_compiled_step(config: TrainConfig) -> int:
 
 
 def _check_replicas(config: TrainConfig, options: CheckOptions) -> int:
-    """Compares a few steps on one and on several logical CPU devices, in float64 or bit by bit; returns the exit code.
+    """Compares a few steps on one and on several logical CPU devices, in float64 or bit by bit;
+    returns the exit code.
 
-    With --verdict, as a child of `trainer.run.replica_check`, it writes what it found to that file instead; with --paid
-    it refuses what a job on several GPUs would refuse before it trains.
+    With --verdict, as a child of `trainer.run.replica_check`, it writes what it found to that file
+    instead; with --paid it refuses what a job on several GPUs would refuse before it trains.
     """
     if options.bits and not config.virtual_replicas:
         raise UserError(
-            "--bits: a plain run has equal bits on one number of replicas alone: add --virtual_replicas=4, say, or "
-            "drop --bits, to compare in float64 up to 1e-10"
+            "--bits: a plain run has equal bits on one number of replicas alone: add"
+            " --virtual_replicas=4, say, or drop --bits, to compare in float64 up to 1e-10"
         )
     replicas = min(4, config.virtual_replicas) if options.bits else 2
     if not options.verdict:
@@ -131,7 +141,9 @@ def _check_replicas(config: TrainConfig, options: CheckOptions) -> int:
 
         tf.config.set_visible_devices([], "GPU")
         cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * replicas
+        )
     if options.verdict:
         write_json(Path(options.verdict), judge(config))
         return DONE
@@ -139,20 +151,29 @@ def _check_replicas(config: TrainConfig, options: CheckOptions) -> int:
         try:
             load_dataset(config)
         except Exception as error:
-            log.info(f"the data are not at hand: the job proves first that replicas change nothing ({reason(error)})")
+            log.info(
+                "the data are not at hand: the job proves first that replicas change nothing"
+                f" ({reason(error)})"
+            )
             return DONE
-        act_on_verdict(ReplicaVerdict(**judge(config)), allowed=config.allow_replica_dependence, paid=True)
+        act_on_verdict(
+            ReplicaVerdict(**judge(config)), allowed=config.allow_replica_dependence, paid=True
+        )
         return DONE
     steps = f"{COMPARED_STEPS} steps on 1 and on {replicas} replicas"
     if options.bits:
         problems = compare_bits(config, replicas)
         agreement = f"equal bits: {steps}"
     else:
-        proof = Proof(unknown=["--virtual_replicas"]) if config.virtual_replicas else proof_of(config)
+        proof = (
+            Proof(unknown=["--virtual_replicas"]) if config.virtual_replicas else proof_of(config)
+        )
         for line in proof.metrics:
             log.warning(f"a metric depends on the number of replicas: {line}")
         if proof.holds:
-            log.info(f"{config.model}: proved: every update is what one device with all rows would make")
+            log.info(
+                f"{config.model}: proved: every update is what one device with all rows would make"
+            )
             return DONE
         problems, _, precision = compare_replicas(config)
         lines = [*proof.mixes, *proof.parts, *proof.unknown]
@@ -167,7 +188,8 @@ def _check_replicas(config: TrainConfig, options: CheckOptions) -> int:
 
 
 def _check_gpus(config: TrainConfig, seconds: float) -> int:
-    """Checks this machine's GPUs, writes gpu_check.json to the job directory or here, and returns the exit code."""
+    """Checks this machine's GPUs, writes gpu_check.json to the job directory or here, and returns
+    the exit code."""
     job_dir = open_job_dir(config) if config.job_dir or on_vertex() else None
     set_gpu_environment(cache_home(config.cache_dir) / "cuda")
     with quiet_start():
@@ -176,7 +198,8 @@ def _check_gpus(config: TrainConfig, seconds: float) -> int:
     with closing(job_dir.mirror) if job_dir else nullcontext():
         if job_dir:
             job_dir.mirror.begin(job_dir.logs)
-        content, where = check_on_gpus(config, seconds), GPU_CHECK
+        content = check_on_gpus(config, seconds)
+        where = GPU_CHECK
         if job_dir:
             job_dir.write(GPU_CHECK, content)
             job_dir.mirror.finish()

@@ -1,7 +1,8 @@
 """Evaluates the model of a run: `python -m trainer.evaluate RUN [--data=…] [--replicas=2]`.
 
-It gives the numbers of Keras's `model.evaluate` with the loss and the metrics that the run's function compiles, on any
-number of replicas of this machine, and of a classifier with integer labels what it predicts of each class.
+It gives the numbers of Keras's `model.evaluate` with the loss and the metrics that the run's
+function compiles, on any number of replicas of this machine, and of a classifier with integer
+labels what it predicts of each class.
 """
 
 import sys
@@ -17,19 +18,26 @@ from trainer.reporting.classification import write_classes
 from trainer.run.requested_run import RunOptions, read_request
 from trainer.user_code.command import command, quiet_start
 
-USAGE = Usage("python -m trainer.evaluate", "RUN [--data=…] [--out=FILE] [--setting=value …]", __doc__)
+USAGE = Usage(
+    "python -m trainer.evaluate", "RUN [--data=…] [--out=FILE] [--setting=value …]", __doc__
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(RunOptions):
     """Holds the options of `trainer.evaluate`."""
 
-    out: str = setting("", "a .json file for the values too; of a classifier also FILE.classes.json", metavar="FILE")
+    out: str = setting(
+        "",
+        "a .json file for the values too; of a classifier also FILE.classes.json",
+        metavar="FILE",
+    )
 
 
 @command("starts from scratch")
 def main(arguments: Sequence[str]) -> int:
-    """Evaluates the run's model, logs the values, writes them to --out if given, and returns the exit code."""
+    """Evaluates the run's model, logs the values, writes them to --out if given, and returns the
+    exit code."""
     run = read_request(EvaluateOptions, arguments, USAGE)
     set_verbose(run.options.verbose)
     out = local_path(run.options.out, "out") if run.options.out else None
@@ -37,7 +45,8 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"out={out}: the values are written as JSON: use a name that ends in .json")
     if out:
         make_writable(out.parent, "out")
-    data = run.config.data  # resolves the settings, which finds mistakes before TensorFlow is loaded
+    # resolves the settings, which finds mistakes before TensorFlow is loaded
+    data = run.config.data
     with quiet_start():
         from trainer.run import saved_run  # imports TensorFlow
     with run.naming():
@@ -45,8 +54,12 @@ def main(arguments: Sequence[str]) -> int:
     shown = "  ".join(f"{name} {value:.6g}" for name, value in values.items())
     log.info(f"{run.name} on {count:,} examples of {data}: {shown}")
     if out:
-        more = {"classes": write_classes(out.with_suffix(".classes.json"), classes)} if classes else {}
-        write_json(out, {"run": run.name, "data": data, "examples": count, "values": values, **more})
+        more = (
+            {"classes": write_classes(out.with_suffix(".classes.json"), classes)} if classes else {}
+        )
+        write_json(
+            out, {"run": run.name, "data": data, "examples": count, "values": values, **more}
+        )
     return DONE
 
 

@@ -1,6 +1,8 @@
-"""Generates images from the generator of a run: `python -m trainer.generate RUN --count=64 --seed=1 --out=grid.png`.
+"""Generates images from the generator of a run: `python -m trainer.generate RUN --count=64 --seed=1
+--out=grid.png`.
 
-From a conditional one those of the classes in `--label`, one a row; in each column the noise is the same.
+From a conditional one those of the classes in `--label`, one a row; in each column the noise is the
+same.
 """
 
 import sys
@@ -14,24 +16,35 @@ from trainer.base.settings.fields import VERBOSE, Usage, parse_options, setting
 from trainer.base.storage import local_path, make_writable, write_whole
 from trainer.user_code.command import command, quiet_start
 
-_IMAGES, _IMAGES_PER_CLASS = 64, 10  # if --count is not given
+# if --count is not given
+_IMAGES = 64
+_IMAGES_PER_CLASS = 10
 
 
-USAGE = Usage("python -m trainer.generate", "RUN [--count=64] [--label=7] [--seed=1] [--out=grid.png]", __doc__)
+USAGE = Usage(
+    "python -m trainer.generate",
+    "RUN [--count=64] [--label=7] [--seed=1] [--out=grid.png]",
+    __doc__,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions:
     """Holds the options of `trainer.generate`."""
 
-    run: str = setting(meaning="a job directory or its model/; also at gs://", metavar="RUN", positional=True)
+    run: str = setting(
+        meaning="a job directory or its model/; also at gs://", metavar="RUN", positional=True
+    )
     count: int = setting(
         0,
-        f"number of images (default: {_IMAGES}); of each class, if there are several ({_IMAGES_PER_CLASS})",
+        f"number of images (default: {_IMAGES}); of each class, if there are several"
+        f" ({_IMAGES_PER_CLASS})",
         minimum=1,
         maximum=100_000,
     )
-    label: str = setting("", "class of a conditional model, from 0: 7, or 0,3,7, or all (default: all)")
+    label: str = setting(
+        "", "class of a conditional model, from 0: 7, or 0,3,7, or all (default: all)"
+    )
     seed: int = setting(1, "fixes the noise", minimum=0, maximum=2**31 - 1)
     out: str = setting("grid.png", "the PNG to write", metavar="FILE")
     verbose: bool = VERBOSE
@@ -53,37 +66,47 @@ def main(arguments: Sequence[str]) -> int:
         from trainer.data import sample_grids
         from trainer.run.served_model import ServedModel
 
-    tf.config.experimental.enable_tensor_float_32_execution(False)  # the same images on every device
+    # the same images on every device
+    tf.config.experimental.enable_tensor_float_32_execution(False)
     generator = ServedModel(folder, options.run)
     if not generator.about.latent_dim:
-        raise UserError(f"{options.run}: its model is no generator, which maps noise to images: use the run of a GAN")
+        raise UserError(
+            f"{options.run}: its model is no generator, which maps noise to images: use the run of"
+            " a GAN"
+        )
     labels = labels_of(options.label, generator.about.classes)
     count = options.count or (_IMAGES_PER_CLASS if len(labels) > 1 else _IMAGES)
     noise, row_labels = sample_grids.noise_and_labels(
         options.seed, count, labels or [0], generator.about.latent_dim, generator.noise_type
     )
     pictures = generator.images(noise, row_labels) if labels else generator.images(noise)
-    write_whole(out, sample_grids.encode_png(sample_grids.grid(pictures, count if len(labels) > 1 else 0)))
+    write_whole(
+        out, sample_grids.encode_png(sample_grids.grid(pictures, count if len(labels) > 1 else 0))
+    )
     log.info(f"{len(pictures)} image{'s' if len(pictures) > 1 else ''} in {out}")
     return DONE
 
 
 def labels_of(label: str, classes: int) -> list[int]:
-    """Returns the classes that --label names, or all if it names none; [] for an unconditional generator.
+    """Returns the classes that --label names, or all if it names none; [] for an unconditional
+    generator.
 
     Raises UserError if the generator has no such class.
     """
     if not classes:
         if label:
-            raise UserError(f"label={label}: this generator takes no labels: drop --label, or train with --conditional")
+            raise UserError(
+                f"label={label}: this generator takes no labels: drop --label, or train with"
+                " --conditional"
+            )
         return []
     if label in ("", "all"):
         return [*range(classes)]
     labels = [number.strip() for number in label.split(",")]
     if not all(number.isdecimal() and int(number) < classes for number in labels):
         raise UserError(
-            f"label={label}: this generator has {classes} classes: use a number from 0 to {classes - 1}, several with "
-            "commas, or all"
+            f"label={label}: this generator has {classes} classes: use a number from 0 to"
+            f" {classes - 1}, several with commas, or all"
         )
     return [*map(int, labels)]
 

@@ -1,7 +1,8 @@
-"""Runs a script that calls `model.fit` on any number of devices: `python -m trainer.launch [--flags] SCRIPT.py`.
+"""Runs a script that calls `model.fit` on any number of devices: `python -m trainer.launch
+[--flags] SCRIPT.py`.
 
-The script stays as it is: its `fit` trains by this package, with the same rows in the same order on any number of
-devices, and with checkpoints, so that the same command goes on after an interruption.
+The script stays as it is: its `fit` trains by this package, with the same rows in the same order on
+any number of devices, and with checkpoints, so that the same command goes on after an interruption.
 """
 
 import time
@@ -17,7 +18,13 @@ from typing import Any  # noqa: E402
 from trainer.base.errors import UserError  # noqa: E402
 from trainer.base.log import set_verbose  # noqa: E402
 from trainer.base.run_files.job_directory import open_job_dir, outputs  # noqa: E402
-from trainer.base.settings.fields import Usage, answer_help, coerce_all, fields_of, read_flags  # noqa: E402
+from trainer.base.settings.fields import (  # noqa: E402
+    Usage,
+    answer_help,
+    coerce_all,
+    fields_of,
+    read_flags,
+)
 from trainer.base.settings.request import LAUNCH_SETTINGS, LaunchOptions  # noqa: E402
 from trainer.base.settings.train_config import TrainConfig  # noqa: E402
 from trainer.base.storage.staging import cache_home, preflight  # noqa: E402
@@ -27,7 +34,8 @@ from trainer.user_code.command import command, quiet_start  # noqa: E402
 USAGE = Usage(
     "python -m trainer.launch",
     "[--flag=value …] SCRIPT.py [the script's own arguments]",
-    "Runs a script that calls `model.fit` on one device, several GPUs or several machines, with the same numbers.",
+    "Runs a script that calls `model.fit` on one device, several GPUs or several machines, with the"
+    " same numbers.",
     "The script needs no change. Run the same command again to go on after an interruption.",
     ("job_dir", "replicas", "precision", "checkpoint_every_steps", "max_minutes", "seed"),
 )
@@ -38,7 +46,9 @@ def read_launch(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
     Raises UserError for a mistake in our flags, and if there is no script.
     """
-    place = next((place for place, word in enumerate(arguments) if word.endswith(".py")), len(arguments))
+    place = next(
+        (place for place, word in enumerate(arguments) if word.endswith(".py")), len(arguments)
+    )
     fields = {**fields_of(TrainConfig, *LAUNCH_SETTINGS), **fields_of(LaunchOptions)}
     answer_help(arguments[:place], USAGE, fields.values())
     values = coerce_all(fields, read_flags(arguments[:place], fields))
@@ -50,7 +60,8 @@ def read_launch(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 @command("resumes from the last checkpoint")
 def main(arguments: Sequence[str]) -> int:
     """Runs the script; its calls of `fit` train by this package. Returns the exit code."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts like Ctrl-C until training begins
+    # SIGTERM acts like Ctrl-C until training begins
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     values, (script, *own) = read_launch(arguments)
     set_verbose(values.pop("verbose", False))
     forced = values.pop("launch", False)

@@ -1,8 +1,9 @@
-"""Measures on this CPU what a step of a run needs: `python -m trainer.plan --recipe=NAME --out=plan.json [any flag]`.
+"""Measures on this CPU what a step of a run needs: `python -m trainer.plan --recipe=NAME
+--out=plan.json [any flag]`.
 
-It runs a few steps with 8, 16 and 32 rows of the data, reads TensorFlow's own trace of its allocations, and counts
-FLOPs and bytes in the graph. plan.json then says for any batch what a GPU would have to hold and to compute;
-`python -m deploy plan` turns it into hours and USD of each tier.
+It runs a few steps with 8, 16 and 32 rows of the data, reads TensorFlow's own trace of its
+allocations, and counts FLOPs and bytes in the graph. plan.json then says for any batch what a GPU
+would have to hold and to compute; `python -m deploy plan` turns it into hours and USD of each tier.
 """
 
 import os
@@ -25,12 +26,22 @@ from trainer.user_code.command import command, quiet_start
 _EPILOG = """\
 All settings but the first group are those of python -m trainer.task.
 
-Exit codes: 0 the plan is made; 2 you must change something; 1 a fault of this package or of the platform."""
+Exit codes: 0 the plan is made; 2 you must change something; 1 a fault of this package or of the
+platform."""
 _USAGE = Usage(
-    "python -m trainer.plan", "--recipe=NAME [--out=FILE] [--setting=value …]", __doc__, _EPILOG, ("out", *USUAL)
+    "python -m trainer.plan",
+    "--recipe=NAME [--out=FILE] [--setting=value …]",
+    __doc__,
+    _EPILOG,
+    ("out", *USUAL),
 )
-# TensorFlow on the CPU then uses the GPU's allocator, and runs one operation at a time, so that two runs agree.
-ENVIRONMENT = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_NUM_INTEROP_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
+# TensorFlow on the CPU then uses the GPU's allocator, and runs one operation at a time, so that two
+# runs agree.
+ENVIRONMENT = {
+    "TF_CPU_ALLOCATOR_USE_BFC": "1",
+    "TF_NUM_INTEROP_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "-1",
+}
 
 
 @dataclass(frozen=True)
@@ -38,13 +49,17 @@ class PlanFlags:
     """Holds the flags of `trainer.plan` that are not settings of a run."""
 
     out: str = setting(
-        "", "the plan (default: a file in the cache, which `deploy` then finds)", group="plan", metavar="FILE"
+        "",
+        "the plan (default: a file in the cache, which `deploy` then finds)",
+        group="plan",
+        metavar="FILE",
     )
     verbose: bool = VERBOSE
 
 
 def read_plan_request(arguments: Sequence[str]) -> Request[PlanFlags]:
-    """Returns the request of a command line. Raises UserError for a mistake, SystemExit(0) for --help."""
+    """Returns the request of a command line. Raises UserError for a mistake, SystemExit(0) for
+    --help."""
     return parse_request(PlanFlags, arguments, _USAGE)
 
 

@@ -1,4 +1,5 @@
-"""Writes what the model of a run predicts: `python -m trainer.predict RUN --data=… --out=x.npz [--replicas=2]`.
+"""Writes what the model of a run predicts: `python -m trainer.predict RUN --data=… --out=x.npz
+[--replicas=2]`.
 
 These are the numbers of Keras's `model.predict`, on any number of replicas of this machine. With
 `--rows_file=FILE.jsonl` it answers the rows of a file, as the server of the model does.
@@ -18,7 +19,9 @@ from trainer.run.requested_run import RunOptions, read_request
 from trainer.user_code.command import command, quiet_start
 
 USAGE = Usage(
-    "python -m trainer.predict", "RUN [--data=…] [--out=FILE] [--rows_file=FILE] [--setting=value …]", __doc__
+    "python -m trainer.predict",
+    "RUN [--data=…] [--out=FILE] [--rows_file=FILE] [--setting=value …]",
+    __doc__,
 )
 
 
@@ -26,15 +29,21 @@ USAGE = Usage(
 class PredictOptions(RunOptions):
     """Holds the options of `trainer.predict`."""
 
-    out: str = setting("predictions.npz", "the .npz; with --rows_file a folder, also at gs://", metavar="FILE")
-    rows_file: str = setting("", "JSON lines, one per row, answered as the server does; also at gs://", metavar="FILE")
+    out: str = setting(
+        "predictions.npz", "the .npz; with --rows_file a folder, also at gs://", metavar="FILE"
+    )
+    rows_file: str = setting(
+        "", "JSON lines, one per row, answered as the server does; also at gs://", metavar="FILE"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowsOptions:
     """Holds the options of `trainer.predict` that answers the rows of a file."""
 
-    run: str = setting(meaning="a job directory or its model/; also at gs://", metavar="RUN", positional=True)
+    run: str = setting(
+        meaning="a job directory or its model/; also at gs://", metavar="RUN", positional=True
+    )
     rows_file: str = setting(meaning="a line of JSON a row; also at gs://", metavar="FILE")
     out: str = setting(meaning="folder of the answers; also at gs://", metavar="DIR")
 
@@ -50,7 +59,8 @@ def main(arguments: Sequence[str]) -> int:
     if out.suffix != ".npz":
         raise UserError(f"out={out}: the arrays are written as .npz: use a name that ends in .npz")
     make_writable(out.parent, "out")
-    data = run.config.data  # resolves the settings, which finds mistakes before TensorFlow is loaded
+    # resolves the settings, which finds mistakes before TensorFlow is loaded
+    data = run.config.data
     with quiet_start():
         from trainer.measures.prediction import write_npz  # imports TensorFlow
         from trainer.run import saved_run
@@ -63,9 +73,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _predict_rows(arguments: Sequence[str]) -> int:
-    """Answers each line of a JSON Lines file as the server of the model does; returns the exit code."""
-    args = parse_options(RowsOptions, arguments, Usage(USAGE.program, "RUN --rows_file=FILE --out=DIR"))
-    rows, folder = stage(args.rows_file, "rows_file"), model_folder(args.run)
+    """Answers each line of a JSON Lines file as the server of the model does; returns the exit
+    code."""
+    args = parse_options(
+        RowsOptions, arguments, Usage(USAGE.program, "RUN --rows_file=FILE --out=DIR")
+    )
+    rows = stage(args.rows_file, "rows_file")
+    folder = model_folder(args.run)
     if not rows.is_file():
         raise UserError(f"rows_file={args.rows_file}: there is no such file")
     with quiet_start():

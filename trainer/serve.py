@@ -1,6 +1,8 @@
-"""Serves the model of a run over HTTP: `python -m trainer.serve RUN --port=8080`, or as a container of Vertex AI.
+"""Serves the model of a run over HTTP: `python -m trainer.serve RUN --port=8080`, or as a container
+of Vertex AI.
 
-GET /health answers 200 once the model is loaded; POST /predict takes {"instances": […]} (docs/serving.md).
+GET /health answers 200 once the model is loaded; POST /predict takes {"instances": […]}
+(docs/serving.md).
 """
 
 import os
@@ -19,9 +21,12 @@ USAGE = Usage("python -m trainer.serve", "RUN [--port=8080] [--host=ADDRESS]", _
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """Holds the options of `trainer.serve`; in a container of Vertex AI variables are their defaults."""
+    """Holds the options of `trainer.serve`; in a container of Vertex AI variables are their
+    defaults."""
 
-    run: str = setting("", "a job directory or its model/; also at gs://", metavar="RUN", positional=True)
+    run: str = setting(
+        "", "a job directory or its model/; also at gs://", metavar="RUN", positional=True
+    )
     host: str = setting("", "address to bind (default: 127.0.0.1, in a container all)")
     port: int | None = setting(None, "port to bind (default: 8080)", minimum=1, maximum=65535)
 
@@ -39,7 +44,9 @@ def main(arguments: Sequence[str]) -> int:
         import starlette  # noqa: F401 (the server needs both)
         import uvicorn  # noqa: F401
     except ImportError:
-        raise UserError("starlette or uvicorn is not installed: pip install starlette uvicorn") from None
+        raise UserError(
+            "starlette or uvicorn is not installed: pip install starlette uvicorn"
+        ) from None
     with quiet_start():
         from trainer.run.http_server import serve
         from trainer.run.served_model import ServedModel
@@ -48,7 +55,9 @@ def main(arguments: Sequence[str]) -> int:
         log.info(f"loads the model of {run}")
         model = ServedModel(model_folder(run), run)
         rows = f"up to {model.most_rows:,} rows a call"
-        log.info(f"{run} is served at http://{host}:{port}, {rows}; /v2/models/model says what it takes")
+        log.info(
+            f"{run} is served at http://{host}:{port}, {rows}; /v2/models/model says what it takes"
+        )
         return model
 
     serve(load, host, port)

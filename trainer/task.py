@@ -1,4 +1,5 @@
-"""Runs a training job: `python -m trainer.task --recipe=NAME --job_dir=FOLDER [--setting=value …]`."""
+"""Runs a training job: `python -m trainer.task --recipe=NAME --job_dir=FOLDER [--setting=value
+…]`."""
 
 import time
 
@@ -20,8 +21,10 @@ from trainer.user_code.command import command, quiet_start  # noqa: E402
 
 @command("resumes from the last checkpoint")
 def main(arguments: Sequence[str]) -> int:
-    """Resolves the settings, then prints them (--print_config) or runs the job. Returns the exit code."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts like Ctrl-C until training begins
+    """Resolves the settings, then prints them (--print_config) or runs the job. Returns the exit
+    code."""
+    # SIGTERM acts like Ctrl-C until training begins
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     request = resolve(arguments)
     set_verbose(request.options.verbose)
     if request.options.print_config:
@@ -30,7 +33,8 @@ def main(arguments: Sequence[str]) -> int:
     refuse_missing_modules(request.config)
     is_chief = read_cluster().is_chief  # only the chief writes
     preflight(request.config.inputs, outputs(request.config) if is_chief else {})
-    job_dir = open_job_dir(request.config, make=is_chief)  # finds mistakes before TensorFlow is loaded
+    # finds mistakes before TensorFlow is loaded
+    job_dir = open_job_dir(request.config, make=is_chief)
     set_gpu_environment(cache_home(request.config.cache_dir) / "cuda")
     with quiet_start():
         from trainer.run import job  # imports TensorFlow

@@ -1,8 +1,9 @@
-"""Provides what `python -m deploy` does as functions, for notebooks, pipelines and programs (docs/api.md).
+"""Provides what `python -m deploy` does as functions, for notebooks, pipelines and programs
+(docs/api.md).
 
-Functions print nothing without a stream, ask nothing and never end the program; `fit` alone prints and asks unasked.
-They raise UserError for what the user must change and PlatformFault for failures of a service, each with one line and
-an `exit_code`.
+Functions print nothing without a stream, ask nothing and never end the program; `fit` alone prints
+and asks unasked. They raise UserError for what the user must change and PlatformFault for failures
+of a service, each with one line and an `exit_code`.
 """
 
 import importlib
@@ -18,15 +19,30 @@ if TYPE_CHECKING:
     from vertex_trainer.training import Fitted, fit, train
 
 __all__ = [
-    "Comparison", "Fitted", "Plan", "PlatformFault", "RunResult", "UserError", "VertexJob", "attach", "compare", "fit",
-    "jobs", "plan", "submit", "train",
-]  # fmt: skip
+    "Comparison",
+    "Fitted",
+    "Plan",
+    "PlatformFault",
+    "RunResult",
+    "UserError",
+    "VertexJob",
+    "attach",
+    "compare",
+    "fit",
+    "jobs",
+    "plan",
+    "submit",
+    "train",
+]
 _MODULES = {
-    "deploy.api.compare": ("Comparison", "compare"), "deploy.api.jobs": ("attach", "jobs"),
-    "deploy.api.plan": ("Plan", "plan"), "deploy.api.submit": ("submit",),
-    "vertex_trainer.training": ("Fitted", "fit", "train"), "deploy.job.vertex_job": ("RunResult", "VertexJob"),
+    "deploy.api.compare": ("Comparison", "compare"),
+    "deploy.api.jobs": ("attach", "jobs"),
+    "deploy.api.plan": ("Plan", "plan"),
+    "deploy.api.submit": ("submit",),
+    "vertex_trainer.training": ("Fitted", "fit", "train"),
+    "deploy.job.vertex_job": ("RunResult", "VertexJob"),
     "trainer.base.errors": ("PlatformFault", "UserError"),
-}  # fmt: skip
+}
 
 
 def __dir__() -> list[str]:
@@ -35,7 +51,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Returns a public name, and imports its module only now, so that importing this package costs nothing."""
+    """Returns a public name, and imports its module only now, so that importing this package costs
+    nothing."""
     if name == "__version__":
         return importlib.import_module("trainer").__version__
     for module, names in _MODULES.items():

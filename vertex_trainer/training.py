@@ -1,8 +1,9 @@
 """Trains from a program or a notebook: on this machine, or as a job that is followed to its end.
 
-On this machine `python -m trainer.task` runs as a process of its own, not in the caller's: a distribution strategy has
-to be made before TensorFlow first uses its devices, and a notebook has often used them already. A keras.Model alone is
-trained in the caller's process, by the devices that TensorFlow has there.
+On this machine `python -m trainer.task` runs as a process of its own, not in the caller's: a
+distribution strategy has to be made before TensorFlow first uses its devices, and a notebook has
+often used them already. A keras.Model alone is trained in the caller's process, by the devices that
+TensorFlow has there.
 """
 
 import contextlib
@@ -38,9 +39,11 @@ _STEP = re.compile(r"(step|epoch) +([\d,]+)(?:/| of )([\d,]+)")  # begins a line
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """Holds a finished training. `history`: the values of each loss and metric by epoch, as Keras's History.history.
+    """Holds a finished training. `history`: the values of each loss and metric by epoch, as Keras's
+    History.history.
 
-    `cost`: USD that its jobs cost, 0 on this machine, None if unknown; `url`: the job's page, or the local folder.
+    `cost`: USD that its jobs cost, 0 on this machine, None if unknown; `url`: the job's page, or
+        the local folder.
     """
 
     history: Mapping[str, Sequence[float | None]] = dataclasses.field(repr=False)
@@ -69,34 +72,48 @@ def fit(
 ) -> Fitted:
     """Trains a model to the end, on this machine or on a tier, such as on="l4x4".
 
-    `model` and `data`: "module:function"; `options`: settings of the trainer, such as epochs, and for a tier also
-    fields of SubmitOptions, such as max_cost; None is as if it were not named. Unless `progress` is False, prints what
-    will run, what it may cost, and its log, with a progress bar in a notebook. Asks to confirm a high cost, on a
-    terminal or in a notebook. The same call again resumes the run, or returns its job; again=True sends another job.
+    `model` and `data`: "module:function"; `options`: settings of the trainer, such as epochs, and
+    for a tier also fields of SubmitOptions, such as max_cost; None is as if it were not named.
+    Unless `progress` is False, prints what will run, what it may cost, and its log, with a progress
+    bar in a notebook. Asks to confirm a high cost, on a terminal or in a notebook. The same call
+    again resumes the run, or returns its job; again=True sends another job.
 
-    A compiled keras.Model as `model` is trained in this process, on all its GPUs: `data` and `y` are then the x and y
-    of `keras.Model.fit`, and `options` its other arguments and flags of `trainer.launch`, such as replicas.
+    A compiled keras.Model as `model` is trained in this process, on all its GPUs: `data` and `y`
+    are then the x and y of `keras.Model.fit`, and `options` its other arguments and flags of
+    `trainer.launch`, such as replicas.
 
-    Raises UserError, PlatformFault if the training fails, and KeyboardInterrupt after Ctrl-C, which leaves the job
-    running.
+    Raises UserError, PlatformFault if the training fails, and KeyboardInterrupt after Ctrl-C, which
+    leaves the job running.
     """
     if (keras := sys.modules.get("keras")) and isinstance(model, keras.Model):
         if on:
             raise UserError(
-                f"on={on}: a model of this process stays in it: name functions, as 'mine:model', or submit a script "
-                "with --script"
+                f"on={on}: a model of this process stays in it: name functions, as 'mine:model', or"
+                " submit a script with --script"
             )
-        return _fit_here(model, {"x": data, "y": y}, job_dir, options, stream or (sys.stdout if progress else None))
-    if not isinstance(model, str | None) or not isinstance(data, str | os.PathLike | None) or y is not None:
+        return _fit_here(
+            model,
+            {"x": data, "y": y},
+            job_dir,
+            options,
+            stream or (sys.stdout if progress else None),
+        )
+    if (
+        not isinstance(model, str | None)
+        or not isinstance(data, str | os.PathLike | None)
+        or y is not None
+    ):
         raise UserError(
-            "model and data are names, such as 'mine:model', which the training imports itself, or a compiled "
-            "keras.Model and the x and y of its fit"
+            "model and data are names, such as 'mine:model', which the training imports itself, or"
+            " a compiled keras.Model and the x and y of its fit"
         )
     keywords: dict[str, Value] = {"model": model, "data": data, "job_dir": job_dir, **options}
     if on is None:
         log = stream or (sys.stdout if progress and "ipykernel" not in sys.modules else None)
         if job_options := sorted(fields_of(SubmitOptions).keys() & options.keys()):
-            raise UserError(f"{job_options[0]} is for a job: name its tier, as on='l4x4', or leave it out")
+            raise UserError(
+                f"{job_options[0]} is for a job: name its tier, as on='l4x4', or leave it out"
+            )
         overrides = _overrides(keywords)
         if "job_dir" not in overrides.values:
             digest = hashlib.sha256(" ".join(overrides.arguments()).encode()).hexdigest()
@@ -130,32 +147,53 @@ def train(
 ) -> RunResult:
     """Trains a model on this machine and returns its result; the same call again resumes.
 
-    `model` and `data`: "module:function"; `settings`: the trainer's, such as epochs; `job_dir`: a local folder. Prints
-    the log on `stream`; `progress` shows a bar in a notebook. Ctrl-C saves the state. Raises UserError for what the
-    trainer refuses, PlatformFault for a run that failed.
+    `model` and `data`: "module:function"; `settings`: the trainer's, such as epochs; `job_dir`: a
+    local folder. Prints the log on `stream`; `progress` shows a bar in a notebook. Ctrl-C saves the
+    state. Raises UserError for what the trainer refuses, PlatformFault for a run that failed.
     """
-    keywords = {"recipe": recipe, "model": model, "data": data, "job_dir": job_dir, **(settings or {})}
+    keywords = {
+        "recipe": recipe,
+        "model": model,
+        "data": data,
+        "job_dir": job_dir,
+        **(settings or {}),
+    }
     return _train(_overrides(keywords), stream, progress)
 
 
 def _fit_here(
-    model: Any, data: Mapping[str, Any], job_dir: str | None, options: Mapping[str, Any], stream: TextIO | None
+    model: Any,
+    data: Mapping[str, Any],
+    job_dir: str | None,
+    options: Mapping[str, Any],
+    stream: TextIO | None,
 ) -> Fitted:
-    """Trains a keras.Model in this process, and returns how it went; the model has the trained weights."""
+    """Trains a keras.Model in this process, and returns how it went; the model has the trained
+    weights."""
     launched = importlib.import_module("trainer.run.launched")
     if threading.current_thread() is not threading.main_thread():
-        raise UserError("fit of a model trains in the main thread alone: Ctrl-C would not reach it in another one")
+        raise UserError(
+            "fit of a model trains in the main thread alone: Ctrl-C would not reach it in"
+            " another one"
+        )
     of_launch = fields_of(TrainConfig, *LAUNCH_SETTINGS)
     of_fit = {name: value for name, value in options.items() if name not in of_launch}
     accepted = inspect.signature(type(model).fit).parameters
     if unknown := sorted(of_fit.keys() - accepted.keys()):
         raise UserError(
-            f"unknown keyword {unknown[0]}{nearest(unknown[0], [*accepted, *of_launch])} Keywords for a model of "
-            "this process are the arguments of keras.Model.fit and the flags of python -m trainer.launch"
+            f"unknown keyword {unknown[0]}{nearest(unknown[0], [*accepted, *of_launch])} Keywords"
+            " for a model of this process are the arguments of keras.Model.fit and the flags of"
+            " python -m trainer.launch"
         )
-    settings = coerce_all(of_launch, {name: options[name] for name in options.keys() & of_launch.keys()})
+    settings = coerce_all(
+        of_launch, {name: options[name] for name in options.keys() & of_launch.keys()}
+    )
     if not job_dir:
-        about = type(model).__name__, [(variable.name, variable.shape) for variable in model.weights], settings
+        about = (
+            type(model).__name__,
+            [(variable.name, variable.shape) for variable in model.weights],
+            settings,
+        )
         digest = hashlib.sha256(repr(about).encode())
         for weight in model.get_weights():
             digest.update(weight.tobytes())
@@ -164,14 +202,23 @@ def _fit_here(
     start_logging()
     shown = contextlib.redirect_stdout(stream) if stream else contextlib.nullcontext()
     with shown, hidden(not stream):
-        launched.fit_model(model, TrainConfig(model=name, data=name, job_dir=job_dir, **settings), {**data, **of_fit})
-    result = RunResult.read((local_path(job_dir, "job_dir") / RESULT).read_text(encoding="utf-8"), job_dir)
+        launched.fit_model(
+            model,
+            TrainConfig(model=name, data=name, job_dir=job_dir, **settings),
+            {**data, **of_fit},
+        )
+    result = RunResult.read(
+        (local_path(job_dir, "job_dir") / RESULT).read_text(encoding="utf-8"), job_dir
+    )
     return Fitted(result.history, result, 0.0, job_dir, job_dir)
 
 
 def _overrides(keywords: Mapping[str, Value]) -> Overrides:
-    """Returns the settings of a call that trains here. Raises UserError for what the trainer would refuse."""
-    overrides = Overrides.read({name: value for name, value in keywords.items() if value is not None})
+    """Returns the settings of a call that trains here. Raises UserError for what the trainer would
+    refuse."""
+    overrides = Overrides.read(
+        {name: value for name, value in keywords.items() if value is not None}
+    )
     _ = Request(None, overrides).config
     return overrides
 
@@ -191,7 +238,8 @@ def _train(overrides: Overrides, stream: TextIO | None, progress: bool) -> RunRe
 
 
 def _progress_bar(progress: bool) -> Callable[[str], bool]:
-    """Returns a function that shows a line of progress as a bar in a notebook; it returns False for other lines."""
+    """Returns a function that shows a line of progress as a bar in a notebook; it returns False for
+    other lines."""
     if not progress or "ipykernel" not in sys.modules:
         return lambda line: False
     display: Any = importlib.import_module("IPython.display")
@@ -201,7 +249,10 @@ def _progress_bar(progress: bool) -> Callable[[str], bool]:
         step = _STEP.match(line)
         if step:
             done, total = (int(count.replace(",", "")) for count in step.groups()[1:])
-            bar = f'<progress value="{done}" max="{total}"></progress> {step[1]} {done:,} of {total:,}'
+            bar = (
+                f'<progress value="{done}" max="{total}"></progress> {step[1]} {done:,} of'
+                f" {total:,}"
+            )
             handle.update(display.HTML(bar))
         return step is not None
 

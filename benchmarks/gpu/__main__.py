@@ -1,8 +1,9 @@
 """Measures one GPU in one command: `python -m benchmarks.gpu --minutes=10 --together`.
 
-Parts run in the order of their value, each a process of its own with a log; one that fails or hangs does not stop the
-next, and what it had measured is kept. The results are in --out: gpu_results.md for people, and gpu_constants.json for
-`deploy plan`, to be copied to deploy/planning. Without an NVIDIA driver all is rehearsed on a CPU with tiny sizes.
+Parts run in the order of their value, each a process of its own with a log; one that fails or hangs
+does not stop the next, and what it had measured is kept. The results are in --out: gpu_results.md
+for people, and gpu_constants.json for `deploy plan`, to be copied to deploy/planning. Without an
+NVIDIA driver all is rehearsed on a CPU with tiny sizes.
 """
 
 import argparse
@@ -39,22 +40,39 @@ PARTS: dict[str, Sequence[str]] = {
 }
 PARSER = make_parser(__doc__)
 PARSER.formatter_class = argparse.RawDescriptionHelpFormatter
-PARSER.add_argument("--minutes", type=positive, default=10.0, help="for all parts (default: %(default)s)")
+PARSER.add_argument(
+    "--minutes", type=positive, default=10.0, help="for all parts (default: %(default)s)"
+)
 PARSER.add_argument("--parts", type=some_of(PARTS), default=[*PARTS], help="default: all")
-PARSER.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of the results (default: %(default)s)")
-PARSER.add_argument("--together", action="store_true", help="build parts beside each other, and measure them in turn")
+PARSER.add_argument(
+    "--out",
+    type=Path,
+    default=Path("runs/gpu"),
+    help="folder of the results (default: %(default)s)",
+)
+PARSER.add_argument(
+    "--together",
+    action="store_true",
+    help="build parts beside each other, and measure them in turn",
+)
 Outcomes = dict[str, dict[str, Any]]
 
 
-def run_parts(parts: Mapping[str, Sequence[str]], out: Path, minutes: float, *, together: bool) -> Outcomes:
+def run_parts(
+    parts: Mapping[str, Sequence[str]], out: Path, minutes: float, *, together: bool
+) -> Outcomes:
     """Runs the parts, each a module of this package with flags; writes the results anew after each.
 
     together: as many at once as there are cores.
     """
-    until, lock, outcomes = time.monotonic() + 60 * minutes, threading.Lock(), Outcomes()
+    until = time.monotonic() + 60 * minutes
+    lock = threading.Lock()
+    outcomes = Outcomes()
 
     def run(name: str) -> None:
-        left, began, log = until - time.monotonic(), time.monotonic(), out / f"{name}.log"
+        left = until - time.monotonic()
+        began = time.monotonic()
+        log = out / f"{name}.log"
         if left < _LEAST_SECONDS:
             outcome: dict[str, Any] = {"ended": "left out: the time was over"}
         else:
@@ -63,7 +81,9 @@ def run_parts(parts: Mapping[str, Sequence[str]], out: Path, minutes: float, *, 
             limit = left if together else min(left, LIMIT_SECONDS)
             with log.open("wb") as output:
                 try:
-                    done = subprocess.run(command, stdout=output, stderr=output, timeout=limit, check=False)
+                    done = subprocess.run(
+                        command, stdout=output, stderr=output, timeout=limit, check=False
+                    )
                     ended = f"failed: {log.name} says why" if done.returncode else DONE
                 except subprocess.TimeoutExpired:
                     ended = f"was ended after {limit:.0f} s"
@@ -81,26 +101,43 @@ def run_parts(parts: Mapping[str, Sequence[str]], out: Path, minutes: float, *, 
 
 def _write(outcomes: Outcomes, out: Path) -> None:
     write_whole(out / "parts.json", json.dumps(outcomes, indent=1) + "\n")
-    write_whole(out / "gpu_results.md", "\n".join(page(outcomes, nvidia("name,memory.total,driver_version"))) + "\n")
+    write_whole(
+        out / "gpu_results.md",
+        "\n".join(page(outcomes, nvidia("name,memory.total,driver_version"))) + "\n",
+    )
     write_whole(out / FILE.name, json.dumps(constants(outcomes, nvidia("name")), indent=1) + "\n")
 
 
 def constants(outcomes: Outcomes, gpus: Sequence[str]) -> dict[str, Any]:
     """Returns the content of gpu_constants.json: what was measured, and as before what was not."""
-    found = {name: value for name, value in outcomes.get("constants", {}).items() if hasattr(CONSTANTS, name)}
+    found = {
+        name: value
+        for name, value in outcomes.get("constants", {}).items()
+        if hasattr(CONSTANTS, name)
+    }
     where = f"measured on {gpus[0]}, {time.strftime('%Y-%m-%d')}" if gpus else "rehearsed on a CPU"
-    source = f"{', '.join(found)} {where}; the others {CONSTANTS.source}" if found else CONSTANTS.source
+    source = (
+        f"{', '.join(found)} {where}; the others {CONSTANTS.source}" if found else CONSTANTS.source
+    )
     return {**asdict(CONSTANTS), **found, "source": source}
 
 
 def page(outcomes: Outcomes, gpus: Sequence[str]) -> Iterator[str]:
     """Yields the lines of the page, in Markdown."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("tensorflow", "keras"))
-    yield from ("# What a GPU showed", "", f"{time.strftime('%Y-%m-%d')}, {', '.join(gpus) or REHEARSED}; {packages}.")
+    yield from (
+        "# What a GPU showed",
+        "",
+        f"{time.strftime('%Y-%m-%d')}, {', '.join(gpus) or REHEARSED}; {packages}.",
+    )
     yield from ("", f"`{shlex.join(['python', '-m', 'benchmarks.gpu', *sys.argv[1:]])}`", "")
     yield from _table("part", ["ended", "seconds"], outcomes)
     networks = {name: outcome for name, outcome in outcomes.items() if name in _NETWORKS}
-    yield from ("", "## Steps a second: our default, and how many times as fast as the best peer it is", "")
+    yield from (
+        "",
+        "## Steps a second: our default, and how many times as fast as the best peer it is",
+        "",
+    )
     speeds = {name: dict(outcome.get("steps_per_second", {})) for name, outcome in networks.items()}
     for rates in speeds.values():
         peers = [rate for way, rate in rates.items() if not way.startswith("ours")]
@@ -110,20 +147,45 @@ def page(outcomes: Outcomes, gpus: Sequence[str]) -> Iterator[str]:
     yield from ("", "## GiB of TensorFlow's peak, by default and plain, and what the plan says", "")
     yield from _table("network", ["peak_gib", "plain_gib", "planned_gib", "failed"], networks)
     yield from ("", "## Kernels and copies a step", "")
-    yield from _table("network", network.WAYS, {name: outcome.get("kernels", {}) for name, outcome in networks.items()})
+    yield from _table(
+        "network",
+        network.WAYS,
+        {name: outcome.get("kernels", {}) for name, outcome in networks.items()},
+    )
     yield from (
         "",
-        "## The share of the time in which a kernel runs: of the steps without a trace; within the trace",
+        (
+            "## The share of the time in which a kernel runs: of the steps without a trace; within"
+            " the trace"
+        ),
         "",
     )
-    yield from _table("network", network.WAYS, {name: outcome.get("busy", {}) for name, outcome in networks.items()})
+    yield from _table(
+        "network",
+        network.WAYS,
+        {name: outcome.get("busy", {}) for name, outcome in networks.items()},
+    )
     yield from ("", "## What CUDA holds", "")
     yield from _table("", ["context_gib"], {"": outcomes.get("constants", {})})
-    yield from ("", "## Two halves of one GPU", "", "```", *outcomes.get("halves", {}).get("table", []), "```", "")
-    yield from _table("", ["problems", "other_bits"], {n: o for n, o in outcomes.items() if n.startswith(("ha", "bi"))})
+    yield from (
+        "",
+        "## Two halves of one GPU",
+        "",
+        "```",
+        *outcomes.get("halves", {}).get("table", []),
+        "```",
+        "",
+    )
+    yield from _table(
+        "",
+        ["problems", "other_bits"],
+        {n: o for n, o in outcomes.items() if n.startswith(("ha", "bi"))},
+    )
 
 
-def _table(first: str, columns: Sequence[str], rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _table(
+    first: str, columns: Sequence[str], rows: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
     yield f"| {first} | {' | '.join(columns)} |"
     yield "|---|" + len(columns) * "--:|"
     for name, row in rows.items():
@@ -143,6 +205,8 @@ def main() -> None:
     """Runs the parts and prints the page; exits with 1 if a part is not done."""
     args = PARSER.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    outcomes = run_parts({name: PARTS[name] for name in args.parts}, args.out, args.minutes, together=args.together)
+    outcomes = run_parts(
+        {name: PARTS[name] for name in args.parts}, args.out, args.minutes, together=args.together
+    )
     print((args.out / "gpu_results.md").read_text(encoding="utf-8"))
     sys.exit(any(outcome["ended"] != DONE for outcome in outcomes.values()))

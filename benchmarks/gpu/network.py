@@ -1,8 +1,9 @@
-"""Measures one network, ours beside Keras `fit` and PyTorch: `python -m benchmarks.gpu.network --case=cnn`.
+"""Measures one network, ours beside Keras `fit` and PyTorch: `python -m benchmarks.gpu.network
+--case=cnn`.
 
-"ours" is what a long run does by default. Steps a second, how many kernels a step has and how much of the time the GPU
-computes, and the peak of memory beside that of the plan, if `--plan` has made one before: on any CPU, which takes
-minutes.
+"ours" is what a long run does by default. Steps a second, how many kernels a step has and how much
+of the time the GPU computes, and the peak of memory beside that of the plan, if `--plan` has made
+one before: on any CPU, which takes minutes.
 """
 
 import statistics
@@ -19,7 +20,14 @@ import tensorflow as tf
 
 from benchmarks import keras_fit, trainer_loop
 from benchmarks.gpu.part import keep, nvidia, turn
-from benchmarks.processes import CONSTANT_RATE, Candidate, Run, digits_file, images_per_step, started
+from benchmarks.processes import (
+    CONSTANT_RATE,
+    Candidate,
+    Run,
+    digits_file,
+    images_per_step,
+    started,
+)
 from benchmarks.runner import make_parser, possible
 from trainer.base.run_files.plan_file import kept_plan, peak_of, read_plan
 from trainer.base.settings.train_config import TrainConfig
@@ -53,12 +61,16 @@ _FLOAT32: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         [f"--model={_OWN}:transformer", f"--data={_OWN}:sentences", "--global_batch_size=64"],
         ["--length=16", "--width=16", "--blocks=1", "--heads=2", "--global_batch_size=8"],
     ),
-    "wgan_gp-64": (["--recipe=wgan_gp_photos", "--augment=", "--diff_augment=", "--global_batch_size=64"], _SMALL),
+    "wgan_gp-64": (
+        ["--recipe=wgan_gp_photos", "--augment=", "--diff_augment=", "--global_batch_size=64"],
+        _SMALL,
+    ),
     "mlp": (["--recipe=mlp_mnist", "--global_batch_size=512", *CONSTANT_RATE], _SMALL),
 }
 BFLOAT16 = "-bf16"
 CASES = _FLOAT32 | {
-    f"{name}{BFLOAT16}": ([*flags, "--precision=mixed_bfloat16"], small) for name, (flags, small) in _FLOAT32.items()
+    f"{name}{BFLOAT16}": ([*flags, "--precision=mixed_bfloat16"], small)
+    for name, (flags, small) in _FLOAT32.items()
 }
 WAYS = ("ours", "ours, plain", "fit", "fit, XLA, 50 steps")
 TORCH = {
@@ -68,7 +80,9 @@ TORCH = {
 }
 PARSER = make_parser(__doc__, seconds=1.0)
 PARSER.add_argument("--case", choices=CASES, required=True)
-PARSER.add_argument("--plan", action="store_true", help="make and keep the plan of the size of a GPU, and end")
+PARSER.add_argument(
+    "--plan", action="store_true", help="make and keep the plan of the size of a GPU, and end"
+)
 
 
 def main() -> None:
@@ -76,8 +90,13 @@ def main() -> None:
     options = PARSER.parse_args()
     small = not options.plan and not nvidia("name")
     with settings_of(options.case, small=small) as (config, flags), ExitStack() as stack:
-        if options.plan:  # in a process whose TensorFlow has not started: it sets how memory is allocated
-            sys.exit(subprocess.run([sys.executable, "-m", "trainer.plan", *flags], check=False).returncode)
+        # in a process whose TensorFlow has not started: it sets how memory is allocated
+        if options.plan:
+            sys.exit(
+                subprocess.run(
+                    [sys.executable, "-m", "trainer.plan", *flags], check=False
+                ).returncode
+            )
         if kept_plan(config).exists():
             lines = read_plan(kept_plan(config)).memory.lines(config, gpu=True)
             keep(planned_gib=peak_of(lines, config.global_batch_size) / 2**30)
@@ -85,22 +104,33 @@ def main() -> None:
             ways = _begun(config)
             rows = images_per_step(config)
             kinds = {} if config.model.startswith(_OWN) else TORCH
-            makers = {name: partial(Candidate, kind, flags, rows, multiple=MOST_STEPS) for name, kind in kinds.items()}
+            makers = {
+                name: partial(Candidate, kind, flags, rows, multiple=MOST_STEPS)
+                for name, kind in kinds.items()
+            }
             peers = stack.enter_context(started(possible(makers), options.seconds))
         with turn(alone=True):
-            rates = {name: way.steps * steps_per_second(way.times, options.seconds) for name, way in ways.items()}
+            rates = {
+                name: way.steps * steps_per_second(way.times, options.seconds)
+                for name, way in ways.items()
+            }
             keep(steps_per_second=rates)
-            rates |= {name: statistics.median(peer() / rows for _ in range(3)) for name, peer in peers.items()}
+            rates |= {
+                name: statistics.median(peer() / rows for _ in range(3))
+                for name, peer in peers.items()
+            }
             keep(steps_per_second=rates)
             traced = {name: kernels_of(way) for name, way in ways.items()}
             keep(kernels={name: of[0] for name, of in traced.items() if of})
-            # Of the time without a trace, in which XLA makes a graph of its kernels, and of that of the trace.
+            # Of the time without a trace, in which XLA makes a graph of its kernels, and of that of
+            # the trace.
             keep(busy={name: [rates[name] * of[1], of[2]] for name, of in traced.items() if of})
 
 
 @contextmanager
 def settings_of(case: str, *, small: bool) -> Iterator[tuple[TrainConfig, list[str]]]:
-    """Yields the settings and flags of a case; a recipe's data are digits in a file that every framework reads."""
+    """Yields the settings and flags of a case; a recipe's data are digits in a file that every
+    framework reads."""
     flags, smaller = CASES[case]
     every = ["--replicas=1", *flags, *(smaller if small else ())]
     with digits_file(every) as pair:
@@ -140,7 +170,8 @@ def _begun(config: TrainConfig) -> dict[str, Way]:
         lambda: Way(_FEW, keras_fit.make_candidate(config, "1")[0]),
         lambda: Way(MOST_STEPS, keras_fit.make_candidate(config, f"{MOST_STEPS}x")[0]),
     )
-    ways, failed = dict[str, Way](), dict[str, str]()
+    ways = dict[str, Way]()
+    failed = dict[str, str]()
     for name, make in zip(WAYS, makers, strict=True):
         try:
             way = make()
@@ -149,13 +180,15 @@ def _begun(config: TrainConfig) -> dict[str, Way]:
         except Exception as error:  # the other ways are measured all the same
             failed[name] = one_line(error)[:200]
             keep(failed=failed)
-    for way in ways.values():  # some are traced anew, and compiled, once another one has set the precision
+    # some are traced anew, and compiled, once another one has set the precision
+    for way in ways.values():
         way.times(1)
     return ways
 
 
 def kernels_of(way: Way) -> list[float]:
-    """Returns how many kernels and copies a step starts, for how many seconds they run, and for what share of a trace.
+    """Returns how many kernels and copies a step starts, for how many seconds they run, and for
+    what share of a trace.
 
     They are of TensorFlow's trace of one call; [] without a GPU.
     """
@@ -181,10 +214,12 @@ def _events(spaces: Iterable[Any]) -> Iterator[tuple[int, int]]:
 
 
 def summary(events: Sequence[tuple[int, int]], steps: int) -> list[float]:
-    """Returns what `kernels_of` does, of events in the order of their beginnings; overlaps count once."""
+    """Returns what `kernels_of` does, of events in the order of their beginnings; overlaps count
+    once."""
     if not events:
         return []
-    busy, until = 0, events[0][0]
+    busy = 0
+    until = events[0][0]
     for began, ended in events:
         busy += max(0, ended - max(began, until))
         until = max(until, ended)

@@ -26,7 +26,8 @@ from trainer.base.errors import DONE, UserError
 from trainer.base.settings.fields import fields_of, setting
 from trainer.base.storage import local_path
 
-_LOCAL_OPTIONS = (*fields_of(CodeOptions), "prices")  # options of jobs that also apply to runs on this machine
+# options of jobs that also apply to runs on this machine
+_LOCAL_OPTIONS = (*fields_of(CodeOptions), "prices")
 
 
 @dataclass(frozen=True)
@@ -43,19 +44,28 @@ class Comparison:
     notes: Sequence[str]
 
     def __repr__(self) -> str:
-        return f"<comparison of {len(self.tiers)} tiers in {self.folder}: {' '.join(self.verdict[:1])}>"
+        return (
+            f"<comparison of {len(self.tiers)} tiers in {self.folder}:"
+            f" {' '.join(self.verdict[:1])}>"
+        )
 
     def _repr_html_(self) -> str:
         values = {str(tier["tier"]): figures_of(tier) for tier in self.tiers}
-        lines = [[name, *(figures(of[key]) if key in of else "" for key in FIGURES)] for name, of in values.items()]
+        lines = [
+            [name, *(figures(of[key]) if key in of else "" for key in FIGURES)]
+            for name, of in values.items()
+        ]
         return html_table(("tier", *FIGURES), lines, self.verdict)
 
 
 def read_comparison(folder: Path, code: int) -> Comparison:
-    """Returns the comparison that the report in `folder` describes, with no tiers if no run has begun."""
+    """Returns the comparison that the report in `folder` describes, with no tiers if no run has
+    begun."""
     file = folder / "table.json"
     content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return Comparison(folder, code, *(content.get(name, []) for name in ("tiers", "verdict", "notes")))
+    return Comparison(
+        folder, code, *(content.get(name, []) for name in ("tiers", "verdict", "notes"))
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +94,8 @@ class CompareOptions(JobOptions):
     )
     on: str = setting(
         "local",
-        "processes of this machine (default), or jobs of Vertex AI, without restarts; the flags of `submit` say where",
+        "processes of this machine (default), or jobs of Vertex AI, without restarts; the flags of"
+        " `submit` say where",
         metavar="local|vertex",
         choices=("local", "vertex"),
     )
@@ -95,60 +106,95 @@ class CompareOptions(JobOptions):
     disable_retries: bool = True
 
 
-DESCRIPTION = """Trains one recipe on several tiers, the same work on each, and reports what came out.
+DESCRIPTION = """\
+Trains one recipe on several tiers, the same work on each, and reports what came out.
 
-The state of a comparison is in its folder: comparison.json holds the request, TIER/repeat-N the job directory of each
-run, or a copy of the files that a report needs. The same command again repeats no finished run and resumes failed or
-interrupted ones. On Vertex AI an interrupted comparison leaves its jobs running and finds them again.
+The state of a comparison is in its folder: comparison.json holds the request, TIER/repeat-N the job
+directory of each run, or a copy of the files that a report needs. The same command again repeats no
+finished run and resumes failed or interrupted ones. On Vertex AI an interrupted comparison leaves
+its jobs running and finds them again.
 """
 USAGE = verb_usage(
-    "compare", "TIER … --recipe=NAME [--scaling=weak] [--repeats=3] [any trainer flag]", DESCRIPTION, USUAL
+    "compare",
+    "TIER … --recipe=NAME [--scaling=weak] [--repeats=3] [any trainer flag]",
+    DESCRIPTION,
+    USUAL,
 )
 
 
 def compare(
-    *tiers: str, recipe: str | None = None, settings: Mapping[str, Value] | None = None, stream: TextIO | None = None,
-    session: Session = SESSION, **options: Value,
-) -> Comparison:  # fmt: skip
-    """Runs the same work on each tier, here or with on="vertex" as jobs, to the end, and returns what came out.
+    *tiers: str,
+    recipe: str | None = None,
+    settings: Mapping[str, Value] | None = None,
+    stream: TextIO | None = None,
+    session: Session = SESSION,
+    **options: Value,
+) -> Comparison:
+    """Runs the same work on each tier, here or with on="vertex" as jobs, to the end, and returns
+    what came out.
 
-    `settings`: the trainer's; `options`: fields of CompareOptions, such as out, repeats or bucket. The same call again
-    repeats no finished run. Raises UserError as the command does, but not for a run that failed: see `exit_code`.
+    `settings`: the trainer's; `options`: fields of CompareOptions, such as out, repeats or bucket.
+        The same call again repeats no finished run. Raises UserError as the command does, but not
+        for a run that failed: see `exit_code`.
     """
     with printed_on(stream):
         keywords = {"recipe": recipe, **options}
-        return compare_by_options(call_verb(CompareOptions, tiers, keywords, settings, USAGE), session)
+        return compare_by_options(
+            call_verb(CompareOptions, tiers, keywords, settings, USAGE), session
+        )
 
 
-def compare_by_options(request: VerbRequest[CompareOptions], session: Session, *, dry_run: bool = False) -> Comparison:
-    """Runs the comparison that the request describes and returns its results; in a dry run only prints its cost."""
+def compare_by_options(
+    request: VerbRequest[CompareOptions], session: Session, *, dry_run: bool = False
+) -> Comparison:
+    """Runs the comparison that the request describes and returns its results; in a dry run only
+    prints its cost."""
     asked = request.options
     program = request.program
     trackers = trackers_in(program.values)
-    program = program.without("track")  # all runs are sent from here at the end, under one parent run
-    specs = read_tiers(asked.tiers, asked.prices, asked.price_per_hour, partial(machine_spec, asked))
+    # all runs are sent from here at the end, under one parent run
+    program = program.without("track")
+    specs = read_tiers(
+        asked.tiers, asked.prices, asked.price_per_hour, partial(machine_spec, asked)
+    )
     if asked.baseline and asked.baseline not in (tier.name for tier in specs):
-        raise UserError(f"baseline={asked.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
+        raise UserError(
+            f"baseline={asked.baseline}: it must be one of {', '.join(tier.name for tier in specs)}"
+        )
     comparison = ComparisonRequest(
-        specs, program, "script" if isinstance(program, Script) else asked.scaling,  # a script's batch is not known
-        asked.repeats, request.command,
-    )  # fmt: skip
-    out, vertex = local_path(asked.out, "out"), asked.on == "vertex"
+        # a script's batch is not known
+        specs,
+        program,
+        "script" if isinstance(program, Script) else asked.scaling,
+        asked.repeats,
+        request.command,
+    )
+    out = local_path(asked.out, "out")
+    vertex = asked.on == "vertex"
     defaults = JobOptions()
-    job_flags = [name for name in fields_of(JobOptions)
-                 if name not in _LOCAL_OPTIONS and getattr(asked, name) != getattr(defaults, name)]  # fmt: skip
+    job_flags = [
+        name
+        for name in fields_of(JobOptions)
+        if name not in _LOCAL_OPTIONS and getattr(asked, name) != getattr(defaults, name)
+    ]
     job_flags += ["dry_run"] * dry_run
     if job_flags and not vertex:
-        raise UserError(f"--{job_flags[0]} is for jobs of Vertex AI: add --on=vertex, or leave it out")
+        raise UserError(
+            f"--{job_flags[0]} is for jobs of Vertex AI: add --on=vertex, or leave it out"
+        )
     runs = comparison.resolve()
     runner: Runner = LocalRunner()
     if vertex:
-        runner = VertexRunner(asked, packages_of(asked, program), new_submission(), session, dry_run=dry_run)
+        runner = VertexRunner(
+            asked, packages_of(asked, program), new_submission(), session, dry_run=dry_run
+        )
     if dry_run:
         missing = announce(comparison, runs, out, runner)
         say(NOTHING_SENT if missing else f"nothing to submit: all runs in {out} are done")
         return Comparison(out, DONE, [], [], [])
-    code = run_comparison(comparison, runs, out, runner, asked.parallel or (len(comparison.runs()) if vertex else 1))
+    code = run_comparison(
+        comparison, runs, out, runner, asked.parallel or (len(comparison.runs()) if vertex else 1)
+    )
     if any_begun(out):
         write_report([asked.out], asked.out, asked.baseline, dict(asked.price_per_hour))
         track_runs([asked.out], trackers)

@@ -29,26 +29,34 @@ from trainer.base.settings.fields import read_options, setting
 
 
 def attach(
-    job: str = "", project: str = "", region: str = "", backend: str = "", session: Session = SESSION
+    job: str = "",
+    project: str = "",
+    region: str = "",
+    backend: str = "",
+    session: Session = SESSION,
 ) -> VertexJob:
-    """Returns the newest job with this name, number, display name or submission, whoever submitted it.
+    """Returns the newest job with this name, number, display name or submission, whoever submitted
+    it.
 
-    Without `job`, returns the last one submitted from this folder. `region`: where to look, NAME,NAME; by default
-    gcloud's region and those of the submissions from this folder. Raises UserError if there is no such job.
+    Without `job`, returns the last one submitted from this folder. `region`: where to look,
+    NAME,NAME; by default gcloud's region and those of the submissions from this folder. Raises
+    UserError if there is no such job.
     """
     attempt = find_attempt(job)
     name = job
     if attempt:
         record, last = attempt
-        if not last.job and last.state != "NOT SUBMITTED" and last.sent_at:  # interrupted: find it by label
+        # interrupted: find it by label
+        if not last.job and last.state != "NOT SUBMITTED" and last.sent_at:
             opened = session.open(backend, last.project, last.region)
             with api_errors(opened.gcp):
                 last.job = look_for(record.label, opened, last.sent_at)
             record.write()
         if not last.job:
             raise UserError(
-                f"submission {record.submission} has no job in {last.region} ({last.error or 'it was not requested'}): "
-                "submit it again, or see `python -m deploy jobs`"
+                f"submission {record.submission} has no job in {last.region}"
+                f" ({last.error or 'it was not requested'}): submit it again, or see `python -m"
+                " deploy jobs`"
             )
         name = last.job
     full_name = re.fullmatch(r"projects/([^/]+)/locations/([^/]+)/customJobs/\d+", name)
@@ -60,7 +68,8 @@ def attach(
         return VertexJob(name, session.open(backend, project, full_name[2]), attempt)
     regions = _regions(region)
     forms = (
-        "its name, display name, number or submission with --project and --region; `python -m deploy jobs` lists all"
+        "its name, display name, number or submission with --project and --region; `python -m"
+        " deploy jobs` lists all"
     )
     if not name:
         raise UserError(f"nothing was submitted from this folder: give {forms}")
@@ -75,11 +84,14 @@ def attach(
             attempt = find_elsewhere(name, opened)
         if attempt:
             return VertexJob(attempt[1].job, opened, attempt)
-    raise UserError(f"job {job!r}: neither this folder nor {', '.join(regions)} has it: give {forms}")
+    raise UserError(
+        f"job {job!r}: neither this folder nor {', '.join(regions)} has it: give {forms}"
+    )
 
 
 def _regions(flag: str) -> list[str]:
-    """Returns the regions in `flag`, or else gcloud's region and those of the submissions from this folder."""
+    """Returns the regions in `flag`, or else gcloud's region and those of the submissions from this
+    folder."""
     names = flag or ",".join(filter(None, [read_region(""), *sent_regions()]))
     return regions_in(names) if names else []
 
@@ -91,7 +103,8 @@ class JobsOptions:
     project: str = setting("", "Google Cloud project (default: gcloud's)", metavar="ID")
     region: str = setting(
         "",
-        "each region is asked (default: gcloud's ai/region, and those of the submissions from this folder)",
+        "each region is asked (default: gcloud's ai/region, and those of the submissions from this"
+        " folder)",
         metavar="NAME,NAME",
     )
     backend: str = setting(
@@ -125,38 +138,62 @@ class JobsOptions:
         check_labels(self.labels)
 
 
-JOBS = verb_usage("jobs", "[--region=NAME,NAME]", "Lists the jobs that this package submitted, region by region.")
+JOBS = verb_usage(
+    "jobs", "[--region=NAME,NAME]", "Lists the jobs that this package submitted, region by region."
+)
 
 
 def jobs(
-    region: str | Sequence[str] | None = None, project: str | None = None, state: str | None = None,
-    labels: Mapping[str, str] | None = None, limit: int = 50, stream: TextIO | None = None, session: Session = SESSION,
-) -> list[JobStatus]:  # fmt: skip
-    """Returns the `limit` newest jobs of each region, only those in `state`, such as "RUNNING", and with `labels`.
+    region: str | Sequence[str] | None = None,
+    project: str | None = None,
+    state: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    limit: int = 50,
+    stream: TextIO | None = None,
+    session: Session = SESSION,
+) -> list[JobStatus]:
+    """Returns the `limit` newest jobs of each region, only those in `state`, such as "RUNNING", and
+    with `labels`.
 
-    Also cancels duplicates, second jobs that were created because a response was lost, and prints so on `stream`.
+    Also cancels duplicates, second jobs that were created because a response was lost, and prints
+    so on `stream`.
     """
-    keywords = {"region": region, "project": project, "state": state, "labels": labels, "limit": limit}
+    keywords = {
+        "region": region,
+        "project": project,
+        "state": state,
+        "labels": labels,
+        "limit": limit,
+    }
     given = {name: value for name, value in keywords.items() if value is not None}
     asked = read_options(JobsOptions, given, JOBS)
     with printed_on(stream):
         return [status for _, newest, _ in jobs_by_region(asked, session) for status in newest]
 
 
-def jobs_by_region(asked: JobsOptions, session: Session) -> Iterator[tuple[str, list[JobStatus], int]]:
-    """Yields, for each region, its name, the jobs that `jobs` returns for it, and the number of all its jobs."""
+def jobs_by_region(
+    asked: JobsOptions, session: Session
+) -> Iterator[tuple[str, list[JobStatus], int]]:
+    """Yields, for each region, its name, the jobs that `jobs` returns for it, and the number of all
+    its jobs."""
     newest_sent = find_attempt("")
-    project = needed_project(read_project(asked.project) or (newest_sent[1].project if newest_sent else ""))
+    project = needed_project(
+        read_project(asked.project) or (newest_sent[1].project if newest_sent else "")
+    )
     for region in _regions(asked.region) or [needed_region("")]:
         backend = session.open(asked.backend, project, region)
         with api_errors(backend.gcp):
             statuses = retried(backend.jobs, session.clock)
-            groups: dict[str, list[JobStatus]] = {}  # by label: the jobs of one attempt of a submission
+            # by label: the jobs of one attempt of a submission
+            groups: dict[str, list[JobStatus]] = {}
             for status in statuses:
                 groups.setdefault(status.labels.get(LABEL, status.name), []).append(status)
             for group in groups.values():
                 cancel_duplicates(group, backend)
         newest = sorted(statuses, key=lambda status: status.created or 0.0, reverse=True)
-        newest = [status for status in newest if asked.state in ("", status.state)
-                  and asked.labels.items() <= status.labels.items()][: asked.limit]  # fmt: skip
+        newest = [
+            status
+            for status in newest
+            if asked.state in ("", status.state) and asked.labels.items() <= status.labels.items()
+        ][: asked.limit]
         yield region, [*map(with_stop_reason, newest)], len(statuses)

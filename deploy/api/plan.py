@@ -1,6 +1,8 @@
-"""Plans a run on tiers before anything is paid: whether it fits, how long it takes, what it costs, with intervals.
+"""Plans a run on tiers before anything is paid: whether it fits, how long it takes, what it costs,
+with intervals.
 
-`plan_by_options` forecasts each tier; a Plan formats the forecasts and answers the user's questions from them.
+`plan_by_options` forecasts each tier; a Plan formats the forecasts and answers the user's questions
+from them.
 """
 
 import dataclasses
@@ -49,13 +51,25 @@ from trainer.base.settings.request import Overrides
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import expanded, make_writable
 
-WIDTH, LINES = 100, 15
-TITLES = ("tier", "strategy", "fits", "GiB of a GPU", "largest batch", "ms/step", "hours", "USD", "efficient")
+WIDTH = 100
+LINES = 15
+TITLES = (
+    "tier",
+    "strategy",
+    "fits",
+    "GiB of a GPU",
+    "largest batch",
+    "ms/step",
+    "hours",
+    "USD",
+    "efficient",
+)
 _TEXT_COLUMNS = 3  # the first of the columns, which hold text; the others hold numbers
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Returns the indices of the points that no other point dominates, in the order of their first value.
+    """Returns the indices of the points that no other point dominates, in the order of their first
+    value.
 
     A point dominates another if none of its two values is higher and one is lower.
     """
@@ -83,7 +97,8 @@ class OfferChoice:
 
 @dataclass(frozen=True)
 class Plan:
-    """Holds the forecasts of all tiers, each with its offers: the hours and USD under each scheduling strategy.
+    """Holds the forecasts of all tiers, each with its offers: the hours and USD under each
+    scheduling strategy.
 
     `forecasts`: one for each tier; `names`: the name that `submit`
     takes, by tier.
@@ -112,13 +127,16 @@ class Plan:
         return {*pareto_front([(offer.hours.middle, offer.usd.middle) for _, offer in self.offers])}
 
     def best(self, within: str | None = None, budget: float | None = None) -> OfferChoice:
-        """Returns the cheapest offer that ends `within` a time, such as "8h", for at most `budget` USD.
+        """Returns the cheapest offer that ends `within` a time, such as "8h", for at most `budget`
+        USD.
 
-        Prefers offers whose upper ends meet both limits; falls back to those whose middle does. Raises UserError if
-        there is none.
+        Prefers offers whose upper ends meet both limits; falls back to those whose middle does.
+        Raises UserError if there is none.
         """
         limits = {"within": within, "budget": budget}
-        options = read_options(PlanOptions, {name: limit for name, limit in limits.items() if limit is not None}, USAGE)
+        options = read_options(
+            PlanOptions, {name: limit for name, limit in limits.items() if limit is not None}, USAGE
+        )
         hours = float("inf") if options.within is None else options.within / 3600
         most = float("inf") if options.budget is None else options.budget
         for end in ("high", "middle"):
@@ -126,68 +144,109 @@ class Plan:
                 if getattr(offer.hours_until_end, end) <= hours and getattr(offer.usd, end) <= most:
                     tier = self.names.get(of_tier.tier, of_tier.tier)
                     return OfferChoice(tier, offer.strategy, offer.hours, offer.usd)
-        raise UserError(f"no tier ends within={within or 'any time'} for budget={budget}: {' '.join(self.sentences())}")
+        raise UserError(
+            f"no tier ends within={within or 'any time'} for budget={budget}:"
+            f" {' '.join(self.sentences())}"
+        )
 
     def cells(self) -> list[list[str]]:
         """Returns a row for each offer, then one for each tier without any."""
-        rows = [_cells(forecast, offer, index in self.efficient) for index, (forecast, offer) in enumerate(self.offers)]
-        return rows + [_cells(forecast, None, False) for forecast in self.forecasts if not forecast.offers]
+        rows = [
+            _cells(forecast, offer, index in self.efficient)
+            for index, (forecast, offer) in enumerate(self.offers)
+        ]
+        return rows + [
+            _cells(forecast, None, False) for forecast in self.forecasts if not forecast.offers
+        ]
 
     def __repr__(self) -> str:
         tiers = f"<plan of {len(self.forecasts)} tiers for {self.about}"
         if not self.offers:
             return f"{tiers}: none fits>"
         of_tier, offer = self.offers[0]
-        return f"{tiers}: {of_tier.tier} is the cheapest, {offer.usd.middle:.2f} USD in {offer.hours.middle:.3g} h>"
+        return (
+            f"{tiers}: {of_tier.tier} is the cheapest, {offer.usd.middle:.2f} USD in"
+            f" {offer.hours.middle:.3g} h>"
+        )
 
     def _repr_html_(self) -> str:
         return html_table(TITLES, self.cells(), [*self.sentences()])
 
     def __str__(self) -> str:
-        """Returns the answers, and the offers that no other beats in both time and money, on LINES lines of WIDTH."""
+        """Returns the answers, and the offers that no other beats in both time and money, on LINES
+        lines of WIDTH."""
         return self.brief()
 
     def brief(self, folder: str = "") -> str:
-        """Returns the same; if `folder` is given, its last line says that the whole plan is there."""
+        """Returns the same; if `folder` is given, its last line says that the whole plan is
+        there."""
         answers = self.answers()
         width = max((len(answer.question) for answer in answers), default=0)
-        lines = [self.about, "", *(f"  {answer.question.ljust(width)}   {answer.text}" for answer in answers), ""]
+        lines = [
+            self.about,
+            "",
+            *(f"  {answer.question.ljust(width)}   {answer.text}" for answer in answers),
+            "",
+        ]
         front = [self.offers[index] for index in sorted(self.efficient)]
         rows = [
-            (forecast.tier, STRATEGIES[offer.strategy], forecast.fit.verdict if forecast.fit else "not known",
-             f"{forecast.fit.largest_batch:,}" if forecast.fit else "", time_of(offer), offer.usd.text(dollars))
+            (
+                forecast.tier,
+                STRATEGIES[offer.strategy],
+                forecast.fit.verdict if forecast.fit else "not known",
+                f"{forecast.fit.largest_batch:,}" if forecast.fit else "",
+                time_of(offer),
+                offer.usd.text(dollars),
+            )
             for forecast, offer in front[: LINES - len(lines) - 2]
-        ]  # fmt: skip
+        ]
         if rows:
-            table = terminal_table(("tier", "how", "fits", "largest batch", "time", "USD"), rows, _TEXT_COLUMNS)
+            table = terminal_table(
+                ("tier", "how", "fits", "largest batch", "time", "USD"), rows, _TEXT_COLUMNS
+            )
             lines += [f"  {line}" for line in table.splitlines()]
         more = len(self.cells()) - len(rows)
         rest = f"{more} more: --all; what is assumed" if more else "What is assumed"
         prices = load_machines()
-        lines.append(f"  {rest}{f': {folder}' if folder else ''}. Prices: {prices.region}, {prices.date}")
+        lines.append(
+            f"  {rest}{f': {folder}' if folder else ''}. Prices: {prices.region}, {prices.date}"
+        )
         return "\n".join(line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…" for line in lines)
 
     def table(self) -> str:
-        """Returns a table of every offer, then of the tiers without any, with all answers and notes."""
+        """Returns a table of every offer, then of the tiers without any, with all answers and
+        notes."""
         return "\n".join(
-            [self.about, "", terminal_table(TITLES, self.cells(), _TEXT_COLUMNS), *self.sentences(), "", *self.notes()]
+            [
+                self.about,
+                "",
+                terminal_table(TITLES, self.cells(), _TEXT_COLUMNS),
+                *self.sentences(),
+                "",
+                *self.notes(),
+            ]
         )
 
     def to_markdown(self) -> str:
         """Returns what `table` does, as Markdown."""
-        table = markdown_table(TITLES, self.cells(), [*self.sentences(), *self.notes()], _TEXT_COLUMNS)
+        table = markdown_table(
+            TITLES, self.cells(), [*self.sentences(), *self.notes()], _TEXT_COLUMNS
+        )
         return f"{self.about}\n\n{table}"
 
     def to_json(self) -> str:
         """Returns the forecasts of all tiers, with all answers and notes, as JSON."""
         content: dict[str, Any] = {
-            "about": self.about, "sentences": [*self.sentences()], "notes": [*self.notes()],
+            "about": self.about,
+            "sentences": [*self.sentences()],
+            "notes": [*self.notes()],
             "tiers": [dataclasses.asdict(forecast) for forecast in self.forecasts],
-        }  # fmt: skip
+        }
         return json.dumps(content, indent=2) + "\n"
 
     def answers(self) -> list[Answer]:
-        """Returns the answers that a user wants first: does it fit, which tier is the cheapest, which the fastest."""
+        """Returns the answers that a user wants first: does it fit, which tier is the cheapest,
+        which the fastest."""
         limits = self.within_hours, self.budget_usd
         return [*answers(self.forecasts, self.offers, *limits, self.here_hours)]
 
@@ -197,36 +256,58 @@ class Plan:
 
     def notes(self) -> Iterator[str]:
         """Yields notes on how the numbers were made, what they assume, and why some are missing."""
-        table, memory = load_machines(), self.plan.memory
+        table = load_machines()
+        memory = self.plan.memory
         bases = {forecast.basis for forecast in self.forecasts}
-        yield (f"Memory: measured on this machine's CPU with {', '.join(map(str, memory.measured_rows))} rows. The "
-               f"upper end allows for another order of operations ({memory.worst_order:.2f} x as much) and for "
-               f"fragmentation ({FRAGMENTS:g} x that); {NEAR}: the available memory is in this range. A GPU also "
-               f"needs {CONSTANTS.context_gib:g} GiB for CUDA and, where there is room, up to "
-               f"{CONSTANTS.convolutions_gib[1]:g} GiB to try algorithms of convolutions (measured on an H100; jobs "
-               "limit it to 1 GiB on cards below 32 GB, and to 0.5 GiB below 12 GB). Assumed, not measured: "
-               f"{CONSTANTS.workspace_gib:g} GiB of workspaces and {CONSTANTS.nccl_gib:g} GiB for NCCL.")  # fmt: skip
+        yield (
+            "Memory: measured on this machine's CPU with"
+            f" {', '.join(map(str, memory.measured_rows))} rows. The upper end allows for another"
+            f" order of operations ({memory.worst_order:.2f} x as much) and for fragmentation"
+            f" ({FRAGMENTS:g} x that); {NEAR}: the available memory is in this range. A GPU also"
+            f" needs {CONSTANTS.context_gib:g} GiB for CUDA and, where there is room, up to"
+            f" {CONSTANTS.convolutions_gib[1]:g} GiB to try algorithms of convolutions (measured on"
+            " an H100; jobs limit it to 1 GiB on cards below 32 GB, and to 0.5 GiB below 12 GB)."
+            f" Assumed, not measured: {CONSTANTS.workspace_gib:g} GiB of workspaces and"
+            f" {CONSTANTS.nccl_gib:g} GiB for NCCL."
+        )
         if BY_GRAPH in bases and self.offers:
-            yield (f"Times from the graph alone: {CONSTANTS.source}; their intervals are the errors on networks that "
-                   "were left out of the fit. Other cards: scaled by the rates of their data sheets, with intervals "
-                   f"{CONSTANTS.elsewhere:g} times wider at each end. --measure=TIER or --from=DIR narrows "
-                   "them.")  # fmt: skip
+            yield (
+                f"Times from the graph alone: {CONSTANTS.source}; their intervals are the errors on"
+                " networks that were left out of the fit. Other cards: scaled by the rates of"
+                f" their data sheets, with intervals {CONSTANTS.elsewhere:g} times wider at each"
+                " end. --measure=TIER or --from=DIR narrows them."
+            )
         if BY_CPU in bases:
-            yield (f"Times on CPUs: from plain steps on the {self.plan.cpu.cores} virtual CPUs where the plan "
-                   "was made. More CPUs may gain nothing, or in proportion; another processor may take "
-                   f"{CPU_DOUBT.low:g} to {CPU_DOUBT.high:g} times as long.")  # fmt: skip
+            yield (
+                f"Times on CPUs: from plain steps on the {self.plan.cpu.cores} virtual CPUs where"
+                " the plan was made. More CPUs may gain nothing, or in proportion; another"
+                f" processor may take {CPU_DOUBT.low:g} to {CPU_DOUBT.high:g} times as long."
+            )
         if BY_RUNS in bases:
             yield from self.assumed
-        yield (f"Prices are estimates of {table.date} for {table.region} unless set by --prices or --price_per_hour; "
-               "they include Vertex AI's fee, which is inferred for spot. The time to get machines is not included, "
-               "nor are saving and evaluation where no run shows them.")  # fmt: skip
-        installing = [forecast.install_seconds for forecast in self.forecasts if forecast.install_seconds.middle]
+        yield (
+            f"Prices are estimates of {table.date} for {table.region} unless set by --prices or"
+            " --price_per_hour; they include Vertex AI's fee, which is inferred for spot. The time"
+            " to get machines is not included, nor are saving and evaluation where no run shows"
+            " them."
+        )
+        installing = [
+            forecast.install_seconds
+            for forecast in self.forecasts
+            if forecast.install_seconds.middle
+        ]
         if installing:
             most = max(installing, key=lambda seconds: seconds.middle).times(1 / 60)
-            yield (f"Hours and USD include the minutes in which each job installs TensorFlow first (a guess: up to "
-                   f"{most.text()}); an image of your own (python -m deploy image) saves them.")  # fmt: skip
-        yield (f"Spot: {PREEMPTIONS_PER_HOUR:g} preemptions an hour, a guess, each of which loses half of the time "
-               f"between checkpoints, and {RESTART_SECONDS / 60:.0f} minutes; up to twice as many.")  # fmt: skip
+            yield (
+                "Hours and USD include the minutes in which each job installs TensorFlow first (a"
+                f" guess: up to {most.text()}); an image of your own (python -m deploy image) saves"
+                " them."
+            )
+        yield (
+            f"Spot: {PREEMPTIONS_PER_HOUR:g} preemptions an hour, a guess, each of which loses half"
+            f" of the time between checkpoints, and {RESTART_SECONDS / 60:.0f} minutes; up to twice"
+            " as many."
+        )
         tiers: dict[str, list[str]] = {}
         for of_tier in self.forecasts:
             for problem in of_tier.problems:
@@ -237,11 +318,16 @@ class Plan:
 def _cells(forecast: Forecast, offer: PricedEstimate | None, efficient: bool) -> list[str]:
     fit = forecast.fit
     return [
-        forecast.tier, STRATEGIES[offer.strategy] if offer else "", fit.verdict if fit else "not known",
-        fit.gib if fit else "", f"{fit.largest_batch:,}" if fit else "",
-        forecast.step.times(1e3).text() if forecast.step else "", offer.hours.text() if offer else "",
-        offer.usd.text(money) if offer else "", "*" if efficient else "",
-    ]  # fmt: skip
+        forecast.tier,
+        STRATEGIES[offer.strategy] if offer else "",
+        fit.verdict if fit else "not known",
+        fit.gib if fit else "",
+        f"{fit.largest_batch:,}" if fit else "",
+        forecast.step.times(1e3).text() if forecast.step else "",
+        offer.hours.text() if offer else "",
+        offer.usd.text(money) if offer else "",
+        "*" if efficient else "",
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,11 +379,13 @@ class PlanOptions:
     backend: str = setting_of(JobOptions, "backend")
 
 
-DESCRIPTION = """Says before anything is paid whether a run fits each tier, how long it takes and what it costs.
+DESCRIPTION = """\
+Says before anything is paid whether a run fits each tier, how long it takes and what it costs.
 
-Memory and work of a step come from real steps on this machine's CPU, in a process of its own; the plan is kept, and
-made again only if the settings, your sources or the versions change. Times come from the step's graph; with runs at
-hand (--from) from these, which is much narrower. No machine is started, but for --measure.
+Memory and work of a step come from real steps on this machine's CPU, in a process of its own; the
+plan is kept, and made again only if the settings, your sources or the versions change. Times come
+from the step's graph; with runs at hand (--from) from these, which is much narrower. No machine is
+started, but for --measure.
 """
 USAGE = verb_usage("plan", "[TIER …] --recipe=NAME [--from=DIR] [any trainer flag]", DESCRIPTION)
 
@@ -312,32 +400,46 @@ def plan(
 ) -> Plan:
     """Returns the plan of a run on these tiers, by default on all.
 
-    `settings`: the trainer's; `options`: fields of PlanOptions. The first plan of new settings measures steps on
-    this machine's CPU, which takes a minute. Writes no file of its own. Raises UserError as the command does.
+    `settings`: the trainer's; `options`: fields of PlanOptions. The first plan of new settings
+        measures steps on this machine's CPU, which takes a minute. Writes no file of its own.
+        Raises UserError as the command does.
     """
     with printed_on(stream):
-        return plan_by_options(call_verb(PlanOptions, tiers, {"recipe": recipe, **options}, settings, USAGE), session)
+        return plan_by_options(
+            call_verb(PlanOptions, tiers, {"recipe": recipe, **options}, settings, USAGE), session
+        )
 
 
 def plan_by_options(
-    request: VerbRequest[PlanOptions], session: Session, out: Path | None = None, *, dry_run: bool = False
-) -> Plan:  # fmt: skip
+    request: VerbRequest[PlanOptions],
+    session: Session,
+    out: Path | None = None,
+    *,
+    dry_run: bool = False,
+) -> Plan:
     """Returns the plan that the options describe. Raises UserError as the command does.
 
-    `out`: a folder that must be writable before anything is measured; `dry_run`: prints the job of --measure instead of
-    sending it, and plans without it.
+    `out`: a folder that must be writable before anything is measured; `dry_run`: prints the job of
+        --measure instead of sending it, and plans without it.
     """
     asked = request.options
     overrides = request.program
     assert isinstance(overrides, Overrides)
     if asked.measure and asked.max_cost is None:
-        raise UserError(f"measure={asked.measure}: a job costs money: set a limit, such as --max_cost=1")
+        raise UserError(
+            f"measure={asked.measure}: a job costs money: set a limit, such as --max_cost=1"
+        )
     if asked.measure:  # refuse mistakes before the slow measurement on this machine
         load_tier(asked.measure)
         checked_address("bucket", asked.bucket)
     elif asked.max_cost is not None or asked.bucket or dry_run:
-        raise UserError("--max_cost, --bucket and --dry_run are for the job of --measure=TIER: add it, or drop them")
-    names, sources, usd_by_tier = asked.tiers or tier_names(), asked.from_, asked.price_per_hour
+        raise UserError(
+            "--max_cost, --bucket and --dry_run are for the job of --measure=TIER: add it, or drop"
+            " them"
+        )
+    names = asked.tiers or tier_names()
+    sources = asked.from_
+    usd_by_tier = asked.price_per_hour
     specs = read_tiers(names, asked.prices, usd_by_tier)
     config = overrides.resolve()
     if out:
@@ -345,14 +447,18 @@ def plan_by_options(
     step_plan = read_plan(expanded(asked.plan)) if asked.plan else plan_of(config, overrides)
     if asked.plan and step_plan.key != plan_key(config, step_plan.versions):
         raise UserError(
-            f"plan={asked.plan}: it was made for other settings or sources ({step_plan.model} on {step_plan.data}): "
-            "leave it out, or make it again with the flags of this command: python -m trainer.plan … --out=FILE"
+            f"plan={asked.plan}: it was made for other settings or sources ({step_plan.model} on"
+            f" {step_plan.data}): leave it out, or make it again with the flags of this command:"
+            " python -m trainer.plan … --out=FILE"
         )
     if asked.measure and (folder := _measured(request, step_plan, config, session, dry_run)):
         sources = (*sources, folder)
-    extrapolations, assumed = list[Extrapolation](), list[str]()
+    extrapolations = list[Extrapolation]()
+    assumed = list[str]()
     if sources:
-        extrapolations, assumed = extrapolate(collect(sources), [tier.facts for tier in specs], config)
+        extrapolations, assumed = extrapolate(
+            collect(sources), [tier.facts for tier in specs], config
+        )
     by_name = {extrapolation.tier: extrapolation for extrapolation in extrapolations}
     built = None if asked.image else remembered()
     code = packages_with(asked.package) if built else []
@@ -361,7 +467,9 @@ def plan_by_options(
         extrapolation = by_name.get(tier.name)
         if asked.fit and extrapolation:
             say(f"# {tier.name}: --fit is ignored: a run of --from shows this tier as it is")
-        chosen = best_memory_option(tier, step_plan, config) if asked.fit and not extrapolation else None
+        chosen = (
+            best_memory_option(tier, step_plan, config) if asked.fit and not extrapolation else None
+        )
         run = replace(config, **{chosen.name: chosen.value}) if chosen else config
         table = load_machines(asked.prices)
         plain = choose_image(tier, asked.image, built, code).plain
@@ -369,10 +477,13 @@ def plan_by_options(
     as_typed = {tier.name: name for tier, name in zip(specs, names, strict=True)}
     # Tiers may differ, and there may be no time that comes from the graph.
     compiled = sorted({forecast.compiled for forecast in forecasts if forecast.basis == BY_GRAPH})
-    xla = {(True,): ", compiled", (False,): ", plain", (): ""}.get(tuple(compiled), ", compiled on one GPU")
+    xla = {(True,): ", compiled", (False,): ", plain", (): ""}.get(
+        tuple(compiled), ", compiled on one GPU"
+    )
     about = (
-        f"{config.recipe or config.model} on {config.data or 'its data'}: {step_plan.total_steps(config):,} steps, "
-        f"global batch {config.global_batch_size}, {config.precision}{xla}"
+        f"{config.recipe or config.model} on {config.data or 'its data'}:"
+        f" {step_plan.total_steps(config):,} steps, global batch {config.global_batch_size},"
+        f" {config.precision}{xla}"
     )
     here_hours = None
     if not (asked.plan or config.precision.startswith("mixed")):
@@ -383,38 +494,66 @@ def plan_by_options(
     return Plan(step_plan, forecasts, about, assumed, within, asked.budget, as_typed, here_hours)
 
 
-# Steps that a measurement may have: the first number for which the choice of XLA is that for the whole run.
+# Steps that a measurement may have: the first number for which the choice of XLA is that for the
+# whole run.
 _MEASURED = (50, 500, 1000, 2000, 5000, 10_000)
 
 
 def _measured(
-    request: VerbRequest[PlanOptions], plan: StepPlan, config: TrainConfig, session: Session, dry_run: bool
-) -> str:  # fmt: skip
+    request: VerbRequest[PlanOptions],
+    plan: StepPlan,
+    config: TrainConfig,
+    session: Session,
+    dry_run: bool,
+) -> str:
     """Runs some steps as a job on the tier of --measure, unless they were run before.
 
-    Returns the folder with the measurements of all tiers; a dry run only prints the job, and returns "".
+    Returns the folder with the measurements of all tiers; a dry run only prints the job, and
+    returns "".
     """
     asked = request.options
     overrides = request.program
     assert isinstance(overrides, Overrides)
-    tier, total = load_tier(asked.measure), plan.total_steps(config)
+    tier = load_tier(asked.measure)
+    total = plan.total_steps(config)
     compiled = is_compiled(plan, config, tier.devices)
-    alike = (count for count in _MEASURED if is_compiled(plan, replace(config, steps=count), tier.devices) == compiled)
+    alike = (
+        count
+        for count in _MEASURED
+        if is_compiled(plan, replace(config, steps=count), tier.devices) == compiled
+    )
     steps = min(total, next(alike, total))
     flags = overrides.without("steps", "epochs", "job_dir", "report_every_steps")
     digest = hashlib.sha256(" ".join([plan.key, *flags.arguments()]).encode()).hexdigest()[:12]
     folder = f"{checked_address('bucket', asked.bucket)}/measured/{digest}"
     job_dir = f"{folder}/{tier.name}"
-    if not dry_run and json.loads(buckets.read_text(f"{job_dir}/{RESULT}")[0] or "{}").get("state") == "done":
+    if (
+        not dry_run
+        and json.loads(buckets.read_text(f"{job_dir}/{RESULT}")[0] or "{}").get("state") == "done"
+    ):
         say(f"{asked.measure} was measured before: {job_dir}")
         return folder
-    job_options = {name: getattr(asked, name) for name in
-              ("max_cost", "project", "region", "bucket", "image", "backend", "package", "prices")}  # fmt: skip
+    job_options = {
+        name: getattr(asked, name)
+        for name in (
+            "max_cost",
+            "project",
+            "region",
+            "bucket",
+            "image",
+            "backend",
+            "package",
+            "prices",
+        )
+    }
     program = flags.replace(steps=steps, report_every_steps=max(1, steps // 5), job_dir=job_dir)
     options = SubmitOptions(tiers=(asked.measure,), **job_options)
     submission = prepare_submission(VerbRequest(options, program, request.command), session)
     if dry_run:
-        say(*submission.about, f"nothing was sent: {steps} steps would be measured; the plan does without them")
+        say(
+            *submission.about,
+            f"nothing was sent: {steps} steps would be measured; the plan does without them",
+        )
         return ""
     submission.finish()
     return folder

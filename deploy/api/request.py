@@ -1,4 +1,5 @@
-"""Makes the request of a verb, from a command line or from a Python call: its options, and what is to run."""
+"""Makes the request of a verb, from a command line or from a Python call: its options, and what is
+to run."""
 
 import dataclasses
 import shlex
@@ -15,35 +16,77 @@ from trainer.base.settings.fields import (
     fields_of,
     nearest,
 )
-from trainer.base.settings.request import NAMING, Overrides, Request, first_values, make_request, parse_request
+from trainer.base.settings.request import (
+    NAMING,
+    Overrides,
+    Request,
+    first_values,
+    make_request,
+    parse_request,
+)
 from trainer.base.storage import expanded
 
 Options = TypeVar("Options")
 OptionsOfVerb = TypeVar("OptionsOfVerb", covariant=True)
-Value = str | PathLike[str] | int | float | bool | None | Sequence[str] | Mapping[str, Any] | Mapping[int, float]
+Value = (
+    str
+    | PathLike[str]
+    | int
+    | float
+    | bool
+    | None
+    | Sequence[str]
+    | Mapping[str, Any]
+    | Mapping[int, float]
+)
 # The flags that --help of submit and of compare shows; --help=all shows the rest.
 USUAL = (
-    "project", "region", "bucket", "package", "script", "max_cost", "spot", "timeout", "dry_run", "detach", "on", "out",
+    "project",
+    "region",
+    "bucket",
+    "package",
+    "script",
+    "max_cost",
+    "spot",
+    "timeout",
+    "dry_run",
+    "detach",
+    "on",
+    "out",
     "repeats",
-)  # fmt: skip
-# Options that say how a verb answers, and not what it does: the same command with and without them is one command.
+)
+# Options that say how a verb answers, and not what it does: the same command with and without them
+# is one command.
 ANSWERS = ("json", "dry_run", "detach", "again")
 _CODE = ("script", "module", "package")
 
 
 @dataclasses.dataclass(frozen=True)
 class VerbRequest(Generic[OptionsOfVerb]):
-    """Holds the options of a verb, the training or script that is to run, and the shell command for the same."""
+    """Holds the options of a verb, the training or script that is to run, and the shell command for
+    the same."""
 
     options: OptionsOfVerb
     program: Program
     command: str
 
 
-def verb_usage(verb: str, arguments: str, description: str | None, usual: Sequence[str] = ()) -> Usage:
+def verb_usage(
+    verb: str, arguments: str, description: str | None, usual: Sequence[str] = ()
+) -> Usage:
     """Returns what `python -m deploy VERB --help` says besides its options."""
-    flags = "--help=all lists those of this verb, `python -m trainer.task --help` those of the training"
-    return Usage(f"python -m deploy {verb}", arguments, description, "", usual, shows_settings=False, flags=flags)
+    flags = (
+        "--help=all lists those of this verb, `python -m trainer.task --help` those of the training"
+    )
+    return Usage(
+        f"python -m deploy {verb}",
+        arguments,
+        description,
+        "",
+        usual,
+        shows_settings=False,
+        flags=flags,
+    )
 
 
 def parse_verb(kind: type[Options], arguments: Sequence[str], usage: Usage) -> VerbRequest[Options]:
@@ -66,7 +109,8 @@ def call_verb(
     settings: Mapping[str, Value] | None,
     usage: Usage,
 ) -> VerbRequest[Options]:
-    """Returns the request of a Python call, the same as that of the command with these flags; None is not given.
+    """Returns the request of a Python call, the same as that of the command with these flags; None
+    is not given.
 
     `keywords` holds options of `kind` and settings of the trainer, `settings` more of these.
     """
@@ -77,40 +121,60 @@ def call_verb(
     for name, value in [*keywords.items(), *(settings or {}).items()]:
         if value is not None:
             if values.get(name, value) != value:
-                raise UserError(f"{name} is given twice, as {values[name]} and {value}: give it once")
+                raise UserError(
+                    f"{name} is given twice, as {values[name]} and {value}: give it once"
+                )
             values[name] = value
-    overrides = Overrides.read({name: values[name] for name in NAMING if name in values}, _folder(values))
+    overrides = Overrides.read(
+        {name: values[name] for name in NAMING if name in values}, _folder(values)
+    )
     known = {**fields_of(kind), **overrides.functions.fields}
     if unknown := [name for name in values if name not in known]:
         hint = overrides.functions.hint(unknown[0])
-        raise UserError(f"unknown keyword {unknown[0]}{nearest(unknown[0], known)} {usage.flags}{hint}")
+        raise UserError(
+            f"unknown keyword {unknown[0]}{nearest(unknown[0], known)} {usage.flags}{hint}"
+        )
     return _verb_request(make_request(kind, values, usage, overrides), (), usage)
 
 
 def _folder(values: Mapping[str, Any]) -> str:
-    """Returns the folder that is searched first for the functions of the user's package; "" without one."""
+    """Returns the folder that is searched first for the functions of the user's package; "" without
+    one."""
     return str(expanded(str(values["package"])).resolve().parent) if values.get("package") else ""
 
 
-def _verb_request(request: Request[Options], words: Sequence[str], usage: Usage) -> VerbRequest[Options]:
-    """Returns the request of a verb; with a script, `words` are its arguments. Raises UserError for contradictions."""
+def _verb_request(
+    request: Request[Options], words: Sequence[str], usage: Usage
+) -> VerbRequest[Options]:
+    """Returns the request of a verb; with a script, `words` are its arguments. Raises UserError for
+    contradictions."""
     options = request.options
-    arguments = [*usage.program.split(), *request.arguments(*ANSWERS), *(["--", *words] if words else [])]
+    arguments = [
+        *usage.program.split(),
+        *request.arguments(*ANSWERS),
+        *(["--", *words] if words else []),
+    ]
     script, module = (getattr(options, name, "") for name in _CODE[:2])
     program: Program = request.overrides
     if script or module:
         if getattr(options, "check", False):
             raise UserError(
-                "--check trains a recipe on the tier's GPUs, not a script: drop --check, or run it without one"
+                "--check trains a recipe on the tier's GPUs, not a script: drop --check, or run it"
+                " without one"
             )
         if getattr(options, "plan", False):
             raise UserError("--plan is for recipes: the memory of a script is not known: drop it")
         if getattr(options, "scaling", "") == "weak":
-            raise UserError("--scaling=weak changes the batch of a recipe; that of a script is its own: leave it out")
+            raise UserError(
+                "--scaling=weak changes the batch of a recipe; that of a script is its own: leave"
+                " it out"
+            )
         assert isinstance(options, CodeOptions)
         program = read_script(options, words, request.overrides.values)
     elif words:
-        raise UserError("what follows -- is for a script of yours: name it by --script=FILE or --module=NAME")
+        raise UserError(
+            "what follows -- is for a script of yours: name it by --script=FILE or --module=NAME"
+        )
     return VerbRequest(options, program, shlex.join(arguments))
 
 

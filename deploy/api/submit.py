@@ -1,4 +1,5 @@
-"""Submits jobs: checks the options, describes the job and what it costs, and prepares what sends and follows it."""
+"""Submits jobs: checks the options, describes the job and what it costs, and prepares what sends
+and follows it."""
 
 import dataclasses
 import secrets
@@ -30,11 +31,17 @@ from trainer.base.limit_watch import LIMITS, read_limits
 from trainer.base.run_files.job_files import GPU_CHECK
 from trainer.base.settings.fields import setting
 
-NOTHING_SENT = "nothing was sent: the same command without --dry_run checks login, bucket, data and quota, and sends it"
-# Flags after which nobody follows the job, so that no other tier or region can be tried, and why, for the error.
+NOTHING_SENT = (
+    "nothing was sent: the same command without --dry_run checks login, bucket, data and quota, and"
+    " sends it"
+)
+# Flags after which nobody follows the job, so that no other tier or region can be tried, and why,
+# for the error.
 _WHY_ONE_PLACE = {
-    "detach": "whether it has machines is known only later", "spec": "a spec has one job", "out": "a spec has one job",
-}  # fmt: skip
+    "detach": "whether it has machines is known only later",
+    "spec": "a spec has one job",
+    "out": "a spec has one job",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +57,8 @@ class SubmitOptions(JobOptions):
     )
     region: str = setting(
         "",
-        "as us-central1 (default: gcloud's ai/region); of several the next is tried where there are no machines",
+        "as us-central1 (default: gcloud's ai/region); of several the next is tried where there are"
+        " no machines",
         metavar="NAME,NAME",
     )
     machine_type: str = setting("", "a machine instead of a TIER, as g2-standard-4", metavar="NAME")
@@ -58,7 +66,8 @@ class SubmitOptions(JobOptions):
     name: str = setting("", "display name (default: recipe, tier and time)", metavar="TEXT")
     tensorboard_instance: str = setting(
         "",
-        "the TensorBoard of Vertex AI that shows the job's logs/: its full name or id (docs/permissions.md)",
+        "the TensorBoard of Vertex AI that shows the job's logs/: its full name or id"
+        " (docs/permissions.md)",
         metavar="NAME",
     )
     disable_retries: bool = setting(False, "no restart on failure, as measurements need it")
@@ -71,7 +80,8 @@ class SubmitOptions(JobOptions):
     again: bool = setting(False, "send another job although one of the same command runs")
     register: str = setting(
         "",
-        "make the model a version of NAME in the Model Registry when the job has ended well (docs/serving.md)",
+        "make the model a version of NAME in the Model Registry when the job has ended well"
+        " (docs/serving.md)",
         metavar="NAME",
     )
 
@@ -85,17 +95,25 @@ USAGE = verb_usage(
 
 
 def submit(
-    *tiers: str, recipe: str | None = None, bucket: str | None = None, max_cost: float | None = None,
-    settings: Mapping[str, Value] | None = None, dry_run: bool = False, stream: TextIO | None = None,
-    session: Session = SESSION, **options: Value,
-) -> SubmittedJob:  # fmt: skip
-    """Submits one job, on the first tier and region with machines for it, and returns it as soon as it is created.
+    *tiers: str,
+    recipe: str | None = None,
+    bucket: str | None = None,
+    max_cost: float | None = None,
+    settings: Mapping[str, Value] | None = None,
+    dry_run: bool = False,
+    stream: TextIO | None = None,
+    session: Session = SESSION,
+    **options: Value,
+) -> SubmittedJob:
+    """Submits one job, on the first tier and region with machines for it, and returns it as soon as
+    it is created.
 
-    `settings`: the trainer's, such as learning_rate; `options`: fields of SubmitOptions, such as region or spot=True;
-    `max_cost`: in USD; `dry_run`: checks and describes the job, and sends nothing. Prints about the job on `stream`.
-    Raises UserError for what the command would refuse or ask to confirm: a job that may cost more than 50 USD by its
-    plan, or more than 500 USD without a plan, needs a max_cost. Raises PlatformFault if the service fails; its exit
-    code 69 says that the job may exist.
+    `settings`: the trainer's, such as learning_rate; `options`: fields of SubmitOptions, such as
+        region or spot=True; `max_cost`: in USD; `dry_run`: checks and describes the job, and sends
+        nothing. Prints about the job on `stream`. Raises UserError for what the command would
+        refuse or ask to confirm: a job that may cost more than 50 USD by its plan, or more than 500
+        USD without a plan, needs a max_cost. Raises PlatformFault if the service fails; its exit
+        code 69 says that the job may exist.
     """
     named = {"recipe": recipe, "bucket": bucket, "max_cost": max_cost, **options}
     with printed_on(stream):
@@ -104,7 +122,9 @@ def submit(
         return job if dry_run else job.send()
 
 
-def prepare_submission(request: VerbRequest[Any], session: Session, unfollowed: str = "") -> SubmittedJob:
+def prepare_submission(
+    request: VerbRequest[Any], session: Session, unfollowed: str = ""
+) -> SubmittedJob:
     """Returns the checked submission that a request of SubmitOptions describes, and sends nothing.
 
     Raises UserError if it must fail.
@@ -113,38 +133,63 @@ def prepare_submission(request: VerbRequest[Any], session: Session, unfollowed: 
     """
     asked: SubmitOptions = request.options
     program: Program = request.program
-    register, unfollowed = ("", ""), unfollowed or ("detach" if asked.detach else "")
+    register = ("", "")
+    unfollowed = unfollowed or ("detach" if asked.detach else "")
     if asked.register:
         if unfollowed or asked.check or isinstance(program, Script):
             raise UserError(
-                "--register needs a training that is followed to its end: drop --detach, --spec, --out, "
-                "--check or --script"
+                "--register needs a training that is followed to its end: drop --detach, --spec,"
+                " --out, --check or --script"
             )
-        register = checked_name(asked.register), serving_image("" if installs(asked.image) else asked.image)
+        register = (
+            checked_name(asked.register),
+            serving_image("" if installs(asked.image) else asked.image),
+        )
     if asked.check and not program.values.keys() & {"recipe", "model"}:
-        program = program.replace(recipe="wgan_gp_digits")  # a small recipe, whose data come with the package
+        # a small recipe, whose data come with the package
+        program = program.replace(recipe="wgan_gp_digits")
     jobs = _candidates(asked, program, unfollowed)
     memory = memory_lines([] if asked.check else [job.workload for job in jobs], force=asked.force)
-    confirmation = partial(cost_confirmation, [job.tier for job in jobs], planned_usd(jobs), asked, alternatives=True)
-    sources = list(dict.fromkeys(package.uri(job.gcp.bucket) for job in jobs for package in job.packages))
-    record = Submission(jobs[0].submission, command=request.command, sources=sources, detached=asked.detach)
+    confirmation = partial(
+        cost_confirmation, [job.tier for job in jobs], planned_usd(jobs), asked, alternatives=True
+    )
+    sources = list(
+        dict.fromkeys(package.uri(job.gcp.bucket) for job in jobs for package in job.packages)
+    )
+    record = Submission(
+        jobs[0].submission, command=request.command, sources=sources, detached=asked.detach
+    )
     return SubmittedJob(jobs, record, session, [*describe(jobs), *memory], confirmation, register)
 
 
 def packages_of(asked: JobOptions, program: Program) -> Sequence[Package]:
-    """Returns the packages of the code that a job runs; those of the trainer are in an image of the user's own.
+    """Returns the packages of the code that a job runs; those of the trainer are in an image of the
+    user's own.
 
     Raises UserError for a bad image or package.
     """
     check_image(asked.image)
     own_image = asked.image != "" and not installs(asked.image)
     if isinstance(program, Script):
-        return [program.package(), *(packages_with("") if program.launched and not own_image else [])]
+        return [
+            program.package(),
+            *(packages_with("") if program.launched and not own_image else []),
+        ]
     if own_image and asked.package:
-        raise UserError("--image and --package contradict each other: build the package into the image")
-    packages = [] if own_image else packages_with(asked.package, asked.max_package_mb, asked.include, force=asked.force)
+        raise UserError(
+            "--image and --package contradict each other: build the package into the image"
+        )
+    packages = (
+        []
+        if own_image
+        else packages_with(asked.package, asked.max_package_mb, asked.include, force=asked.force)
+    )
     archives = [
-        CodeArchive(f"{package.name}-data", "0", {f"code/{name}": path for name, path in package.data.items()})
+        CodeArchive(
+            f"{package.name}-data",
+            "0",
+            {f"code/{name}": path for name, path in package.data.items()},
+        )
         for package in packages
         if package.data
     ]
@@ -157,28 +202,34 @@ def new_submission() -> str:
 
 
 def _candidates(asked: SubmitOptions, program: Program, unfollowed: str) -> list[Job]:
-    """Returns a checked job for every tier in every region, in the order in which they are tried."""
+    """Returns a checked job for every tier in every region, in the order in which they are
+    tried."""
     code = packages_of(asked, program)
     submission = new_submission()
     if asked.tiers and (asked.machine_type or asked.accelerator):
         raise UserError(
-            f"tier {' '.join(asked.tiers)} and --{'machine_type' if asked.machine_type else 'accelerator'} contradict "
-            "each other: a tier has its machine: drop one of them"
+            f"tier {' '.join(asked.tiers)} and"
+            f" --{'machine_type' if asked.machine_type else 'accelerator'} contradict each other: a"
+            " tier has its machine: drop one of them"
         )
     if not (asked.tiers or asked.machine_type):
         raise UserError(
-            "TIER is missing: name one of job_configs/, as l4x4, or a machine, as --machine_type=g2-standard-12 "
-            "--accelerator=NVIDIA_L4:1"
+            "TIER is missing: name one of job_configs/, as l4x4, or a machine, as"
+            " --machine_type=g2-standard-12 --accelerator=NVIDIA_L4:1"
         )
     changes = partial(machine_spec, asked)
     tiers = [load_tier(name, asked.prices, changes) for name in dict.fromkeys(asked.tiers)]
     tiers = tiers or [machine_tier(asked.machine_type, asked.accelerator, asked.prices, changes)]
     regions = regions_in(asked.region)
     if unfollowed and len(tiers) * len(regions) > 1:
-        raise UserError(f"--{unfollowed} is for one tier in one region: {_WHY_ONE_PLACE.get(unfollowed)}")
-    jobs, left_out = list[Job](), list[tuple[str, NoMachines]]()
+        raise UserError(
+            f"--{unfollowed} is for one tier in one region: {_WHY_ONE_PLACE.get(unfollowed)}"
+        )
+    jobs = list[Job]()
+    left_out = list[tuple[str, NoMachines]]()
     for tier in tiers:
-        # Mistakes in the command are reported before those of the account, such as a missing project.
+        # Mistakes in the command are reported before those of the account, such as a missing
+        # project.
         fitted = program
         if asked.fit and not asked.check and not isinstance(program, Script):
             config = program.resolve()
@@ -201,16 +252,21 @@ def _candidates(asked: SubmitOptions, program: Program, unfollowed: str) -> list
 
 
 def check_wait(max_wait: float | None, tier: Tier, unfollowed: str) -> None:
-    """Raises UserError if nobody would cancel a job of the tier that waits for machines longer than --max_wait.
+    """Raises UserError if nobody would cancel a job of the tier that waits for machines longer than
+    --max_wait.
 
     `unfollowed`: the flag with which the job is not followed, if any.
     """
     if unfollowed and max_wait and tier.strategy != "FLEX_START":
-        raise UserError(f"--{unfollowed} contradicts --max_wait: nobody would cancel the job then: drop one of them")
+        raise UserError(
+            f"--{unfollowed} contradicts --max_wait: nobody would cancel the job then: drop one of"
+            " them"
+        )
 
 
 def describe(jobs: Sequence[Job]) -> list[str]:
-    """Returns lines that describe jobs: what runs, on which machines and image, where it writes, what it costs.
+    """Returns lines that describe jobs: what runs, on which machines and image, where it writes,
+    what it costs.
 
     A line that is the same for several jobs appears once.
     """
@@ -219,9 +275,13 @@ def describe(jobs: Sequence[Job]) -> list[str]:
     for job in jobs:
         place = f"{job.name}: {job.tier.machine} in {job.gcp.region}, {job.tier.strategy}"
         wait = job.tier.spec.get("scheduling", {}).get("maxWaitDuration")
-        lines.append(f"{place}{f', waits for machines for {wait} at most (--max_wait)' if wait else ''}")
+        lines.append(
+            f"{place}{f', waits for machines for {wait} at most (--max_wait)' if wait else ''}"
+        )
     for job in jobs:
-        lines += job.about or [f"runs in {job.spec['workerPoolSpecs'][0]['containerSpec']['imageUri']}"]
+        lines += job.about or [
+            f"runs in {job.spec['workerPoolSpecs'][0]['containerSpec']['imageUri']}"
+        ]
     for job in jobs:
         ships = (package.about for package in job.packages if package.about)
         names = ", ".join(package.name for package in job.packages)
@@ -230,14 +290,24 @@ def describe(jobs: Sequence[Job]) -> list[str]:
     lines += [f"{job.tier.name}: {price_and_limit(job.tier)}" for job in jobs]
     for job in jobs:
         if job.tier.strategy == "SPOT":
-            then = "ends" if job.spec.get("scheduling", {}).get("disableRetries") else "starts again on others"
+            then = (
+                "ends"
+                if job.spec.get("scheduling", {}).get("disableRetries")
+                else "starts again on others"
+            )
             lines.append(f"Google may take SPOT machines away: the job then {then}")
         stop = read_limits({LIMITS: job.limits or "{}"})
         if stop.idle_s:
-            lines.append(f"{job.tier.name}: ends itself if all GPUs are idle for {format_duration(stop.idle_s)}")
+            lines.append(
+                f"{job.tier.name}: ends itself if all GPUs are idle for"
+                f" {format_duration(stop.idle_s)}"
+            )
         if stop.over_s:
             times = f"{stop.factor:g} times the upper end of its plan"
-            lines.append(f"{job.tier.name}: saves and ends itself after {format_duration(stop.over_s)}, {times}")
+            lines.append(
+                f"{job.tier.name}: saves and ends itself after {format_duration(stop.over_s)},"
+                f" {times}"
+            )
     limits = [job.tier.most_usd for job in jobs]
     if len(jobs) > 1 and None not in limits:
         lines.append(

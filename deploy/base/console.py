@@ -1,4 +1,5 @@
-"""Prints lines for people: a command's on stdout and stderr, those of a Python call on the stream that it was given.
+"""Prints lines for people: a command's on stdout and stderr, those of a Python call on the stream
+that it was given.
 
 Nothing is printed or asked otherwise, so that a program can use this package silently.
 """
@@ -16,7 +17,8 @@ from typing import TextIO
 from trainer.base.errors import FAULT, USER_MUST_CHANGE, PlatformFault, UserError
 
 _STREAM: ContextVar[TextIO | None] = ContextVar("stream", default=None)
-_COMMAND: ContextVar[bool] = ContextVar("command", default=False)  # a new thread starts with neither set
+# a new thread starts with neither set
+_COMMAND: ContextVar[bool] = ContextVar("command", default=False)
 
 
 def say(*lines: str) -> None:
@@ -63,27 +65,36 @@ def agrees(question: str) -> bool:
 
 
 def consents(question: str) -> bool:
-    """Asks as `agrees` does, but only on a terminal or in a notebook: what costs money is not agreed to by a pipe."""
+    """Asks as `agrees` does, but only on a terminal or in a notebook: what costs money is not
+    agreed to by a pipe."""
     interactive = "ipykernel" in sys.modules or (sys.stdin is not None and sys.stdin.isatty())
     return interactive and agrees(question)
 
 
 def forget_stdout() -> None:
-    """Redirects stdout, whose reader has ended, to nowhere: otherwise Python flushes into the closed pipe at exit."""
+    """Redirects stdout, whose reader has ended, to nowhere: otherwise Python flushes into the
+    closed pipe at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run_program(module: str, arguments: Sequence[str], show: Callable[[str], None]) -> None:
     """Runs `python -m MODULE` as a process, and passes each line that it prints to `show`.
 
-    If interrupted, sends the process SIGTERM, at which a training saves its state, and waits for its end. If it fails,
-    raises UserError or PlatformFault with the last error that it printed, and its exit code, or 1 if a signal ended it.
+    If interrupted, sends the process SIGTERM, at which a training saves its state, and waits for
+    its end. If it fails, raises UserError or PlatformFault with the last error that it printed, and
+    its exit code, or 1 if a signal ended it.
     """
     command = [sys.executable, "-u", "-m", module, *arguments]
     lines = deque[str](maxlen=50)  # the end of the output, where its error is looked for
-    # In a session of its own: a terminal's Ctrl-C would reach it too, and the second signal end it without saving.
+    # In a session of its own: a terminal's Ctrl-C would reach it too, and the second signal end it
+    # without saving.
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
     ) as process:
         assert process.stdout
         try:
@@ -96,11 +107,18 @@ def run_program(module: str, arguments: Sequence[str], show: Callable[[str], Non
             raise
     if not (code := process.returncode):
         return
-    text = next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), "")
+    text = next(
+        (line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), ""
+    )
     if code < 0:
-        killed = f"python -m {module} was killed by signal {-code} (is the memory too small for this batch?)"
-        text, code = text or killed, FAULT
-    # Without an error, the last line is shown beside the exit code: it may end a traceback, or tell of progress.
+        killed = (
+            f"python -m {module} was killed by signal {-code} (is the memory too small for this"
+            " batch?)"
+        )
+        text = text or killed
+        code = FAULT
+    # Without an error, the last line is shown beside the exit code: it may end a traceback, or tell
+    # of progress.
     text = text or ": ".join([f"python -m {module} ended with exit code {code}", *[*lines][-1:]])
     error = (UserError if code == USER_MUST_CHANGE else PlatformFault)(text)
     error.exit_code = code

@@ -1,7 +1,9 @@
-"""Prints what was billed for jobs beside what was estimated: `python -m deploy bill RUN … --table=P.DATASET.TABLE`.
+"""Prints what was billed for jobs beside what was estimated: `python -m deploy bill RUN …
+--table=P.DATASET.TABLE`.
 
-RUN is a submission, or a job's name, display name or number, whoever submitted it; the table is the billing export in
-BigQuery. A job has rows there some hours to two days after it ran, by its label; one without any is said to have none.
+RUN is a submission, or a job's name, display name or number, whoever submitted it; the table is the
+billing export in BigQuery. A job has rows there some hours to two days after it ran, by its label;
+one without any is said to have none.
 """
 
 import re
@@ -22,9 +24,11 @@ from deploy.tiers.tier import LABEL
 from trainer.base.errors import DONE, UserError
 from trainer.base.settings.fields import parse_options, setting, setting_of
 
-_POLLS, _POLL_S = 60, 5.0  # how often, and at which interval, BigQuery is asked for the result
-# https://cloud.google.com/billing/docs/how-to/export-data-bigquery-tables/standard-usage: a row has the labels of a
-# job, cost and credits.
+# how often, and at which interval, BigQuery is asked for the result
+_POLLS = 60
+_POLL_S = 5.0
+# https://cloud.google.com/billing/docs/how-to/export-data-bigquery-tables/standard-usage: a row has
+# the labels of a job, cost and credits.
 _BILLED = """
 SELECT l.value AS label, currency,
   SUM(cost) + SUM(IFNULL((SELECT SUM(c.amount) FROM UNNEST(credits) AS c), 0)) AS billed
@@ -39,7 +43,9 @@ class BillFlags:
     """Holds the flags of `bill`."""
 
     runs: tuple[str, ...] = setting(
-        meaning="a submission, or a job's name, display name or number", metavar="RUN", positional=True
+        meaning="a submission, or a job's name, display name or number",
+        metavar="RUN",
+        positional=True,
     )
     table: str = setting(meaning="the billing export, PROJECT.DATASET.TABLE", metavar="TABLE")
     project: str = setting_of(JobsOptions, "project")
@@ -54,8 +60,8 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     args = parse_options(BillFlags, arguments, usage)
     if not re.fullmatch(r"[a-z0-9][a-z0-9.:-]*\.\w+\.gcp_billing_export_\w+", args.table):
         raise UserError(
-            f"table={args.table}: write PROJECT.DATASET.gcp_billing_export_v1_XXXXXX_XXXXXX_XXXXXX, as BigQuery names "
-            "it"
+            f"table={args.table}: write PROJECT.DATASET.gcp_billing_export_v1_XXXXXX_XXXXXX_XXXXXX,"
+            " as BigQuery names it"
         )
     jobs: dict[str, Attempt] = {}  # by label: all attempts of a submission, or the one of a job
     for run in args.runs:
@@ -65,25 +71,41 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
             with api_errors(job.gcp):
                 known = job.attempt or find_elsewhere(job.name, job.backend)
         if not known:
-            raise UserError(f"{run}: this package did not submit it, so no label finds it on the bill")
+            raise UserError(
+                f"{run}: this package did not submit it, so no label finds it on the bill"
+            )
         record, attempt = known
         for number, sent in enumerate(record.attempts, 1):
             if run == record.submission or sent is attempt:
                 jobs[attempt_label(record.submission, number)] = sent
-    roles = "roles/bigquery.jobUser on the table's project and roles/bigquery.dataViewer on the export"
+    roles = (
+        "roles/bigquery.jobUser on the table's project and roles/bigquery.dataViewer on the export"
+    )
     with billing_errors(args.table, f"the account needs {roles}"):
         usd_by_label = billed_usd(args.table, list(jobs), session.clock)
     for label, attempt in jobs.items():
-        estimated = "not estimated" if attempt.spent_usd is None else f"estimated {attempt.spent_usd:.2f}"
+        estimated = (
+            "not estimated" if attempt.spent_usd is None else f"estimated {attempt.spent_usd:.2f}"
+        )
         billed = f"no row with the label submission={label} yet: the export lags hours to two days"
         if (usd := usd_by_label.get(label)) is not None:
             change = f", {100 * (usd / attempt.spent_usd - 1):+.1f} %" if attempt.spent_usd else ""
             billed = f"billed {usd:.2f}{change}"
         say(f"{attempt.job or label} ({attempt.tier}): {estimated}, {billed}")
-    write_document(args, "bill", jobs=[
-        {"job": attempt.job, "submission": label, "tier": attempt.tier, "estimated_usd": attempt.spent_usd,
-         "billed_usd": usd_by_label.get(label)} for label, attempt in jobs.items()
-    ])  # fmt: skip
+    write_document(
+        args,
+        "bill",
+        jobs=[
+            {
+                "job": attempt.job,
+                "submission": label,
+                "tier": attempt.tier,
+                "estimated_usd": attempt.spent_usd,
+                "billed_usd": usd_by_label.get(label),
+            }
+            for label, attempt in jobs.items()
+        ],
+    )
     return DONE
 
 
@@ -95,13 +117,22 @@ def billed_usd(table: str, labels: Sequence[str], clock: Clock) -> dict[str, flo
     project = table.rsplit(".", 2)[0]
     url = f"{address('BIGQUERY', 'https://bigquery.googleapis.com')}/bigquery/v2/projects/{project}/queries"
     query = {
-        "query": _BILLED.format(table=table), "useLegacySql": False, "parameterMode": "NAMED",
+        "query": _BILLED.format(table=table),
+        "useLegacySql": False,
+        "parameterMode": "NAMED",
         "queryParameters": [
-            {"name": "key", "parameterType": {"type": "STRING"}, "parameterValue": {"value": LABEL}},
-            {"name": "values", "parameterType": {"type": "ARRAY", "arrayType": {"type": "STRING"}},
-             "parameterValue": {"arrayValues": [{"value": label} for label in labels]}},
+            {
+                "name": "key",
+                "parameterType": {"type": "STRING"},
+                "parameterValue": {"value": LABEL},
+            },
+            {
+                "name": "values",
+                "parameterType": {"type": "ARRAY", "arrayType": {"type": "STRING"}},
+                "parameterValue": {"arrayValues": [{"value": label} for label in labels]},
+            },
         ],
-    }  # fmt: skip
+    }
     started = retried(lambda: call("POST", url, json=query), clock)
     usd_by_label = {}
     with unreadable_as_lost():
@@ -121,6 +152,8 @@ def billed_usd(table: str, labels: Sequence[str], clock: Clock) -> dict[str, flo
         for row in pages("rows", page):
             label, currency, cost = (cell["v"] for cell in row["f"])
             if currency != "USD":
-                raise UserError(f"{table} is in {currency}: only exports in USD can be compared with estimates")
+                raise UserError(
+                    f"{table} is in {currency}: only exports in USD can be compared with estimates"
+                )
             usd_by_label[label] = float(cost)
     return usd_by_label

@@ -1,4 +1,5 @@
-"""Compares tiers by the same work on each: `python -m deploy compare TIER … --recipe=… [any trainer flag]`."""
+"""Compares tiers by the same work on each: `python -m deploy compare TIER … --recipe=… [any trainer
+flag]`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,5 +23,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Runs the comparison to its end and returns its exit code."""
     request = parse_verb(CompareFlags, arguments, USAGE)
     comparison = compare_by_options(request, session, dry_run=request.options.dry_run)
-    write_document(request.options, "compare", **vars(comparison) | {"folder": str(comparison.folder)})
+    write_document(
+        request.options, "compare", **vars(comparison) | {"folder": str(comparison.folder)}
+    )
     return comparison.exit_code

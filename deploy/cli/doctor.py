@@ -1,4 +1,5 @@
-"""Looks at what a job needs in Google Cloud before the first one is sent: `python -m deploy doctor [TIER …]`."""
+"""Looks at what a job needs in Google Cloud before the first one is sent: `python -m deploy doctor
+[TIER …]`."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,11 @@ from trainer.base.errors import DONE, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.settings.fields import parse_options, setting, setting_of
 from trainer.base.storage.login import gcloud_account
 
-USAGE = verb_usage("doctor", "[TIER …] --bucket=gs://NAME", "Looks at login, project, APIs, roles, bucket and quota.")
+USAGE = verb_usage(
+    "doctor",
+    "[TIER …] --bucket=gs://NAME",
+    "Looks at login, project, APIs, roles, bucket and quota.",
+)
 # What each API is for; docs/permissions.md has the table.
 NEEDED_APIS = ("aiplatform.googleapis.com", "storage.googleapis.com", "logging.googleapis.com")
 APIS_OF_IMAGES = ("artifactregistry.googleapis.com", "cloudbuild.googleapis.com")
@@ -38,7 +43,9 @@ OBJECTS = tuple(f"storage.objects.{action}" for action in ("create", "get", "lis
 class DoctorFlags:
     """Holds the flags of `doctor`."""
 
-    tiers: tuple[str, ...] = setting((), "tiers whose quota is looked at", metavar="TIER", positional=True)
+    tiers: tuple[str, ...] = setting(
+        (), "tiers whose quota is looked at", metavar="TIER", positional=True
+    )
     project: str = setting_of(JobOptions, "project")
     region: str = setting("", "as us-central1 (default: gcloud's ai/region)", metavar="NAME")
     bucket: str = setting("", "the bucket of the jobs, as gs://NAME", metavar="gs://NAME")
@@ -72,8 +79,10 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
 
 
 def examined(args: DoctorFlags, tiers: Sequence[Tier], session: Session) -> Iterator[Finding]:
-    """Yields a finding about each thing that a job needs; without a login or a project nothing else is asked."""
-    project, region = read_project(args.project), read_region(args.region)
+    """Yields a finding about each thing that a job needs; without a login or a project nothing else
+    is asked."""
+    project = read_project(args.project)
+    region = read_region(args.region)
     if not project:
         yield Finding("project", "bad", "none is named", "gcloud config set project ID")
         return
@@ -86,9 +95,13 @@ def examined(args: DoctorFlags, tiers: Sequence[Tier], session: Session) -> Iter
         cloud.call("GET", f"{cloud.parent}/customJobs", params={"pageSize": 1})
     except ApiError as error:
         if error.code == 401:
-            yield Finding("login", "bad", "nobody is logged in, or the login has expired", error.login)
+            yield Finding(
+                "login", "bad", "nobody is logged in, or the login has expired", error.login
+            )
             return
-        yield Finding("region", "unknown" if error.transient else "bad", describe_error(error, cloud.gcp))
+        yield Finding(
+            "region", "unknown" if error.transient else "bad", describe_error(error, cloud.gcp)
+        )
     else:
         yield Finding("region", "good", f"Vertex AI answers in {region}")
     yield Finding("login", "good", gcloud_account() or "application default credentials")
@@ -102,7 +115,8 @@ def examined(args: DoctorFlags, tiers: Sequence[Tier], session: Session) -> Iter
     for subject, check in checks.items():
         try:
             yield from check()
-        except ApiError as error:  # the interface that would say it is off, or closed to this account
+        # the interface that would say it is off, or closed to this account
+        except ApiError as error:
             yield Finding(subject, "unknown", describe_error(error, cloud.gcp))
         except (UserError, PlatformFault) as error:
             yield Finding(subject, "bad", str(error))
@@ -111,16 +125,22 @@ def examined(args: DoctorFlags, tiers: Sequence[Tier], session: Session) -> Iter
 def _project(cloud: Platform) -> Iterator[Finding]:
     about = _call("GET", "CLOUDRESOURCEMANAGER", f"v1/projects/{cloud.gcp.project}")
     state = about.get("lifecycleState", "ACTIVE")
-    yield Finding("project", "good" if state == "ACTIVE" else "bad", f"{cloud.gcp.project} is {state}")
+    yield Finding(
+        "project", "good" if state == "ACTIVE" else "bad", f"{cloud.gcp.project} is {state}"
+    )
 
 
 def _apis(cloud: Platform) -> Iterator[Finding]:
     """Yields a finding about each API; those for images of one's own may be off."""
     project = cloud.gcp.project
     names = [f"projects/{project}/services/{api}" for api in (*NEEDED_APIS, *APIS_OF_IMAGES)]
-    listed = _call("GET", "SERVICEUSAGE", f"v1/projects/{project}/services:batchGet", params={"names": names})
+    listed = _call(
+        "GET", "SERVICEUSAGE", f"v1/projects/{project}/services:batchGet", params={"names": names}
+    )
     enabled = {
-        service["name"].rpartition("/")[2] for service in listed.get("services", []) if service["state"] == "ENABLED"
+        service["name"].rpartition("/")[2]
+        for service in listed.get("services", [])
+        if service["state"] == "ENABLED"
     }
     for api in (*NEEDED_APIS, *APIS_OF_IMAGES):
         command = f"gcloud services enable {api} --project={project}"
@@ -136,9 +156,15 @@ def _roles(cloud: Platform) -> Iterator[Finding]:
     """Yields a finding about each role of the account, by the permissions that it gives."""
     project = cloud.gcp.project
     path = f"v1/projects/{project}:testIamPermissions"
-    granted = _call("POST", "CLOUDRESOURCEMANAGER", path, json={"permissions": [*ROLES]}).get("permissions", [])
+    granted = _call("POST", "CLOUDRESOURCEMANAGER", path, json={"permissions": [*ROLES]}).get(
+        "permissions", []
+    )
     for role in dict.fromkeys(ROLES.values()):
-        missing = [permission for permission, of in ROLES.items() if of == role and permission not in granted]
+        missing = [
+            permission
+            for permission, of in ROLES.items()
+            if of == role and permission not in granted
+        ]
         if missing:
             member = f"--member=user:{gcloud_account() or 'YOU@example.com'} --role={role}"
             command = f"gcloud projects add-iam-policy-binding {project} {member}"
@@ -148,53 +174,81 @@ def _roles(cloud: Platform) -> Iterator[Finding]:
 
 
 def _bucket(bucket: str, cloud: Platform) -> Iterator[Finding]:
-    """Yields findings about a bucket: that it exists, where it is, and what this account may do in it."""
+    """Yields findings about a bucket: that it exists, where it is, and what this account may do in
+    it."""
     if not bucket:
         yield Finding("bucket", "unknown", "name it by --bucket=gs://NAME")
         return
-    region, name = cloud.gcp.region, bucket.removeprefix("gs://").split("/")[0]
+    region = cloud.gcp.region
+    name = bucket.removeprefix("gs://").split("/")[0]
     place = f"{address('STORAGE', 'https://storage.googleapis.com/storage/v1')}/b/{name}"
     try:
-        granted = call("GET", f"{place}/iam/testPermissions", params={"permissions": OBJECTS}).get("permissions", [])
+        granted = call("GET", f"{place}/iam/testPermissions", params={"permissions": OBJECTS}).get(
+            "permissions", []
+        )
     except ApiError as error:
         if error.code != 404:
             raise
-        command = f"gcloud storage buckets create gs://{name} --location={region} --project={cloud.gcp.project}"
+        command = (
+            f"gcloud storage buckets create gs://{name} --location={region}"
+            f" --project={cloud.gcp.project}"
+        )
         yield Finding("bucket", "bad", f"gs://{name} does not exist", command)
         return
     if missing := [permission for permission in OBJECTS if permission not in granted]:
-        member = f"--member=user:{gcloud_account() or 'YOU@example.com'} --role=roles/storage.objectUser"
+        member = (
+            f"--member=user:{gcloud_account() or 'YOU@example.com'} --role=roles/storage.objectUser"
+        )
         command = f"gcloud storage buckets add-iam-policy-binding gs://{name} {member}"
         yield Finding("bucket", "bad", f"{', '.join(missing)} is not granted", command)
     location = buckets.location(f"gs://{name}")
     price = transfer_usd_per_gib(f"gs://{name}", region, location)
     if not location:
-        yield Finding("bucket's region", "unknown", "this account may not read it (roles/storage.bucketViewer)")
+        yield Finding(
+            "bucket's region",
+            "unknown",
+            "this account may not read it (roles/storage.bucketViewer)",
+        )
     elif price:
-        yield Finding("bucket's region", "good", f"{location}, so that jobs in {region} pay for what they read")
+        yield Finding(
+            "bucket's region",
+            "good",
+            f"{location}, so that jobs in {region} pay for what they read",
+        )
     else:
         yield Finding("bucket's region", "good", location)
 
 
 def _quota(tiers: Sequence[Tier], cloud: Platform) -> Iterator[Finding]:
-    """Yields a finding about the quota of each tier, or without tiers of all accelerators in the region."""
-    region, project = cloud.gcp.region, cloud.gcp.project
+    """Yields a finding about the quota of each tier, or without tiers of all accelerators in the
+    region."""
+    region = cloud.gcp.region
+    project = cloud.gcp.project
     path = f"v1beta1/projects/{project}/services/aiplatform.googleapis.com/consumerQuotaMetrics"
     metrics = {
         metric["metric"]: metric
-        for metric in pages("metrics", lambda token: _call("GET", "SERVICEUSAGE", path, params={**token}))
+        for metric in pages(
+            "metrics", lambda token: _call("GET", "SERVICEUSAGE", path, params={**token})
+        )
     }
     page = f"request more at https://console.cloud.google.com/iam-admin/quotas?project={project}"
     for tier in tiers:
-        needed, metric = tier.devices, _metric(tier)
+        needed = tier.devices
+        metric = _metric(tier)
         if not tier.accelerators or metric is None:
             why = "its metric is not known" if tier.accelerators else "it has no accelerators"
             yield Finding(f"quota of {tier.name}", "unknown" if tier.accelerators else "good", why)
             continue
         limit = _limit(metrics.get(metric, {}), region)
-        text = f"{'no limit' if limit < 0 else limit} of {metric} in {region}, and it needs {needed}"
+        text = (
+            f"{'no limit' if limit < 0 else limit} of {metric} in {region}, and it needs {needed}"
+        )
         enough = limit < 0 or limit >= needed
-        yield Finding(f"quota of {tier.name}", "good" if enough else "bad", text if enough else f"{text}: {page}")
+        yield Finding(
+            f"quota of {tier.name}",
+            "good" if enough else "bad",
+            text if enough else f"{text}: {page}",
+        )
     if not tiers:
         limits = {
             name: _limit(metrics.get(accelerator.quota_metric or "", {}), region)
@@ -210,18 +264,32 @@ def _metric(tier: Tier) -> str | None:
     accelerator = load_machines().accelerators.get(tier.accelerator_type)
     metric = accelerator.quota_metric if accelerator else None
     preemptible = tier.strategy in ("SPOT", "FLEX_START")
-    return metric.replace("training_", "training_preemptible_", 1) if metric and preemptible else metric
+    return (
+        metric.replace("training_", "training_preemptible_", 1)
+        if metric and preemptible
+        else metric
+    )
 
 
 def _limit(metric: dict[str, Any], region: str) -> int:
-    """Returns the limit in a region: that of its own bucket, or else the one of no region in particular; -1: none.
+    """Returns the limit in a region: that of its own bucket, or else the one of no region in
+    particular; -1: none.
 
     https://docs.cloud.google.com/service-usage/docs/reference/rest/v1beta1/services.consumerQuotaMetrics
     """
-    quota = [bucket for limit in metric.get("consumerQuotaLimits", []) for bucket in limit.get("quotaBuckets", [])]
-    limits = {bucket.get("dimensions", {}).get("region", ""): int(bucket.get("effectiveLimit", 0)) for bucket in quota}
+    quota = [
+        bucket
+        for limit in metric.get("consumerQuotaLimits", [])
+        for bucket in limit.get("quotaBuckets", [])
+    ]
+    limits = {
+        bucket.get("dimensions", {}).get("region", ""): int(bucket.get("effectiveLimit", 0))
+        for bucket in quota
+    }
     return limits.get(region, limits.get("", 0))
 
 
 def _call(method: str, service: str, path: str, **request: Any) -> Any:
-    return call(method, f"{address(service, f'https://{service.lower()}.googleapis.com')}/{path}", **request)
+    return call(
+        method, f"{address(service, f'https://{service.lower()}.googleapis.com')}/{path}", **request
+    )

@@ -1,4 +1,5 @@
-"""Builds a custom image with Cloud Build from a clean copy of the sources: `python -m deploy image --image=URI`."""
+"""Builds a custom image with Cloud Build from a clean copy of the sources: `python -m deploy image
+--image=URI`."""
 
 import re
 import shlex
@@ -47,7 +48,9 @@ def main(arguments: Sequence[str]) -> int:
     """Prints the command, and runs it unless --dry_run is given."""
     args = parse_options(ImageFlags, arguments, USAGE)
     if not re.fullmatch(r"[a-z0-9-]+(\.[a-z0-9-]+)+(/[a-z0-9._-]+){2,}:[\w.-]+", args.image):
-        raise UserError(f"image={args.image}: use REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG")
+        raise UserError(
+            f"image={args.image}: use REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG"
+        )
     packages = packages_with(args.package, args.max_package_mb, args.include, force=args.force)
     print("".join(f"# {package.about}\n" for package in packages if package.about), end="")
     folder = DIST / "image"
@@ -57,15 +60,20 @@ def main(arguments: Sequence[str]) -> int:
         shutil.copyfile(Path(__file__).parents[1] / name, folder / name)
     for package in packages:
         write_copy(package, folder / "packages" / package.name)
-    project, tensorflow = read_project(args.project), [f"_TENSORFLOW={args.tensorflow}"] if args.tensorflow else []
-    # ^;^ allows commas within a substitution, as in versions. The last line is the digest of the image:
-    # https://cloud.google.com/build/docs/api/reference/rest/v1/projects.builds#Results
+    project = read_project(args.project)
+    tensorflow = [f"_TENSORFLOW={args.tensorflow}"] if args.tensorflow else []
+    # ^;^ allows commas within a substitution, as in versions. The last line is the digest of the
+    # image: https://cloud.google.com/build/docs/api/reference/rest/v1/projects.builds#Results
     command = [
-        "gcloud", "builds", "submit", *([f"--project={project}"] if project else []),
+        "gcloud",
+        "builds",
+        "submit",
+        *([f"--project={project}"] if project else []),
         f"--config={folder}/cloudbuild.yaml",
         f"--substitutions=^;^{';'.join([f'_IMAGE={args.image}', *tensorflow])}",
-        "--format=value(results.images[0].digest)", str(folder),
-    ]  # fmt: skip
+        "--format=value(results.images[0].digest)",
+        str(folder),
+    ]
     print(shlex.join(command), flush=True)
     if args.dry_run:
         return DONE
@@ -85,8 +93,8 @@ def main(arguments: Sequence[str]) -> int:
         raise not_installed() from None
     except KeyboardInterrupt:
         raise JobUnknown(
-            "stopped: the build may go on: look at https://console.cloud.google.com/cloud-build/builds before you "
-            "start another"
+            "stopped: the build may go on: look at"
+            " https://console.cloud.google.com/cloud-build/builds before you start another"
         ) from None
     if build.returncode:
         return FAULT
@@ -96,6 +104,9 @@ def main(arguments: Sequence[str]) -> int:
     built_at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     remember(BuiltImage(uri, args.tensorflow, sources, built_at, args.image if digest else ""))
     if not digest:
-        print(f"warning: gcloud named no digest: jobs run in the image that {uri} names when they start")
+        print(
+            f"warning: gcloud named no digest: jobs run in the image that {uri} names when they"
+            " start"
+        )
     print("jobs that are submitted in this folder, with these sources, run in this image")
     return DONE

@@ -1,4 +1,5 @@
-"""Implements the verbs for jobs that exist, whoever submitted them: `jobs`, `watch`, `logs` and `cancel`."""
+"""Implements the verbs for jobs that exist, whoever submitted them: `jobs`, `watch`, `logs` and
+`cancel`."""
 
 import signal
 from collections.abc import Sequence
@@ -33,12 +34,16 @@ class JobFlags:
     """Holds the flags that name a job, as `attach` takes them."""
 
     job: str = setting(
-        "", "its name, display name, number or submission (default: the last)", metavar="JOB", positional=True
+        "",
+        "its name, display name, number or submission (default: the last)",
+        metavar="JOB",
+        positional=True,
     )
     project: str = setting_of(JobsOptions, "project")
     region: str = setting(
         "",
-        "where to look for it (default: gcloud's ai/region, and those of the submissions from this folder)",
+        "where to look for it (default: gcloud's ai/region, and those of the submissions from this"
+        " folder)",
         metavar="NAME,NAME",
     )
     backend: str = setting_of(JobsOptions, "backend")
@@ -51,7 +56,9 @@ class LogsFlags(JobFlags):
 
     tail: int = setting(0, "only the newest lines", metavar="COUNT", minimum=1, maximum=1_000_000)
     worker: str = setting(
-        "", "only of one worker: 0 is the chief; or as Vertex AI calls it, as workerpool1-0", metavar="NUMBER"
+        "",
+        "only of one worker: 0 is the chief; or as Vertex AI calls it, as workerpool1-0",
+        metavar="NUMBER",
     )
     since: float = setting(0.0, "only of the last 10m, 2h or 1d", metavar="TIME", read=seconds)
 
@@ -70,30 +77,47 @@ def run_jobs(arguments: Sequence[str], session: Session = SESSION) -> int:
     for region, newest, count in jobs_by_region(args, session):
         statuses += newest
         header = "created (UTC)     state      time         cost  name  job"
-        say(header if newest else f"no {f'{args.state} ' if args.state else ''}jobs of this package in {region}")
+        say(
+            header
+            if newest
+            else f"no {f'{args.state} ' if args.state else ''}jobs of this package in {region}"
+        )
         for status in newest:
             created = datetime.fromtimestamp(status.created or 0.0, UTC).strftime("%Y-%m-%d %H:%M")
             ran, cost = describe_run(status, session.clock.now())
             why = f": {status.error}" if status.state in (STOPPED, "EXPIRED") else ""
-            say(f"{created}  {status.state:10} {ran:>9} {cost:>10}  {status.display_name}  {status.name}{why}")
-            labels = [f"{key}={value}" for key, value in status.labels.items() if key not in (LABEL, PRICE_LABEL)]
+            say(
+                f"{created}  {status.state:10} {ran:>9} {cost:>10}  {status.display_name} "
+                f" {status.name}{why}"
+            )
+            labels = [
+                f"{key}={value}"
+                for key, value in status.labels.items()
+                if key not in (LABEL, PRICE_LABEL)
+            ]
             say(f"  {', '.join([f'{status.machine} in {region}', *labels])}")
             for line in LiveLines(session.clock).lines(status):
                 say(f"  {line}")
         if len(newest) == args.limit < count:
-            say(f"the newest {args.limit} of {count}: --limit= shows more, --state= those in one state")
+            say(
+                f"the newest {args.limit} of {count}: --limit= shows more, --state= those in one"
+                " state"
+            )
     write_document(args, "jobs", jobs=statuses)
     return DONE
 
 
 def run_watch(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """Prints states and logs of a job until it ends, and returns the exit code for its final state."""
+    """Prints states and logs of a job until it ends, and returns the exit code for its final
+    state."""
     summary = "Shows states and logs of a job until it ends; Ctrl-C leaves it running."
     args = parse_options(JobFlags, arguments, verb_usage("watch", "[JOB]", summary))
 
     with on_signals(signal.default_int_handler, signal.SIGTERM):
         job = attach(args.job, args.project, args.region, args.backend, session)
-        status = job.follow((lambda line: write_document(args, "watch", line=line)) if args.json else show)
+        status = job.follow(
+            (lambda line: write_document(args, "watch", line=line)) if args.json else show
+        )
     code = exit_code(status) if status else INTERRUPTED
     write_document(args, "watch", status=status, exit_code=code)
     return code
@@ -122,7 +146,9 @@ def run_cancel(arguments: Sequence[str], session: Session = SESSION) -> int:
 
     def confirm(status: JobStatus) -> None:
         ran, cost = describe_run(status, session.clock.now())
-        question = f"cancel {status.display_name} ({status.state}, {ran}{cost and f', {cost} so far'})?"
+        question = (
+            f"cancel {status.display_name} ({status.state}, {ran}{cost and f', {cost} so far'})?"
+        )
         if not (args.yes or agrees(question)):
             raise UserError("not cancelled: answer y, or use --yes")
 

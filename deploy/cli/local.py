@@ -1,8 +1,9 @@
 """Runs the workers of a job as processes of this machine: `python -m deploy local TIER --recipe=…`.
 
-Each gets the variables that Vertex AI sets: TF_CONFIG, CLUSTER_SPEC, AIP_MODEL_DIR and others, CLOUD_ML_JOB_ID. GPUs
-that this machine lacks are simulated as logical CPU devices. The local code runs, not the spec's packages or image; a
-script, or a package, in JOB_DIR/code, a copy of what would go along.
+Each gets the variables that Vertex AI sets: TF_CONFIG, CLUSTER_SPEC, AIP_MODEL_DIR and others,
+CLOUD_ML_JOB_ID. GPUs that this machine lacks are simulated as logical CPU devices. The local code
+runs, not the spec's packages or image; a script, or a package, in JOB_DIR/code, a copy of what
+would go along.
 """
 
 import os
@@ -30,7 +31,11 @@ from trainer.base.storage import local_path
 class LocalFlags(CodeOptions):
     """Holds the flags of `local`."""
 
-    spec: str = setting(meaning="a tier, or a job spec as `submit --spec` prints it", metavar="TIER", positional=True)
+    spec: str = setting(
+        meaning="a tier, or a job spec as `submit --spec` prints it",
+        metavar="TIER",
+        positional=True,
+    )
     restarts: int = setting(
         0,
         "how often a worker that fails is started again (default: 0; on Vertex AI: 5)",
@@ -41,14 +46,24 @@ class LocalFlags(CodeOptions):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the job to its end and returns the exit code of its chief, or of the worker that failed it."""
-    request = parse_verb(LocalFlags, arguments, verb_usage("local", "TIER --recipe=NAME [any trainer flag]", __doc__))
+    """Runs the job to its end and returns the exit code of its chief, or of the worker that failed
+    it."""
+    request = parse_verb(
+        LocalFlags, arguments, verb_usage("local", "TIER --recipe=NAME [any trainer flag]", __doc__)
+    )
     program = request.program
     tier = load_tier(request.options.spec, "")
     # A script's spec has no code of this machine: the trainer would run in the script's place.
     for variable in tier.spec["workerPoolSpecs"][0].get("containerSpec", {}).get("env", []):
-        if isinstance(program, Overrides) and variable["name"] == "TRAINER_START" and '"script"' in variable["value"]:
-            raise UserError(f"{tier.name}: a script's job, whose code is in the bucket: name the code: --script=FILE")
+        if (
+            isinstance(program, Overrides)
+            and variable["name"] == "TRAINER_START"
+            and '"script"' in variable["value"]
+        ):
+            raise UserError(
+                f"{tier.name}: a script's job, whose code is in the bucket: name the code:"
+                " --script=FILE"
+            )
     workload = workload_on(tier, program)
     trains = isinstance(workload, Training) or workload.script.launched
     job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -56,28 +71,43 @@ def main(arguments: Sequence[str]) -> int:
     workload.check_folder(job_dir)  # fails here rather than in workers that wait for each other
     folder = job_dir.absolute()
     what = workload.local_program(folder)
-    if request.options.package and isinstance(workload, Training):  # its modules are found in a copy of what goes along
+    # its modules are found in a copy of what goes along
+    if request.options.package and isinstance(workload, Training):
         copy = folder / "code"
-        write_copy(user_package(request.options.package, include=request.options.include, force=True), copy)
-        what = LocalProgram(what.module, {"PYTHONPATH": f"{copy}{os.pathsep}{ROOT}", "PYTHONSAFEPATH": "1"})
+        write_copy(
+            user_package(request.options.package, include=request.options.include, force=True), copy
+        )
+        what = LocalProgram(
+            what.module, {"PYTHONPATH": f"{copy}{os.pathsep}{ROOT}", "PYTHONSAFEPATH": "1"}
+        )
     workers = local_workers(tier, workload.arguments(), folder, job_id, request.command, what)
-    first: dict[str, str] = {}  # by line, the worker that printed it first: the trainer prints the same in each worker
+    # by line, the worker that printed it first: the trainer prints the same in each worker
+    first: dict[str, str] = {}
 
     def print_line(worker: str, line: str) -> None:
         if not trains or first.setdefault(line, worker) == worker:
-            print(f"[{worker}] {line}\n", end="", flush=True)  # in one write: lines of two threads would mix
+            # in one write: lines of two threads would mix
+            print(f"[{worker}] {line}\n", end="", flush=True)
 
     job = LocalJob(workers, print_line, request.options.restarts)
     if not isinstance(workload, Training):
         print(workload.about)
     print(f"{job_id}: rehearses {tier.machine}; writes to {job_dir}", flush=True)
-    with on_signals(lambda number, frame: job.stop(), signal.SIGINT, signal.SIGTERM):  # the workers save and end
+    # the workers save and end
+    with on_signals(lambda number, frame: job.stop(), signal.SIGINT, signal.SIGTERM):
         outcome = job.run()
-    print(f"{job_id}: JOB_STATE_{outcome.state}" + (f", {outcome.restarts} restarts" if outcome.restarts else ""))
+    print(
+        f"{job_id}: JOB_STATE_{outcome.state}"
+        + (f", {outcome.restarts} restarts" if outcome.restarts else "")
+    )
     if outcome.state == "CANCELLED" and outcome.code != DONE:
         step = max((step_of(path.name) for path in (job_dir / CHECKPOINTS).glob("*")), default=-1)
         again = "again" if workload.job_dir else f"with --job_dir={job_dir}"
-        resumes = "starts from scratch: there is no checkpoint yet" if step < 0 else f"resumes from step {step:,}"
+        resumes = (
+            "starts from scratch: there is no checkpoint yet"
+            if step < 0
+            else f"resumes from step {step:,}"
+        )
         print(f"{outcome.error or 'interrupted'}: the same command {again} {resumes}")
     elif outcome.error:
         print(f"error: {outcome.error}", file=sys.stderr)

@@ -25,7 +25,8 @@ class PlanCommand(PlanOptions):
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """Plans, writes all files and only then prints, as a closed pipe ends the program. Returns the exit code."""
+    """Plans, writes all files and only then prints, as a closed pipe ends the program. Returns the
+    exit code."""
     request = parse_verb(PlanCommand, arguments, USAGE)
     flags = request.options
     out = local_path(flags.out, "out")

@@ -1,4 +1,5 @@
-"""Answers a file of rows with a registered model: `python -m deploy predict MODEL ROWS OUT --tier=TIER`."""
+"""Answers a file of rows with a registered model: `python -m deploy predict MODEL ROWS OUT
+--tier=TIER`."""
 
 import dataclasses
 import shlex
@@ -20,7 +21,13 @@ from deploy.platform.errors import api_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.model_registry import find_version
 from deploy.platform.retries import retried
-from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, needed_region, read_project
+from deploy.tiers.gcp_config import (
+    GcpConfig,
+    checked_address,
+    needed_project,
+    needed_region,
+    read_project,
+)
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import fields_of, flag_name, parse_options, setting, setting_of
@@ -31,11 +38,17 @@ class PredictFlags(JobOptions):
     """Holds the flags of `predict`, and options of other jobs at their defaults."""
 
     model: str = setting(
-        meaning="NAME, NAME@ALIAS or NAME@VERSION of the Model Registry", metavar="MODEL", positional=True
+        meaning="NAME, NAME@ALIAS or NAME@VERSION of the Model Registry",
+        metavar="MODEL",
+        positional=True,
     )
-    rows: str = setting(meaning="a file in a bucket, a line of JSON a row", metavar="ROWS", positional=True)
+    rows: str = setting(
+        meaning="a file in a bucket, a line of JSON a row", metavar="ROWS", positional=True
+    )
     out: str = setting(
-        meaning="a folder in a bucket, for predictions-….jsonl and errors-….jsonl", metavar="OUT", positional=True
+        meaning="a folder in a bucket, for predictions-….jsonl and errors-….jsonl",
+        metavar="OUT",
+        positional=True,
     )
     tier: str = setting(meaning="machine of one device, as cpu or l4x1", metavar="TIER")
     dry_run: bool = setting(False, "print what would run and what it may cost, and stop")
@@ -45,9 +58,22 @@ class PredictFlags(JobOptions):
 
 
 _NOT_OF_PREDICT = (
-    "bucket", "package", "max_package_mb", "include", "script", "module", "as_is", "launch", "no_check", "image",
-    "stop_if_idle", "stop_if_over", "plan", "force", "secret",
-)  # fmt: skip
+    "bucket",
+    "package",
+    "max_package_mb",
+    "include",
+    "script",
+    "module",
+    "as_is",
+    "launch",
+    "no_check",
+    "image",
+    "stop_if_idle",
+    "stop_if_over",
+    "plan",
+    "force",
+    "secret",
+)
 USAGE = verb_usage(
     "predict",
     "MODEL[@ALIAS] gs://…/ROWS.jsonl gs://…/OUT --tier=TIER",
@@ -59,22 +85,30 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Submits one job and follows it to its end. Returns its exit code."""
     names = [name for name in fields_of(PredictFlags) if name not in _NOT_OF_PREDICT]
     args = parse_options(PredictFlags, arguments, USAGE, *names)
-    rows, out = checked_address("rows", args.rows), checked_address("out", args.out)
+    rows = checked_address("rows", args.rows)
+    out = checked_address("out", args.out)
     gcp = GcpConfig(needed_project(read_project(args.project)), needed_region(args.region), out)
     tier = load_tier(args.tier, args.prices, partial(machine_spec, args))
     if tier.workers > 1 or tier.accelerators > 1:
-        raise UserError(f"tier={tier.name}: one device answers rows, and it has {tier.devices}: use cpu or l4x1")
+        raise UserError(
+            f"tier={tier.name}: one device answers rows, and it has {tier.devices}: use cpu or l4x1"
+        )
     check_wait(args.max_wait, tier, "detach" if args.detach else "")
     with api_errors(gcp):
         backend = session.open(args.backend, gcp.project, gcp.region)
         version = retried(lambda: find_version(args.model, backend), session.clock)
-    about, inputs = f"answers the rows of {rows} with {version}", {"rows": rows, "model": version.artifact}
+    about = f"answers the rows of {rows} with {version}"
+    inputs = {"rows": rows, "model": version.artifact}
     subject = f"predict-{version.name.rsplit('/', 1)[-1]}"
     work = Prediction(tier, job_dir=out, subject=subject, about=about, inputs=inputs)
     options = dataclasses.replace(args, image=version.image)
     job = paid_job(work, gcp, options, new_submission())
     words = [word for word in arguments if flag_name(word) not in ANSWERS]
     command = shlex.join([*USAGE.program.split(), *words])
-    record = Submission(job.submission, command=command, sources=[str(version)], detached=args.detach)
+    record = Submission(
+        job.submission, command=command, sources=[str(version)], detached=args.detach
+    )
     confirmation = partial(cost_confirmation, [job.tier], [None], args, alternatives=True)
-    return send_and_follow(SubmittedJob([job], record, session, describe([job]), confirmation), args, "predict")
+    return send_and_follow(
+        SubmittedJob([job], record, session, describe([job]), confirmation), args, "predict"
+    )

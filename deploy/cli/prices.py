@@ -1,8 +1,10 @@
-"""Asks Google for the prices of a region: `python -m deploy prices --region=NAME --out=prices.yaml`.
+"""Asks Google for the prices of a region: `python -m deploy prices --region=NAME
+--out=prices.yaml`.
 
-Reads the Cloud Billing Catalog with this machine's login, writes a file for --prices= with the identifiers of the SKUs,
-and prints what differs from the table of this package. A part without exactly one SKU leaves its machine without a
-price, with the names that were found: nothing is guessed.
+Reads the Cloud Billing Catalog with this machine's login, writes a file for --prices= with the
+identifiers of the SKUs, and prints what differs from the table of this package. A part without
+exactly one SKU leaves its machine without a price, with the names that were found: nothing is
+guessed.
 """
 
 import re
@@ -28,17 +30,31 @@ from trainer.base.storage import local_path, write_whole
 
 SERVICES = {"vertex": "C7E2-9256-1C43", "compute": "6F81-5844-456A"}
 _FEE = {"management", "fee"}
-_NEVER = {"commitment", "reserved", "sole", "tenancy", "custom", "extended", "upgrade", "prediction", "predictions"}
-# strategy, or a part with the same SKU under every strategy -> the SKUs that add up to the price of a part: (service,
-# words in their description, words not in it).
+_NEVER = {
+    "commitment",
+    "reserved",
+    "sole",
+    "tenancy",
+    "custom",
+    "extended",
+    "upgrade",
+    "prediction",
+    "predictions",
+}
+# strategy, or a part with the same SKU under every strategy -> the SKUs that add up to the price of
+# a part: (service, words in their description, words not in it).
 _KINDS: Mapping[str, Sequence[tuple[str, set[str], set[str]]]] = {
     "list": [("vertex", {"training", "pipelines"}, _FEE)],
-    "spot": [("compute", {"spot", "preemptible"}, {"dws"}), ("vertex", {"training", "pipelines", *_FEE}, set())],
+    "spot": [
+        ("compute", {"spot", "preemptible"}, {"dws"}),
+        ("vertex", {"training", "pipelines", *_FEE}, set()),
+    ],
     "flex_start": [
-        ("compute", {"dws", "defined", "duration"}, {"spot"}), ("vertex", {"training", "pipelines", *_FEE}, set()),
+        ("compute", {"dws", "defined", "duration"}, {"spot"}),
+        ("vertex", {"training", "pipelines", *_FEE}, set()),
     ],
     "local SSD": [("compute", {"local", "ssd"}, {"spot", "dws"})],
-}  # fmt: skip
+}
 
 
 class Sku(NamedTuple):
@@ -50,23 +66,32 @@ class Sku(NamedTuple):
     usd: float
 
 
-# What a machine has of one unit: its name, how many, and the words that its SKUs have in their text, and have not.
+# What a machine has of one unit: its name, how many, and the words that its SKUs have in their
+# text, and have not.
 Part = tuple[str, float, set[str], set[str]]
 
 
 def read_skus(region: str, clock: Clock) -> list[Sku]:
-    """Returns the SKUs of a region with a single price in USD. Raises ApiError if the catalog cannot be read whole."""
+    """Returns the SKUs of a region with a single price in USD. Raises ApiError if the catalog
+    cannot be read whole."""
     catalog = address("CLOUDBILLING", "https://cloudbilling.googleapis.com")
     skus = []
     for service, number in SERVICES.items():
         page = partial(_page, f"{catalog}/v1/services/{number}/skus", clock)
         with unreadable_as_lost():
             for sku in pages("skus", page):
-                expression = sku["pricingInfo"][-1]["pricingExpression"] if sku.get("pricingInfo") else {}
+                expression = (
+                    sku["pricingInfo"][-1]["pricingExpression"] if sku.get("pricingInfo") else {}
+                )
                 prices = [rate["unitPrice"] for rate in expression.get("tieredRates", ())]
-                sums = [int(price.get("units") or 0) + int(price.get("nanos") or 0) / 1e9 for price in prices]
+                sums = [
+                    int(price.get("units") or 0) + int(price.get("nanos") or 0) / 1e9
+                    for price in prices
+                ]
                 usd = [amount for amount in sums if amount]
-                hours = {"h": 1, "GiBy.h": 1, "GiBy.mo": HOURS_A_MONTH}.get(expression.get("usageUnit", ""))
+                hours = {"h": 1, "GiBy.h": 1, "GiBy.mo": HOURS_A_MONTH}.get(
+                    expression.get("usageUnit", "")
+                )
                 if hours and len(usd) == 1 and region in sku.get("serviceRegions", ()):
                     skus.append(Sku(service, sku["skuId"], sku["description"], usd[0] / hours))
     return skus
@@ -83,7 +108,8 @@ def _words(text: str) -> set[str]:
 
 
 def _parts(machine: Machine, table: Machines) -> Iterator[Part]:
-    """Yields what the price of a machine adds up from, with the accelerators that are part of it."""
+    """Yields what the price of a machine adds up from, with the accelerators that are part of
+    it."""
     if not machine.attached:
         ((accelerator, counts),) = machine.counts.items()
         yield _gpu(accelerator, counts[0], table)
@@ -95,23 +121,31 @@ def _parts(machine: Machine, table: Machines) -> Iterator[Part]:
 
 
 def _gpu(accelerator: str, count: int, table: Machines) -> Part:
-    """Returns the part for an accelerator. Its SKUs lack the words that only its relatives' have, as H100 Mega's."""
+    """Returns the part for an accelerator. Its SKUs lack the words that only its relatives' have,
+    as H100 Mega's."""
     own = _words(accelerator)
     relatives = [words for words in map(_words, table.accelerators) if own < words]
     return accelerator, count, own, set[str]().union(*relatives) - own
 
 
 def price_of(parts: Iterable[Part], skus: Sequence[Sku], kind: str) -> tuple[float | None, str]:
-    """Returns the price of all parts in USD an hour and its SKUs' identifiers, or else None and why it is not known.
+    """Returns the price of all parts in USD an hour and its SKUs' identifiers, or else None and why
+    it is not known.
 
     `kind`: `list`, `spot` or `flex_start`.
     """
-    total, identifiers = 0.0, []
+    total = 0.0
+    identifiers = []
     for name, number, words, without in parts:
         for service, of_kind, not_of_kind in _KINDS.get(name, _KINDS[kind]):
             barred = without | not_of_kind | _NEVER - of_kind
-            priced = [sku for sku in skus if sku.service == service and words | of_kind <= _words(sku.description)
-                      and not barred & _words(sku.description)]  # fmt: skip
+            priced = [
+                sku
+                for sku in skus
+                if sku.service == service
+                and words | of_kind <= _words(sku.description)
+                and not barred & _words(sku.description)
+            ]
             if len(priced) != 1:
                 names = "; ".join(sku.description for sku in priced[:4])
                 seen = f"{len(priced)} SKUs: {names}" if priced else "no SKU"
@@ -132,16 +166,28 @@ class PricesFlags:
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Writes the price file and prints how its prices differ from the table's."""
-    args = parse_options(PricesFlags, arguments, verb_usage("prices", "--region=NAME [--out=FILE]", __doc__))
-    region, out = needed_region(args.region), local_path(args.out, "out")
-    with billing_errors("the Cloud Billing Catalog", "enable cloudbilling.googleapis.com in gcloud's project"):
+    args = parse_options(
+        PricesFlags, arguments, verb_usage("prices", "--region=NAME [--out=FILE]", __doc__)
+    )
+    region = needed_region(args.region)
+    out = local_path(args.out, "out")
+    with billing_errors(
+        "the Cloud Billing Catalog", "enable cloudbilling.googleapis.com in gcloud's project"
+    ):
         skus = read_skus(region, session.clock)
     table = load_machines()
-    parts = {name: [*_parts(machine, table)] for name, machine in table.machines.items() if machine.vcpus}
-    attached = {name for machine in table.machines.values() if machine.attached for name in machine.counts}
+    parts = {
+        name: [*_parts(machine, table)] for name, machine in table.machines.items() if machine.vcpus
+    }
+    attached = {
+        name for machine in table.machines.values() if machine.attached for name in machine.counts
+    }
     parts |= {name: [_gpu(name, 1, table)] for name in sorted(attached)}
     date = datetime.fromtimestamp(session.clock.now(), UTC).date()
-    lines = [f"# {region}, {date}: Cloud Billing Catalog, by `python -m deploy prices`; USD an hour, without boot disk"]
+    lines = [
+        f"# {region}, {date}: Cloud Billing Catalog, by `python -m deploy prices`; USD an hour,"
+        " without boot disk"
+    ]
     usd: dict[str, dict[str, float]] = {}
     differences = []  # from the table's prices
     for name, of_name in parts.items():
@@ -156,21 +202,31 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
                 continue
             usd[name][kind] = price
             lines.append(f"# {kind}: {about}")
-            change = "not in the table" if before is None else f"{100 * (price / before - 1):+.1f} %"
+            change = (
+                "not in the table" if before is None else f"{100 * (price / before - 1):+.1f} %"
+            )
             if before is None or abs(price / before - 1) > 0.005:
                 difference = f"{price:.3f} ({change}, table {before or 0:.3f})"
                 differences.append(f"{name} as {kind} in {region}: {difference}")
         if usd[name]:
-            lines.append(f"{name}: {{{', '.join(f'{kind}: {price:.6f}' for kind, price in usd[name].items())}}}")
+            lines.append(
+                f"{name}:"
+                f" {{{', '.join(f'{kind}: {price:.6f}' for kind, price in usd[name].items())}}}"
+            )
     priced = sum(map(bool, usd.values()))
     say(*differences)
     if not priced:
         raise UserError(
-            f"region={region}: the Cloud Billing Catalog has a price there for none of {len(usd)} machines "
-            "and accelerators, as above: check the region's name; nothing was written"
+            f"region={region}: the Cloud Billing Catalog has a price there for none of {len(usd)}"
+            " machines and accelerators, as above: check the region's name; nothing was written"
         )
     write_whole(out, "\n".join(lines) + "\n")
-    counted = f"{priced} of {len(usd)} machines and accelerators have a price in {out}: use it with --prices={args.out}"
+    counted = (
+        f"{priced} of {len(usd)} machines and accelerators have a price in {out}: use it with"
+        f" --prices={args.out}"
+    )
     say(counted)
-    write_document(args, "prices", region=region, date=str(date), prices=usd, differences=differences)
+    write_document(
+        args, "prices", region=region, date=str(date), prices=usd, differences=differences
+    )
     return DONE

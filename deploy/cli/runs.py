@@ -26,11 +26,14 @@ class ReportFlags:
     """Holds the flags of `report`."""
 
     folders: tuple[str, ...] = setting(
-        meaning="a job directory, a folder of them, or a comparison's; local or gs://", metavar="DIR", positional=True
+        meaning="a job directory, a folder of them, or a comparison's; local or gs://",
+        metavar="DIR",
+        positional=True,
     )
     out: str = setting(
         "",
-        "folder of the report (default: a comparison's own, else report/ beside all runs; of a bucket runs/report)",
+        "folder of the report (default: a comparison's own, else report/ beside all runs; of a"
+        " bucket runs/report)",
         metavar="FOLDER",
     )
     baseline: str = setting_of(CompareOptions, "baseline")
@@ -43,20 +46,28 @@ class TrackFlags:
     """Holds the flags of `track`."""
 
     runs: tuple[str, ...] = setting(
-        meaning="a job directory, or the folder of a comparison; local or gs://", metavar="RUN", positional=True
+        meaning="a job directory, or the folder of a comparison; local or gs://",
+        metavar="RUN",
+        positional=True,
     )
-    track: tuple[str, ...] = setting(meaning="as that of the trainer: docs/tracking.md lists them", metavar="TRACKER,…")
+    track: tuple[str, ...] = setting(
+        meaning="as that of the trainer: docs/tracking.md lists them", metavar="TRACKER,…"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegisterFlags:
     """Holds the flags of `register`."""
 
-    run: str = setting(meaning="a job directory whose run is done; also at gs://", metavar="RUN", positional=True)
+    run: str = setting(
+        meaning="a job directory whose run is done; also at gs://", metavar="RUN", positional=True
+    )
     name: str = setting(meaning="the model, of which this becomes a version", metavar="NAME")
     alias: str = setting("", "move this alias to the version, as champion", metavar="ALIAS")
     image: str = setting(
-        "", "the image that serves it (default: the one that `image` built in this folder)", metavar="URI"
+        "",
+        "the image that serves it (default: the one that `image` built in this folder)",
+        metavar="URI",
     )
     project: str = setting_of(JobOptions, "project")
     region: str = setting_of(JobOptions, "region")
@@ -84,7 +95,9 @@ _REGISTER = verb_usage(
 def run_report(arguments: Sequence[str]) -> int:
     """Writes the report on the folders that are named, and returns the exit code."""
     args = parse_options(ReportFlags, arguments, _REPORT)
-    out = args.out or ("runs/report" if any(map(is_remote, args.folders)) else report_folder(args.folders))
+    out = args.out or (
+        "runs/report" if any(map(is_remote, args.folders)) else report_folder(args.folders)
+    )
     write_report(args.folders, out, args.baseline, args.price_per_hour)
     written = read_comparison(local_path(out, "out"), DONE)
     write_document(args, "report", **vars(written) | {"folder": str(written.folder)})
@@ -92,19 +105,26 @@ def run_report(arguments: Sequence[str]) -> int:
 
 
 def run_track(arguments: Sequence[str]) -> int:
-    """Sends finished runs to trackers, except what a tracker already has, and returns the exit code."""
+    """Sends finished runs to trackers, except what a tracker already has, and returns the exit
+    code."""
     args = parse_options(TrackFlags, arguments, _TRACK)
     tracked_runs.track_runs(args.runs, args.track)
     return DONE
 
 
 def run_register(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """Registers a run's model as a version, unless it is one already, and moves the alias if one is given."""
+    """Registers a run's model as a version, unless it is one already, and moves the alias if one is
+    given."""
     args = parse_options(RegisterFlags, arguments, _REGISTER)
     name = checked_name(args.name)
     if args.alias and not re.fullmatch(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]", args.alias):
-        raise UserError(f"alias={args.alias}: use letters, digits and -, 2 to 128, a small letter first, as champion")
-    gcp = GcpConfig(needed_project(read_project(args.project)), needed_region(args.region), args.bucket)
+        raise UserError(
+            f"alias={args.alias}: use letters, digits and -, 2 to 128, a small letter first, as"
+            " champion"
+        )
+    gcp = GcpConfig(
+        needed_project(read_project(args.project)), needed_region(args.region), args.bucket
+    )
     registration = read_registration(args.run, name, args.image, gcp)
     if args.dry_run:
         print(f"POST projects/{gcp.project}/locations/{gcp.region}/models:upload")

@@ -1,4 +1,5 @@
-"""Submits a job to Vertex AI: `python -m deploy submit TIER --recipe=…` checks, packages, uploads, submits, follows."""
+"""Submits a job to Vertex AI: `python -m deploy submit TIER --recipe=…` checks, packages, uploads,
+submits, follows."""
 
 import shlex
 import signal
@@ -27,37 +28,50 @@ class SubmitFlags(SubmitOptions):
     dry_run: bool = setting(False, "print what would run and what it may cost, and stop")
     spec: bool = setting(
         False,
-        "print the job's spec, as `gcloud ai custom-jobs create --config` takes it, and stop; the text is on stderr",
+        "print the job's spec, as `gcloud ai custom-jobs create --config` takes it, and stop; the"
+        " text is on stderr",
     )
     out: str = setting(
         "",
-        "write the job's spec to FILE, upload its packages, print the gcloud command that sends it, and stop",
+        "write the job's spec to FILE, upload its packages, print the gcloud command that sends it,"
+        " and stop",
         metavar="FILE",
     )
     json: bool = JSON
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """Submits one job, on the first tier and region with machines for it, or shows it. Returns the exit code."""
+    """Submits one job, on the first tier and region with machines for it, or shows it. Returns the
+    exit code."""
     request = parse_verb(SubmitFlags, arguments, USAGE)
     flags = request.options
     both = "contradict each other"
     if flags.spec and flags.json:
         raise UserError(
-            f"--spec and --json {both}: each takes all of stdout, and the document has the spec: drop one of them"
+            f"--spec and --json {both}: each takes all of stdout, and the document has the spec:"
+            " drop one of them"
         )
     if flags.spec and flags.out:
-        raise UserError(f"--spec and --out {both}: the one prints what the other writes: drop one of them")
+        raise UserError(
+            f"--spec and --out {both}: the one prints what the other writes: drop one of them"
+        )
     if flags.dry_run and flags.out:
         raise UserError(f"--dry_run and --out {both}: a dry run uploads nothing: drop one of them")
     unfollowed = "spec" if flags.spec else "out" if flags.out else ""
     submission = prepare_submission(request, session, unfollowed)
     if flags.spec:
-        say(*submission.about, "nothing was sent or uploaded, and a spec has neither labels nor a key: --out=FILE "
-                               "uploads, and prints the whole command")  # fmt: skip
+        say(
+            *submission.about,
+            "nothing was sent or uploaded, and a spec has neither labels nor a key: --out=FILE "
+            "uploads, and prints the whole command",
+        )
         print(to_yaml(submission.jobs[0].spec), end="", flush=True)
         return DONE
-    return write_command(submission, flags) if flags.out else send_and_follow(submission, flags, "submit")
+    return (
+        write_command(submission, flags)
+        if flags.out
+        else send_and_follow(submission, flags, "submit")
+    )
 
 
 def send_and_follow(submission: SubmittedJob, flags: Any, verb: str) -> int:
@@ -69,23 +83,32 @@ def send_and_follow(submission: SubmittedJob, flags: Any, verb: str) -> int:
         _write_requests(submission, flags, verb, [*submission.about, *asked])
         return DONE
     with on_signals(signal.default_int_handler, signal.SIGTERM):  # as Ctrl-C
-        job, code = submission.send(), DONE
+        job = submission.send()
+        code = DONE
         if flags.detach:
             say(f"watch it: python -m deploy watch {job.name}")
         else:
             status = job.follow()
             code = exit_code(status) if status else INTERRUPTED
     try:
-        write_document(flags, verb, submission=job.record.submission, job=job.name, attempts=job.record.attempts,
-                       exit_code=code)  # fmt: skip
+        write_document(
+            flags,
+            verb,
+            submission=job.record.submission,
+            job=job.name,
+            attempts=job.record.attempts,
+            exit_code=code,
+        )
     except BrokenPipeError:  # the exit code of the job counts, whether or not anybody reads on
         forget_stdout()
     return code
 
 
 def write_command(submission: SubmittedJob, flags: Any) -> int:
-    """Writes the spec of the job to a file, uploads its packages and prints the command that sends it."""
-    job, file = submission.jobs[0], local_path(flags.out, "out")
+    """Writes the spec of the job to a file, uploads its packages and prints the command that sends
+    it."""
+    job = submission.jobs[0]
+    file = local_path(flags.out, "out")
     make_writable(file.parent, "out")
     say(*submission.about)
     check_resources([job])
@@ -93,7 +116,10 @@ def write_command(submission: SubmittedJob, flags: Any) -> int:
     request = job.request()
     write_whole(file, to_yaml(request.spec))
     command = Gcloud(job.gcp.project, job.gcp.region).create_command(request, flags.out)
-    say(f"nothing was sent: {flags.out} has the spec, and this command sends it:", shlex.join(command))
+    say(
+        f"nothing was sent: {flags.out} has the spec, and this command sends it:",
+        shlex.join(command),
+    )
     _write_requests(submission, flags, "submit", submission.about)
     return DONE
 
@@ -102,9 +128,17 @@ def _write_requests(submission: SubmittedJob, flags: Any, verb: str, about: Sequ
     requests = []
     for job in submission.jobs:
         request = job.request()
-        requests.append({
-            "tier": job.tier.name, "project": job.gcp.project, "region": job.gcp.region, "output": job.output,
-            "display_name": request.display_name, "labels": request.labels, "spec": request.spec,
-            "usd_per_hour": job.tier.price_per_hour, "most_usd": job.tier.most_usd,
-        })  # fmt: skip
+        requests.append(
+            {
+                "tier": job.tier.name,
+                "project": job.gcp.project,
+                "region": job.gcp.region,
+                "output": job.output,
+                "display_name": request.display_name,
+                "labels": request.labels,
+                "spec": request.spec,
+                "usd_per_hour": job.tier.price_per_hour,
+                "most_usd": job.tier.most_usd,
+            }
+        )
     write_document(flags, verb, requests=requests, about=about)

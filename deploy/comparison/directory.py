@@ -1,4 +1,5 @@
-"""Manages the folder of a comparison: which comparison it holds, and how far each of its runs is."""
+"""Manages the folder of a comparison: which comparison it holds, and how far each of its runs
+is."""
 
 import json
 import os
@@ -21,11 +22,15 @@ from trainer.base.storage import make_writable, write_whole
 
 
 def check_folder(out: Path, request: Content) -> None:
-    """Raises UserError if `out` is not writable or holds another comparison than `request`; creates no folder.
+    """Raises UserError if `out` is not writable or holds another comparison than `request`; creates
+    no folder.
 
-    More repeats and other prices are allowed, and so is any change while no run has produced anything.
+    More repeats and other prices are allowed, and so is any change while no run has produced
+    anything.
     """
-    make_writable(next((folder for folder in (out, *out.parents) if os.path.exists(folder)), out), "out")
+    make_writable(
+        next((folder for folder in (out, *out.parents) if os.path.exists(folder)), out), "out"
+    )
     if (out / RUN_INFO).exists():
         raise UserError(f"out={out} holds a training run (run.json): use another --out")
     for job_dir in out.glob("*/repeat-*"):
@@ -33,17 +38,25 @@ def check_folder(out: Path, request: Content) -> None:
     if not any_begun(out):
         return
     try:
-        stored, wished = _identity(read_json(out / COMPARISON)[0]), _identity(request)
+        stored = _identity(read_json(out / COMPARISON)[0])
+        wished = _identity(request)
     except (KeyError, TypeError, AttributeError):
         problem = "damaged" if (out / COMPARISON).exists() else "missing"
         raise UserError(
-            f"{out / COMPARISON} is {problem}, but the folder holds runs of unknown settings: use another --out, or "
-            f"see `python -m deploy report {out}`"
+            f"{out / COMPARISON} is {problem}, but the folder holds runs of unknown settings: use"
+            f" another --out, or see `python -m deploy report {out}`"
         ) from None
-    added_tiers = {key for key in stored.keys() ^ wished.keys() if key.startswith("tier ")}  # which "tiers" shows
-    differing = [key for key in {**stored, **wished} if key not in added_tiers and stored.get(key) != wished.get(key)]
+    # which "tiers" shows
+    added_tiers = {key for key in stored.keys() ^ wished.keys() if key.startswith("tier ")}
+    differing = [
+        key
+        for key in {**stored, **wished}
+        if key not in added_tiers and stored.get(key) != wished.get(key)
+    ]
     if differing:
-        values = [(name, stored.get(name, "unset"), wished.get(name, "unset")) for name in differing[:5]]
+        values = [
+            (name, stored.get(name, "unset"), wished.get(name, "unset")) for name in differing[:5]
+        ]
         shown = "; ".join(f"{name}: {before} stored, {now} given" for name, before, now in values)
         raise UserError(f"{out} holds another comparison ({shown}): use another --out")
 
@@ -84,7 +97,8 @@ def is_begun(job_dir: Path) -> bool:
 
 
 def refusal(job_dir: Path) -> str:
-    """Returns in one line why the trainer refused its settings or data at startup; empty if it did not."""
+    """Returns in one line why the trainer refused its settings or data at startup; empty if it did
+    not."""
     result, _ = read_result(job_dir)
     refused = result.get("exit_code") == USER_MUST_CHANGE and not (job_dir / RUN_INFO).exists()
     return error_of(job_dir) if refused else ""

@@ -1,4 +1,5 @@
-"""Runs a comparison: what was requested, with the settings for each tier, and its runs until all are done."""
+"""Runs a comparison: what was requested, with the settings for each tier, and its runs until all
+are done."""
 
 import contextvars
 import signal
@@ -12,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from deploy.base.console import say
-from deploy.comparison.directory import any_begun, check_folder, error_of, is_done, refusal, write_comparison
+from deploy.comparison.directory import (
+    any_begun,
+    check_folder,
+    error_of,
+    is_done,
+    refusal,
+    write_comparison,
+)
 from deploy.comparison.runners import LocalRunner, VertexRunner
 from deploy.job.workload import Program, Training, Workload, workload_on
 from deploy.platform.local import on_signals
@@ -26,7 +34,8 @@ Runner = LocalRunner | VertexRunner  # writes the output of a run to JOB_DIR.log
 
 @dataclass(frozen=True)
 class ComparisonRequest:
-    """Holds what is to be compared: tiers, what runs on each, and how often. `command` is what the user typed."""
+    """Holds what is to be compared: tiers, what runs on each, and how often. `command` is what the
+    user typed."""
 
     tiers: Sequence[Tier]
     program: Program
@@ -37,38 +46,64 @@ class ComparisonRequest:
     def summary(self, on: str, parallel: int) -> dict[str, Any]:
         """Returns the content of comparison.json."""
         return {
-            "on": on, "parallel": parallel, "tiers": [asdict(tier.facts) for tier in self.tiers],
-            "flags": self.program.arguments(), "scaling": self.scaling, "repeats": self.repeats,
-            "command": self.command, "strategies": {tier.name: tier.strategy for tier in self.tiers},
-        }  # fmt: skip
+            "on": on,
+            "parallel": parallel,
+            "tiers": [asdict(tier.facts) for tier in self.tiers],
+            "flags": self.program.arguments(),
+            "scaling": self.scaling,
+            "repeats": self.repeats,
+            "command": self.command,
+            "strategies": {tier.name: tier.strategy for tier in self.tiers},
+        }
 
     def runs(self) -> list[tuple[str, int]]:
-        """Returns every (tier's name, repeat); even repeats run the tiers backwards, so that drift favours none."""
+        """Returns every (tier's name, repeat); even repeats run the tiers backwards, so that drift
+        favours none."""
         names = [tier.name for tier in self.tiers]
-        return [(name, repeat) for repeat in range(1, self.repeats + 1) for name in names[:: 1 if repeat % 2 else -1]]
+        return [
+            (name, repeat)
+            for repeat in range(1, self.repeats + 1)
+            for name in names[:: 1 if repeat % 2 else -1]
+        ]
 
     def resolve(self) -> dict[str, Workload]:
-        """Returns what runs on each tier, by the tier's name. Raises UserError for settings that it cannot have."""
+        """Returns what runs on each tier, by the tier's name. Raises UserError for settings that it
+        cannot have."""
         if "job_dir" in self.program.values:
-            raise UserError("--job_dir is not for a comparison: --out names the folder: leave it out")
+            raise UserError(
+                "--job_dir is not for a comparison: --out names the folder: leave it out"
+            )
         if "replicas" in self.program.values:
-            raise UserError("--replicas is not for a comparison: the tiers set the number of devices: leave it out")
+            raise UserError(
+                "--replicas is not for a comparison: the tiers set the number of devices: leave"
+                " it out"
+            )
         runs = [workload_on(self.tiers[0], self.program)]
         first = runs[0]
-        rows_per_replica = first.config.rows_per_replica(first.tier.devices) if isinstance(first, Training) else 0
+        rows_per_replica = (
+            first.config.rows_per_replica(first.tier.devices) if isinstance(first, Training) else 0
+        )
         for tier in self.tiers[1:]:
-            weak = {"global_batch_size": rows_per_replica * tier.devices} if self.scaling == "weak" else {}
+            weak = (
+                {"global_batch_size": rows_per_replica * tier.devices}
+                if self.scaling == "weak"
+                else {}
+            )
             runs.append(workload_on(tier, self.program.replace(**weak)))
         return {run.tier.name: run for run in runs}
 
 
 def run_comparison(
-    request: ComparisonRequest, runs: Mapping[str, Workload], out: Path, runner: Runner, parallel: int = 1
+    request: ComparisonRequest,
+    runs: Mapping[str, Workload],
+    out: Path,
+    runner: Runner,
+    parallel: int = 1,
 ) -> int:
     """Runs what is not done yet, `parallel` at a time, and returns the exit code of the whole.
 
-    A failed run does not stop the others, unless it is the first and the trainer refuses settings that all runs share.
-    Raises UserError then, and if the folder holds another comparison.
+    A failed run does not stop the others, unless it is the first and the trainer refuses settings
+    that all runs share. Raises UserError then, and if the folder holds another comparison.
     """
     missing = announce(request, runs, out, runner)
     make_writable(out, "out")
@@ -76,12 +111,19 @@ def run_comparison(
     lock_folder(out, "out", str(out))
     refused: list[str] = []
     write_comparison(out, request.summary(runner.name, parallel))
-    calls = [partial(_run, runs[name], repeat, out, runner, refused) for name, repeat in request.runs()]
+    calls = [
+        partial(_run, runs[name], repeat, out, runner, refused) for name, repeat in request.runs()
+    ]
     # A signal, or an exception in a run, stops all runs and is raised again.
-    with on_signals(signal.default_int_handler, signal.SIGTERM), ThreadPoolExecutor(parallel) as pool:  # as Ctrl-C
+    # as Ctrl-C
+    with (
+        on_signals(signal.default_int_handler, signal.SIGTERM),
+        ThreadPoolExecutor(parallel) as pool,
+    ):
         try:
             futures = [pool.submit(contextvars.copy_context().run, call) for call in calls]
-            while (waited := wait(futures, 1.0, FIRST_EXCEPTION)).not_done:  # a signal is handled between two waits
+            # a signal is handled between two waits
+            while (waited := wait(futures, 1.0, FIRST_EXCEPTION)).not_done:
                 for future in waited.done:
                     future.result()
             codes = [future.result() for future in futures]
@@ -97,9 +139,11 @@ def run_comparison(
 def announce(
     request: ComparisonRequest, runs: Mapping[str, Workload], out: Path, runner: Runner
 ) -> list[tuple[Workload, Path]]:
-    """Prints what is trained and what the missing runs may cost; returns the missing runs with their folders.
+    """Prints what is trained and what the missing runs may cost; returns the missing runs with
+    their folders.
 
-    Raises UserError, before it prints anything, if the folder holds another comparison or a job would be refused.
+    Raises UserError, before it prints anything, if the folder holds another comparison or a job
+    would be refused.
     """
     check_folder(out, request.summary(runner.name, 1))
     first = request.tiers[0].name
@@ -115,9 +159,11 @@ def announce(
 def _run(run: Workload, repeat: int, out: Path, runner: Runner, refused: list[str]) -> int:
     """Runs one repeat, unless it is done, prints how it ended, and returns its exit code.
 
-    If the trainer refuses the first run, adds the reason to `refused` instead, so that no other run starts.
+    If the trainer refuses the first run, adds the reason to `refused` instead, so that no other run
+    starts.
     """
-    job_dir, name = repeat_folder(out, run.tier.name, repeat), f"{run.tier.name}, repeat {repeat}"
+    job_dir = repeat_folder(out, run.tier.name, repeat)
+    name = f"{run.tier.name}, repeat {repeat}"
     if refused:
         return USER_MUST_CHANGE
     if is_done(job_dir):
@@ -128,15 +174,23 @@ def _run(run: Workload, repeat: int, out: Path, runner: Runner, refused: list[st
     began = time.monotonic()
     try:
         code = runner.run(run, job_dir)
-        ended = ": ".join(filter(None, [f"exit code {code}", error_of(job_dir)])) if code else "done"
+        ended = (
+            ": ".join(filter(None, [f"exit code {code}", error_of(job_dir)])) if code else "done"
+        )
     except (UserError, PlatformFault) as error:
-        code, ended = error.exit_code, str(error)
+        code = error.exit_code
+        ended = str(error)
     except Exception as error:  # a run that cannot be started or watched does not stop the others
-        code, ended = FAULT, f"{type(error).__name__}: {error}"
+        code = FAULT
+        ended = f"{type(error).__name__}: {error}"
     code = code if code in (DONE, USER_MUST_CHANGE, INTERRUPTED) else FAULT
     if code == USER_MUST_CHANGE and not any_begun(out) and (reason := refusal(job_dir)):
         refused.append(reason)
         return code
-    again = "fix that, then run the command again" if code == USER_MUST_CHANGE else "run the same command again"
+    again = (
+        "fix that, then run the command again"
+        if code == USER_MUST_CHANGE
+        else "run the same command again"
+    )
     say(f"{name}: {ended}{f'; {again}' if code else ''} ({time.monotonic() - began:.1f} s)")
     return code

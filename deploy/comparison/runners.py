@@ -1,7 +1,9 @@
-"""Runs a comparison's jobs: on this machine, as `deploy local` starts them, or on Vertex AI, as `deploy submit` does.
+"""Runs a comparison's jobs: on this machine, as `deploy local` starts them, or on Vertex AI, as
+`deploy submit` does.
 
-A job of Vertex AI is recorded in JOB_DIR before it is submitted. The same command again finds the job, follows it if it
-is still running, fetches it if it has succeeded, and otherwise submits it again with the same output.
+A job of Vertex AI is recorded in JOB_DIR before it is submitted. The same command again finds the
+job, follows it if it is still running, fetches it if it has succeeded, and otherwise submits it
+again with the same output.
 """
 
 import itertools
@@ -56,17 +58,23 @@ class LocalRunner:
         for data in {run.config.data for run, _ in runs if isinstance(run, Training)}:
             path = split_kind(data)[1]
             if not (path in DATA_SOURCES or ":" in path or os.path.exists(expanded(path))):
-                raise UserError(f"data={data}: there is no such path: give a folder or file of this machine")
+                raise UserError(
+                    f"data={data}: there is no such path: give a folder or file of this machine"
+                )
 
     def run(self, run: Workload, job_dir: Path) -> int:
         """Runs the workers of a run to their end and returns its exit code."""
         if not is_begun(job_dir):
-            (job_dir / RESULT).unlink(missing_ok=True)  # a failed start is not part of the run's time
+            # a failed start is not part of the run's time
+            (job_dir / RESULT).unlink(missing_ok=True)
         job_dir.mkdir(parents=True, exist_ok=True)
         folder = job_dir.absolute()
-        job_id = f"{job_dir.parent.name}-{time.time_ns()}"  # a new id each time: this is not a restart by Vertex AI
+        # a new id each time: this is not a restart by Vertex AI
+        job_id = f"{job_dir.parent.name}-{time.time_ns()}"
         arguments = replace(run, job_dir=str(folder)).arguments()
-        workers = local_workers(run.tier, arguments, folder, job_id, program=run.local_program(folder))
+        workers = local_workers(
+            run.tier, arguments, folder, job_id, program=run.local_program(folder)
+        )
         with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
             if self._stopped.is_set():
                 return INTERRUPTED
@@ -90,14 +98,21 @@ class VertexRunner:
     name = "vertex"
 
     def __init__(
-        self, options: JobOptions, code: Sequence[Package], submission: str, session: Session, *, dry_run: bool = False
+        self,
+        options: JobOptions,
+        code: Sequence[Package],
+        submission: str,
+        session: Session,
+        *,
+        dry_run: bool = False,
     ) -> None:
         self._options = options
         self._code = code
         self._dry_run = dry_run
         self._clock = session.clock
         self._session = replace(session, clock=Clock(session.clock.now, self._sleep))
-        self._stopped, self._jobs = Event(), dict[Path, SubmittedJob]()
+        self._stopped = Event()
+        self._jobs = dict[Path, SubmittedJob]()
         self._submissions = (f"{submission}-{number}" for number in itertools.count(1))
         self._gcp = read_gcp_config(options.project, options.region, options.bucket)
         needed_project(self._gcp.project)
@@ -112,10 +127,14 @@ class VertexRunner:
         yield from (package.about for package in self._code if package.about)
         jobs: list[Job] = []
         for run, count in runs:
-            job, tier = self._job(run), run.tier
+            job = self._job(run)
+            tier = run.tier
             jobs += [job] * count
             many = "1 job" if count == 1 else f"{count} jobs, each"
-            yield f"{tier.name}: {many} on {tier.machine} in {job.gcp.region}: {price_and_limit(job.tier)}"
+            yield (
+                f"{tier.name}: {many} on {tier.machine} in {job.gcp.region}:"
+                f" {price_and_limit(job.tier)}"
+            )
             yield from (f"{tier.name}: {line}" for line in job.about)
         warnings = grouped((line, job.tier.name) for job in jobs for line in job.warnings)
         yield from (f"warning: {tiers}: {line}" for line, tiers in warnings.items())
@@ -126,16 +145,21 @@ class VertexRunner:
             yield from confirmation.lines() or [confirmation.text]
 
     def _confirmation(self, jobs: Sequence[Job]) -> CostConfirmation:
-        return cost_confirmation([job.tier for job in jobs], planned_usd(jobs), self._options, alternatives=False)
+        return cost_confirmation(
+            [job.tier for job in jobs], planned_usd(jobs), self._options, alternatives=False
+        )
 
     def preflight(self, runs: Sequence[tuple[Workload, Path]]) -> None:
-        """Finds jobs sent before, confirms the cost of the rest, checks login, project, buckets and data once."""
+        """Finds jobs sent before, confirms the cost of the rest, checks login, project, buckets and
+        data once."""
         if not runs:
             return
         with api_errors(self._gcp):
             for run, job_dir in runs:
-                # A job that was sent before is kept if it runs or succeeded; else another is sent, with its output.
-                earlier, submission = find_in(job_dir), next(self._submissions)
+                # A job that was sent before is kept if it runs or succeeded; else another is sent,
+                # with its output.
+                earlier = find_in(job_dir)
+                submission = next(self._submissions)
                 jobs = [self._job(run, submission, earlier.attempts[-1].output if earlier else "")]
                 job = SubmittedJob(jobs, Submission(submission, folder=job_dir), self._session)
                 status = job.find(earlier) if earlier else None
@@ -150,20 +174,23 @@ class VertexRunner:
             if new := [job.jobs[0] for job in self._jobs.values() if not job.name]:
                 self._confirmation(new).confirm()
             for bucket in {job.output.split("/")[2] for job in jobs}:
-                connect().list(Address(bucket, ""), most=1)  # refuse now if the results could not be read later
+                # refuse now if the results could not be read later
+                connect().list(Address(bucket, ""), most=1)
             backend = self._session.open(self._options.backend, self._gcp.project, self._gcp.region)
             retried(lambda: backend.jobs("none"), backend.clock)
             check_resources(new or jobs)
             upload_packages(new or jobs)
 
     def run(self, run: Workload, job_dir: Path) -> int:
-        """Creates the run's job, unless it was found, follows it and fetches its results; returns its exit code."""
+        """Creates the run's job, unless it was found, follows it and fetches its results; returns
+        its exit code."""
         job = self._jobs[job_dir]
         job_dir.mkdir(parents=True, exist_ok=True)
         with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
             try:
                 if not job.name:
-                    (job_dir / RESULT).unlink(missing_ok=True)  # an earlier attempt's: the one in the bucket counts
+                    # an earlier attempt's: the one in the bucket counts
+                    (job_dir / RESULT).unlink(missing_ok=True)
                     self._sleep(0.0)
                     with api_errors(self._gcp):
                         job.create()
@@ -180,11 +207,13 @@ class VertexRunner:
             if status is None:
                 say(f"{job.name} is still running; cancel it: python -m deploy cancel {job.name}")
                 return INTERRUPTED
-            # What a report reads is copied here, result.json last, because it marks the copy as complete. A failed job
-            # gets its error there if the trainer wrote none.
+            # What a report reads is copied here, result.json last, because it marks the copy as
+            # complete. A failed job gets its error there if the trainer wrote none.
             try:
                 folder = fetched(job.output, "output")
-                shutil.copytree(folder, job_dir, ignore=shutil.ignore_patterns(RESULT), dirs_exist_ok=True)
+                shutil.copytree(
+                    folder, job_dir, ignore=shutil.ignore_patterns(RESULT), dirs_exist_ok=True
+                )
                 if (folder / RESULT).is_file():
                     write_whole(job_dir / RESULT, (folder / RESULT).read_bytes())
             except UserError as error:
@@ -195,7 +224,8 @@ class VertexRunner:
                 record_failure(job_dir, describe_failure(status) or status.state)
             elif not (job_dir / RESULT).is_file():
                 raise UserError(
-                    f"{job.output} has no result.json, though the job succeeded: remove {job_dir} to run it again"
+                    f"{job.output} has no result.json, though the job succeeded: remove {job_dir}"
+                    " to run it again"
                 )
             return exit_code(status)
 
@@ -204,17 +234,19 @@ class VertexRunner:
         self._stopped.set()
 
     def _job(self, run: Workload, submission: str = "check", output: str = "") -> Job:
-        """Returns the checked job of a run; `output`: its job directory, by default one named by the submission."""
+        """Returns the checked job of a run; `output`: its job directory, by default one named by
+        the submission."""
         if run.tier.spec.get("baseOutputDirectory"):
             raise UserError(
-                f"{run.tier.name}: its baseOutputDirectory would be the job directory of every run: remove it: "
-                "each run has a separate folder in --bucket"
+                f"{run.tier.name}: its baseOutputDirectory would be the job directory of every run:"
+                " remove it: each run has a separate folder in --bucket"
             )
         work = replace(run, job_dir=output) if output else run
         return paid_job(work, self._gcp, self._options, submission, self._code)
 
     def _sleep(self, seconds: float) -> None:
-        """Sleeps, unless or until `stop` was called: then it raises KeyboardInterrupt, as Ctrl-C would."""
+        """Sleeps, unless or until `stop` was called: then it raises KeyboardInterrupt, as Ctrl-C
+        would."""
         until = self._clock.now() + seconds
         while not self._stopped.is_set() and (left := until - self._clock.now()) > 0:
             self._clock.sleep(min(left, 1.0))  # soon enough notices `stop`

@@ -1,4 +1,5 @@
-"""Sends runs that have ended to trackers; a comparison becomes a parent run, and each of its runs a child run."""
+"""Sends runs that have ended to trackers; a comparison becomes a parent run, and each of its runs a
+child run."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,8 @@ from trainer.base.tracker import Point, TrackedRun, read_addresses, text_of
 
 @dataclass(frozen=True)
 class _Comparison(RunFiles):
-    """Represents a comparison, the parent of its runs; at its end it has one point with the FIGURES of each tier."""
+    """Represents a comparison, the parent of its runs; at its end it has one point with the FIGURES
+    of each tier."""
 
     about: TrackedRun = dataclasses.field(kw_only=True)
 
@@ -27,14 +29,25 @@ class _Comparison(RunFiles):
 
     def points(self, *, ended: bool) -> list[Point]:
         tiers = items(read_json(self.folder / "table.json")[0], "tiers") if ended else []
-        values = {f"{tier['tier']}/{key}": value for tier in tiers for key, value in figures_of(tier).items()}
+        values = {
+            f"{tier['tier']}/{key}": value
+            for tier in tiers
+            for key, value in figures_of(tier).items()
+        }
         if not values:
             return []
-        return [Point(sum(tier["repeats"] for tier in tiers), (self.folder / COMPARISON).stat().st_mtime, values)]
+        return [
+            Point(
+                sum(tier["repeats"] for tier in tiers),
+                (self.folder / COMPARISON).stat().st_mtime,
+                values,
+            )
+        ]
 
 
 def trackers_in(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the setting `track`, the trackers' addresses. Raises UserError for one that the trainer would refuse."""
+    """Returns the setting `track`, the trackers' addresses. Raises UserError for one that the
+    trainer would refuse."""
     trackers: tuple[str, ...] = settings.get("track", ())
     for address in read_addresses(trackers):
         open_tracker(address)
@@ -44,25 +57,30 @@ def trackers_in(settings: Mapping[str, Any]) -> tuple[str, ...]:
 def track_runs(paths: Sequence[str], addresses: Sequence[str]) -> None:
     """Sends each run or comparison to each tracker, and prints a line for each run.
 
-    Raises UserError if a tracker refuses a run, if a run goes on, or if a path has no run; PlatformFault if a tracker
-    does not answer.
+    Raises UserError if a tracker refuses a run, if a run goes on, or if a path has no run;
+    PlatformFault if a tracker does not answer.
     """
     for source in [source for path in paths for source in _sources(path)]:
         for address in read_addresses(addresses):
-            sender, run = Sender(address, source), source.run(ended=True)
+            sender = Sender(address, source)
+            run = source.run(ended=True)
             try:
                 sender.send(ended=True)
             except UserError:
                 raise
             except Exception as error:
-                raise PlatformFault(f"{sender.text}: {run.name} is not sent: {reason(error)}") from error
+                raise PlatformFault(
+                    f"{sender.text}: {run.name} is not sent: {reason(error)}"
+                ) from error
             link = sender.opened.link if sender.opened else ""
             say(f"{run.name}: {run.state}, {sender.sent:,} steps sent: {link}")
 
 
 def _sources(path: str) -> Iterator[RunFiles]:
-    """Yields the run in a folder or, for a folder of runs, a parent that stands for the folder and then its runs."""
-    folder, where = fetched(path, "track"), path.rstrip("/")
+    """Yields the run in a folder or, for a folder of runs, a parent that stands for the folder and
+    then its runs."""
+    folder = fetched(path, "track")
+    where = path.rstrip("/")
     if (folder / RUN_INFO).is_file():
         if is_locked(folder):
             raise UserError(f"{path}: the run goes on: give it --track, or wait for its end")
@@ -71,17 +89,25 @@ def _sources(path: str) -> Iterator[RunFiles]:
     below = sorted({file.parent for name in RUN_FILES for file in folder.glob(f"**/{name}")})
     if not below and not (folder / COMPARISON).is_file():  # a comparison may have no run yet
         raise UserError(f"{path}: no run in it: use the folder that --job_dir or --out named")
-    table, request = read_json(folder / "table.json")[0], read_json(folder / COMPARISON)[0]
+    table = read_json(folder / "table.json")[0]
+    request = read_json(folder / COMPARISON)[0]
     settings = {name: text_of(value) for name, value in request.items() if name != "command"}
     verdict = [*map(str, items(table, "verdict"))]
     tags = {"verdict": text_of(" ".join(verdict[:1])), "command": text_of(request.get("command"))}
     files = [file for name in ("table.md", "report.html") if (file := folder / name).is_file()]
-    shown = file.read_text(encoding="utf-8").partition("\n\n")[0] if (file := folder / "table.md") in files else ""
-    description = "\n".join([*(f"- {sentence}" for sentence in verdict), "", shown])[:5000]  # a tag in MLflow
-    key, name = digest([where, settings]), where.rsplit("/", 1)[-1]
+    shown = (
+        file.read_text(encoding="utf-8").partition("\n\n")[0]
+        if (file := folder / "table.md") in files
+        else ""
+    )
+    # a tag in MLflow
+    description = "\n".join([*(f"- {sentence}" for sentence in verdict), "", shown])[:5000]
+    key = digest([where, settings])
+    name = where.rsplit("/", 1)[-1]
     parent = TrackedRun(key, name, folder, "", settings, tags, "finished", files, description)
     yield _Comparison(folder, where, about=parent)
     for run in below:
-        name, (_, usd) = run.relative_to(folder).as_posix(), billed(run)
+        name = run.relative_to(folder).as_posix()
+        (_, usd) = billed(run)
         more = {} if usd is None else {"result/usd": usd}
         yield RunFiles(run, f"{where}/{name}", name=name, parent=parent.id, more=more)

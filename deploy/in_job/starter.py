@@ -1,12 +1,14 @@
-"""Starts a job: looks for the GPU driver, fetches and installs what the job needs, then runs the trainer or a script.
+"""Starts a job: looks for the GPU driver, fetches and installs what the job needs, then runs the
+trainer or a script.
 
-This file lies in the bucket beside the packages. The command in a job's spec downloads and runs it before anything is
-installed, so that it uses the standard library alone.
+This file lies in the bucket beside the packages. The command in a job's spec downloads and runs it
+before anything is installed, so that it uses the standard library alone.
 
-The variable TRAINER_START is JSON: "gpus", the number of the machine's GPUs; "requirements" to install; "packages", a
-list of [address, SHA-256]; and "module", which is run. A script also has "code", the [address, SHA-256] of its archive,
-and one that runs as it is "script", for `script_worker`. The variable TRAINER_SECRETS is JSON, too: a version of a
-secret for each variable that gets its value.
+The variable TRAINER_START is JSON: "gpus", the number of the machine's GPUs; "requirements" to
+install; "packages", a list of [address, SHA-256]; and "module", which is run. A script also has
+"code", the [address, SHA-256] of its archive, and one that runs as it is "script", for
+`script_worker`. The variable TRAINER_SECRETS is JSON, too: a version of a secret for each variable
+that gets its value.
 """
 
 from __future__ import annotations
@@ -29,8 +31,13 @@ import urllib.request
 import zipfile
 from typing import NoReturn
 
-MUST_CHANGE, FAULT = 2, 1  # exit codes, the same as the trainer's
-TRIES, PAUSE_S, TIMEOUT_S = 6, 2.0, 60.0  # of a request; the pause doubles after each further try
+# exit codes, the same as the trainer's
+MUST_CHANGE = 2
+FAULT = 1
+# of a request; the pause doubles after each further try
+TRIES = 6
+PAUSE_S = 2.0
+TIMEOUT_S = 60.0
 STORAGE = os.environ.get("STORAGE_EMULATOR_HOST", "https://storage.googleapis.com")
 
 
@@ -62,25 +69,29 @@ def main() -> None:
 
 
 def find_driver() -> None:
-    """Ends the job unless NVIDIA's driver can be loaded: the run would use the CPU beside paid, idle GPUs."""
+    """Ends the job unless NVIDIA's driver can be loaded: the run would use the CPU beside paid,
+    idle GPUs."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
         folders = os.environ.get("LD_LIBRARY_PATH", "")
         end(
-            f"libcuda.so.1, NVIDIA's driver, is neither in LD_LIBRARY_PATH ({folders}) nor in the system's folders: "
-            "this image cannot use the machine's GPUs: use --image=URI with one that `python -m deploy image` built",
+            f"libcuda.so.1, NVIDIA's driver, is neither in LD_LIBRARY_PATH ({folders}) nor in the"
+            " system's folders: this image cannot use the machine's GPUs: use --image=URI with one"
+            " that `python -m deploy image` built",
             MUST_CHANGE,
         )
 
 
 def download(address: str, digest: str, folder: str) -> str:
-    """Downloads the object at a gs:// address to `folder` and returns its path. Ends the job if its SHA-256 differs."""
+    """Downloads the object at a gs:// address to `folder` and returns its path. Ends the job if its
+    SHA-256 differs."""
     content = read_url(object_url(address), address, "roles/storage.objectViewer")
     actual = hashlib.sha256(content).hexdigest()
     if actual != digest:
         end(
-            f"{address}: its SHA-256 is {actual}, not {digest} as when the job was submitted: submit it again",
+            f"{address}: its SHA-256 is {actual}, not {digest} as when the job was submitted:"
+            " submit it again",
             MUST_CHANGE,
         )
     path = os.path.join(folder, address.rsplit("/", 1)[-1])
@@ -95,7 +106,8 @@ def object_url(address: str) -> str:
 
 
 def token() -> str:
-    """Returns an access token of the job's account: https://cloud.google.com/compute/docs/access/authenticate-workloads
+    """Returns an access token of the job's account:
+    https://cloud.google.com/compute/docs/access/authenticate-workloads
 
     Raises OSError if the metadata server does not answer.
     """
@@ -105,12 +117,15 @@ def token() -> str:
 
 
 def secret(version: str) -> str:
-    """Returns the value of a secret. `version`: projects/P/secrets/S/versions/V. Ends the job if it cannot be read.
+    """Returns the value of a secret. `version`: projects/P/secrets/S/versions/V. Ends the job if it
+    cannot be read.
 
     https://docs.cloud.google.com/secret-manager/docs/reference/rest/v1/projects.secrets.versions/access
     """
     host = os.environ.get("SECRET_MANAGER_HOST", "https://secretmanager.googleapis.com")
-    answer = json.loads(read_url(f"{host}/v1/{version}:access", version, "roles/secretmanager.secretAccessor"))
+    answer = json.loads(
+        read_url(f"{host}/v1/{version}:access", version, "roles/secretmanager.secretAccessor")
+    )
     try:
         return base64.b64decode(answer["payload"]["data"]).decode()
     except (KeyError, TypeError, ValueError):
@@ -118,9 +133,11 @@ def secret(version: str) -> str:
 
 
 def read_url(url: str, subject: str, role: str) -> bytes:
-    """Returns the content of a URL, read as the job's account. Ends the job with one line if it cannot be read.
+    """Returns the content of a URL, read as the job's account. Ends the job with one line if it
+    cannot be read.
 
-    `subject`: what the line says that could not be read; `role`: the role that the account needs for it.
+    `subject`: what the line says that could not be read; `role`: the role that the account needs
+        for it.
     """
     try:
         return request(url, {"Authorization": f"Bearer {token()}"})
@@ -130,11 +147,14 @@ def read_url(url: str, subject: str, role: str) -> bytes:
         end(f"{subject}: cannot be read: {error}", FAULT)
 
 
-def request(url: str, headers: dict[str, str], body: bytes | None = None, missing: bytes | None = None) -> bytes:
+def request(
+    url: str, headers: dict[str, str], body: bytes | None = None, missing: bytes | None = None
+) -> bytes:
     """Sends a GET, or a POST if there is a `body`, and returns the body of the response.
 
-    It is repeated up to TRIES times while the service or the network fails; then OSError is raised. `missing`: what to
-    return for a 404. Raises PermissionError at once if the account may not do it, or for a 404 without `missing`.
+    It is repeated up to TRIES times while the service or the network fails; then OSError is raised.
+    `missing`: what to return for a 404. Raises PermissionError at once if the account may not do
+    it, or for a 404 without `missing`.
     """
     problem = ""
     for attempt in range(TRIES):
@@ -154,7 +174,8 @@ def request(url: str, headers: dict[str, str], body: bytes | None = None, missin
     raise OSError(problem)
 
 
-# Settings of pip that do not say what it installs, nor from where; those in a file are listed themselves.
+# Settings of pip that do not say what it installs, nor from where; those in a file are listed
+# themselves.
 _OF_OUTPUT = {
     "config-file",
     "disable-pip-version-check",
@@ -167,13 +188,23 @@ _OF_OUTPUT = {
 
 
 def install(packages: list[str]) -> None:
-    """Installs requirements and wheels by one call, so that versions are chosen that fit together: by uv, else by pip.
+    """Installs requirements and wheels by one call, so that versions are chosen that fit together:
+    by uv, else by pip.
 
     Ends the job if that fails. https://docs.astral.sh/uv/pip/compatibility/
     """
     began = time.monotonic()
-    pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--no-compile", "--disable-pip-version-check",
-           "--root-user-action=ignore", "--quiet"]  # fmt: skip
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-cache-dir",
+        "--no-compile",
+        "--disable-pip-version-check",
+        "--root-user-action=ignore",
+        "--quiet",
+    ]
     uv = [
         sys.executable,
         "-m",
@@ -193,24 +224,40 @@ def install(packages: list[str]) -> None:
     if not problem and (problem := failed([*uv, *packages])):
         log_line(f"uv failed, and pip installs: {problem}", "WARNING")
     if problem and (error := failed([*pip, *packages])):
-        end(f"pip install failed: {error}: the job needs a way to the package index, or use --image=URI", FAULT)
+        end(
+            f"pip install failed: {error}: the job needs a way to the package index, or use"
+            " --image=URI",
+            FAULT,
+        )
     log_line(f"installed in {time.monotonic() - began:.0f} s")
 
 
 def needs_pip(packages: list[str]) -> str:
     """Returns what pip has to read for these packages, "" if nothing: uv knows no settings of pip.
 
-    Of several indexes uv takes the first that has a package, where pip takes the newest version of all.
+    Of several indexes uv takes the first that has a package, where pip takes the newest version of
+    all.
     """
-    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True
+    ).stdout
     names = [line.partition("=")[0].rpartition(".")[2] for line in listed.splitlines()]
     lines = [*packages]
     for path in filter(os.path.isfile, packages):
         if path.endswith(".txt"):
             lines += pathlib.Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
     setting = next((name for name in names if name not in _OF_OUTPUT), "")
-    index = next((line.split()[0] for line in lines if re.match(r"-i\b|-f\b|--(.*index|find-links)", line)), "")
-    return f"its setting {setting}" if setting else f"{index.partition('=')[0]} in the requirements" if index else ""
+    index = next(
+        (line.split()[0] for line in lines if re.match(r"-i\b|-f\b|--(.*index|find-links)", line)),
+        "",
+    )
+    return (
+        f"its setting {setting}"
+        if setting
+        else f"{index.partition('=')[0]} in the requirements"
+        if index
+        else ""
+    )
 
 
 def failed(command: list[str]) -> str:

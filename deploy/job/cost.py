@@ -1,4 +1,5 @@
-"""Computes what a job costs per hour, at most and so far, whether that needs confirmation, and what --max_cost pays."""
+"""Computes what a job costs per hour, at most and so far, whether that needs confirmation, and what
+--max_cost pays."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -21,11 +22,20 @@ def price_and_limit(tier: Tier) -> str:
     limit = f"until its timeout of {format_duration(tier.timeout_s)}"
     if tier.price_per_hour is None:
         bound = tier.price.under(tier.strategy)
-        least = f" (at least {bound:.2f} USD an hour, and Vertex AI's fee, which is not known)" if bound else ""
-        return f"the {tier.price_name} of {tier.machine} is not known{least} (--prices=FILE); it runs {limit} at most"
+        least = (
+            f" (at least {bound:.2f} USD an hour, and Vertex AI's fee, which is not known)"
+            if bound
+            else ""
+        )
+        return (
+            f"the {tier.price_name} of {tier.machine} is not known{least} (--prices=FILE); it runs"
+            f" {limit} at most"
+        )
     table = load_machines()
     estimate = f" (estimate of {table.date} for {table.region})" if tier.price.inferred else ""
-    return f"{tier.price_per_hour:.2f} USD an hour{estimate}, {tier.most_usd:.2f} USD at most, {limit}"
+    return (
+        f"{tier.price_per_hour:.2f} USD an hour{estimate}, {tier.most_usd:.2f} USD at most, {limit}"
+    )
 
 
 START_S = 600  # starting the machines and pulling the image take some minutes
@@ -39,56 +49,70 @@ def paid_seconds(max_cost: float, tier: Tier, region: str) -> int:
     table = load_machines()
     if tier.price.inferred and region != table.region:
         raise UserError(
-            f"max_cost={max_cost:g}: the prices of {region} are not known, those of {table.region} "
-            f"may be lower: `python -m deploy prices --region={region}` asks Google and writes a file for "
-            "--prices=; or leave out --max_cost and give --timeout"
+            f"max_cost={max_cost:g}: the prices of {region} are not known, those of {table.region}"
+            f" may be lower: `python -m deploy prices --region={region}` asks Google and writes a"
+            " file for --prices=; or leave out --max_cost and give --timeout"
         )
     hourly = tier.bound_per_hour  # by the list price where the spot price is not known
     if hourly is None:
         raise UserError(
-            f"max_cost={max_cost:g}: the {tier.price_name} of {tier.name} is not known: give it with --prices=FILE"
+            f"max_cost={max_cost:g}: the {tier.price_name} of {tier.name} is not known: give it"
+            " with --prices=FILE"
         )
     seconds = math.floor(max_cost / hourly * 3600)
     if seconds < START_S:
         raise UserError(
-            f"max_cost={max_cost:g} pays for {seconds} s of {tier.name} ({hourly:.2f} USD an hour), "
-            f"and a job takes minutes to start: give {hourly * START_S / 3600:.2f} or more, or use a cheaper tier"
+            f"max_cost={max_cost:g} pays for {seconds} s of {tier.name} ({hourly:.2f} USD an hour),"
+            f" and a job takes minutes to start: give {hourly * START_S / 3600:.2f} or more, or use"
+            " a cheaper tier"
         )
     return seconds
 
 
-# In USD. Jobs need confirmation if the upper end of their plan exceeds the first or, without a plan, their cost until
-# the timeout exceeds the second.
-UNCONFIRMED_PLAN_USD, UNCONFIRMED_TIMEOUT_USD = 50.0, 500.0
+# In USD. Jobs need confirmation if the upper end of their plan exceeds the first or, without a
+# plan, their cost until the timeout exceeds the second.
+UNCONFIRMED_PLAN_USD = 50.0
+UNCONFIRMED_TIMEOUT_USD = 500.0
 
 
 class CostConfirmation(NamedTuple):
-    """Holds what jobs may cost, as a sentence, and the error if nobody confirms that; "" if nobody has to."""
+    """Holds what jobs may cost, as a sentence, and the error if nobody confirms that; "" if nobody
+    has to."""
 
     text: str
     refusal: str
 
     def confirm(self) -> None:
-        """Prints what the jobs may cost, and asks to confirm it if needed. Raises UserError if nobody does."""
+        """Prints what the jobs may cost, and asks to confirm it if needed. Raises UserError if
+        nobody does."""
         if self.refusal and not consents(f"{self.text}: submit it?"):
             raise UserError(self.refusal)
         say(f"# {self.text}")
 
     def lines(self) -> list[str]:
         """Returns a line for a dry run if the jobs would need confirmation."""
-        return [f"{self.text}: needs confirmation; refused in non-interactive use"] if self.refusal else []
+        return (
+            [f"{self.text}: needs confirmation; refused in non-interactive use"]
+            if self.refusal
+            else []
+        )
 
 
 def cost_confirmation(
-    tiers: Sequence[Tier], plans: Sequence[tuple[float, float] | None], options: JobOptions, *, alternatives: bool,
+    tiers: Sequence[Tier],
+    plans: Sequence[tuple[float, float] | None],
+    options: JobOptions,
+    *,
+    alternatives: bool,
     transfer_usd: float = 0.0,
-) -> CostConfirmation:  # fmt: skip
+) -> CostConfirmation:
     """Returns the cost confirmation for jobs on these tiers.
 
-    `plans`: for each job the least and the most USD by its plan, None without one. With `alternatives` only one of the
-    jobs is created, and any max_cost makes confirmation unnecessary; otherwise all are created, and max_cost does so
-    only if it limits them to UNCONFIRMED_TIMEOUT_USD together. `transfer_usd`: what each job pays, beside its plan, for
-    data in another region.
+    `plans`: for each job the least and the most USD by its plan, None without one. With
+        `alternatives` only one of the jobs is created, and any max_cost makes confirmation
+        unnecessary; otherwise all are created, and max_cost does so only if it limits them to
+        UNCONFIRMED_TIMEOUT_USD together. `transfer_usd`: what each job pays, beside its plan, for
+        data in another region.
     """
     # Only one of several alternatives is paid for; other jobs all are.
     most: Callable[[Iterable[float]], float] = max if alternatives else sum
@@ -97,7 +121,8 @@ def cost_confirmation(
     unpriced = [tier for tier in tiers if tier.bound_usd is None]
     limit = most(tier.bound_usd or 0.0 for tier in tiers)
     planned = [plan for plan in plans if plan]
-    high, basis = None, "there is no plan"
+    high = None
+    basis = "there is no plan"
     if len(planned) == len(tiers):
         low = least(low + transfer_usd for low, _ in planned)
         high = most(high + transfer_usd for _, high in planned)
@@ -106,11 +131,17 @@ def cost_confirmation(
     text = f"{subject} may cost {limit:.2f} USD until the timeout; {basis}"
     refusal = f"{text}: not submitted: set a limit, such as --max_cost=20"
     if not alternatives:
-        refusal = f"{text}: not submitted: set a limit for each, such as --max_cost=20, or send fewer at once: " \
-                  f"together {UNCONFIRMED_TIMEOUT_USD:.0f} USD at most"  # fmt: skip
+        refusal = (
+            f"{text}: not submitted: set a limit for each, such as --max_cost=20, or send fewer at"
+            f" once: together {UNCONFIRMED_TIMEOUT_USD:.0f} USD at most"
+        )
     # Whether the user has said what it may cost, or has to.
-    allowed = options.max_cost is not None and (alternatives or count * options.max_cost <= UNCONFIRMED_TIMEOUT_USD)
-    needs_consent = not allowed and (limit > UNCONFIRMED_TIMEOUT_USD if high is None else high > UNCONFIRMED_PLAN_USD)
+    allowed = options.max_cost is not None and (
+        alternatives or count * options.max_cost <= UNCONFIRMED_TIMEOUT_USD
+    )
+    needs_consent = not allowed and (
+        limit > UNCONFIRMED_TIMEOUT_USD if high is None else high > UNCONFIRMED_PLAN_USD
+    )
     if unpriced:
         unknown = f"the {unpriced[0].price_name} of {unpriced[0].name} is not known"
         advice = f"{unknown}: not submitted: give it, as --prices=FILE"
@@ -121,6 +152,7 @@ def cost_confirmation(
 
 
 def describe_run(status: JobStatus, now: float) -> tuple[str, str]:
-    """Returns run time and cost of the job's machines as texts; the cost is empty if the job has no price label."""
+    """Returns run time and cost of the job's machines as texts; the cost is empty if the job has no
+    price label."""
     usd = status.usd(now)
     return format_duration(status.seconds(now)), "" if usd is None else f"{usd:.2f} USD"

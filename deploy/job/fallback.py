@@ -1,4 +1,5 @@
-"""Sends one of several jobs: finds it or creates it, follows it, and goes on to the next where it gets no machines."""
+"""Sends one of several jobs: finds it or creates it, follows it, and goes on to the next where it
+gets no machines."""
 
 import dataclasses
 import itertools
@@ -27,16 +28,21 @@ FLEX_START_SLACK_S = 600.0  # for the service to end a wait by itself
 class SubmittedJob(VertexJob):
     """Represents a submission that was checked and, once it is sent, its newest job.
 
-    `jobs`: one for each tier in each region that is left to try, in this order; the first is the current one, and if
-    there are no machines for it, `wait` goes on with the next. `about`: lines that describe the jobs; `register`: a
-    name for the model in the registry, and the image that serves it; `confirmation`: returns the cost confirmation.
+    `jobs`: one for each tier in each region that is left to try, in this order; the first is the
+        current one, and if there are no machines for it, `wait` goes on with the next. `about`:
+        lines that describe the jobs; `register`: a name for the model in the registry, and the
+        image that serves it; `confirmation`: returns the cost confirmation.
     """
 
     def __init__(
-        self, jobs: Sequence[Job], record: Submission, session: Session, about: Sequence[str] = (),
+        self,
+        jobs: Sequence[Job],
+        record: Submission,
+        session: Session,
+        about: Sequence[str] = (),
         confirmation: Callable[..., CostConfirmation] = lambda **_: CostConfirmation("", ""),
         register: tuple[str, str] = ("", ""),
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__("", None)
         self.jobs = jobs
         self.record = record
@@ -120,7 +126,8 @@ class SubmittedJob(VertexJob):
         self._set_job()
 
     def create(self) -> None:
-        """Creates the job, or the next one for which there are machines. Raises as `Creation.create` does."""
+        """Creates the job, or the next one for which there are machines. Raises as
+        `Creation.create` does."""
         while True:
             try:
                 job = self._within_cap(self.jobs[0])
@@ -130,8 +137,10 @@ class SubmittedJob(VertexJob):
                 self._set_job()
                 return
             except KeyboardInterrupt:
-                attempts = self.record.attempts  # none yet, if it came before the first was recorded
-                if attempts and attempts[-1].state == "INTERRUPTED":  # the job was created and goes on
+                # none yet, if it came before the first was recorded
+                attempts = self.record.attempts
+                # the job was created and goes on
+                if attempts and attempts[-1].state == "INTERRUPTED":
                     self._set_job()
                 raise
             except ApiError as error:
@@ -166,7 +175,8 @@ class SubmittedJob(VertexJob):
         self._backend = self._open(attempt.project, attempt.region)
 
     def follow(self, print_line: PrintLine = show) -> JobStatus | None:
-        """Follows the job as `wait` does, and prints its log by `print_line`; returns None after Ctrl-C."""
+        """Follows the job as `wait` does, and prints its log by `print_line`; returns None after
+        Ctrl-C."""
         with api_errors(self.gcp):
             while True:
                 backend = self.backend
@@ -174,8 +184,9 @@ class SubmittedJob(VertexJob):
                 max_wait_s = self.jobs[0].options.max_wait or math.inf
                 if self.jobs[0].tier.strategy == "FLEX_START":  # the service ends the wait itself
                     max_wait_s += FLEX_START_SLACK_S
-                status = watch_job(backend, attempt.job, print_line, created=True,
-                                   max_wait_s=max_wait_s)  # fmt: skip
+                status = watch_job(
+                    backend, attempt.job, print_line, created=True, max_wait_s=max_wait_s
+                )
                 if status is None:
                     attempt.state = "INTERRUPTED"
                     self.record.write()
@@ -193,21 +204,26 @@ class SubmittedJob(VertexJob):
                     return None
             name, image = self._register
             if name and exit_code(status) == DONE:
-                register_run(read_registration(self.output, name, image, self.gcp, self.name), "", backend)
+                register_run(
+                    read_registration(self.output, name, image, self.gcp, self.name), "", backend
+                )
         return status
 
     def finish(self, print_line: PrintLine = show) -> None:
-        """Sends the job unless it has succeeded before, follows it, and returns once it has succeeded.
+        """Sends the job unless it has succeeded before, follows it, and returns once it has
+        succeeded.
 
-        Raises KeyboardInterrupt after Ctrl-C, while the job goes on, and UserError or PlatformFault with the job's exit
-        code if it failed.
+        Raises KeyboardInterrupt after Ctrl-C, while the job goes on, and UserError or PlatformFault
+        with the job's exit code if it failed.
         """
         say(*self.about)
         status = self.send(takes_finished=True).follow(print_line)
         if status is None:
             raise KeyboardInterrupt(f"{self.name} goes on: the same call follows it")
         if code := exit_code(status):
-            error = (UserError if code == USER_MUST_CHANGE else PlatformFault)(describe_failure(status) or status.state)
+            error = (UserError if code == USER_MUST_CHANGE else PlatformFault)(
+                describe_failure(status) or status.state
+            )
             error.exit_code = code
             raise error
 

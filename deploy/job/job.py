@@ -1,4 +1,5 @@
-"""Turns a workload on a tier into a checked job that can be sent, or says why it could only fail."""
+"""Turns a workload on a tier into a checked job that can be sent, or says why it could only
+fail."""
 
 import dataclasses
 import getpass
@@ -23,17 +24,24 @@ from trainer.base.storage import output_address
 
 
 class Job:
-    """Represents a checked job that can be sent: what runs on its tier, where, with which options, and its spec.
+    """Represents a checked job that can be sent: what runs on its tier, where, with which options,
+    and its spec.
 
-    `submission` names the job and its folder, unless the options do; `code`: the packages that the image may lack, the
-    user's and the trainer's; `limits`: those at which the job ends itself, in the text of `trainer.base.limit_watch`.
-    Raises UserError for a job that is known to fail, NoMachines if the region does not have the tier's accelerator.
+    `submission` names the job and its folder, unless the options do; `code`: the packages that the
+    image may lack, the user's and the trainer's; `limits`: those at which the job ends itself, in
+    the text of `trainer.base.limit_watch`. Raises UserError for a job that is known to fail,
+    NoMachines if the region does not have the tier's accelerator.
     """
 
     def __init__(
-        self, workload: Workload, gcp: GcpConfig, options: JobOptions, submission: str, code: Sequence[Package] = (),
+        self,
+        workload: Workload,
+        gcp: GcpConfig,
+        options: JobOptions,
+        submission: str,
+        code: Sequence[Package] = (),
         limits: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.workload = workload
         self.gcp = gcp
         self.options = options
@@ -44,7 +52,8 @@ class Job:
         check_region(workload.tier, gcp)
         if options.name and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", options.name):
             raise UserError(
-                f"name={options.name}: use letters, digits, - _ and . only, at most 100: it names a folder too"
+                f"name={options.name}: use letters, digits, - _ and . only, at most 100: it names a"
+                " folder too"
             )
         if options.kms_key:
             check_format("EncryptionSpec.kmsKeyName", options.kms_key, "kms_key")
@@ -53,21 +62,25 @@ class Job:
         for pool in workload.tier.spec["workerPoolSpecs"]:
             in_file = pool.get("containerSpec") or pool.get("pythonPackageSpec") or {}
             for variable in in_file.get("env", []):
-                name, value = variable["name"], variable.get("value", "")
+                name = variable["name"]
+                value = variable.get("value", "")
                 refuse_secret(f"{workload.tier.name}: env {name}", name, value)
         arguments = workload.arguments()
         for flag, word in zip(["", *arguments], arguments, strict=False):
             name, equals, value = word.partition("=")
             if not equals and flag.startswith("-") and not word.startswith("-"):
-                name, value = flag, word
+                name = flag
+                value = word
             if value:
                 refuse_secret(f"the argument {name}", name.lstrip("-"), value, by_name=False)
         # Its display name, and its job directory: gs://…
         subject = f"check-{workload.subject}" if options.check else workload.subject
         self.name = options.name or f"{subject}-{workload.tier.name}-{submission}"
-        # The folder is named without the tier: the next one of a fallback resumes from the checkpoints of the last.
+        # The folder is named without the tier: the next one of a fallback resumes from the
+        # checkpoints of the last.
         self.output = self._output(options.name or f"{subject}-{submission}")
-        # Its image: the one that was built in this folder holds the trainer, so that no script runs in it.
+        # Its image: the one that was built in this folder holds the trainer, so that no script runs
+        # in it.
         built = None if options.image or isinstance(workload, ScriptRun) else remembered()
         self.image = choose_image(workload.tier, options.image, built, code)
         # Its spec, its machines under that spec, and the packages that are uploaded.
@@ -84,7 +97,8 @@ class Job:
         return Job(self.workload, self.gcp, options, submission, self.code, self.limits)
 
     def request(self, attempt: int = 1) -> CustomJob:
-        """Returns the request that creates the job; its label, unique to each `attempt`, finds the job again."""
+        """Returns the request that creates the job; its label, unique to each `attempt`, finds the
+        job again."""
         labels = {}
         with suppress(OSError, KeyError):  # the account may have no name
             labels[USER_LABEL] = re.sub(r"[^a-z0-9_-]", "-", getpass.getuser().lower())[:63]
@@ -94,13 +108,17 @@ class Job:
         return CustomJob(self.name, self.spec, labels, self.options.kms_key)
 
     def _output(self, folder: str) -> str:
-        """Returns the job directory: that of --job_dir, else of the tier's file, else `folder` in the bucket."""
+        """Returns the job directory: that of --job_dir, else of the tier's file, else `folder` in
+        the bucket."""
         job_dir = self.workload.job_dir
         in_file = self.workload.tier.spec.get("baseOutputDirectory", {}).get("outputUriPrefix", "")
         if job_dir:
             address = output_address(job_dir, "job_dir")
             if address is None:
-                raise UserError(f"job_dir={job_dir}: {UNREACHABLE}: use --job_dir=gs://BUCKET/FOLDER, or drop the flag")
+                raise UserError(
+                    f"job_dir={job_dir}: {UNREACHABLE}: use --job_dir=gs://BUCKET/FOLDER, or drop"
+                    " the flag"
+                )
             return checked_address("job_dir", str(address))
         if in_file:
             return checked_address("baseOutputDirectory", in_file)
@@ -111,8 +129,8 @@ class Job:
         priced = load_machines().region
         if self.tier.price.inferred and self.gcp.region != priced:
             yield (
-                f"no price for {self.gcp.region}: that of {priced} is used: `python -m deploy prices "
-                f"--region={self.gcp.region}` asks Google, and writes a file for --prices="
+                f"no price for {self.gcp.region}: that of {priced} is used: `python -m deploy"
+                f" prices --region={self.gcp.region}` asks Google, and writes a file for --prices="
             )
         yield from of_program
         # The notes of the machine table that concern this job, recognised by a word in each.

@@ -1,8 +1,9 @@
-"""Keeps the records of what was sent, in runs/submitted/ and in the folders of comparisons, and finds them again.
+"""Keeps the records of what was sent, in runs/submitted/ and in the folders of comparisons, and
+finds them again.
 
-runs/submitted/ has one file per submission, which is written before and after each step (`deploy.job.sending`). Each
-job has a record in its own job directory, too, OUTPUT/submission.json: a missing file of runs/submitted/ is made again
-from the jobs' labels and these records.
+runs/submitted/ has one file per submission, which is written before and after each step
+(`deploy.job.sending`). Each job has a record in its own job directory, too, OUTPUT/submission.json:
+a missing file of runs/submitted/ is made again from the jobs' labels and these records.
 """
 
 import dataclasses
@@ -33,7 +34,8 @@ UNFINISHED = ("SUBMITTING", "INTERRUPTED", "SUBMITTED")
 
 @dataclasses.dataclass
 class Attempt:
-    """Describes one attempt on a tier in a region. `job` is empty until Vertex AI has named it; money is in USD.
+    """Describes one attempt on a tier in a region. `job` is empty until Vertex AI has named it;
+    money is in USD.
 
     `sent_at`: when the last request to create the job was sent, in seconds since 1970; 0: never.
     `usd_per_hour`: an upper bound where the price under the tier's strategy is not known.
@@ -44,7 +46,8 @@ class Attempt:
     region: str
     usd_per_hour: float | None
     output: str
-    state: str = "SUBMITTING"  # NOT SUBMITTED, SUBMITTED, INTERRUPTED by the user, or the job's final state
+    # NOT SUBMITTED, SUBMITTED, INTERRUPTED by the user, or the job's final state
+    state: str = "SUBMITTING"
     job: str = ""
     error: str = ""
     spent_usd: float | None = None
@@ -54,9 +57,11 @@ class Attempt:
 
 @dataclasses.dataclass
 class Submission:
-    """Holds all attempts of one submission; `command` and `sources`, its packages' addresses, identify what was sent.
+    """Holds all attempts of one submission; `command` and `sources`, its packages' addresses,
+    identify what was sent.
 
-    `detached`: nobody follows its job; `folder`: that of a comparison's run, which gets a copy of the record.
+    `detached`: nobody follows its job; `folder`: that of a comparison's run, which gets a copy of
+        the record.
     """
 
     submission: str
@@ -84,7 +89,8 @@ class Submission:
 
     def record_status(self, attempt: Attempt, status: JobStatus, now: float) -> None:
         """Stores the status and the cost of an attempt's job."""
-        attempt.state, attempt.error = status.state, status.error
+        attempt.state = status.state
+        attempt.error = status.error
         if attempt.usd_per_hour is not None:  # to more digits than the label of the job has
             attempt.spent_usd = attempt.usd_per_hour * status.seconds(now) / 3600
         self.write()
@@ -102,7 +108,9 @@ def attempt_label(submission: str, attempt: int = 1) -> str:
 
 def _read(path: Path) -> Submission:
     content = json.loads(path.read_text(encoding="utf-8"))
-    return Submission(**{**content, "attempts": [Attempt(**attempt) for attempt in content["attempts"]]})
+    return Submission(
+        **{**content, "attempts": [Attempt(**attempt) for attempt in content["attempts"]]}
+    )
 
 
 # What reading a damaged record may raise.
@@ -118,14 +126,23 @@ def _read_all() -> Iterator[Submission]:
             raise UserError(f"{path}: not a record of a submission ({error}): remove it") from None
 
 
-def find_attempt(job: str, records: Iterable[Submission] | None = None) -> tuple[Submission, Attempt] | None:
-    """Returns the newest attempt whose job has this name, number, display name or submission; "" stands for any.
+def find_attempt(
+    job: str, records: Iterable[Submission] | None = None
+) -> tuple[Submission, Attempt] | None:
+    """Returns the newest attempt whose job has this name, number, display name or submission; ""
+    stands for any.
 
-    `records`: where to look, the newest first; by default the index of this folder. Returns None if none has the job.
+    `records`: where to look, the newest first; by default the index of this folder. Returns None if
+        none has the job.
     """
     for record in _read_all() if records is None else records:
         for attempt in reversed(record.attempts):
-            if not job or job in (record.submission, attempt.job, attempt.name, attempt.job.rpartition("/")[2]):
+            if not job or job in (
+                record.submission,
+                attempt.job,
+                attempt.name,
+                attempt.job.rpartition("/")[2],
+            ):
                 return record, attempt
     return None
 
@@ -133,24 +150,36 @@ def find_attempt(job: str, records: Iterable[Submission] | None = None) -> tuple
 def find_elsewhere(job: str, backend: Platform) -> tuple[Submission, Attempt] | None:
     """Returns the same for a job that another folder or machine sent, and adds it to the index.
 
-    Finds it by the jobs' labels, and its tier and command in the record of the job directory. Returns None if the
-    region has no such job.
+    Finds it by the jobs' labels, and its tier and command in the record of the job directory.
+    Returns None if the region has no such job.
     """
     gcp = backend.gcp
     records: dict[str, Submission] = {}
-    for status in sorted(retried(backend.jobs, backend.clock), key=lambda status: status.created or 0.0):
+    for status in sorted(
+        retried(backend.jobs, backend.clock), key=lambda status: status.created or 0.0
+    ):
         submission, _, number = status.labels.get(LABEL, "").rpartition("-")
         if not re.fullmatch(r"\d{1,3}", number):
             continue  # another program wrote this label
-        attempt = Attempt("", gcp.project, gcp.region, status.usd_per_hour, status.output, "SUBMITTED", status.name,
-                          name=status.display_name)  # fmt: skip
+        attempt = Attempt(
+            "",
+            gcp.project,
+            gcp.region,
+            status.usd_per_hour,
+            status.output,
+            "SUBMITTED",
+            status.name,
+            name=status.display_name,
+        )
         if status.over:
             attempt.state = status.state
             attempt.spent_usd = status.usd(backend.clock.now())
         attempts = records.setdefault(submission, Submission(submission)).attempts
         # Labels number the attempts: earlier ones that this region does not list keep their places.
         unlisted = int(number) - 1 - len(attempts)
-        attempts += [Attempt("", gcp.project, gcp.region, None, "", "NOT SUBMITTED") for _ in range(unlisted)]
+        attempts += [
+            Attempt("", gcp.project, gcp.region, None, "", "NOT SUBMITTED") for _ in range(unlisted)
+        ]
         attempts.append(attempt)
     known = find_attempt(job, reversed(records.values()))
     if known:
@@ -170,7 +199,11 @@ def find_elsewhere(job: str, backend: Platform) -> tuple[Submission, Attempt] | 
 
 def sent_regions() -> list[str]:
     """Returns the regions of all submissions from this folder, that of the newest first."""
-    return [*dict.fromkeys(attempt.region for record in _read_all() for attempt in reversed(record.attempts))]
+    return [
+        *dict.fromkeys(
+            attempt.region for record in _read_all() for attempt in reversed(record.attempts)
+        )
+    ]
 
 
 def submissions_of(command: str) -> list[Submission]:
@@ -200,7 +233,8 @@ def sending_alone() -> Iterator[None]:
 
 
 def find_in(folder: Path) -> Submission | None:
-    """Returns the submission of a comparison's run, or None. Raises UserError if its record is damaged."""
+    """Returns the submission of a comparison's run, or None. Raises UserError if its record is
+    damaged."""
     file = folder / RECORD
     try:
         return dataclasses.replace(_read(file), folder=folder) if file.exists() else None

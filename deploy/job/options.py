@@ -21,31 +21,42 @@ def check_labels(labels: Mapping[str, str]) -> None:
         # https://docs.cloud.google.com/resource-manager/docs/labels-overview#requirements
         if not re.fullmatch(r"(?!\d|[-_])[\w-]{1,63}=[\w-]{0,63}", label) or label != label.lower():
             raise UserError(
-                f"labels={as_text(labels)}: {label!r} is no label: write --labels=KEY=VALUE,KEY=VALUE, both of up to "
-                "63 small letters, digits, - and _, the key with a letter first"
+                f"labels={as_text(labels)}: {label!r} is no label: write"
+                " --labels=KEY=VALUE,KEY=VALUE, both of up to 63 small letters, digits, - and _,"
+                " the key with a letter first"
             )
         if key in (LABEL, PRICE_LABEL):
-            raise UserError(f"labels={as_text(labels)}: `submit` sets the label {key} itself: use another key")
+            raise UserError(
+                f"labels={as_text(labels)}: `submit` sets the label {key} itself: use another key"
+            )
 
 
 _SECRET_VERSION = re.compile(
-    r"projects/[a-z0-9][a-z0-9.:-]*/secrets/[\w-]{1,255}/versions/(latest|[1-9]\d*|[A-Za-z][\w-]*)", re.ASCII
+    r"projects/[a-z0-9][a-z0-9.:-]*/secrets/[\w-]{1,255}/versions/(latest|[1-9]\d*|[A-Za-z][\w-]*)",
+    re.ASCII,
 )
 
 
 def _check_variables(flag: str, variables: Mapping[str, str]) -> None:
-    """Raises UserError for a malformed variable of --env or --secret, and for a value that must not be in the spec."""
+    """Raises UserError for a malformed variable of --env or --secret, and for a value that must not
+    be in the spec."""
     for name, value in variables.items():
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-            raise UserError(f"{flag}={name}: write --{flag}=NAME=VALUE, with a name of letters, digits and _")
+            raise UserError(
+                f"{flag}={name}: write --{flag}=NAME=VALUE, with a name of letters, digits and _"
+            )
         if re.fullmatch(r"TF_CONFIG|CLUSTER_SPEC|(AIP|CLOUD_ML|TRAINER)_\w*", name):
-            raise UserError(f"{flag}={name}: Vertex AI or the start of the job sets this variable: use another name")
+            raise UserError(
+                f"{flag}={name}: Vertex AI or the start of the job sets this variable: use another"
+                " name"
+            )
         if flag == "env":
             refuse_secret(f"env={name}", name, value)
         if flag == "secret" and not _SECRET_VERSION.fullmatch(value):
             # The value is not repeated: it may be the secret itself.
             raise UserError(
-                f"secret={name}: write --secret={name}=projects/P/secrets/S/versions/V, as …/versions/latest"
+                f"secret={name}: write --secret={name}=projects/P/secrets/S/versions/V, as"
+                " …/versions/latest"
             )
 
 
@@ -67,15 +78,15 @@ class CodeOptions:
     )
     include: tuple[str, ...] = setting(
         (),
-        "more files that go along: of --package though git does not track them, or of a script's folder, as "
-        "data/*.json",
+        "more files that go along: of --package though git does not track them, or of a script's"
+        " folder, as data/*.json",
         metavar="GLOB",
         repeated=True,
     )
     script: str = setting(
         "",
-        "a training script of yours, with its arguments after `--`: one that calls fit is trained by trainer.launch, "
-        "another runs as it is; what it imports, names and opens goes along",
+        "a training script of yours, with its arguments after `--`: one that calls fit is trained"
+        " by trainer.launch, another runs as it is; what it imports, names and opens goes along",
         metavar="FILE",
     )
     module: str = setting(
@@ -85,23 +96,29 @@ class CodeOptions:
         metavar="NAME",
     )
     as_is: bool = setting(False, "run --script as it is, whatever it calls")
-    launch: bool = setting(False, "train --script by trainer.launch, even if no call of fit is seen in it")
+    launch: bool = setting(
+        False, "train --script by trainer.launch, even if no call of fit is seen in it"
+    )
     no_check: bool = setting(
-        False, "send without a look here: at a script up to its first fit, at the proof of a model for several GPUs"
+        False,
+        "send without a look here: at a script up to its first fit, at the proof of a model for"
+        " several GPUs",
     )
     force: bool = setting(
         False,
-        "send a job that does not fit the memory by its plan, or code that needs what no package index has",
+        "send a job that does not fit the memory by its plan, or code that needs what no package"
+        " index has",
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobOptions(CodeOptions):
-    """Holds the options of a job of Vertex AI beside its tier and program, money in USD and times in seconds.
+    """Holds the options of a job of Vertex AI beside its tier and program, money in USD and times
+    in seconds.
 
-    Its first ten, up to `secret`, change the tier's CustomJobSpec (`deploy.job.spec.machine_spec`), so that nobody
-    copies its file to change a word. The last five are options of `submit`, which describes them; other verbs keep
-    their defaults.
+    Its first ten, up to `secret`, change the tier's CustomJobSpec (`deploy.job.spec.machine_spec`),
+    so that nobody copies its file to change a word. The last five are options of `submit`, which
+    describes them; other verbs keep their defaults.
     """
 
     service_account: str = setting("", "the account that the jobs run as", metavar="EMAIL")
@@ -138,7 +155,8 @@ class JobOptions(CodeOptions):
     )
     secret: Mapping[str, str] = setting(
         {},
-        "a variable that the job reads from Secret Manager at its start, as TOKEN=projects/P/secrets/S/versions/latest",
+        "a variable that the job reads from Secret Manager at its start, as"
+        " TOKEN=projects/P/secrets/S/versions/latest",
         metavar="NAME=VERSION",
         repeated=True,
     )
@@ -178,7 +196,8 @@ class JobOptions(CodeOptions):
     )
     stop_if_over: float = setting(
         0.0,
-        "the job saves and ends itself after so many times the upper end of its plan, in hours or USD, as 1.5",
+        "the job saves and ends itself after so many times the upper end of its plan, in hours or"
+        " USD, as 1.5",
         metavar="FACTOR",
         minimum=1,
         maximum=999,
@@ -190,7 +209,8 @@ class JobOptions(CodeOptions):
     )
     kms_key: str = setting(
         "",
-        "your own key, which encrypts the jobs' disks: projects/P/locations/REGION/keyRings/…/cryptoKeys/…",
+        "your own key, which encrypts the jobs' disks:"
+        " projects/P/locations/REGION/keyRings/…/cryptoKeys/…",
         metavar="NAME",
     )
     backend: str = setting(
@@ -211,12 +231,19 @@ class JobOptions(CodeOptions):
 
     def __post_init__(self) -> None:
         """Raises UserError for flags that contradict each other, and for malformed values."""
-        kinds = [f"--{name}" for name in ("spot", "flex_start", "reservation") if getattr(self, name)]
+        kinds = [
+            f"--{name}" for name in ("spot", "flex_start", "reservation") if getattr(self, name)
+        ]
         reserved = r"projects/[^/]+/zones/[a-z0-9-]+/reservations/[^/]+"
         if len(kinds) > 1:
-            raise UserError(f"{' and '.join(kinds[:2])} contradict each other: a job has machines of one kind")
+            raise UserError(
+                f"{' and '.join(kinds[:2])} contradict each other: a job has machines of one kind"
+            )
         if self.reservation and not re.fullmatch(reserved, self.reservation):
-            raise UserError(f"reservation={self.reservation}: write projects/PROJECT/zones/ZONE/reservations/NAME")
+            raise UserError(
+                f"reservation={self.reservation}: write"
+                " projects/PROJECT/zones/ZONE/reservations/NAME"
+            )
         _check_variables("env", self.env)
         _check_variables("secret", self.secret)
         check_labels(self.labels)

@@ -1,7 +1,8 @@
 """Describes a training script of the user's own: `--script=train.py`, `--module=`.
 
-One that calls Keras's `fit` is trained by `trainer.launch`, and takes its settings; another runs as it is. A Script
-takes the place of the trainer's Overrides, but nothing in it is resolved for a tier.
+One that calls Keras's `fit` is trained by `trainer.launch`, and takes its settings; another runs as
+it is. A Script takes the place of the trainer's Overrides, but nothing in it is resolved for a
+tier.
 """
 
 import dataclasses
@@ -39,7 +40,8 @@ from trainer.base.settings.request import LAUNCH_SETTINGS
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import expanded
 
-# What `deploy.in_job.script_worker`, which runs a script as it is, imports from outside its own folder.
+# What `deploy.in_job.script_worker`, which runs a script as it is, imports from outside its own
+# folder.
 _OF_TRAINER = ("trainer/__init__.py", "trainer/base/__init__.py", "trainer/base/limit_watch.py")
 _MAIN = b"import sys\n\nfrom in_job.script_worker import main\n\nsys.exit(main())\n"
 # Variables that a job has.
@@ -51,9 +53,9 @@ CHECK_S = 60.0  # how long a script may take to its first `fit` before it is sen
 class Script:
     """Holds a script, or a module that runs as a program, with its arguments.
 
-    `options`: those of its job; `folder`: that of the script, or the module's package; `command`: Python's arguments
-    before those of the script; `words`: the script's arguments; `settings`: those of `trainer.launch`, or job_dir
-    alone; `launched`: whether `trainer.launch` runs it.
+    `options`: those of its job; `folder`: that of the script, or the module's package; `command`:
+        Python's arguments before those of the script; `words`: the script's arguments; `settings`:
+        those of `trainer.launch`, or job_dir alone; `launched`: whether `trainer.launch` runs it.
     """
 
     options: CodeOptions
@@ -76,16 +78,26 @@ class Script:
     @property
     def subject(self) -> str:
         """Returns the text that begins the names of its jobs."""
-        return re.sub(r"[^a-z0-9]+", "-", Path(self.name).name.removesuffix(".py").lower()).strip("-") or "script"
+        return (
+            re.sub(r"[^a-z0-9]+", "-", Path(self.name).name.removesuffix(".py").lower()).strip("-")
+            or "script"
+        )
 
     @property
     def about(self) -> str:
         """Returns a line on what runs, and for which reason."""
         if self.launched:
             why = "--launch" if self.options.launch else "it calls fit (--as_is runs it as it is)"
-            return f"runs {shlex.join(['python', '-m', 'trainer.launch', *self.launch_arguments()])}: {why}"
+            return (
+                f"runs {shlex.join(['python', '-m', 'trainer.launch', *self.launch_arguments()])}:"
+                f" {why}"
+            )
         runs = f"runs {shlex.join(['python', *self.command, *self.words])}, as it is"
-        return runs if self.options.as_is or self.options.module else f"{runs}: it calls no fit of Keras"
+        return (
+            runs
+            if self.options.as_is or self.options.module
+            else f"{runs}: it calls no fit of Keras"
+        )
 
     @property
     def config(self) -> TrainConfig:
@@ -98,12 +110,17 @@ class Script:
 
     def without(self, *names: str) -> "Script":
         """Returns the script without these settings."""
-        return self.replace(values={name: value for name, value in self.values.items() if name not in names})
+        return self.replace(
+            values={name: value for name, value in self.values.items() if name not in names}
+        )
 
     def arguments(self) -> list[str]:
         """Returns what identifies the script, as flags of a command."""
-        return [f"--script={self.name}", f"--arguments={shlex.join(self.words)}",
-                *write_flags(self.without("job_dir").values)]  # fmt: skip
+        return [
+            f"--script={self.name}",
+            f"--arguments={shlex.join(self.words)}",
+            *write_flags(self.without("job_dir").values),
+        ]
 
     def launch_arguments(self) -> list[str]:
         """Returns the arguments of `trainer.launch`, whose job directory is that of the job."""
@@ -114,15 +131,29 @@ class Script:
     def sources(self) -> Sources:
         """Returns the files that go along, by their paths from the folder in which the script runs.
 
-        Raises UserError for files that must not be shipped, and for what is missing when the script is tried.
+        Raises UserError for files that must not be shipped, and for what is missing when the script
+        is tried.
         """
-        asked, outputs = self.options, (Path("runs").resolve(), DIST.resolve())
+        asked = self.options
+        outputs = (Path("runs").resolve(), DIST.resolve())
         if self.command[0] == "-m":
             return user_sources(self.folder, asked.max_package_mb, outputs, asked.include)
-        given = (self.folder, self.command[0], self.words, asked.max_package_mb, outputs, asked.include)
+        given = (
+            self.folder,
+            self.command[0],
+            self.words,
+            asked.max_package_mb,
+            outputs,
+            asked.include,
+        )
         found = script_sources(*given, force=asked.force)
-        if self.launched and {"trainer", "trainer.py"} & {name.partition("/")[0] for name in found.files}:
-            raise UserError(f"script={self.name}: trainer beside it would hide this package: rename it, or use --as_is")
+        if self.launched and {"trainer", "trainer.py"} & {
+            name.partition("/")[0] for name in found.files
+        }:
+            raise UserError(
+                f"script={self.name}: trainer beside it would hide this package: rename it, or use"
+                " --as_is"
+            )
         if self.launched and not asked.no_check and (opened := self._opened(found)):
             say(f"{self.name} opens {', '.join(opened)}, which goes along")
             return script_sources(*given, opened, force=asked.force)
@@ -130,8 +161,10 @@ class Script:
 
     @cached_property
     def files(self) -> dict[str, Path]:
-        """Returns the `sources`; of a module also the requirements.txt in its package, or beside that, on top."""
-        files, listed = {**self.sources.files}, self._home / REQUIREMENT_FILES[0]
+        """Returns the `sources`; of a module also the requirements.txt in its package, or beside
+        that, on top."""
+        files = {**self.sources.files}
+        listed = self._home / REQUIREMENT_FILES[0]
         if listed.is_file():
             if listed not in files.values():
                 user_sources(listed)  # refuses credentials in it
@@ -140,63 +173,94 @@ class Script:
 
     @property
     def _home(self) -> Path:
-        """Returns the folder that may list what the script needs: of a module its package, or the folder of that."""
+        """Returns the folder that may list what the script needs: of a module its package, or the
+        folder of that."""
         beside = self.command[0] == "-m" and listed_requirements(self.folder) is None
         return self.folder.parent if beside else self.folder
 
     @property
     def listed(self) -> list[str] | None:
-        """Returns the requirements that a file of the user's lists, None without one. Raises UserError for bad ones."""
+        """Returns the requirements that a file of the user's lists, None without one. Raises
+        UserError for bad ones."""
         lines = listed_requirements(self._home)
         for line in lines or () if self.launched else ():
             check_requirement(line)
         return lines
 
     def requirements(self, gpus: int, *, plain: bool, found: Sources | None = None) -> list[str]:
-        """Returns what pip installs for the script: what a file lists or, in a `plain` image, what it imports.
+        """Returns what pip installs for the script: what a file lists or, in a `plain` image, what
+        it imports.
 
         Raises UserError for imports that no package index has.
         """
-        found, listed = found or self.sources, self.listed
+        found = found or self.sources
+        listed = self.listed
         if listed is not None:
             return listed
         present = {part.partition(".")[0] for name in found.files for part in name.split("/")}
         force = self.options.force
-        return requirements_of(found.imports, present, trains=self.launched, gpus=gpus, force=force) if plain else []
+        return (
+            requirements_of(found.imports, present, trains=self.launched, gpus=gpus, force=force)
+            if plain
+            else []
+        )
 
     def _opened(self, found: Sources) -> list[str]:
-        """Runs the script, with what was found of it, to its first `fit`; returns what else it opens beside itself.
+        """Runs the script, with what was found of it, to its first `fit`; returns what else it
+        opens beside itself.
 
         Raises UserError for a module or a file that the job would not have.
         """
-        say(f"tries {self.name} here up to its first fit, with only what goes along: {CHECK_S:.0f} s at most "
-            "(--no_check leaves that out)")  # fmt: skip
+        say(
+            f"tries {self.name} here up to its first fit, with only what goes along: {CHECK_S:.0f}"
+            " s at most (--no_check leaves that out)"
+        )
         image = getattr(self.options, "image", "")  # a run on this machine has none
         plain = not image or installs(image)
         lines = self.requirements(0, plain=True, found=found) if plain else []
-        hidden = hidden_modules([*INSTALLED, *lines], [Path(name).parts[0].removesuffix(".py") for name in found.files])
+        hidden = hidden_modules(
+            [*INSTALLED, *lines], [Path(name).parts[0].removesuffix(".py") for name in found.files]
+        )
         with tempfile.TemporaryDirectory() as scratch:
-            work, report = Path(scratch, "work"), Path(scratch, "report")
+            work = Path(scratch, "work")
+            report = Path(scratch, "report")
             write_copy(Package(self.subject, "0", found.files), work)
             report.touch()
-            Path(scratch, "plan").write_text(json.dumps({
-                "script": self.command[0], "arguments": self.words, "origin": str(self.folder),
-                "hidden": [*hidden] if plain else [], "most_bytes": self.options.max_package_mb * MB,
-            }))  # fmt: skip
+            Path(scratch, "plan").write_text(
+                json.dumps(
+                    {
+                        "script": self.command[0],
+                        "arguments": self.words,
+                        "origin": str(self.folder),
+                        "hidden": [*hidden] if plain else [],
+                        "most_bytes": self.options.max_package_mb * MB,
+                    }
+                )
+            )
             variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
             variables |= {name: f"{scratch}/{name}" for name in _OF_VERTEX}
             variables |= {
                 **getattr(self.options, "env", {}),
                 **dict.fromkeys(getattr(self.options, "secret", ()), "secret"),
             }
-            variables |= {"TMPDIR": scratch, "PYTHONDONTWRITEBYTECODE": "1", "CUDA_VISIBLE_DEVICES": "-1",
-                          "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}  # fmt: skip
+            variables |= {
+                "TMPDIR": scratch,
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "CUDA_VISIBLE_DEVICES": "-1",
+                "KERAS_BACKEND": "tensorflow",
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+            }
             command = [sys.executable, str(first_fit.__file__), f"{scratch}/plan", str(report)]
             with Path(scratch, "stderr").open("wb") as stderr:
                 process = subprocess.Popen(
-                    command, cwd=work, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                    stderr=stderr, start_new_session=True,
-                )  # fmt: skip
+                    command,
+                    cwd=work,
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=stderr,
+                    start_new_session=True,
+                )
             try:
                 process.wait(CHECK_S)
             except subprocess.TimeoutExpired:
@@ -204,7 +268,10 @@ class Script:
             finally:
                 kill_group(process)
                 process.wait()
-            last = [*Path(scratch, "stderr").read_text(encoding="utf-8", errors="replace").splitlines(), ""][-2:][0]
+            last = [
+                *Path(scratch, "stderr").read_text(encoding="utf-8", errors="replace").splitlines(),
+                "",
+            ][-2:][0]
             told = [json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()]
         opened = [line["opened"] for line in told if "opened" in line]
         for line in told:
@@ -215,42 +282,57 @@ class Script:
                 if error.startswith("SystemExit") and last:
                     ended = f"{ended} ({last})"
                 if not (line["forbidden"] or line["missing"]):
-                    raise UserError(f"script={self.name}: {ended}: so would its job: mend it, or use --no_check")
+                    raise UserError(
+                        f"script={self.name}: {ended}: so would its job: mend it, or use --no_check"
+                    )
                 here = f": {line['missing']} is not installed here" if line["missing"] else ""
                 say(f"{self.name}: {ended}{here}: it is not checked further")
         return opened
 
-    def _refuse_missing(self, module: str, error: str, found: Sources, hidden: Mapping[str, str]) -> None:
-        """Raises UserError if an error comes from a module or a file that exists here and that the job would lack."""
-        top, path = module.partition(".")[0], module.replace(".", "/")
+    def _refuse_missing(
+        self, module: str, error: str, found: Sources, hidden: Mapping[str, str]
+    ) -> None:
+        """Raises UserError if an error comes from a module or a file that exists here and that the
+        job would lack."""
+        top = module.partition(".")[0]
+        path = module.replace(".", "/")
         if top in hidden:
             lines = [*(self.listed or self.requirements(0, plain=True, found=found)), hidden[top]]
             raise UserError(
-                f"script={self.name}: it imports {module}, which the job would not have: write {REQUIREMENT_FILES[0]} "
-                f"beside it with the lines {', '.join(lines)}"
+                f"script={self.name}: it imports {module}, which the job would not have: write"
+                f" {REQUIREMENT_FILES[0]} beside it with the lines {', '.join(lines)}"
             )
         names = [f"{path}.py", path] if module else re.findall(r"[^\s'\",;:()\[\]]+", error)
         for name in names:
             here = (self.folder / name).resolve()
             inner = os.path.relpath(here, self.folder)
-            stays = here.exists() and not any(f"{file}/".startswith(f"{inner}/") for file in found.files)
+            stays = here.exists() and not any(
+                f"{file}/".startswith(f"{inner}/") for file in found.files
+            )
             if stays and not inner.startswith("."):
                 raise UserError(
-                    f"script={self.name}: it needs {inner}, which does not go along ({error}): add --include={inner}"
+                    f"script={self.name}: it needs {inner}, which does not go along ({error}): add"
+                    f" --include={inner}"
                 )
 
     def package(self) -> CodeArchive:
-        """Returns the archive that a job needs: what goes along with the script and, as it is, what runs it.
+        """Returns the archive that a job needs: what goes along with the script and, as it is, what
+        runs it.
 
         Raises UserError for files that must not be shipped.
         """
         files: dict[str, bytes | Path] = {f"code/{name}": path for name, path in self.files.items()}
         if not self.launched:
-            ours = {f"ours/in_job/{path.relative_to(IN_JOB).as_posix()}": path for path in sorted(IN_JOB.rglob("*.py"))}
+            ours = {
+                f"ours/in_job/{path.relative_to(IN_JOB).as_posix()}": path
+                for path in sorted(IN_JOB.rglob("*.py"))
+            }
             files |= ours | {f"ours/{name}": IN_JOB.parents[1] / name for name in _OF_TRAINER}
             files["ours/__main__.py"] = _MAIN
         tops = Counter(name.partition("/")[0] + "/" * ("/" in name) for name in self.sources.files)
-        parts = [f"{top} ({count})" if top.endswith("/") else top for top, count in sorted(tops.items())]
+        parts = [
+            f"{top} ({count})" if top.endswith("/") else top for top, count in sorted(tops.items())
+        ]
         return CodeArchive(self.subject, "0", files, f"ships {', '.join(parts)}: {self.sources}")
 
 
@@ -266,13 +348,16 @@ def read_script(asked: CodeOptions, words: Sequence[str], values: Mapping[str, A
     if asked.script:
         if asked.package:
             raise UserError(
-                "--script and --package contradict each other: what the script needs goes along: drop --package"
+                "--script and --package contradict each other: what the script needs goes along:"
+                " drop --package"
             )
-        path, folder = expanded(asked.script), expanded(asked.script).parent.resolve()
+        path = expanded(asked.script)
+        folder = expanded(asked.script).parent.resolve()
         if not path.is_file() or path.suffix != ".py":
             hint = nearest(path.name, [file.name for file in folder.glob("*.py")])
             raise UserError(
-                f"script={asked.script}: there is no such Python file{hint} give the path of one, ending in .py"
+                f"script={asked.script}: there is no such Python file{hint} give the path of one,"
+                " ending in .py"
             )
         launched = asked.launch or (not asked.as_is and calls_fit(folder, path.name))
         script = Script(asked, folder, (path.name,), tuple(words), values, launched)
@@ -285,13 +370,14 @@ def read_script(asked: CodeOptions, words: Sequence[str], values: Mapping[str, A
         programs = [path / "__main__.py", *([path.with_suffix(".py")] if inner else [])]
         if folder.name != top or not any(program.is_file() for program in programs):
             raise UserError(
-                f"module={asked.module}: there is no such program in {folder}: name it as `python -m` takes it, as "
-                "my.task, in a folder here or in that of --package; a file is --script="
+                f"module={asked.module}: there is no such program in {folder}: name it as `python"
+                " -m` takes it, as my.task, in a folder here or in that of --package; a file is"
+                " --script="
             )
         script = Script(asked, folder, ("-m", asked.module), tuple(words), values)
     if others := sorted(values.keys() - {"job_dir", *(LAUNCH_SETTINGS if script.launched else ())}):
         raise UserError(
-            f"{others[0]} is a setting of this package's training, not of a script. The arguments of your script "
-            "follow --"
+            f"{others[0]} is a setting of this package's training, not of a script. The arguments"
+            " of your script follow --"
         )
     return script

@@ -1,8 +1,9 @@
-"""Creates a job exactly once, however often the service fails, or the user interrupts it, and cancels duplicates.
+"""Creates a job exactly once, however often the service fails, or the user interrupts it, and
+cancels duplicates.
 
-The record in a job directory, OUTPUT/submission.json, names the submission that may write there. Any machine may
-replace it, but only if its generation is still the one that was read, and only once no job of that submission runs or
-can still appear.
+The record in a job directory, OUTPUT/submission.json, names the submission that may write there.
+Any machine may replace it, but only if its generation is still the one that was read, and only once
+no job of that submission runs or can still appear.
 """
 
 import json
@@ -51,10 +52,11 @@ def cancel_and_wait(backend: Platform, name: str) -> JobStatus:
 
 
 def originals(jobs: Sequence[JobStatus]) -> dict[str, JobStatus]:
-    """Returns, by the name of each job of one submission, oldest first, the job that it duplicates, or itself.
+    """Returns, by the name of each job of one submission, oldest first, the job that it duplicates,
+    or itself.
 
-    A job that was created before an older one was over is its duplicate. One that was created later is none: somebody
-    ran the printed command again.
+    A job that was created before an older one was over is its duplicate. One that was created later
+    is none: somebody ran the printed command again.
     """
     by_name: dict[str, JobStatus] = {}
     original = None
@@ -82,17 +84,23 @@ def cancel_duplicate(job: JobStatus, original: str, backend: Platform) -> None:
 
 FIRST_WAIT_S = 5.0  # before a refused request is repeated
 CREATE_S = 300.0  # how long requests are repeated
-LISTINGS, LOOK_S = 10, 3.0  # so many listings without the job come before another request; seconds between them
-# The longest time until a new job is listed. An assumption: Vertex AI does not document how far its lists may lag.
+# so many listings without the job come before another request; seconds between them
+LISTINGS = 10
+LOOK_S = 3.0
+# The longest time until a new job is listed. An assumption: Vertex AI does not document how far its
+# lists may lag.
 LISTED_S = 60.0
-SILENT_S = 300.0  # a submission on another machine whose record was not renewed for so long is taken to have ended
+# a submission on another machine whose record was not renewed for so long is taken to have ended
+SILENT_S = 300.0
 
 
 class Creation:
-    """Creates a job, as the next attempt of a submission, in a job directory that it reserves for this submission."""
+    """Creates a job, as the next attempt of a submission, in a job directory that it reserves for
+    this submission."""
 
     def __init__(self, job: Job, record: Submission, open_backend: OpenBackend) -> None:
-        project, region = job.gcp.project, job.gcp.region
+        project = job.gcp.project
+        region = job.gcp.region
         tier = job.tier
         price = tier.bound_per_hour
         self._attempt = Attempt(tier.name, project, region, price, job.output, name=job.name)
@@ -103,23 +111,32 @@ class Creation:
         self._open = open_backend
         self._uri = f"{self._attempt.output}/{RECORD}"
         self._about = {
-            "submission": record.label, "project": project, "region": region,
-            "host": platform.node(), "machine": _machine(), "process": os.getpid(),
-        }  # fmt: skip
-        self._generation: int | None = None  # of the record in the job directory; None: not reserved
+            "submission": record.label,
+            "project": project,
+            "region": region,
+            "host": platform.node(),
+            "machine": _machine(),
+            "process": os.getpid(),
+        }
+        # of the record in the job directory; None: not reserved
+        self._generation: int | None = None
         self._backend = open_backend(project, region)
         self._clock = self._backend.clock
-        self._unclear = False  # whether a request whose response is not known may have created the job
+        # whether a request whose response is not known may have created the job
+        self._unclear = False
 
     def create(self) -> None:
         """Reserves the job directory and creates the job; records each step before and after it.
 
-        After Ctrl-C, raises KeyboardInterrupt if the job runs or was never requested, JobUnknown if it may still
-        appear.
+        After Ctrl-C, raises KeyboardInterrupt if the job runs or was never requested, JobUnknown if
+        it may still appear.
         """
         record = self._record
         attempt = self._attempt
-        advice = f"`python -m deploy watch {record.submission}` looks for it again, and so does the same command"
+        advice = (
+            f"`python -m deploy watch {record.submission}` looks for it again, and so does the same"
+            " command"
+        )
         try:
             self._reserve()
             self._request_job()
@@ -134,7 +151,8 @@ class Creation:
                 attempt.error = "stopped while the job was created, and it is not listed yet"
                 try:
                     tell(
-                        f"stopped while the job is created: looks for it for up to {LISTED_S:.0f} s; Ctrl-C skips that"
+                        f"stopped while the job is created: looks for it for up to {LISTED_S:.0f}"
+                        " s; Ctrl-C skips that"
                     )
                     self._look()
                 except (KeyboardInterrupt, JobUnknown):
@@ -144,8 +162,12 @@ class Creation:
                 raise JobUnknown(f"{attempt.error}: {advice}") from None
             attempt.error = ""
             record.write()
-            tell(f"{attempt.job} was created and goes on: {watch_hint(attempt.job)}; the same command follows it")
-            raise KeyboardInterrupt(attempt.job) from None  # its argument says that a message was printed
+            tell(
+                f"{attempt.job} was created and goes on: {watch_hint(attempt.job)}; the same"
+                " command follows it"
+            )
+            # its argument says that a message was printed
+            raise KeyboardInterrupt(attempt.job) from None
         except JobUnknown as error:
             attempt.error = str(error)
             record.write()
@@ -157,7 +179,8 @@ class Creation:
     def _reserve(self) -> None:
         """Reserves the job directory. Raises UserError if another submission may write to it.
 
-        An account that may not write there gets a warning and reserves nothing: the job's own may be allowed to.
+        An account that may not write there gets a warning and reserves nothing: the job's own may
+        be allowed to.
         """
         try:
             text, generation = buckets.read_text(self._uri)
@@ -168,10 +191,11 @@ class Creation:
             tell(f"warning: {error}: make sure that no other job writes to {self._attempt.output}")
 
     def _request_job(self) -> None:
-        """Creates the job and records its name; after a lost response it looks for the job before it sends another.
+        """Creates the job and records its name; after a lost response it looks for the job before
+        it sends another.
 
-        Raises JobUnknown if a job may have been created and none is listed, and UserError if another submission
-        took the directory meanwhile, for example while this machine slept.
+        Raises JobUnknown if a job may have been created and none is listed, and UserError if
+        another submission took the directory meanwhile, for example while this machine slept.
         """
         began = self._clock.now()
         for wait in backoff(FIRST_WAIT_S):
@@ -188,7 +212,10 @@ class Creation:
                 self._backend.sent = False
             else:
                 if self._unclear:
-                    tell("warning: a response was lost: a second job is cancelled as soon as `watch` or `jobs` sees it")
+                    tell(
+                        "warning: a response was lost: a second job is cancelled as soon as `watch`"
+                        " or `jobs` sees it"
+                    )
                 break
             last = not failure.transient or self._clock.now() + wait - began > CREATE_S
             if last and not self._unclear:
@@ -200,17 +227,21 @@ class Creation:
             elif self._look(0.0 if last else LISTED_S, 1 if last else LISTINGS):
                 break
             if last:
-                raise JobUnknown(f"the submission failed ({failure}), and its job is not listed yet")
+                raise JobUnknown(
+                    f"the submission failed ({failure}), and its job is not listed yet"
+                )
         self._complete()
 
     def _look(self, seconds: float = LISTED_S, listings: int = LISTINGS) -> str:
-        """Looks for the job of the request for `seconds`, and returns its name, as `look_for` does."""
+        """Looks for the job of the request for `seconds`, and returns its name, as `look_for`
+        does."""
         since = self._clock.now() + seconds - LISTED_S
         self._attempt.job = look_for(self._request.labels[LABEL], self._backend, since, listings)
         return self._attempt.job
 
     def _release(self, error: str) -> None:
-        """Records why no job was created, and frees the directory, if it was reserved; ignores failures of that."""
+        """Records why no job was created, and frees the directory, if it was reserved; ignores
+        failures of that."""
         self._attempt.state = "NOT SUBMITTED"
         self._attempt.error = error
         self._record.write()
@@ -220,49 +251,69 @@ class Creation:
                 buckets.delete(self._uri, generation)
 
     def _complete(self) -> None:
-        """Records the job that was created. If the bucket fails, a lost index cannot be restored in full."""
+        """Records the job that was created. If the bucket fails, a lost index cannot be restored in
+        full."""
         self._attempt.state = "SUBMITTED"
         self._record.write()
         if self._generation is not None:
-            about = {"job": self._attempt.job, "tier": self._attempt.tier, "command": self._record.command,
-                     "sources": self._record.sources, "detached": self._record.detached}  # fmt: skip
+            about = {
+                "job": self._attempt.job,
+                "tier": self._attempt.tier,
+                "command": self._record.command,
+                "sources": self._record.sources,
+                "detached": self._record.detached,
+            }
             with suppress(UserError, PlatformFault):
                 self._write(self._generation, sending=True, **about)
 
     def _write(self, generation: int, *, sending: bool, **more: Any) -> None:
-        text = json.dumps({**self._about, "time": self._clock.now(), "sending": sending, **more}, indent=2) + "\n"
+        text = (
+            json.dumps(
+                {**self._about, "time": self._clock.now(), "sending": sending, **more}, indent=2
+            )
+            + "\n"
+        )
         try:
             self._generation = buckets.write(self._uri, text, generation, quick=bool(more))
         except Conflict:
             raise UserError(
-                f"{self._attempt.output}: another submission into it began meanwhile: use another --name or --job_dir"
+                f"{self._attempt.output}: another submission into it began meanwhile: use another"
+                " --name or --job_dir"
             ) from None
 
     def _wait_until_free(self, text: str) -> None:
-        """Returns once the submission of the record `text` can have no running job. Raises UserError while it may."""
+        """Returns once the submission of the record `text` can have no running job. Raises
+        UserError while it may."""
         try:
             record: Mapping[str, Any] = json.loads(text)
-            began, submission = float(record["time"]), str(record["submission"])
+            began = float(record["time"])
+            submission = str(record["submission"])
             place = str(record["project"]), str(record["region"])
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(f"{self._uri} is damaged: remove it if no job writes to that folder") from None
-        ended_here = record.get("machine") == _machine() and not is_running(str(record.get("process")))
+            raise UserError(
+                f"{self._uri} is damaged: remove it if no job writes to that folder"
+            ) from None
+        ended_here = record.get("machine") == _machine() and not is_running(
+            str(record.get("process"))
+        )
         until = began + (SILENT_S if not ended_here else LISTED_S if record.get("sending") else 0.0)
         while True:
             jobs = retried(partial(self._open(*place).jobs, submission), self._clock)
             now = self._clock.now()
             if running := next((job for job in jobs if not job.over), None):
                 raise UserError(
-                    f"{self._attempt.output}: a job writes to it already: {running.name} ({running.state}): "
-                    f"{watch_hint(running.name)}; or use another --name or --job_dir"
+                    f"{self._attempt.output}: a job writes to it already: {running.name}"
+                    f" ({running.state}): {watch_hint(running.name)}; or use another --name or"
+                    " --job_dir"
                 )
             if jobs or now >= until:
                 return
             if not ended_here:
                 raise UserError(
-                    f"{self._attempt.output}: a submission into it began on {record.get('host')}, its last sign of "
-                    f"life is {format_duration(max(now - began, 0.0))} old, and its job is not listed yet: "
-                    f"wait {format_duration(until - now)}, or remove {self._uri} if it was stopped"
+                    f"{self._attempt.output}: a submission into it began on {record.get('host')},"
+                    f" its last sign of life is {format_duration(max(now - began, 0.0))} old, and"
+                    f" its job is not listed yet: wait {format_duration(until - now)}, or remove"
+                    f" {self._uri} if it was stopped"
                 )
             tell(f"looks for {until - now:.0f} s for a job of a submission that ended here")
             self._clock.sleep(until - now)
@@ -271,15 +322,19 @@ class Creation:
 def _machine() -> str:
     """Returns an identifier of this machine since its last start, and of this container on it."""
     with suppress(OSError):
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+        return (
+            f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+            f" {os.readlink('/proc/self/ns/pid')}"
+        )
     return f"{platform.node()} {uuid.getnode():x}"
 
 
 def look_for(label: str, backend: Platform, since: float, listings: int = 1) -> str:
-    """Returns the name of the job with this label, and cancels its duplicates; "" if none is listed.
+    """Returns the name of the job with this label, and cancels its duplicates; "" if none is
+    listed.
 
-    Looks until LISTED_S after `since`, the time of the last request, and at least `listings` times. Raises
-    JobUnknown if jobs cannot be listed.
+    Looks until LISTED_S after `since`, the time of the last request, and at least `listings` times.
+    Raises JobUnknown if jobs cannot be listed.
     """
     clock = backend.clock
     until = since + LISTED_S
@@ -294,7 +349,9 @@ def look_for(label: str, backend: Platform, since: float, listings: int = 1) -> 
                 return ""
         except ApiError as error:
             if not error.transient or clock.now() >= give_up:
-                raise JobUnknown(f"cannot check whether a lost response created a job ({error})") from None
+                raise JobUnknown(
+                    f"cannot check whether a lost response created a job ({error})"
+                ) from None
         now = clock.now()
         if now >= tell_at:
             tell_at = now + TELL_S
@@ -303,36 +360,61 @@ def look_for(label: str, backend: Platform, since: float, listings: int = 1) -> 
 
 
 def check_resources(jobs: Sequence[Job]) -> float:
-    """Prints what data in another region cost, and returns the most USD that a job pays if each worker reads them once.
+    """Prints what data in another region cost, and returns the most USD that a job pays if each
+    worker reads them once.
 
-    Raises UserError if an input does not exist, or a bucket is on another continent than the machines.
+    Raises UserError if an input does not exist, or a bucket is on another continent than the
+    machines.
     """
     inputs = {
-        address: name for job in jobs for name, address in job.workload.inputs.items() if address.startswith("gs://")
+        address: name
+        for job in jobs
+        for name, address in job.workload.inputs.items()
+        if address.startswith("gs://")
     }
     workers_by_place = {
         ("/".join(address.split("/")[:3]), job.gcp.region): job.tier.workers
-        for job in jobs for address in (job.output, *job.workload.inputs.values()) if address.startswith("gs://")
-    }  # fmt: skip
+        for job in jobs
+        for address in (job.output, *job.workload.inputs.values())
+        if address.startswith("gs://")
+    }
     usd_by_region = defaultdict[str, float](float)
     for (bucket, region), workers in sorted(workers_by_place.items()):
         location = buckets.location(bucket)
         if price := transfer_usd_per_gib(bucket, region, location):
-            gib = sum(buckets.size(address) for address in inputs if f"{address}/".startswith(f"{bucket}/")) / 2**30
+            gib = (
+                sum(
+                    buckets.size(address)
+                    for address in inputs
+                    if f"{address}/".startswith(f"{bucket}/")
+                )
+                / 2**30
+            )
             usd = price * gib * workers
             amount = "an amount" if math.isnan(price) else f"{price:.2f} USD"
-            size = f": {gib:.2f} GiB of data, {usd:.2f} USD if each worker reads them once" if usd > 0 else ""
-            say(f"{bucket} is in {location}, the job runs in {region}: slower, and {amount} a GiB "
-                f"(https://cloud.google.com/storage/pricing#network-buckets){size}")  # fmt: skip
+            size = (
+                f": {gib:.2f} GiB of data, {usd:.2f} USD if each worker reads them once"
+                if usd > 0
+                else ""
+            )
+            say(
+                f"{bucket} is in {location}, the job runs in {region}: slower, and {amount} a GiB "
+                f"(https://cloud.google.com/storage/pricing#network-buckets){size}"
+            )
             usd_by_region[region] += usd if usd > 0 else 0.0
     for address, name in inputs.items():
         if not buckets.exists(address):
-            raise UserError(f"{name}={address}: no objects found: check with `gcloud storage ls {address}`")
+            raise UserError(
+                f"{name}={address}: no objects found: check with `gcloud storage ls {address}`"
+            )
     return max(usd_by_region.values(), default=0.0)
 
 
 def upload_packages(jobs: Sequence[Job]) -> None:
-    """Builds and uploads the packages of jobs that are not built or uploaded yet; prints their addresses."""
-    for uri, package in {package.uri(job.gcp.bucket): package for job in jobs for package in job.packages}.items():
+    """Builds and uploads the packages of jobs that are not built or uploaded yet; prints their
+    addresses."""
+    for uri, package in {
+        package.uri(job.gcp.bucket): package for job in jobs for package in job.packages
+    }.items():
         if buckets.upload(package.build(), uri):
             say(f"package {uri}")

@@ -1,7 +1,8 @@
-"""Makes the CustomJobSpec of a job from that of its tier's file, step by step: here each flag changes it.
+"""Makes the CustomJobSpec of a job from that of its tier's file, step by step: here each flag
+changes it.
 
-`machine_spec` comes first: a tier is checked and priced after it. Then `job_spec` adds what the money pays for, the
-place and the program.
+`machine_spec` comes first: a tier is checked and priced after it. Then `job_spec` adds what the
+money pays for, the place and the program.
 """
 
 import copy
@@ -25,13 +26,22 @@ from trainer.base.limit_watch import LIMITS
 CHECK_S = 3600  # the longest time that --check may take
 # The options that messages about a tier's spec name, if they were given.
 _NAMED = (
-    "service_account", "network", "spot", "flex_start", "timeout", "disk_gb", "reservation", "web_access", "env",
+    "service_account",
+    "network",
+    "spot",
+    "flex_start",
+    "timeout",
+    "disk_gb",
+    "reservation",
+    "web_access",
+    "env",
     "secret",
-)  # fmt: skip
+)
 
 
 def machine_spec(options: JobOptions, spec: Spec, name: str) -> tuple[Spec, str]:
-    """Returns the spec of a tier's file after the flags that change its machines, and for messages `name` with these.
+    """Returns the spec of a tier's file after the flags that change its machines, and for messages
+    `name` with these.
 
     Raises UserError if `spec` is malformed.
     """
@@ -44,7 +54,8 @@ def machine_spec(options: JobOptions, spec: Spec, name: str) -> tuple[Spec, str]
         changed["network"] = options.network
     if options.web_access:
         changed["enableWebAccess"] = True
-    # Under which strategy it waits for machines, and for how long; how long it runs, and how often it starts again.
+    # Under which strategy it waits for machines, and for how long; how long it runs, and how often
+    # it starts again.
     scheduling = dict(changed.get("scheduling", {}))
     if options.spot:
         scheduling.pop("maxWaitDuration", None)
@@ -84,24 +95,33 @@ def machine_spec(options: JobOptions, spec: Spec, name: str) -> tuple[Spec, str]
     return changed, f"{name} with{''.join(flags)}" if flags else name
 
 
-# Google's settings of NCCL, without which GPUs reach those of other machines through the host alone:
+# Google's settings of NCCL, without which GPUs reach those of other machines through the host
+# alone:
 # https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/configure-compute
 NCCL_SETTINGS = "/usr/local/gib/scripts/set_nccl_env.sh"
 _SOURCED = (
-    f'if [ -f {NCCL_SETTINGS} ]; then . {NCCL_SETTINGS}; echo "NCCL: with the settings of {NCCL_SETTINGS}"; '
-    f'else echo "NCCL: {NCCL_SETTINGS} is not in this image: RDMA stays off"; fi; exec "$@"'
+    f'if [ -f {NCCL_SETTINGS} ]; then . {NCCL_SETTINGS}; echo "NCCL: with the settings of'
+    f' {NCCL_SETTINGS}"; else echo "NCCL: {NCCL_SETTINGS} is not in this image: RDMA stays off";'
+    ' fi; exec "$@"'
 )
-_NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}  # NCCL then logs which network it takes
+# NCCL then logs which network it takes
+_NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
 
 
 def job_spec(
-    work: Workload, options: JobOptions, gcp: GcpConfig, image: Image, packages: Sequence[Package], output: str,
+    work: Workload,
+    options: JobOptions,
+    gcp: GcpConfig,
+    image: Image,
+    packages: Sequence[Package],
+    output: str,
     limits: str,
-) -> tuple[dict[str, Any], WorkerProgram]:  # fmt: skip
-    """Returns the spec of the job that runs `work` and writes to `output`, and what its workers run.
+) -> tuple[dict[str, Any], WorkerProgram]:
+    """Returns the spec of the job that runs `work` and writes to `output`, and what its workers
+    run.
 
-    `packages`: the user's and the trainer's, which may be in the image already; `limits`: those at which the job ends
-    itself. Raises UserError for what would fail there.
+    `packages`: the user's and the trainer's, which may be in the image already; `limits`: those at
+        which the job ends itself. Raises UserError for what would fail there.
     """
     tier = work.tier
     spec = copy.deepcopy(dict(tier.spec))
@@ -115,8 +135,9 @@ def job_spec(
     if board := options.tensorboard_instance:
         if "serviceAccount" not in spec:
             raise UserError(
-                f"tensorboard_instance={board}: Vertex AI needs an account that writes to it: add "
-                "--service_account=EMAIL, with roles/aiplatform.user and roles/storage.admin (docs/permissions.md)"
+                f"tensorboard_instance={board}: Vertex AI needs an account that writes to it: add"
+                " --service_account=EMAIL, with roles/aiplatform.user and roles/storage.admin"
+                " (docs/permissions.md)"
             )
         in_place = f"projects/{gcp.project}/locations/{gcp.region}/tensorboards/{board}"
         spec["tensorboard"] = board if "/" in board else in_place
@@ -129,7 +150,8 @@ def job_spec(
     machine = load_machines().machines.get(tier.machine_type)
     rdma = tier.workers > 1 and machine and machine.rdma
     for place, pool in enumerate(spec["workerPoolSpecs"]):
-        if place > 1 and "containerSpec" in pool:  # a program of its own, such as a reduction server
+        # a program of its own, such as a reduction server
+        if place > 1 and "containerSpec" in pool:
             continue
         # The image: a pythonPackageSpec becomes a containerSpec.
         in_file = pool.pop("pythonPackageSpec", None) or pool["containerSpec"]
@@ -144,12 +166,14 @@ def job_spec(
             task["command"] = ["python", "-m", program.module]
         if variables:
             set_variables(task, variables, replace=True)
-        # What is installed before it starts. Another image than a plain one finds the driver of GPUs by itself.
+        # What is installed before it starts. Another image than a plain one finds the driver of
+        # GPUs by itself.
         if program.preparation:
             module = program.module or in_file.get("pythonModule", TASK)
             gpus = machine_of(pool)[2] if image.plain else 0
             write_start(task, {**program.preparation, "module": module}, gpus, gcp.bucket)
-        # The network between the GPUs of several machines. Without a command it is taken to run the trainer.
+        # The network between the GPUs of several machines. Without a command it is taken to run the
+        # trainer.
         if rdma:
             command = task.get("command") or ["python", "-m", TASK]
             task["command"] = ["bash", "-c", _SOURCED, "start", *command]

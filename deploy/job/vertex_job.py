@@ -1,4 +1,5 @@
-"""Represents a job of Vertex AI for programs and verbs: its status, its end, its cancellation, its result and model."""
+"""Represents a job of Vertex AI for programs and verbs: its status, its end, its cancellation, its
+result and model."""
 
 from __future__ import annotations
 
@@ -24,7 +25,15 @@ from deploy.report.plots import axes
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import INTERRUPTED, UserError, reason
-from trainer.base.run_files.job_files import MODEL, RESULT, STATS, mapping, number, parse_stats, read_stats
+from trainer.base.run_files.job_files import (
+    MODEL,
+    RESULT,
+    STATS,
+    mapping,
+    number,
+    parse_stats,
+    read_stats,
+)
 from trainer.base.storage import expanded, parse
 
 KERAS_FILE = "model.keras"
@@ -32,7 +41,8 @@ KERAS_FILE = "model.keras"
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """Holds what a run left in result.json: how it ended, its steps, its seconds, and its last losses and metrics.
+    """Holds what a run left in result.json: how it ended, its steps, its seconds, and its last
+    losses and metrics.
 
     `content`: the whole file; `place`: the job directory.
     """
@@ -46,7 +56,8 @@ class RunResult:
 
     @property
     def history(self) -> dict[str, list[float | None]]:
-        """Returns what Keras's `fit` returns as History.history: by name, the value of each epoch."""
+        """Returns what Keras's `fit` returns as History.history: by name, the value of each
+        epoch."""
         in_bucket = parse(self.place, "run") is not None
         if in_bucket:
             entries = parse_stats(buckets.read_text(f"{self.place}/{STATS}")[0])
@@ -55,7 +66,10 @@ class RunResult:
         history: dict[str, list[float | None]] = {}
         for entry in entries:
             if entry["kind"] == "epoch":  # with its evaluation
-                for name, value in {**mapping(entry, "losses"), **mapping(entry, "metrics")}.items():
+                for name, value in {
+                    **mapping(entry, "losses"),
+                    **mapping(entry, "metrics"),
+                }.items():
                     history.setdefault(name, []).append(value)
         return history
 
@@ -69,47 +83,66 @@ class RunResult:
         for name, values in self.history.items():
             if "loss" in name:
                 drawn.plot(
-                    range(1, len(values) + 1), [math.nan if value is None else value for value in values], label=name
+                    range(1, len(values) + 1),
+                    [math.nan if value is None else value for value in values],
+                    label=name,
                 )
         drawn.legend()
         return drawn
 
     @classmethod
     def read(cls, text: str, place: str) -> RunResult:
-        """Returns the result in the text of a file at `place`. Raises UserError if there is none."""
+        """Returns the result in the text of a file at `place`. Raises UserError if there is
+        none."""
         try:
             content = dict(json.loads(text))
         except (ValueError, TypeError):
-            raise UserError(f"{place}: there is no result yet: wait for the end of the run") from None
+            raise UserError(
+                f"{place}: there is no result yet: wait for the end of the run"
+            ) from None
         final = mapping(content, "final")
         values = {**mapping(final, "losses"), **mapping(final, "metrics")}
         return cls(
-            str(content.get("state")), int(content.get("steps") or 0), number(content.get("wall_seconds")),
-            {name: value for name, value in values.items() if number(value) is not None}, content, place,
-        )  # fmt: skip
+            str(content.get("state")),
+            int(content.get("steps") or 0),
+            number(content.get("wall_seconds")),
+            {name: value for name, value in values.items() if number(value) is not None},
+            content,
+            place,
+        )
 
 
 class VertexJob:
-    """Represents a job of Vertex AI. Its methods raise UserError or PlatformFault, each in one line.
+    """Represents a job of Vertex AI. Its methods raise UserError or PlatformFault, each in one
+    line.
 
     `name`: its resource name; "" for a job that was not sent, of which they raise UserError.
     """
 
     about: Sequence[str] = ()  # lines that describe the job
 
-    def __init__(self, name: str, backend: Platform | None, attempt: tuple[Submission, Attempt] | None = None) -> None:
+    def __init__(
+        self, name: str, backend: Platform | None, attempt: tuple[Submission, Attempt] | None = None
+    ) -> None:
         self.name = name
         self.attempt = attempt
         self._backend = backend
 
     def __repr__(self) -> str:
-        return f"<job {self.name}>" if self.name else "\n".join(["<job that is not sent>", *self.about])
+        return (
+            f"<job {self.name}>"
+            if self.name
+            else "\n".join(["<job that is not sent>", *self.about])
+        )
 
     @property
     def backend(self) -> Platform:
-        """Returns the client for the job's project and region. Raises UserError for a job that was not sent."""
+        """Returns the client for the job's project and region. Raises UserError for a job that was
+        not sent."""
         if not self._backend:
-            raise UserError("this job was not sent: call its send(), or submit it without dry_run=True")
+            raise UserError(
+                "this job was not sent: call its send(), or submit it without dry_run=True"
+            )
         return self._backend
 
     @property
@@ -121,11 +154,14 @@ class VertexJob:
     def status(self) -> JobStatus:
         """Returns the job's state, times, error and labels as they are now."""
         with api_errors(self.gcp):
-            return with_stop_reason(retried(partial(self.backend.get, self.name), self.backend.clock))
+            return with_stop_reason(
+                retried(partial(self.backend.get, self.name), self.backend.clock)
+            )
 
     @property
     def exit_code(self) -> int:
-        """Returns the exit code that `watch` has for the end of the job; 75 while the job goes on."""
+        """Returns the exit code that `watch` has for the end of the job; 75 while the job goes
+        on."""
         status = self.status
         return exit_code(status) if status.over else INTERRUPTED
 
@@ -138,7 +174,8 @@ class VertexJob:
             return self.follow() or self.status
 
     def follow(self, print_line: PrintLine = show) -> JobStatus | None:
-        """Follows the job as `wait` does, and prints its log by `print_line`; returns None after Ctrl-C."""
+        """Follows the job as `wait` does, and prints its log by `print_line`; returns None after
+        Ctrl-C."""
         with api_errors(self.gcp):
             status = watch_job(self.backend, self.name, print_line)
         if status:
@@ -148,24 +185,36 @@ class VertexJob:
     def logs(self, tail: int = 0, worker: str = "", since_s: float = 0.0) -> list[WatchLine]:
         """Returns the log so far, in chronological order, without following the job.
 
-        `tail`: only so many of the newest lines, 0 for all; `worker`: only this worker's, 0 for the chief, 1 for the
-        next, or as Vertex AI calls it, such as workerpool1-0; `since_s`: only of the last so many seconds, 0 for all.
+        `tail`: only so many of the newest lines, 0 for all; `worker`: only this worker's, 0 for the
+            chief, 1 for the next, or as Vertex AI calls it, such as workerpool1-0; `since_s`: only
+            of the last so many seconds, 0 for all.
         """
         if not re.fullmatch(r"\d{0,5}|workerpool\d-\d+", worker):
-            raise UserError(f"worker={worker}: 0 is the chief, 1 the next; or as Vertex AI calls it, as workerpool1-0")
-        place = f"workerpool{min(int(worker), 1)}-{max(int(worker) - 1, 0)}" if worker.isdecimal() else worker
+            raise UserError(
+                f"worker={worker}: 0 is the chief, 1 the next; or as Vertex AI calls it, as"
+                " workerpool1-0"
+            )
+        place = (
+            f"workerpool{min(int(worker), 1)}-{max(int(worker) - 1, 0)}"
+            if worker.isdecimal()
+            else worker
+        )
         since = self.backend.clock.now() - since_s if since_s else 0.0
         with api_errors(self.gcp):
-            lines = retried(partial(self.backend.logs, self.name, since, place, tail), self.backend.clock)
+            lines = retried(
+                partial(self.backend.logs, self.name, since, place, tail), self.backend.clock
+            )
         return [line for _, line in sorted(lines, key=lambda entry: (entry[1].time, entry[0]))]
 
     def cancel(self, stream: TextIO | None = None) -> JobStatus:
-        """Cancels the job and the duplicates that a lost response made, and waits until it is over."""
+        """Cancels the job and the duplicates that a lost response made, and waits until it is
+        over."""
         with printed_on(stream):
             return self.stop()
 
     def stop(self, confirm: Callable[[JobStatus], object] = lambda status: None) -> JobStatus:
-        """Cancels as `cancel` does; `confirm` gets the status first, and raises UserError if the job is to go on."""
+        """Cancels as `cancel` does; `confirm` gets the status first, and raises UserError if the
+        job is to go on."""
         backend = self.backend
         with api_errors(self.gcp):
             status = retried(partial(backend.get, self.name), backend.clock)
@@ -176,11 +225,17 @@ class VertexJob:
             jobs = retried(partial(backend.jobs, label), backend.clock) if label else []
             by_name = originals(jobs)
             for job in jobs:  # those that are older than this job, too
-                if job.name != status.name and by_name[job.name] is by_name.get(status.name) and not job.over:
+                if (
+                    job.name != status.name
+                    and by_name[job.name] is by_name.get(status.name)
+                    and not job.over
+                ):
                     cancel_duplicate(job, status.name, backend)
             self._record(status)
             if not status.over:
-                raise JobUnknown(f"{self.name}: still {status.state}: `python -m deploy watch` shows its end")
+                raise JobUnknown(
+                    f"{self.name}: still {status.state}: `python -m deploy watch` shows its end"
+                )
         return status
 
     @property
@@ -197,7 +252,8 @@ class VertexJob:
         return RunResult.read(buckets.read_text(f"{self.output}/{RESULT}")[0], self.output)
 
     def model(self) -> Any:
-        """Returns the trained keras.Model, which Keras loads from the bucket without the code of this package."""
+        """Returns the trained keras.Model, which Keras loads from the bucket without the code of
+        this package."""
         return load_model(self.output)
 
     def _record(self, status: JobStatus) -> None:
@@ -208,7 +264,8 @@ class VertexJob:
 
 
 def load_model(job_dir: str) -> Any:
-    """Returns the trained keras.Model of a job directory, local or gs://. Raises UserError if there is none."""
+    """Returns the trained keras.Model of a job directory, local or gs://. Raises UserError if there
+    is none."""
     import keras  # the one use of TensorFlow here, and only by a user's program
 
     from trainer.base.storage.staging import Staged
@@ -218,13 +275,17 @@ def load_model(job_dir: str) -> Any:
     if address:
         folder = Staged(address, "model").fetch(lambda below: below == KERAS_FILE, quiet=True)
     if not (folder / KERAS_FILE).is_file():
-        raise UserError(f"{job_dir}/{MODEL}/{KERAS_FILE}: there is no such file: a line of the run's log says why")
+        raise UserError(
+            f"{job_dir}/{MODEL}/{KERAS_FILE}: there is no such file: a line of the run's log"
+            " says why"
+        )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about the optimizer's state, which is saved only with --save_optimizer
+        # about the optimizer's state, which is saved only with --save_optimizer
+        warnings.simplefilter("ignore")
         try:
             return keras.saving.load_model(folder / KERAS_FILE, safe_mode=True)
         except (TypeError, ValueError) as error:  # such as a class that Keras does not know
             raise UserError(
-                f"{job_dir}/{MODEL}/{KERAS_FILE}: Keras cannot load it: import the module that has your own layers and "
-                f"losses first: {reason(error)}"
+                f"{job_dir}/{MODEL}/{KERAS_FILE}: Keras cannot load it: import the module that has"
+                f" your own layers and losses first: {reason(error)}"
             ) from error

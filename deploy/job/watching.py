@@ -59,7 +59,8 @@ class LogTail:
         self._last_error = ""  # the last one printed, so that it is printed once
 
     def print_new(self, retry_s: float = 0.0) -> None:
-        """Prints new entries; errors do not end the watch, because the next read returns the same entries."""
+        """Prints new entries; errors do not end the watch, because the next read returns the same
+        entries."""
         try:
             logs = partial(self._backend.logs, self._name, max(self._newest - LATE_S, 0.0))
             entries = retried(logs, self._backend.clock, retry_s)
@@ -75,14 +76,18 @@ class LogTail:
                 self._seen[identifier] = line.time
                 self._newest = max(self._newest, line.time)
                 self._print(line)
-        self._seen = {key: time for key, time in self._seen.items() if time >= self._newest - 2 * LATE_S}
+        self._seen = {
+            key: time for key, time in self._seen.items() if time >= self._newest - 2 * LATE_S
+        }
 
 
 REPORT_S = 300.0  # between lines about a job that waits for machines
 
 # Why a job is PENDING, by its scheduling strategy; _STOCK for the others.
 _REASONS = {
-    "FLEX_START": "FLEX_START waits until the machines are free, for the tier's maxWaitDuration at most",
+    "FLEX_START": (
+        "FLEX_START waits until the machines are free, for the tier's maxWaitDuration at most"
+    ),
     "SPOT": "there may be no spare machines in {region} now",
 }
 _STOCK = "after some minutes the likely reason is that {region} has no such machines free now"
@@ -91,13 +96,19 @@ _ADVICE = "; `submit TIER TIER --region=A,B --max_wait=1h` tries others by itsel
 
 
 def follow_job(
-    backend: Platform, name: str, print_line: PrintLine = show, *, created: bool = False, max_wait_s: float = math.inf
+    backend: Platform,
+    name: str,
+    print_line: PrintLine = show,
+    *,
+    created: bool = False,
+    max_wait_s: float = math.inf,
 ) -> JobStatus:
-    """Prints states and logs until the job is over, and cancels its duplicates; returns the status of the original.
+    """Prints states and logs until the job is over, and cancels its duplicates; returns the status
+    of the original.
 
-    `created`: the job is known to exist, so that a 404 only means that it cannot be seen yet; `max_wait_s`: a job that
-    waits longer for machines is cancelled, and returned as EXPIRED. Raises JobUnknown if the state cannot be
-    read for half an hour.
+    `created`: the job is known to exist, so that a 404 only means that it cannot be seen yet;
+        `max_wait_s`: a job that waits longer for machines is cancelled, and returned as EXPIRED.
+        Raises JobUnknown if the state cannot be read for half an hour.
     """
     clock = backend.clock
     tail = LogTail(backend, name, print_line)
@@ -110,9 +121,11 @@ def follow_job(
     while True:
         status = _read_state(backend, name, unseen=unseen)
         unseen = False
-        if status.over or clock.now() >= look_at:  # also at the end: somebody else may have cancelled it as a duplicate
+        # also at the end: somebody else may have cancelled it as a duplicate
+        if status.over or clock.now() >= look_at:
             look_at = clock.now() + LOOK_S
-            label, by_name = status.labels.get(LABEL), dict[str, JobStatus]()
+            label = status.labels.get(LABEL)
+            by_name = dict[str, JobStatus]()
             with suppress(ApiError):
                 by_name = cancel_duplicates(backend.jobs(label) if label else [], backend)
             original = by_name.get(status.name, status).name  # the job itself, if that is not known
@@ -122,7 +135,8 @@ def follow_job(
                 tail = LogTail(backend, name, print_line)
                 continue
         now = clock.now()
-        ended_before = not shown_state and now - (status.ended or 0.0) > LATE_S  # so its log is complete
+        # so its log is complete
+        ended_before = not shown_state and now - (status.ended or 0.0) > LATE_S
         news = [] if status.state == shown_state else [status.state]
         shown_state = status.state
         waits = status.state in ("QUEUED", "PENDING") and not status.started
@@ -131,7 +145,9 @@ def follow_job(
             waited = format_duration(max(0.0, now - min(began, status.created or began)))
             why = _QUOTA if status.state == "QUEUED" else _REASONS.get(status.strategy, _STOCK)
             advice = "" if max_wait_s < math.inf else _ADVICE
-            news.append(f"{status.state} for {waited}: {why.format(region=backend.gcp.region)}{advice}")
+            news.append(
+                f"{status.state} for {waited}: {why.format(region=backend.gcp.region)}{advice}"
+            )
         for line in (*news, *live.lines(status)):
             print_line(WatchLine(now, line))
         if status.over:
@@ -152,7 +168,8 @@ def follow_job(
 
 
 def _read_state(backend: Platform, name: str, *, unseen: bool) -> JobStatus:
-    """Returns the job's status. `unseen`: it was just created, so a 404 may only mean that it is not visible yet."""
+    """Returns the job's status. `unseen`: it was just created, so a 404 may only mean that it is
+    not visible yet."""
 
     def read() -> JobStatus:
         try:
@@ -166,14 +183,21 @@ def _read_state(backend: Platform, name: str, *, unseen: bool) -> JobStatus:
         if error.code == 404:  # the job does not exist
             raise
         raise JobUnknown(
-            f"{describe_error(error, backend.gcp)}; the job may still be running; {watch_hint(name)}"
+            f"{describe_error(error, backend.gcp)}; the job may still be running;"
+            f" {watch_hint(name)}"
         ) from None
 
 
 def watch_job(
-    backend: Platform, name: str, print_line: PrintLine = show, *, created: bool = False, max_wait_s: float = math.inf
+    backend: Platform,
+    name: str,
+    print_line: PrintLine = show,
+    *,
+    created: bool = False,
+    max_wait_s: float = math.inf,
 ) -> JobStatus | None:
-    """Follows the job and prints how it ended; returns None if Ctrl-C ended the watch but not the job."""
+    """Follows the job and prints how it ended; returns None if Ctrl-C ended the watch but not the
+    job."""
     try:
         status = follow_job(backend, name, print_line, created=created, max_wait_s=max_wait_s)
     except KeyboardInterrupt:
@@ -183,7 +207,12 @@ def watch_job(
     say(f"{status.state} after {ran} on its machines{cost and f', about {cost}'}")
     if status.error:
         tell(f"error: {describe_failure(status)}")
-    if status.started and status.output and not status.checks and exit_code(status) in (INTERRUPTED, FAULT):
+    if (
+        status.started
+        and status.output
+        and not status.checks
+        and exit_code(status) in (INTERRUPTED, FAULT)
+    ):
         say(
             "to go on from its last checkpoint, if it saved one: "
             f"{'the same command, elsewhere ' * (status.state == STOPPED)}"
@@ -196,10 +225,11 @@ _UNREADABLE = (UserError, PlatformFault, ValueError, AttributeError, TypeError)
 
 
 def with_bill(status: JobStatus, now: float) -> JobStatus:
-    """Returns the status of `with_stop_reason`, and records the time and cost of a job that is over in its directory.
+    """Returns the status of `with_stop_reason`, and records the time and cost of a job that is over
+    in its directory.
 
-    The time is that from its start to its end, with all restarts; the cost is in USD, null without a price label.
-    Nothing is recorded if the directory cannot be written.
+    The time is that from its start to its end, with all restarts; the cost is in USD, null without
+    a price label. Nothing is recorded if the directory cannot be written.
     """
     with suppress(*_UNREADABLE):
         if status.output and status.over and status.started:
@@ -215,12 +245,17 @@ def with_bill(status: JobStatus, now: float) -> JobStatus:
 
 
 def with_stop_reason(status: JobStatus) -> JobStatus:
-    """Returns the status of a job, STOPPED with the reason if its result.json says that it ended itself."""
+    """Returns the status of a job, STOPPED with the reason if its result.json says that it ended
+    itself."""
     with suppress(*_UNREADABLE):
         if status.state == "SUCCEEDED" and status.limited:
-            result = json.loads(buckets.read_text(f"{status.output}/{RESULT}", quick=True)[0] or "{}")
+            result = json.loads(
+                buckets.read_text(f"{status.output}/{RESULT}", quick=True)[0] or "{}"
+            )
             if result.get("state") == "stopped":
-                return dataclasses.replace(status, state=STOPPED, error=str(result.get("error") or "a limit"))
+                return dataclasses.replace(
+                    status, state=STOPPED, error=str(result.get("error") or "a limit")
+                )
     return status
 
 
@@ -229,20 +264,29 @@ RECENT = 10  # reports from which the speed is computed
 
 
 class LiveLines:
-    """Makes the lines of progress of a running job: step and cost, at most every LIVE_S, and each problem once."""
+    """Makes the lines of progress of a running job: step and cost, at most every LIVE_S, and each
+    problem once."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock, self._due, self._shown = clock, 0.0, set[str]()
+        self._clock = clock
+        self._due = 0.0
+        self._shown = set[str]()
 
     def lines(self, status: JobStatus) -> Iterator[str]:
-        """Yields the lines that are due, and the link of an interactive shell as soon as there is one."""
-        news = {line: line for line in (f"a shell in {worker}: {uri}" for worker, uri in status.shells.items())}
+        """Yields the lines that are due, and the link of an interactive shell as soon as there is
+        one."""
+        news = {
+            line: line
+            for line in (f"a shell in {worker}: {uri}" for worker, uri in status.shells.items())
+        }
         # Another program's job may have no job directory.
         if status.state == "RUNNING" and status.output and self._clock.now() >= self._due:
             self._due = self._clock.now() + LIVE_S
             try:
                 entries = parse_stats(buckets.read_text(f"{status.output}/{STATS}", quick=True)[0])
-                about = json.loads(buckets.read_text(f"{status.output}/{RUN_INFO}", quick=True)[0] or "{}")
+                about = json.loads(
+                    buckets.read_text(f"{status.output}/{RUN_INFO}", quick=True)[0] or "{}"
+                )
                 progress = summary(entries, whole(about.get("total_steps")) or 0)
                 money = ""
                 if status.usd_per_hour is not None:
@@ -250,7 +294,8 @@ class LiveLines:
                     money = f"; {status.usd(self._clock.now()):.2f} USD so far, {most:.2f} at most"
                 if progress:  # printed again for another step, not for another cost alone
                     news[progress] = f"{progress}{money}"
-            except (UserError, PlatformFault, ValueError, AttributeError) as error:  # the last two: a damaged file
+            # the last two: a damaged file
+            except (UserError, PlatformFault, ValueError, AttributeError) as error:
                 news[str(error)] = f"no progress: {reason(error)} ({status.output})"
         for subject, line in news.items():
             if subject not in self._shown:
@@ -259,17 +304,27 @@ class LiveLines:
 
 
 def summary(entries: Sequence[StatsEntry], total_steps: int) -> str:
-    """Returns the progress of a run in words, from the entries of its stats.jsonl; "" if it has not reported."""
-    reports = [entry for entry in entries if entry["kind"] == "report" and number(entry.get("seconds")) is not None]
+    """Returns the progress of a run in words, from the entries of its stats.jsonl; "" if it has not
+    reported."""
+    reports = [
+        entry
+        for entry in entries
+        if entry["kind"] == "report" and number(entry.get("seconds")) is not None
+    ]
     if not reports:
         return ""
-    first, last, step = reports[-RECENT:][0], reports[-1], entries[-1]["step"]
+    first = reports[-RECENT:][0]
+    last = reports[-1]
+    step = entries[-1]["step"]
     # This pace includes the evaluations and checkpoints between the reports.
-    steps, seconds = last["step"] - first["step"], last["seconds"] - first["seconds"]
+    steps = last["step"] - first["step"]
+    seconds = last["seconds"] - first["seconds"]
     pace = seconds / steps if steps > 0 and seconds > 0 else positive(last.get("step_seconds"))
     left = max(0, total_steps - step) * pace if pace and total_steps else None
     losses = ((name, number(value)) for name, value in mapping(last, "losses").items())
-    loss = ", ".join(f"{name} {value:.4g}" for name, value in itertools.islice(losses, 2) if value is not None)
+    loss = ", ".join(
+        f"{name} {value:.4g}" for name, value in itertools.islice(losses, 2) if value is not None
+    )
     share = f" of {total_steps:,} ({step / total_steps:.0%})" if total_steps else ""
     rest = "" if left is None else f"{format_duration(left)} left"
     return ", ".join(filter(None, [f"step {step:,}{share}", rest, loss]))

@@ -1,4 +1,5 @@
-"""Says what pip installs in a job: for the trainer, and for what a user's code imports, by what is installed here."""
+"""Says what pip installs in a job: for the trainer, and for what a user's code imports, by what is
+installed here."""
 
 import re
 import sys
@@ -17,31 +18,51 @@ from trainer.base.run_files.plan_file import versions
 from trainer.base.script import Import
 
 PYTHON = "3.12"  # of a plain image
-# What pip installs for the trainer; and the versions of TensorFlow and Keras among it, up to the newest minor that was
-# tried.
+# What pip installs for the trainer; and the versions of TensorFlow and Keras among it, up to the
+# newest minor that was tried.
 _SETUP = beside("setup.py").read_text(encoding="utf-8")
-INSTALLED = re.findall(r'^ *"(.+?)",', _SETUP.partition("install_requires=[")[2].partition("]")[0], re.MULTILINE)
+INSTALLED = re.findall(
+    r'^ *"(.+?)",', _SETUP.partition("install_requires=[")[2].partition("]")[0], re.MULTILINE
+)
 ADMITTED = dict(re.findall(r'"(tensorflow|keras)(>=[\d.]+,<[\d.]+)"', _SETUP))
-# The modules of a plain image: the standard library of Python 3.12, so without those that it removed, whichever Python
-# runs here; pip; and, beside a script that runs as it is, our vertex_report.
-IN_IMAGE = (sys.stdlib_module_names | {"pip", "vertex_report"}) - {"asynchat", "asyncore", "distutils", "imp", "smtpd"}
+# The modules of a plain image: the standard library of Python 3.12, so without those that it
+# removed, whichever Python runs here; pip; and, beside a script that runs as it is, our
+# vertex_report.
+IN_IMAGE = (sys.stdlib_module_names | {"pip", "vertex_report"}) - {
+    "asynchat",
+    "asyncore",
+    "distutils",
+    "imp",
+    "smtpd",
+}
 # The name by which pip installs a package, where it differs from the name that is imported.
-_BY_PIP = {"PIL": "pillow", "cv2": "opencv-python-headless", "sklearn": "scikit-learn", "yaml": "pyyaml",
-           "skimage": "scikit-image", "bs4": "beautifulsoup4", "dateutil": "python-dateutil"}  # fmt: skip
+_BY_PIP = {
+    "PIL": "pillow",
+    "cv2": "opencv-python-headless",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+    "skimage": "scikit-image",
+    "bs4": "beautifulsoup4",
+    "dateutil": "python-dateutil",
+}
 
 
 def requirements(gpus: int) -> list[str]:
-    """Returns the requirements that pip installs beside the job's packages on a machine with this number of GPUs."""
+    """Returns the requirements that pip installs beside the job's packages on a machine with this
+    number of GPUs."""
     extras = {"tensorflow": "[and-cuda]"} if gpus else {}
-    return [f"{name}{extras.get(name, '')}=={version}" for name, version in versions_there().items()]
+    return [
+        f"{name}{extras.get(name, '')}=={version}" for name, version in versions_there().items()
+    ]
 
 
 def versions_there() -> dict[str, str]:
-    """Returns the versions of TensorFlow and Keras that a job installs, in pip's form: those of this machine.
+    """Returns the versions of TensorFlow and Keras that a job installs, in pip's form: those of
+    this machine.
 
-    So a job runs what was tried here, and each restart installs the same. If this machine has a version that the
-    trainer does not admit, or that is not a release, the job gets the newest minor version that was tried with the
-    trainer. All admitted versions exist for Python 3.11 to 3.13.
+    So a job runs what was tried here, and each restart installs the same. If this machine has a
+    version that the trainer does not admit, or that is not a release, the job gets the newest minor
+    version that was tried with the trainer. All admitted versions exist for Python 3.11 to 3.13.
     """
     from packaging.specifiers import SpecifierSet  # TensorFlow and Keras need it too
 
@@ -55,16 +76,25 @@ def versions_there() -> dict[str, str]:
 
 
 def about_versions() -> str:
-    """Returns, as a part of a line, where the versions of TensorFlow and Keras in a job come from."""
+    """Returns, as a part of a line, where the versions of TensorFlow and Keras in a job come
+    from."""
     unusable = " and ".join(
-        f"{name} {versions().get(name, '(missing)')}" for name, chosen in versions_there().items() if "*" in chosen
+        f"{name} {versions().get(name, '(missing)')}"
+        for name, chosen in versions_there().items()
+        if "*" in chosen
     )
-    return f", the newest tried, as a job cannot have the {unusable} of this machine," if unusable else ", as here,"
+    return (
+        f", the newest tried, as a job cannot have the {unusable} of this machine,"
+        if unusable
+        else ", as here,"
+    )
 
 
 def _requirement(line: str) -> Any | None:
-    """Returns a line as a packaging Requirement; None if it is an option, a file or nothing that pip knows."""
-    from packaging.requirements import InvalidRequirement, Requirement  # TensorFlow and Keras need it too
+    """Returns a line as a packaging Requirement; None if it is an option, a file or nothing that
+    pip knows."""
+    # TensorFlow and Keras need it too
+    from packaging.requirements import InvalidRequirement, Requirement
 
     with suppress(InvalidRequirement):
         return Requirement(line)
@@ -72,7 +102,8 @@ def _requirement(line: str) -> Any | None:
 
 
 def check_requirement(line: str) -> None:
-    """Raises UserError for a line of requirements.txt that excludes all versions of TensorFlow or Keras in ADMITTED.
+    """Raises UserError for a line of requirements.txt that excludes all versions of TensorFlow or
+    Keras in ADMITTED.
 
     The job would replace the image's version by it, or pip would find no solution.
     """
@@ -81,16 +112,22 @@ def check_requirement(line: str) -> None:
         return  # building the package says why
     name = re.sub("[-_.](cpu|gpu|intel)$", "", requirement.name.lower())
     allowed = requirement.specifier & ADMITTED.get(name, "")
-    releases = (f"{major}.{minor}.{patch}" for major in (2, 3) for minor in range(12, 99) for patch in range(20))
+    releases = (
+        f"{major}.{minor}.{patch}"
+        for major in (2, 3)
+        for minor in range(12, 99)
+        for patch in range(20)
+    )
     if name in ADMITTED and not any(allowed.filter(releases, prereleases=True)):
         raise UserError(
-            f"requirements.txt: {line}: the trainer needs {name}{ADMITTED[name]}: drop the line, so that the image's "
-            "own is used"
+            f"requirements.txt: {line}: the trainer needs {name}{ADMITTED[name]}: drop the line, so"
+            " that the image's own is used"
         )
 
 
 def listed_requirements(folder: Path) -> list[str] | None:
-    """Returns what the folder's requirements.txt lists, or the [project] of its pyproject.toml; None without them.
+    """Returns what the folder's requirements.txt lists, or the [project] of its pyproject.toml;
+    None without them.
 
     Raises UserError for a pyproject.toml that is none.
     """
@@ -103,12 +140,15 @@ def listed_requirements(folder: Path) -> list[str] | None:
         dependencies = about.get("project", {}).get("dependencies")
         return None if dependencies is None else [*map(str, dependencies)]
     except (ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{project}: {reason(error)}: correct it, or write a {REQUIREMENT_FILES[0]}") from None
+        raise UserError(
+            f"{project}: {reason(error)}: correct it, or write a {REQUIREMENT_FILES[0]}"
+        ) from None
 
 
 @cache
 def _by_module() -> Mapping[str, Sequence[str]]:
-    """Returns the distributions that are installed here, by the top-level names that they can be imported as."""
+    """Returns the distributions that are installed here, by the top-level names that they can be
+    imported as."""
     return metadata.packages_distributions()
 
 
@@ -118,8 +158,10 @@ def _canonical(name: str) -> str:
 
 
 def with_dependencies(requirements: Iterable[str]) -> set[str]:
-    """Returns the canonical names of the distributions that pip installs for requirements, as far as is known here."""
-    found, waiting = set[str](), [*filter(None, map(_requirement, requirements))]
+    """Returns the canonical names of the distributions that pip installs for requirements, as far
+    as is known here."""
+    found = set[str]()
+    waiting = [*filter(None, map(_requirement, requirements))]
     while waiting:
         requirement = waiting.pop()
         name = _canonical(requirement.name)
@@ -129,32 +171,50 @@ def with_dependencies(requirements: Iterable[str]) -> set[str]:
             with suppress(metadata.PackageNotFoundError):
                 needed = [*filter(None, map(_requirement, metadata.requires(name) or ()))]
         extras = [{"extra": extra} for extra in (*requirement.extras, "")]
-        waiting += [line for line in needed if not line.marker or any(map(line.marker.evaluate, extras))]
+        waiting += [
+            line for line in needed if not line.marker or any(map(line.marker.evaluate, extras))
+        ]
     return found
 
 
 def requirements_of(
-    imports: Iterable[Import], present: Collection[str], *, trains: bool, gpus: int = 0, force: bool = False
+    imports: Iterable[Import],
+    present: Collection[str],
+    *,
+    trains: bool,
+    gpus: int = 0,
+    force: bool = False,
 ) -> list[str]:
-    """Returns the requirements for what code imports: the versions of this machine, or later ones for another Python.
+    """Returns the requirements for what code imports: the versions of this machine, or later ones
+    for another Python.
 
-    `present`: top-level names that go along; `trains`: whether this package, with TensorFlow, is installed as well;
-    `gpus`: of the machine.
-    Raises UserError, unless `force`, for what is not installed here, or comes from no package index.
+    `present`: top-level names that go along; `trains`: whether this package, with TensorFlow, is
+        installed as well; `gpus`: of the machine. Raises UserError, unless `force`, for what is not
+        installed here, or comes from no package index.
     """
     installed = with_dependencies(INSTALLED) if trains else set[str]()
     same_python = f"{sys.version_info[0]}.{sys.version_info[1]}" == PYTHON
-    found, problems = dict[str, str](), dict[str, str]()  # by distribution, and by module
+    # by distribution, and by module
+    found = dict[str, str]()
+    problems = dict[str, str]()
     for statement in imports:
         top = statement.top
-        if not top or top in present or top in IN_IMAGE or (trains and top in ("trainer", "deploy", "vertex_trainer")):
+        if (
+            not top
+            or top in present
+            or top in IN_IMAGE
+            or (trains and top in ("trainer", "deploy", "vertex_trainer"))
+        ):
             continue
         where = f"{statement.file}, line {statement.line}, imports {top}"
         names = {_canonical(name): name for name in _by_module().get(top, ())}
         if len(names) > 1:  # a namespace, such as google
             path = statement.module.replace(".", "/")
             inner = [f"{path}/{name}" for name in statement.names]
-            for starts in ((f"{path}.", f"{path}/"), tuple(f"{one}{end}" for one in inner for end in "./")):
+            for starts in (
+                (f"{path}.", f"{path}/"),
+                tuple(f"{one}{end}" for one in inner for end in "./"),
+            ):
                 names = {
                     short: name
                     for short, name in names.items()
@@ -164,7 +224,8 @@ def requirements_of(
             problems[top] = f"{where}, which is not installed here"
         for short in sorted(names.keys() - installed):
             distribution = metadata.distribution(short)
-            name, version = names[short], distribution.version
+            name = names[short]
+            version = distribution.version
             if short in versions_there():
                 found |= zip(versions_there(), requirements(gpus), strict=True)
             elif not (distribution.read_text("direct_url.json") or "+" in version):
@@ -174,8 +235,8 @@ def requirements_of(
     if problems and not force:
         lines = ", ".join([*found.values(), *(_BY_PIP.get(top, top) for top in problems)])
         raise UserError(
-            f"{'; '.join(problems.values())}: install it here, or write a {REQUIREMENT_FILES[0]} beside it with all "
-            f"that it needs: {lines}; or use --force"
+            f"{'; '.join(problems.values())}: install it here, or write a {REQUIREMENT_FILES[0]}"
+            f" beside it with all that it needs: {lines}; or use --force"
         )
     return [*found.values()]
 
@@ -183,8 +244,8 @@ def requirements_of(
 def hidden_modules(requirements: Sequence[str], present: Collection[str]) -> dict[str, str]:
     """Returns the modules that are installed here and that a job with these requirements lacks.
 
-    Each with the line that would install it. `present`: top-level names that go along. Where a requirement is an
-    option or a file, nothing is known and nothing returned.
+    Each with the line that would install it. `present`: top-level names that go along. Where a
+    requirement is an option or a file, nothing is known and nothing returned.
     """
     if None in map(_requirement, requirements):
         return {}

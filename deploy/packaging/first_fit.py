@@ -1,10 +1,12 @@
-"""Runs a script up to its first call of Keras's `fit`, in a folder that holds only what goes along with its job.
+"""Runs a script up to its first call of Keras's `fit`, in a folder that holds only what goes along
+with its job.
 
-`python first_fit.py PLAN REPORT`. PLAN is a file of JSON: "script" and "arguments"; "origin", the folder of the script
-itself; "hidden", the modules that the job will not have; "most_bytes", the largest file that is copied. What the script
-opens beside itself, and is not here yet, is copied from there at that moment. REPORT gets a line of JSON for each such
-file, and one for an error, which says whether this check forbade something before. It writes nothing outside of the
-folder above this one, and starts and reaches no other program. The standard library alone.
+`python first_fit.py PLAN REPORT`. PLAN is a file of JSON: "script" and "arguments"; "origin", the
+folder of the script itself; "hidden", the modules that the job will not have; "most_bytes", the
+largest file that is copied. What the script opens beside itself, and is not here yet, is copied
+from there at that moment. REPORT gets a line of JSON for each such file, and one for an error,
+which says whether this check forbade something before. It writes nothing outside of the folder
+above this one, and starts and reaches no other program. The standard library alone.
 """
 
 from __future__ import annotations
@@ -24,8 +26,18 @@ from typing import Any
 # The events of Python's audit hooks: https://docs.python.org/3/library/audit_events.html
 _READS = ("open", "os.listdir", "os.scandir", "sqlite3.connect")
 _PROGRAMS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
-_CHANGES = ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "os.chmod", "os.symlink", "os.link",
-            "shutil.rmtree", "shutil.move")  # fmt: skip
+_CHANGES = (
+    "os.mkdir",
+    "os.remove",
+    "os.rename",
+    "os.rmdir",
+    "os.truncate",
+    "os.chmod",
+    "os.symlink",
+    "os.link",
+    "shutil.rmtree",
+    "shutil.move",
+)
 
 
 class Hidden(MetaPathFinder):
@@ -34,7 +46,9 @@ class Hidden(MetaPathFinder):
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(names)
 
-    def find_spec(self, name: str, path: object, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: object, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """Raises ModuleNotFoundError for a hidden module, else leaves it to the next finder."""
         if name.partition(".")[0] in self._names:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
@@ -44,19 +58,26 @@ class Hidden(MetaPathFinder):
 def main() -> None:
     """Runs the script, reports what came of it, and ends the process."""
     plan = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    here, origin = Path.cwd(), Path(plan["origin"])
+    here = Path.cwd()
+    origin = Path(plan["origin"])
     report = open(sys.argv[2], "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (to the end of the process)
     busy = False  # while a file is copied
     forbidden = False  # whether the script tried what only this check forbids
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal busy, forbidden
-        if event in _PROGRAMS or (event == "socket.connect" and not isinstance(arguments[1], str | bytes)):
+        if event in _PROGRAMS or (
+            event == "socket.connect" and not isinstance(arguments[1], str | bytes)
+        ):
             forbidden = True
             raise PermissionError("the check before sending starts and reaches no other program")
         if busy or event not in (*_READS, *_CHANGES):
             return
-        paths = [Path(os.path.abspath(part)) for part in arguments[:2] if isinstance(part, str | os.PathLike)]
+        paths = [
+            Path(os.path.abspath(part))
+            for part in arguments[:2]
+            if isinstance(part, str | os.PathLike)
+        ]
         writes = event == "open" and bool(arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
         changes = writes or event in (*_CHANGES, "sqlite3.connect")
         for path in paths[:1] if event == "open" else paths:
@@ -64,7 +85,9 @@ def main() -> None:
             outside = not path.is_relative_to(here.parent) and path.parts[1:2] != ("dev",)
             if changes and outside and not (event == "os.mkdir" and exists):
                 forbidden = True
-                raise PermissionError(f"the check before sending writes nothing outside of its copy: {path}")
+                raise PermissionError(
+                    f"the check before sending writes nothing outside of its copy: {path}"
+                )
             source = origin / path.relative_to(here) if path.is_relative_to(here) else path
             if event in _READS and not writes and not exists and source.exists():
                 busy = True
@@ -99,8 +122,13 @@ def main() -> None:
 
         return call
 
-    for holder, name in ((tf.io, "read_file"), (tf.io.gfile, "GFile"), (tf.data, "TextLineDataset"),
-                         (tf.data, "TFRecordDataset"), (tf.data, "FixedLengthRecordDataset")):  # fmt: skip
+    for holder, name in (
+        (tf.io, "read_file"),
+        (tf.io.gfile, "GFile"),
+        (tf.data, "TextLineDataset"),
+        (tf.data, "TFRecordDataset"),
+        (tf.data, "FixedLengthRecordDataset"),
+    ):
         setattr(holder, name, naming(getattr(holder, name)))
     keras.Model.fit = lambda *given, **named: end()
     sys.argv = [plan["script"], *plan["arguments"]]
@@ -115,7 +143,9 @@ def main() -> None:
             chain = chain.__cause__ or chain.__context__
         if not (isinstance(error, SystemExit) and not error.code):
             text = f"{type(error).__name__}: {error}"
-            print(json.dumps({"error": text, "missing": missing, "forbidden": forbidden}), file=report)
+            print(
+                json.dumps({"error": text, "missing": missing, "forbidden": forbidden}), file=report
+            )
     end()
 
 

@@ -1,4 +1,5 @@
-"""Chooses the image that a job runs in: that of --image=, the tier's, the one built in this folder, or a plain one."""
+"""Chooses the image that a job runs in: that of --image=, the tier's, the one built in this folder,
+or a plain one."""
 
 import dataclasses
 import json
@@ -14,7 +15,8 @@ from trainer.base.errors import UserError
 from trainer.base.storage import write_whole
 
 INSTALL = "install"  # the value of --image= that is no address
-# On Docker Hub; https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/containers-overview
+# On Docker Hub;
+# https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/containers-overview
 PLAIN_IMAGE = f"python:{PYTHON}-slim"
 IMAGE_RECORD = Path("runs/image.json")  # describes the image that was built in this folder
 
@@ -23,9 +25,9 @@ IMAGE_RECORD = Path("runs/image.json")  # describes the image that was built in 
 class BuiltImage:
     """Holds what `python -m deploy image` built in this folder.
 
-    `tag`: the address that the user gave, if `uri` has a digest instead; `tensorflow`: the TensorFlow package that pip
-    installed, empty for the default; `sources`: the hash of each package in it, by the package's name; `time`: when it
-    was built, in UTC, for people.
+    `tag`: the address that the user gave, if `uri` has a digest instead; `tensorflow`: the
+        TensorFlow package that pip installed, empty for the default; `sources`: the hash of each
+        package in it, by the package's name; `time`: when it was built, in UTC, for people.
     """
 
     uri: str
@@ -35,22 +37,36 @@ class BuiltImage:
     tag: str = ""
 
     def misfit(self, tier: Tier, packages: Sequence[Package]) -> str:
-        """Returns why a job on `tier` with these packages cannot run in this image; "" if it can."""
+        """Returns why a job on `tier` with these packages cannot run in this image; "" if it
+        can."""
         differing = (
             self.sources.items()
-            ^ {package.name: package.digest for package in packages if not isinstance(package, CodeArchive)}.items()
+            ^ {
+                package.name: package.digest
+                for package in packages
+                if not isinstance(package, CodeArchive)
+            }.items()
         )
         if differing:
-            return f"has other sources of {', '.join(sorted({name for name, _ in differing}))} than this folder"
-        return "has no CUDA" if tier.accelerators and self.tensorflow and "cuda" not in self.tensorflow else ""
+            return (
+                f"has other sources of {', '.join(sorted({name for name, _ in differing}))} than"
+                " this folder"
+            )
+        return (
+            "has no CUDA"
+            if tier.accelerators and self.tensorflow and "cuda" not in self.tensorflow
+            else ""
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """Holds the image that a job runs in. `uri`: its address; empty if the tier's file names the images.
+    """Holds the image that a job runs in. `uri`: its address; empty if the tier's file names the
+    images.
 
-    `plain`: the image has Python only, and each start of a worker installs the packages; otherwise it has them all.
-    `built`: it was built in this folder. `about`: a line for people on why that image was or was not chosen.
+    `plain`: the image has Python only, and each start of a worker installs the packages; otherwise
+        it has them all. `built`: it was built in this folder. `about`: a line for people on why
+        that image was or was not chosen.
     """
 
     uri: str
@@ -59,8 +75,11 @@ class Image:
     about: str = ""
 
 
-def choose_image(tier: Tier, image: str, built: BuiltImage | None, packages: Sequence[Package]) -> Image:
-    """Returns the image of a job on `tier`. `image`: the value of --image=; `built`: the image built in this folder."""
+def choose_image(
+    tier: Tier, image: str, built: BuiltImage | None, packages: Sequence[Package]
+) -> Image:
+    """Returns the image of a job on `tier`. `image`: the value of --image=; `built`: the image
+    built in this folder."""
     if installs(image):
         return Image(image.partition(":")[2] or PLAIN_IMAGE, plain=True)
     if image:
@@ -70,7 +89,10 @@ def choose_image(tier: Tier, image: str, built: BuiltImage | None, packages: Seq
     if not built:
         return Image(PLAIN_IMAGE, plain=True)
     if misfit := built.misfit(tier, packages):
-        about = f"{built.uri}, built in this folder, {misfit}: not used; build it again, or use --image="
+        about = (
+            f"{built.uri}, built in this folder, {misfit}: not used; build it again, or use"
+            " --image="
+        )
         return Image(PLAIN_IMAGE, plain=True, about=about)
     tag = f" as {built.tag}" if built.tag else ""
     about = f"runs in {built.uri}, built in this folder{tag} on {built.time} from these sources"
@@ -78,30 +100,35 @@ def choose_image(tier: Tier, image: str, built: BuiltImage | None, packages: Seq
 
 
 def installs(image: str) -> bool:
-    """Returns whether the value of --image= asks for a plain Python image: `install`, or `install:URI` to choose it."""
+    """Returns whether the value of --image= asks for a plain Python image: `install`, or
+    `install:URI` to choose it."""
     return image == INSTALL or image.startswith(f"{INSTALL}:")
 
 
 def check_image(image: str) -> None:
-    """Raises UserError unless the value of --image= is empty, `install`, or the address of an image in a repository."""
+    """Raises UserError unless the value of --image= is empty, `install`, or the address of an image
+    in a repository."""
     if image in ("", INSTALL):
         return
     uri = image.removeprefix(f"{INSTALL}:")
     check_format("ContainerSpec.imageUri", uri, "image")
     if "/" not in uri and not installs(image):
         raise UserError(
-            f"image={image}: it names no repository: write REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME, or {INSTALL}"
+            f"image={image}: it names no repository: write"
+            f" REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME, or {INSTALL}"
         )
 
 
 def remember(image: BuiltImage) -> None:
-    """Writes runs/image.json, from which `remembered` reads the image that was built in this folder."""
+    """Writes runs/image.json, from which `remembered` reads the image that was built in this
+    folder."""
     IMAGE_RECORD.parent.mkdir(parents=True, exist_ok=True)
     write_whole(IMAGE_RECORD, json.dumps(dataclasses.asdict(image), indent=2) + "\n")
 
 
 def remembered() -> BuiltImage | None:
-    """Returns the image that was built in this folder, None without one. Raises UserError for a damaged record."""
+    """Returns the image that was built in this folder, None without one. Raises UserError for a
+    damaged record."""
     try:
         return BuiltImage(**json.loads(IMAGE_RECORD.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
@@ -111,7 +138,8 @@ def remembered() -> BuiltImage | None:
 
 
 IN_JOB = Path(__file__).parents[1] / "in_job"
-# The command of a job: downloads the starter with a token of the job's account, checks its SHA-256 and runs it.
+# The command of a job: downloads the starter with a token of the job's account, checks its SHA-256
+# and runs it.
 START = """\
 import hashlib, json, os, sys, time, urllib.parse, urllib.request
 def read(url, headers):
@@ -124,17 +152,22 @@ token = json.loads(read(f"http://{account}/default/token", {"Metadata-Flavor": "
 text = read(f"{storage}/storage/v1/b/{bucket}/o/{urllib.parse.quote(name, '')}?alt=media", {"Authorization": f"Bearer {token}"})
 exec(text if hashlib.sha256(text).hexdigest() in name else sys.exit(f"error: {name}: its SHA-256 has changed"))
 """  # noqa: E501 (few lines that can be read as they are)
-# Where Google's machines mount the GPU driver. Images with CUDA set these variables; a plain Python image does not.
-_DRIVER = {"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64:/usr/local/nvidia/lib",
-           "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}  # fmt: skip
-# What pip downloads for Python 3.12 with CUDA (True; measured on 2026-11-22) and without (False; estimated), and how
-# long the installation takes: a guess, at 50 MB/s.
-_INSTALL_GB, _INSTALL_MINUTES = {True: 3.5, False: 0.7}, {True: 4, False: 2}
+# Where Google's machines mount the GPU driver. Images with CUDA set these variables; a plain Python
+# image does not.
+_DRIVER = {
+    "LD_LIBRARY_PATH": "/usr/local/nvidia/lib64:/usr/local/nvidia/lib",
+    "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+}
+# What pip downloads for Python 3.12 with CUDA (True; measured on 2026-11-22) and without (False;
+# estimated), and how long the installation takes: a guess, at 50 MB/s.
+_INSTALL_GB = {True: 3.5, False: 0.7}
+_INSTALL_MINUTES = {True: 4, False: 2}
 
 
 @dataclasses.dataclass(frozen=True)
 class Starter(Package):
-    """Represents the program that prepares a job's machine: one file, which is uploaded as it is."""
+    """Represents the program that prepares a job's machine: one file, which is uploaded as it
+    is."""
 
     def build(self) -> Path:
         return IN_JOB / "starter.py"
@@ -147,7 +180,8 @@ STARTER = Starter("starter", "0", {})
 
 
 def write_start(task: dict[str, Any], plan: Mapping[str, Any], gpus: int, bucket: str) -> None:
-    """Changes a containerSpec so that its command is the starter, which gets `plan`; the tier's own variables win.
+    """Changes a containerSpec so that its command is the starter, which gets `plan`; the tier's own
+    variables win.
 
     `gpus`: the GPUs of the machine if its image does not say where their driver is, else 0.
     """
@@ -159,29 +193,36 @@ def write_start(task: dict[str, Any], plan: Mapping[str, Any], gpus: int, bucket
 
 
 def set_variables(task: dict[str, Any], variables: Mapping[str, str], *, replace: bool) -> None:
-    """Adds environment variables to a task of a spec. `replace`: they win over the task's own of the same names."""
+    """Adds environment variables to a task of a spec. `replace`: they win over the task's own of
+    the same names."""
     own = {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}
     values = {**own, **variables} if replace else {**variables, **own}
     task["env"] = [{"name": name, "value": value} for name, value in values.items()]
 
 
 def install_seconds(gpus: int) -> float:
-    """Returns a guess of the seconds that a worker with this number of GPUs spends on installation at each start."""
+    """Returns a guess of the seconds that a worker with this number of GPUs spends on installation
+    at each start."""
     return 60.0 * _INSTALL_MINUTES[bool(gpus)]
 
 
 def about_installing(tier: Tier, image: str, network: bool, more: Sequence[str] = ()) -> str:
-    """Returns a line on what each start in a plain Python image installs, with its size, time and cost.
+    """Returns a line on what each start in a plain Python image installs, with its size, time and
+    cost.
 
-    `network`: whether the job has --network=; `more`: what it installs besides TensorFlow and Keras.
+    `network`: whether the job has --network=; `more`: what it installs besides TensorFlow and
+        Keras.
     """
-    has_gpus, seconds = bool(tier.accelerators), install_seconds(tier.accelerators)
+    has_gpus = bool(tier.accelerators)
+    seconds = install_seconds(tier.accelerators)
     usd = tier.price_per_hour and tier.price_per_hour * seconds / 3600
     cost = "" if usd is None else f", about {usd:.2f} USD"
-    network_note = ": with --network= it needs a way out, as Cloud NAT (docs/vertex.md)" if network else ""
+    network_note = (
+        ": with --network= it needs a way out, as Cloud NAT (docs/vertex.md)" if network else ""
+    )
     lines = " ".join([*requirements(tier.accelerators), *more])
     return (
-        f"runs in {image}: each worker installs {lines}{about_versions()} at each start: "
-        f"{_INSTALL_GB[has_gpus]} GB from pypi.org, some {seconds / 60:.0f} minutes{cost} (not measured on Vertex AI)"
-        f"{network_note}"
+        f"runs in {image}: each worker installs {lines}{about_versions()} at each start:"
+        f" {_INSTALL_GB[has_gpus]} GB from pypi.org, some {seconds / 60:.0f} minutes{cost} (not"
+        f" measured on Vertex AI){network_note}"
     )

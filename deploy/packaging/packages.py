@@ -1,7 +1,9 @@
-"""Builds the trainer and a user's package as wheels for Cloud Storage, from a clean copy of the sources.
+"""Builds the trainer and a user's package as wheels for Cloud Storage, from a clean copy of the
+sources.
 
-A wheel's address contains the hashes of its sources and of the wheel itself. So a folder builds the same sources once,
-any number of machines upload the same wheel once, and an object in the bucket is never replaced.
+A wheel's address contains the hashes of its sources and of the wheel itself. So a folder builds the
+same sources once, any number of machines upload the same wheel once, and an object in the bucket is
+never replaced.
 """
 
 import dataclasses
@@ -28,12 +30,15 @@ from trainer.base.storage import expanded
 
 DIST = Path("dist")
 TRAINER = "vertex_trainer"
-_BESIDE = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")  # files that the trainer's build needs
-# Every file in a wheel or archive gets the earliest date of ZIP, so that equal files make equal archives.
-_TIME, _EARLIEST = {"SOURCE_DATE_EPOCH": "315532800"}, (1980, 1, 1, 0, 0, 0)
+# files that the trainer's build needs
+_BESIDE = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
+# Every file in a wheel or archive gets the earliest date of ZIP, so that equal files make equal
+# archives.
+_TIME = {"SOURCE_DATE_EPOCH": "315532800"}
+_EARLIEST = (1980, 1, 1, 0, 0, 0)
 
-# The wheel of a folder contains all its files: data files, and subfolders without an __init__.py, which Python can
-# import too.
+# The wheel of a folder contains all its files: data files, and subfolders without an __init__.py,
+# which Python can import too.
 _USER_SETUP = """\
 from setuptools import setup
 
@@ -50,16 +55,19 @@ setup(
 
 @dataclasses.dataclass(frozen=True)
 class Package:
-    """Holds the sources of a wheel. `name`: that of its import; `files`: their contents, by path in the clean copy.
+    """Holds the sources of a wheel. `name`: that of its import; `files`: their contents, by path in
+    the clean copy.
 
-    Files are read in pieces when they are hashed and copied, since a package may be larger than the memory.
+    Files are read in pieces when they are hashed and copied, since a package may be larger than the
+    memory.
     """
 
     name: str
     version: str
     files: Mapping[str, bytes | Path]
     about: str = ""  # a line for people on what is shipped
-    data: Mapping[str, Path] = dataclasses.field(default_factory=dict)  # files of the folder in which it is to run
+    # files of the folder in which it is to run
+    data: Mapping[str, Path] = dataclasses.field(default_factory=dict)
 
     @cached_property
     def digest(self) -> str:
@@ -67,17 +75,21 @@ class Package:
         digest = hashlib.sha256()
         for path, content in sorted(self.files.items()):
             with _opened(content) as file:
-                digest.update(os.fsencode(path) + b"\0" + hashlib.file_digest(file, "sha256").digest())
+                digest.update(
+                    os.fsencode(path) + b"\0" + hashlib.file_digest(file, "sha256").digest()
+                )
         return digest.hexdigest()[:12]
 
     @property
     def folder(self) -> str:
-        """Returns the name of the wheel's folder below dist/; in the bucket's packages/ the wheel's hash follows it."""
+        """Returns the name of the wheel's folder below dist/; in the bucket's packages/ the wheel's
+        hash follows it."""
         return f"{self._stem}-{self.digest}"
 
     @property
     def wheel(self) -> str:
-        """Returns the wheel's file name: https://packaging.python.org/en/latest/specifications/binary-distribution-format/"""
+        """Returns the wheel's file name:
+        https://packaging.python.org/en/latest/specifications/binary-distribution-format/"""
         return f"{self._stem}-py3-none-any.whl"
 
     @property
@@ -94,32 +106,45 @@ class Package:
         return f"{bucket}/packages/{self.folder}-{self.sha256[:12]}/{self.wheel}"
 
     def build(self) -> Path:
-        """Builds the file to upload unless dist/ has it, and returns its path. Raises UserError if the build fails."""
+        """Builds the file to upload unless dist/ has it, and returns its path. Raises UserError if
+        the build fails."""
         folder = DIST / self.folder
         if not (folder / self.wheel).is_file():
             with tempfile.TemporaryDirectory() as scratch:
                 self._make(Path(scratch, "out"))
                 folder.mkdir(parents=True, exist_ok=True)
-                for file in sorted(Path(scratch, "out").iterdir()):  # the wheel last: it marks the folder as complete
-                    partial = folder / f".{file.name}.{Path(scratch).name}"  # another thread may build it too
+                # the wheel last: it marks the folder as complete
+                for file in sorted(Path(scratch, "out").iterdir()):
+                    # another thread may build it too
+                    partial = folder / f".{file.name}.{Path(scratch).name}"
                     shutil.copyfile(file, partial)
                     partial.replace(folder / file.name)
         return folder / self.wheel
 
     def _make(self, out: Path) -> None:
-        """Makes the sdist and the wheel in the folder `out`: the same bytes whatever the clock and the umask."""
+        """Makes the sdist and the wheel in the folder `out`: the same bytes whatever the clock and
+        the umask."""
         copy = out.with_name("copy")
         write_copy(self, copy)
         command = [sys.executable, "-m", "build", "--no-isolation", f"--outdir={out}", str(copy)]
         build = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | _TIME, umask=0o022
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | _TIME,
+            umask=0o022,
         )
         if build.returncode or not (out / self.wheel).is_file():
-            lines = [line for line in build.stdout.splitlines() if line.strip()] or ["python -m build printed nothing"]
-            # The last line is often that of build, which called setuptools; an error of setuptools says more.
+            lines = [line for line in build.stdout.splitlines() if line.strip()] or [
+                "python -m build printed nothing"
+            ]
+            # The last line is often that of build, which called setuptools; an error of setuptools
+            # says more.
             errors = [line for line in lines if "error" in line or "Error:" in line]
             raise UserError(
-                f"{self.name} could not be built: {(errors or lines)[-1].strip()} (needs build, setuptools and wheel)"
+                f"{self.name} could not be built: {(errors or lines)[-1].strip()} (needs build,"
+                " setuptools and wheel)"
             )
 
 
@@ -138,8 +163,12 @@ class CodeArchive(Package):
         with zipfile.ZipFile(out / self.wheel, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in sorted(self.files.items()):
                 about = zipfile.ZipInfo(name, _EARLIEST)
-                about.compress_type, about.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
-                with _opened(content) as source, archive.open(about, "w", force_zip64=True) as target:
+                about.compress_type = zipfile.ZIP_DEFLATED
+                about.external_attr = 0o644 << 16
+                with (
+                    _opened(content) as source,
+                    archive.open(about, "w", force_zip64=True) as target,
+                ):
                     shutil.copyfileobj(source, target)
 
 
@@ -154,12 +183,21 @@ def _distribution(module: str) -> str:
 
 
 def trainer_package() -> Package:
-    """Returns the trainer as a package, with a file that names its commit; the same from a checkout or a wheel."""
+    """Returns the trainer as a package, with a file that names its commit; the same from a checkout
+    or a wheel."""
     files: dict[str, bytes | Path] = {name: beside(name) for name in _BESIDE}
-    for folder in (beside("job_configs"), ROOT / "trainer", ROOT / "deploy", ROOT / "vertex_trainer"):
+    for folder in (
+        beside("job_configs"),
+        ROOT / "trainer",
+        ROOT / "deploy",
+        ROOT / "vertex_trainer",
+    ):
         for path in sorted(folder.rglob("*")):
             inner = path.relative_to(folder.parent)
-            hidden = any(part.startswith((".", "__pycache__")) for part in inner.parts) or path.suffix == ".pyc"
+            hidden = (
+                any(part.startswith((".", "__pycache__")) for part in inner.parts)
+                or path.suffix == ".pyc"
+            )
             if path.is_file() and not hidden and inner.parts[:2] != COPIES.parts[-2:]:
                 files[inner.as_posix()] = path
     if commit := trainer_commit():
@@ -170,34 +208,48 @@ def trainer_package() -> Package:
 def user_package(
     address: str, most_mb: float = MOST_MB, include: Sequence[str] = (), *, force: bool = False
 ) -> Package:
-    """Returns the user's package: a folder that Python can import, or one module, with what it needs.
+    """Returns the user's package: a folder that Python can import, or one module, with what it
+    needs.
 
-    That are the packages of its requirements.txt or pyproject.toml, or those that it imports. `most_mb`: its largest
-    size, in 10^6 bytes; `include`: patterns of files to ship although git does not track them; `force`: packages that
-    no index has are left out.
-    Raises UserError if `address` is neither, or for what must not or cannot be shipped.
+    That are the packages of its requirements.txt or pyproject.toml, or those that it imports.
+    `most_mb`: its largest size, in 10^6 bytes; `include`: patterns of files to ship although git
+    does not track them; `force`: packages that no index has are left out. Raises UserError if
+    `address` is neither, or for what must not or cannot be shipped.
     """
     path = expanded(address).resolve()
     alone = path.suffix == ".py" and path.is_file()
     name, first = (path.stem, path.name) if alone else (path.name, f"{path.name}/__init__.py")
     if not (path.parent / first).is_file():
-        inside = [f"did you mean {address}/{file.parent.name}?" for file in sorted(path.glob("*/__init__.py"))]
-        advice = inside[0] if inside else "such as my_models with an __init__.py, or one module, such as mine.py"
+        inside = [
+            f"did you mean {address}/{file.parent.name}?"
+            for file in sorted(path.glob("*/__init__.py"))
+        ]
+        advice = (
+            inside[0]
+            if inside
+            else "such as my_models with an __init__.py, or one module, such as mine.py"
+        )
         raise UserError(f"package={address}: must be a folder that Python can import: {advice}")
     if not re.fullmatch(r"[A-Za-z](\w*[A-Za-z0-9])?", name, re.ASCII):
         raise UserError(
-            f"package={address}: pip takes letters, digits and _ between them: rename it, such as my_models"
+            f"package={address}: pip takes letters, digits and _ between them: rename it, such as"
+            " my_models"
         )
     if name in ("trainer", "deploy") or _distribution(name) == _distribution(TRAINER):
         raise UserError(f"package={address}: {name} is a name of this project: rename your package")
     sources = user_sources(path, most_mb, include=include)
     if first not in sources.files:
-        raise UserError(f"package={address}: git or .gcloudignore ignores its __init__.py: nothing would go along")
+        raise UserError(
+            f"package={address}: git or .gcloudignore ignores its __init__.py: nothing would go"
+            " along"
+        )
     tops = sorted({file.partition("/")[0] for file in sources.files})
     requires = listed_requirements(path.parent if alone else path)
     about = f"ships {name}: {sources}"
     if requires is None:
-        requires = requirements_of(sources.imports, {Path(top).stem for top in tops}, trains=True, force=force)
+        requires = requirements_of(
+            sources.imports, {Path(top).stem for top in tops}, trains=True, force=force
+        )
         about += f"; pip installs {' '.join(requires)} for it" if requires else ""
     for line in requires:
         check_requirement(line)
@@ -205,15 +257,21 @@ def user_package(
     about += f"; its folder there has {', '.join(sorted(data))}" if data else ""
     modules = [Path(top).stem for top in tops if top.endswith(".py")]
     packages = [top for top in tops if not top.endswith(".py")]
-    setup = _USER_SETUP.format(name=_distribution(name), modules=modules, packages=packages, requires=requires)
+    setup = _USER_SETUP.format(
+        name=_distribution(name), modules=modules, packages=packages, requires=requires
+    )
     return Package(name, "0", {"setup.py": setup.encode(), **sources.files}, about, data)
 
 
 def packages_with(
     folder: str, most_mb: float = MOST_MB, include: Sequence[str] = (), *, force: bool = False
 ) -> list[Package]:
-    """Returns the packages of a job: the user's package in `folder`, unless that is empty, and then the trainer."""
-    return [*([user_package(folder, most_mb, include, force=force)] if folder else []), trainer_package()]
+    """Returns the packages of a job: the user's package in `folder`, unless that is empty, and then
+    the trainer."""
+    return [
+        *([user_package(folder, most_mb, include, force=force)] if folder else []),
+        trainer_package(),
+    ]
 
 
 def write_copy(package: Package, folder: Path) -> None:
@@ -227,5 +285,12 @@ def write_copy(package: Package, folder: Path) -> None:
         with _opened(content) as source, path.open("wb") as file:
             shutil.copyfileobj(source, file)
         path.chmod(0o644)  # whatever the umask: the wheel stores it
-    if Package(package.name, package.version, {name: folder / name for name in package.files}).digest != package.digest:
-        raise UserError(f"{package.name}: its files changed while they were copied: run the same command again")
+    if (
+        Package(
+            package.name, package.version, {name: folder / name for name in package.files}
+        ).digest
+        != package.digest
+    ):
+        raise UserError(
+            f"{package.name}: its files changed while they were copied: run the same command again"
+        )

@@ -1,4 +1,5 @@
-"""Finds or makes the plan of a run's settings, which is kept in the user's cache, and what makes the run fit."""
+"""Finds or makes the plan of a run's settings, which is kept in the user's cache, and what makes
+the run fit."""
 
 from contextlib import suppress
 
@@ -11,21 +12,28 @@ from trainer.base.run_files.plan_file import StepPlan, kept_plan, read_plan
 from trainer.base.settings.request import Overrides
 from trainer.base.settings.train_config import TrainConfig
 
-FIT = "if the run may not fit, add what makes it fit: --micro_batches, else --precision=mixed_bfloat16"
+FIT = (
+    "if the run may not fit, add what makes it fit: --micro_batches, else"
+    " --precision=mixed_bfloat16"
+)
 
 
 def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
-    """Returns the cached plan for these settings; if there is none, another process makes it now."""
+    """Returns the cached plan for these settings; if there is none, another process makes it
+    now."""
     plan = cached_plan(config)
     if not plan:
         say("measures steps on this machine's CPU, once for these settings …")
         flags = overrides.without("job_dir", "expect_devices").arguments()
-        run_program("trainer.plan", flags, lambda line: None if line.startswith("error: ") else say(line))
+        run_program(
+            "trainer.plan", flags, lambda line: None if line.startswith("error: ") else say(line)
+        )
     return plan or read_plan(kept_plan(config))
 
 
 def cached_plan(config: TrainConfig) -> StepPlan | None:
-    """Returns the cached plan for these settings; None if there is none, or if its file cannot be read.
+    """Returns the cached plan for these settings; None if there is none, or if its file cannot be
+    read.
 
     A damaged file is made again, not repaired.
     """
@@ -44,5 +52,8 @@ def best_memory_option(tier: Tier, plan: StepPlan, config: TrainConfig) -> Memor
         return None
     first, *others = map(str, fit.options)
     problem = "does not fit" if fit.verdict == TOO_LARGE else "may not fit"
-    say(f"# {tier.name}: {problem} as it is: --fit adds {first}{', rather than ' * bool(others)}{', '.join(others)}")
+    say(
+        f"# {tier.name}: {problem} as it is: --fit adds"
+        f" {first}{', rather than ' * bool(others)}{', '.join(others)}"
+    )
     return fit.options[0]

@@ -1,4 +1,5 @@
-"""Forecasts a run on a tier: whether it fits the memory, the time of a step and of the whole job, and its cost."""
+"""Forecasts a run on a tier: whether it fits the memory, the time of a step and of the whole job,
+and its cost."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,16 +15,24 @@ from trainer.base.run_files.plan_file import StepPlan
 from trainer.base.settings.accelerators import arithmetic
 from trainer.base.settings.train_config import TrainConfig
 
-START_SECONDS = Interval(30.0, 60.0, 180.0)  # a guess: from the start of the process to the first step
-INSTALL_DOUBT = Interval(0.5, 1.0, 2.5)  # factors of the guess in images.py of how long TensorFlow's installation takes
-PREEMPTIONS_PER_HOUR = 0.05  # assumed for each spot machine; none in the best case, twice as many in the worst
-RESTART_SECONDS = 600.0  # assumed for a preemption: to get new machines, and to start the container and the trainer
-BY_GRAPH, BY_CPU, BY_RUNS = "graph", "cpu", "runs"  # what a step's time was predicted from
+# a guess: from the start of the process to the first step
+START_SECONDS = Interval(30.0, 60.0, 180.0)
+# factors of the guess in images.py of how long TensorFlow's installation takes
+INSTALL_DOUBT = Interval(0.5, 1.0, 2.5)
+# assumed for each spot machine; none in the best case, twice as many in the worst
+PREEMPTIONS_PER_HOUR = 0.05
+# assumed for a preemption: to get new machines, and to start the container and the trainer
+RESTART_SECONDS = 600.0
+# what a step's time was predicted from
+BY_GRAPH = "graph"
+BY_CPU = "cpu"
+BY_RUNS = "runs"
 
 
 @dataclass(frozen=True)
 class PricedEstimate:
-    """Holds the hours and the cost in USD of a whole job, on all its machines, under one scheduling strategy."""
+    """Holds the hours and the cost in USD of a whole job, on all its machines, under one scheduling
+    strategy."""
 
     strategy: str
     usd_per_hour: float
@@ -32,14 +41,16 @@ class PricedEstimate:
 
     @property
     def hours_until_end(self) -> Interval:
-        """Returns the hours with the wait for machines, as FLEX_START has it, which costs nothing."""
+        """Returns the hours with the wait for machines, as FLEX_START has it, which costs
+        nothing."""
         wait = FLEX_WAIT_S / 3600 if self.strategy == "FLEX_START" else 0.0
         return self.hours.plus(Interval(0.0, 0.0, wait))
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Holds the forecast of a tier. `problems`: why a number is missing or the run cannot work, one line each."""
+    """Holds the forecast of a tier. `problems`: why a number is missing or the run cannot work, one
+    line each."""
 
     tier: str
     strategy: str  # the scheduling strategy that the tier's file names
@@ -52,7 +63,8 @@ class Forecast:
     seconds: Interval | None  # seconds of the whole job, without installation and preemptions
     install_seconds: Interval  # added to these in a plain Python image; 0 in another
     steps: int
-    basis: str  # BY_GRAPH, BY_CPU (steps on the machine that made the plan) or BY_RUNS; "" without times
+    # BY_GRAPH, BY_CPU (steps on the machine that made the plan) or BY_RUNS; "" without times
+    basis: str
     measured: str  # for BY_RUNS, the tiers whose runs the times come from
     compiled: bool  # whether XLA is expected to compile the steps
     offers: tuple[PricedEstimate, ...]
@@ -63,14 +75,22 @@ class Forecast:
 
 
 def forecast(
-    tier: Tier, plan: StepPlan, config: TrainConfig, table: Machines, extrapolation: Extrapolation | None = None, *,
+    tier: Tier,
+    plan: StepPlan,
+    config: TrainConfig,
+    table: Machines,
+    extrapolation: Extrapolation | None = None,
+    *,
     plain: bool = True,
-) -> Forecast:  # fmt: skip
-    """Returns the forecast of a run on a tier. Its times are those of `extrapolation`; without that, the plan's.
+) -> Forecast:
+    """Returns the forecast of a run on a tier. Its times are those of `extrapolation`; without
+    that, the plan's.
 
     plain: the job's image is a plain Python, in which each start installs the packages.
     """
-    rows, problems, steps = None, [], plan.total_steps(config)
+    rows = None
+    problems = []
+    steps = plan.total_steps(config)
     try:
         rows = config.rows_per_replica(tier.devices)
     except UserError as error:
@@ -82,31 +102,57 @@ def forecast(
     if fit and too_large:
         problems.append(f"does not fit: {fit.words}")
     problems += host_problems(plan, tier, table)
-    step, seconds, basis = None, None, ""
+    step = None
+    seconds = None
+    basis = ""
     if extrapolation:
-        seconds, step, basis = extrapolation.seconds, extrapolation.step, BY_RUNS
+        seconds = extrapolation.seconds
+        step = extrapolation.step
+        basis = BY_RUNS
     elif rows:
-        gpu, machine = table.accelerators.get(tier.accelerator_type), table.machines.get(tier.machine_type)
+        gpu = table.accelerators.get(tier.accelerator_type)
+        machine = table.machines.get(tier.machine_type)
         if gpu is None:
-            if machine and not tier.accelerators and (step := cpu_step_seconds(plan, config, machine, tier.workers)):
-                seconds, basis = step.times(steps).plus(START_SECONDS), BY_CPU
+            if (
+                machine
+                and not tier.accelerators
+                and (step := cpu_step_seconds(plan, config, machine, tier.workers))
+            ):
+                seconds = step.times(steps).plus(START_SECONDS)
+                basis = BY_CPU
             else:
-                problems.append(f"no time of {tier.kind} at precision={config.precision}: give a run with --from=")
+                problems.append(
+                    f"no time of {tier.kind} at precision={config.precision}: give a run with"
+                    " --from="
+                )
         elif plan.own_loops:
-            problems.append("no time: loops, such as an LSTM's, run other kernels on GPUs: use --measure")
+            problems.append(
+                "no time: loops, such as an LSTM's, run other kernels on GPUs: use --measure"
+            )
         elif gpu.rates is None:
-            problems.append(f"no rates of {gpu.name} in the table of machines: give a run on it with --from=")
+            problems.append(
+                f"no rates of {gpu.name} in the table of machines: give a run on it with --from="
+            )
         elif not arithmetic(config, gpu.rates.tflops):
-            problems.append(f"no rate for precision={config.precision}: give a run on it with --from=")
+            problems.append(
+                f"no rate for precision={config.precision}: give a run on it with --from="
+            )
         elif step := step_seconds(plan, config, gpu, tier.devices, tier.workers):
-            seconds, basis = step.times(steps).plus(START_SECONDS), BY_GRAPH
+            seconds = step.times(steps).plus(START_SECONDS)
+            basis = BY_GRAPH
         else:
-            problems.append("no time: its step could not be traced on two replicas (python -m trainer.plan says why)")
+            problems.append(
+                "no time: its step could not be traced on two replicas (python -m trainer.plan says"
+                " why)"
+            )
     installing = INSTALL_DOUBT.times(install_seconds(tier.accelerators) if plain else 0.0)
     estimates: list[PricedEstimate] = []
     if step and seconds and not too_large:
         lost = lost_by_preemption(
-            step.middle, config.checkpoint_every_steps, config.checkpoint_every_minutes, seconds.middle
+            step.middle,
+            config.checkpoint_every_steps,
+            config.checkpoint_every_minutes,
+            seconds.middle,
         )
         estimates = list(priced_estimates(tier, seconds.plus(installing), lost))
         usd = tier.usd_by_strategy
@@ -116,37 +162,60 @@ def forecast(
         elif not estimates:
             problems.append(f"no price: give --price_per_hour={tier.name}=USD")
         if tier.price.lower_bound:
-            problems.append("its prices are lower bounds, without Vertex AI's fee, which is not known")
+            problems.append(
+                "its prices are lower bounds, without Vertex AI's fee, which is not known"
+            )
         if unknown and estimates:
             problems.append(f"no price known as {' or '.join(unknown)}")
     return Forecast(
-        tier.name, tier.strategy, tier.kind, tier.machine, tier.devices, rows, fit, step, seconds, installing, steps,
-        basis, extrapolation.measured if extrapolation else "",
-        basis == BY_GRAPH and is_compiled(plan, config, tier.devices), tuple(estimates),
+        tier.name,
+        tier.strategy,
+        tier.kind,
+        tier.machine,
+        tier.devices,
+        rows,
+        fit,
+        step,
+        seconds,
+        installing,
+        steps,
+        basis,
+        extrapolation.measured if extrapolation else "",
+        basis == BY_GRAPH and is_compiled(plan, config, tier.devices),
+        tuple(estimates),
         tuple(problems),
-    )  # fmt: skip
+    )
 
 
-def priced_estimates(tier: Tier, seconds: Interval, lost_seconds: float) -> Iterator[PricedEstimate]:
-    """Yields the estimate of a job under each strategy that has a price and under which the job can finish.
+def priced_estimates(
+    tier: Tier, seconds: Interval, lost_seconds: float
+) -> Iterator[PricedEstimate]:
+    """Yields the estimate of a job under each strategy that has a price and under which the job can
+    finish.
 
-    seconds: how long the job takes without interruption; lost_seconds: of work that one preemption of a spot machine
-    loses. The preemption of any machine of the tier interrupts all of them.
+    seconds: how long the job takes without interruption; lost_seconds: of work that one preemption
+        of a spot machine loses. The preemption of any machine of the tier interrupts all of them.
     """
     for strategy, price in tier.usd_by_strategy.items():
         lost_share = 0.0  # of all time, by preemptions
         if strategy == "SPOT":
-            lost_share = PREEMPTIONS_PER_HOUR * tier.workers * (lost_seconds + RESTART_SECONDS) / 3600
-        if price is not None and 2 * lost_share < 1:  # otherwise, in the worst case, the job never ends
+            lost_share = (
+                PREEMPTIONS_PER_HOUR * tier.workers * (lost_seconds + RESTART_SECONDS) / 3600
+            )
+        # otherwise, in the worst case, the job never ends
+        if price is not None and 2 * lost_share < 1:
             longer = Interval(1.0, 1 / (1 - lost_share), 1 / (1 - 2 * lost_share))
             hours = seconds.product(longer).times(1 / 3600)
             yield PricedEstimate(strategy, price, hours, hours.times(price))
 
 
-def lost_by_preemption(step_seconds: float, every_steps: int, every_minutes: float, job_seconds: float) -> float:
-    """Returns the seconds of work that a preemption loses on average: half of the time between two checkpoints.
+def lost_by_preemption(
+    step_seconds: float, every_steps: int, every_minutes: float, job_seconds: float
+) -> float:
+    """Returns the seconds of work that a preemption loses on average: half of the time between two
+    checkpoints.
 
-    every_steps, every_minutes: how often a checkpoint is saved; 0 where this does not trigger one. Without either, half
-    of the job is lost.
+    every_steps, every_minutes: how often a checkpoint is saved; 0 where this does not trigger one.
+    Without either, half of the job is lost.
     """
     return min(filter(None, [every_steps * step_seconds, 60 * every_minutes, job_seconds])) / 2

@@ -1,4 +1,5 @@
-"""Makes jobs that are to be paid for, each held against its cached plan: its timeout, limits, cost and memory."""
+"""Makes jobs that are to be paid for, each held against its cached plan: its timeout, limits, cost
+and memory."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -49,66 +50,103 @@ def cost_lines(jobs: Iterable[Job]) -> list[str]:
     """
     lines = dict[str, None]()
     for job in jobs:
-        tier, priced = job.tier, estimate(job)
+        tier = job.tier
+        priced = estimate(job)
         if priced and tier.most_usd is not None:
-            max_cost, usd = job.options.max_cost, priced.usd.text("{:.2f}".format, " USD")
+            max_cost = job.options.max_cost
+            usd = priced.usd.text("{:.2f}".format, " USD")
             line = f"its plan estimates {usd} as {STRATEGIES[tier.strategy]}, {time_of(priced)}"
             limit = format_duration(tier.timeout_s)
             line = f"{line}; after {limit} it ends, and the same command goes on"
             if priced.usd.middle > tier.most_usd:
-                # --max_cost sets a timeout of whole seconds, whose cost is lower by less than the price of a second.
+                # --max_cost sets a timeout of whole seconds, whose cost is lower by less than the
+                # price of a second.
                 second = priced.usd_per_hour / 3600
-                limit = "--max_cost" if max_cost is not None and tier.most_usd > max_cost - second else "--timeout"
-                stopped = f"and the job is stopped at {tier.most_usd:.2f} USD: raise {limit}, or train fewer steps"
+                limit = (
+                    "--max_cost"
+                    if max_cost is not None and tier.most_usd > max_cost - second
+                    else "--timeout"
+                )
+                stopped = (
+                    f"and the job is stopped at {tier.most_usd:.2f} USD: raise {limit}, or train"
+                    " fewer steps"
+                )
                 line = f"warning: {line}, {stopped}"
             lines[f"{tier.name}: {line}"] = None
     return [*lines]
 
 
 def estimate(job: Job) -> PricedEstimate | None:
-    """Returns the hours and the cost that the job's cached plan estimates; None without a plan or a price."""
-    work, tier = job.workload, job.tier
+    """Returns the hours and the cost that the job's cached plan estimates; None without a plan or a
+    price."""
+    work = job.workload
+    tier = job.tier
     if job.options.check or not isinstance(work, Training) or tier.most_usd is None:
         return None
     return _cached_estimate(tier, work.config, job.image)
 
 
 def planned_usd(jobs: Iterable[Job]) -> list[tuple[float, float] | None]:
-    """Returns the lower and the upper end of each job's cost in USD by its plan, in the form of `cost_confirmation`."""
-    return [(priced.usd.low, priced.usd.high) if (priced := estimate(job)) else None for job in jobs]
+    """Returns the lower and the upper end of each job's cost in USD by its plan, in the form of
+    `cost_confirmation`."""
+    return [
+        (priced.usd.low, priced.usd.high) if (priced := estimate(job)) else None for job in jobs
+    ]
 
 
 def _prove(work: Training) -> None:
-    """Proves, in a process of its own, that the number of GPUs does not change what a user's own model trains.
+    """Proves, in a process of its own, that the number of GPUs does not change what a user's own
+    model trains.
 
-    Raises UserError for a model that the job would refuse. Data in a bucket, or that cannot be read here, are the job's
-    to prove on.
+    Raises UserError for a model that the job would refuse. Data in a bucket, or that cannot be read
+    here, are the job's to prove on.
     """
-    config, tier = work.config, work.tier
-    if not has_own_code(config) or tier.devices < 2 or not tier.accelerators or config.allow_replica_dependence:
+    config = work.config
+    tier = work.tier
+    if (
+        not has_own_code(config)
+        or tier.devices < 2
+        or not tier.accelerators
+        or config.allow_replica_dependence
+    ):
         return
     here = not work.overrides.folder or Path(work.overrides.folder).samefile(".")
     if here and not any(place.startswith(("gs://", "/gcs/")) for place in config.inputs.values()):
         _proof_of(tuple(work.overrides.without("job_dir", "expect_devices").arguments()))
     else:
-        say("the data or the code are not in this folder: the job proves first that replicas change nothing")
+        say(
+            "the data or the code are not in this folder: the job proves first that replicas change"
+            " nothing"
+        )
 
 
 @cache
 def _proof_of(arguments: Sequence[str]) -> None:
-    """Runs `trainer.check` for a job on several GPUs, once for these settings, and prints what it says."""
+    """Runs `trainer.check` for a job on several GPUs, once for these settings, and prints what it
+    says."""
     say("proves here that the number of GPUs changes nothing (--no_check leaves that to the job)")
-    run_program("trainer.check", [*arguments, "--paid"], lambda line: None if line.startswith("error: ") else say(line))
+    run_program(
+        "trainer.check",
+        [*arguments, "--paid"],
+        lambda line: None if line.startswith("error: ") else say(line),
+    )
 
 
-def paid_job(work: Workload, gcp: GcpConfig, options: JobOptions, submission: str, code: Sequence[Package] = ()) -> Job:
+def paid_job(
+    work: Workload,
+    gcp: GcpConfig,
+    options: JobOptions,
+    submission: str,
+    code: Sequence[Package] = (),
+) -> Job:
     """Returns a job that is to be paid for: every verb makes its jobs here, with all checks.
 
     It has a timeout by its plan, if there is one, which --plan makes, and the limits at which it
     stops itself; a check of GPUs has neither. `code`: as of Job. Raises UserError for what is known
     to fail or to waste money, and NoMachines as Job does.
     """
-    tier, priced = work.tier, None
+    tier = work.tier
+    priced = None
     if isinstance(work, Training):
         # The trainer's default, a GAN on digits, is for trying things out: a flag or the tier's
         # file names paid work.
@@ -117,7 +155,10 @@ def paid_job(work: Workload, gcp: GcpConfig, options: JobOptions, submission: st
         arguments = program.get("args", [])
         in_file = {argument.partition("=")[0].removeprefix("--") for argument in arguments}
         if not {"recipe", "model"} & {*work.overrides.values, *in_file}:
-            raise UserError("recipe is missing: a job is paid for: name what it trains, by --recipe= or --model=")
+            raise UserError(
+                "recipe is missing: a job is paid for: name what it trains, by --recipe= or"
+                " --model="
+            )
     if options.check:
         return Job(work, gcp, options, submission, code)
     # Its timeout, unless the tier's own is shorter, or the user gave one.
@@ -132,14 +173,24 @@ def paid_job(work: Workload, gcp: GcpConfig, options: JobOptions, submission: st
         limited = replace(tier, spec={**tier.spec, "scheduling": scheduling})
         work = replace(work, tier=limited)
     # The limits at which it stops itself. No machine of a script sees the GPUs of all.
-    factor, hours = options.stop_if_over, 0.0
+    factor = options.stop_if_over
+    hours = 0.0
     if options.stop_if_idle and not tier.accelerators:
         raise UserError(f"--stop_if_idle is for GPUs, and {tier.name} has none: leave it out")
     if options.stop_if_idle and tier.workers > 1 and not isinstance(work, Training):
-        raise UserError("--stop_if_idle is for a script on one machine: the workers of a script do not see each other")
+        raise UserError(
+            "--stop_if_idle is for a script on one machine: the workers of a script do not see each"
+            " other"
+        )
     if factor and not priced:
-        instead = "--plan makes one" if isinstance(work, Training) else "a script has none: use --max_cost"
-        raise UserError(f"stop_if_over={factor:g}: there is no plan of the time on {tier.name}: {instead}")
+        instead = (
+            "--plan makes one"
+            if isinstance(work, Training)
+            else "a script has none: use --max_cost"
+        )
+        raise UserError(
+            f"stop_if_over={factor:g}: there is no plan of the time on {tier.name}: {instead}"
+        )
     if priced:
         hours = min(priced.hours.high, priced.usd.high / priced.usd_per_hour)
     limits = StopLimits(options.stop_if_idle, factor * hours * 3600, factor).text
@@ -150,10 +201,12 @@ def paid_job(work: Workload, gcp: GcpConfig, options: JobOptions, submission: st
 
 
 def memory_lines(works: Iterable[Workload], *, force: bool) -> list[str]:
-    """Returns lines on whether each training fits its tier's memory; tiers of which the same is true share a line.
+    """Returns lines on whether each training fits its tier's memory; tiers of which the same is
+    true share a line.
 
-    The answer comes from cached plans; a line says so where there is none. Scripts have no line: their memory is not
-    known. force: warn about a run that certainly does not fit, instead of raising UserError.
+    The answer comes from cached plans; a line says so where there is none. Scripts have no line:
+    their memory is not known. force: warn about a run that certainly does not fit, instead of
+    raising UserError.
     """
     lines = []
     for training in (work for work in works if isinstance(work, Training)):
@@ -161,13 +214,20 @@ def memory_lines(works: Iterable[Workload], *, force: bool) -> list[str]:
         known = cached_plan(training.config)
         fit = fit_on(known, training.config, tier, load_machines()) if known else None
         if fit:
-            verdict = {FITS: "fits", NEAR: "warning: may not fit", TOO_LARGE: "warning: does not fit"}[fit.verdict]
+            verdict = {
+                FITS: "fits",
+                NEAR: "warning: may not fit",
+                TOO_LARGE: "warning: does not fit",
+            }[fit.verdict]
             line = f"{verdict} the memory: it {fit.words}"
         else:
             missing = "the memory of its devices is not in the table of machines"
             why = missing if known else "--plan measures it (some steps on this CPU)"
             line = f"whether it fits the memory is not known: {why}"
         if fit and fit.verdict == TOO_LARGE and not force:
-            raise UserError(f"{tier.name}: the run does not fit its memory: it {fit.words}: --force sends it anyway")
+            raise UserError(
+                f"{tier.name}: the run does not fit its memory: it {fit.words}: --force sends it"
+                " anyway"
+            )
         lines.append((line, tier.name))
     return [f"{names}: {line}" for line, names in grouped(lines).items()]

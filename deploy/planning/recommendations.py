@@ -1,7 +1,8 @@
-"""Answers what users ask of a plan: which tier is the cheapest, which is the fastest, and whether more GPUs pay.
+"""Answers what users ask of a plan: which tier is the cheapest, which is the fastest, and whether
+more GPUs pay.
 
-Tiers are ranked by the middles of their intervals: predictions from one graph err in the same direction, so that
-overlapping intervals do not make two tiers equal.
+Tiers are ranked by the middles of their intervals: predictions from one graph err in the same
+direction, so that overlapping intervals do not make two tiers equal.
 """
 
 from collections import Counter
@@ -20,9 +21,12 @@ Choice = tuple[Forecast, PricedEstimate]
 Measure = Callable[[PricedEstimate], Interval]
 hours_of: Measure = attrgetter("hours")
 usd_of: Measure = attrgetter("usd")
-EQUAL = 1.05  # costs, or times, up to this factor of the lowest count as equal, and the other measure decides
-# More devices are worth it if they are at least FASTER times as fast and cost at most DEARER times as much.
-FASTER, DEARER = 1.25, 1.25
+# costs, or times, up to this factor of the lowest count as equal, and the other measure decides
+EQUAL = 1.05
+# More devices are worth it if they are at least FASTER times as fast and cost at most DEARER times
+# as much.
+FASTER = 1.25
+DEARER = 1.25
 MOST_REASONS = 3  # how many tiers without a time or a price get a line that says why
 
 
@@ -34,7 +38,8 @@ class Answer(NamedTuple):
 
 
 def likely(offers: Sequence[Choice]) -> Sequence[Choice]:
-    """Returns the offers of tiers whose memory the run surely fits, or all if it surely fits none."""
+    """Returns the offers of tiers whose memory the run surely fits, or all if it surely fits
+    none."""
     return [choice for choice in offers if _fits(choice)] or offers
 
 
@@ -47,41 +52,68 @@ def answers(
 ) -> Iterator[Answer]:
     """Yields the answers to show below a plan, first those to the limits that the user gave.
 
-    `offers`: each forecast with each of its prices, the cheapest first; `within_hours`, `budget_usd`: the limits;
-    `here_hours`: what the run takes on this machine's CPU.
+    `offers`: each forecast with each of its prices, the cheapest first; `within_hours`,
+        `budget_usd`: the limits; `here_hours`: what the run takes on this machine's CPU.
     """
     offers = likely(offers)
     if len(forecasts) == 1 and (fit := forecasts[0].fit):
         verdict = {FITS: "yes", TOO_LARGE: "no"}.get(fit.verdict, "perhaps")
-        option = f"; this one with --{fit.options[0].name}={fit.options[0].value}" if fit.options else ""
-        yield Answer("fits?", f"{verdict}: needs {fit.gib} GiB; up to a batch of {fit.largest_batch:,}{option}")
+        option = (
+            f"; this one with --{fit.options[0].name}={fit.options[0].value}" if fit.options else ""
+        )
+        yield Answer(
+            "fits?",
+            f"{verdict}: needs {fit.gib} GiB; up to a batch of {fit.largest_batch:,}{option}",
+        )
     if not offers:
         fits = [(forecast.fit, forecast.tier) for forecast in forecasts if forecast.fit]
         if len(forecasts) > 1 and fits and all(fit.verdict == TOO_LARGE for fit, _ in fits):
             batch, tier = max((fit.largest_batch, tier) for fit, tier in fits)
-            yield Answer("fits?", f"no tier: the largest global batch that fits is {batch:,}, on {tier}")
+            yield Answer(
+                "fits?", f"no tier: the largest global batch that fits is {batch:,}, on {tier}"
+            )
         else:
             others = [each for each in forecasts if not each.fit or each.fit.verdict != TOO_LARGE]
-            yield from (Answer(each.tier, each.problems[0]) for each in others[:MOST_REASONS] if each.problems)
+            yield from (
+                Answer(each.tier, each.problems[0])
+                for each in others[:MOST_REASONS]
+                if each.problems
+            )
         return
-    cheapest, fastest = _best(offers, usd_of, hours_of), _best(offers, hours_of, usd_of)
+    cheapest = _best(offers, usd_of, hours_of)
+    fastest = _best(offers, hours_of, usd_of)
     if within_hours is not None:
-        least = f"none: the fastest takes at least {span(min(offer.hours.low for _, offer in offers))}"
+        least = (
+            f"none: the fastest takes at least {span(min(offer.hours.low for _, offer in offers))}"
+        )
         within = _best_within(offers, attrgetter("hours_until_end"), within_hours, usd_of)
         yield Answer(f"within {span(within_hours)}", within or least)
     if budget_usd is not None:
-        least = f"none: the cheapest costs at least {dollars(min(offer.usd.low for _, offer in offers))} USD"
-        yield Answer(f"for {dollars(budget_usd)} USD", _best_within(offers, usd_of, budget_usd, hours_of) or least)
+        least = (
+            "none: the cheapest costs at least"
+            f" {dollars(min(offer.usd.low for _, offer in offers))} USD"
+        )
+        yield Answer(
+            f"for {dollars(budget_usd)} USD",
+            _best_within(offers, usd_of, budget_usd, hours_of) or least,
+        )
     yield Answer("cheapest", _line(cheapest))
     yield Answer("fastest", _line(fastest))
-    for problem, count in Counter(each.problems[0] for each in forecasts if each.problems and not each.step).items():
+    for problem, count in Counter(
+        each.problems[0] for each in forecasts if each.problems and not each.step
+    ).items():
         if 2 * count >= len(forecasts):
             yield Answer("not timed", f"{count} tiers: {problem}")
-    # Whether the largest number of devices of a kind is worth its price against the smallest; for the cheapest kind of
-    # which there are several numbers of devices.
-    for kind, strategy in dict.fromkeys((forecast.kind, offer.strategy) for forecast, offer in offers):
-        alike = [choice for choice in offers if (choice[0].kind, choice[1].strategy) == (kind, strategy)]
-        (few, few_priced), (many, many_priced) = min(alike, key=_devices), max(alike, key=_devices)
+    # Whether the largest number of devices of a kind is worth its price against the smallest; for
+    # the cheapest kind of which there are several numbers of devices.
+    for kind, strategy in dict.fromkeys(
+        (forecast.kind, offer.strategy) for forecast, offer in offers
+    ):
+        alike = [
+            choice for choice in offers if (choice[0].kind, choice[1].strategy) == (kind, strategy)
+        ]
+        (few, few_priced) = min(alike, key=_devices)
+        (many, many_priced) = max(alike, key=_devices)
         if few.devices < many.devices and kind in load_machines().accelerators:
             faster = few_priced.hours.middle / many_priced.hours.middle
             dearer = many_priced.usd.middle / few_priced.usd.middle
@@ -96,8 +128,13 @@ def answers(
         parts = [f"{span(installing)} installing (own image: 0)"] if installing else []
         parts.append(f"{span((forecast.seconds.middle - training) / 3600)} starting")
         each_step = f"{figures(1e3 * forecast.step.middle, 2)} ms a step"
-        yield Answer("the time", f"{', '.join(parts)}, {span(training / 3600)} training at {each_step}")
-        low, high = (figures(end / forecast.step.middle, 2) for end in (forecast.step.low, forecast.step.high))
+        yield Answer(
+            "the time", f"{', '.join(parts)}, {span(training / 3600)} training at {each_step}"
+        )
+        low, high = (
+            figures(end / forecast.step.middle, 2)
+            for end in (forecast.step.low, forecast.step.high)
+        )
         source = "as on an H100" if forecast.kind.startswith(CONSTANTS.card) else "by rates alone"
         source = "by steps on this CPU" if forecast.basis == BY_CPU else source
         predicted = f"{source}; surer: --measure={forecast.tier}"
@@ -108,17 +145,19 @@ def answers(
 
 
 def _best(offers: Sequence[Choice], measure: Measure, other: Measure) -> Choice:
-    """Returns the choice with the lowest `measure` by its middle; among those within EQUAL, the lowest `other`."""
+    """Returns the choice with the lowest `measure` by its middle; among those within EQUAL, the
+    lowest `other`."""
     least = min(measure(offer).middle for _, offer in offers)
     equal = [choice for choice in offers if measure(choice[1]).middle <= EQUAL * least]
     return min(equal, key=lambda choice: other(choice[1]).middle)
 
 
 def _best_within(offers: Sequence[Choice], limited: Measure, most: float, measure: Measure) -> str:
-    """Returns the line of the choice with the lowest `measure` whose `limited` value is at most `most`.
+    """Returns the line of the choice with the lowest `measure` whose `limited` value is at most
+    `most`.
 
-    If no choice is surely within the limit, it is one that perhaps is, by its middle, or else the closest of those
-    whose low end is within; "" if there is none.
+    If no choice is surely within the limit, it is one that perhaps is, by its middle, or else the
+    closest of those whose low end is within; "" if there is none.
     """
     for end, doubt in (("high", ""), ("middle", "perhaps ")):
         if within := [choice for choice in offers if getattr(limited(choice[1]), end) <= most]:

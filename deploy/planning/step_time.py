@@ -1,11 +1,13 @@
-"""Predicts the time of a step from the FLOPs, bytes and operations of its graph, by formulas fitted to one GPU's steps.
+"""Predicts the time of a step from the FLOPs, bytes and operations of its graph, by formulas fitted
+to one GPU's steps.
 
-There are two formulas, for plain steps and for steps that XLA compiles. Each adds the time of the device, by the rates
-of a card's data sheet, and the time of the host, which starts kernels. A plain step moves the bytes of every operation,
-and starts several kernels for each convolution; a compiled step consists mostly of products and convolutions.
-`python -m benchmarks.plan_fit` fits the numbers and shows their errors. For several GPUs the graph is that of two
-replicas, in which batch norm has more operations, and moves more bytes, than TensorFlow's fused kernel. CPUs have no
-formula: their steps were measured on the machine that made the plan.
+There are two formulas, for plain steps and for steps that XLA compiles. Each adds the time of the
+device, by the rates of a card's data sheet, and the time of the host, which starts kernels. A plain
+step moves the bytes of every operation, and starts several kernels for each convolution; a compiled
+step consists mostly of products and convolutions. `python -m benchmarks.plan_fit` fits the numbers
+and shows their errors. For several GPUs the graph is that of two replicas, in which batch norm has
+more operations, and moves more bytes, than TensorFlow's fused kernel. CPUs have no formula: their
+steps were measured on the machine that made the plan.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from trainer.base.settings.xla_rule import MOST_FLOPS, compiles
 
 @dataclass(frozen=True)
 class Interval:
-    """Holds a best guess, `middle`, with the lower and the upper end of the interval that the number may lie in."""
+    """Holds a best guess, `middle`, with the lower and the upper end of the interval that the
+    number may lie in."""
 
     low: float
     middle: float
@@ -37,11 +40,13 @@ class Interval:
         return Interval(self.low * factor, self.middle * factor, self.high * factor)
 
     def plus(self, other: Interval) -> Interval:
-        """Returns the sum. Its ends are the sums of the ends, since both numbers may err in the same direction."""
+        """Returns the sum. Its ends are the sums of the ends, since both numbers may err in the
+        same direction."""
         return Interval(self.low + other.low, self.middle + other.middle, self.high + other.high)
 
     def product(self, other: Interval) -> Interval:
-        """Returns the product of two intervals of positive numbers; its ends are the products of the ends."""
+        """Returns the product of two intervals of positive numbers; its ends are the products of
+        the ends."""
         return Interval(self.low * other.low, self.middle * other.middle, self.high * other.high)
 
     def text(self, show: Callable[[float], str] = figures, unit: str = "") -> str:
@@ -50,7 +55,8 @@ class Interval:
 
 
 def ideal_to_no_gain(ratio: float) -> Interval:
-    """Returns the factors of a time where there are 1 / ratio times the devices: from an ideal gain to none."""
+    """Returns the factors of a time where there are 1 / ratio times the devices: from an ideal gain
+    to none."""
     return Interval(min(ratio, 1.0), math.sqrt(ratio), max(ratio, 1.0))
 
 
@@ -59,7 +65,8 @@ FILE = Path(__file__).with_name("gpu_constants.json")
 
 @dataclass(frozen=True)
 class TimeFormula:
-    """Holds the fitted numbers of one formula: factors of the device's time, and the host's seconds."""
+    """Holds the fitted numbers of one formula: factors of the device's time, and the host's
+    seconds."""
 
     products: float  # a factor for the counted seconds of convolutions and matrix products
     others: float  # a factor for those of all other operations
@@ -67,12 +74,14 @@ class TimeFormula:
     operation_seconds: float  # the host's time for each operation
     convolution_seconds: float  # its additional time for each convolution
     step_seconds: float  # its additional time for each step
-    band: Sequence[float]  # factors of a prediction, between which the times of networks outside the fit lay
+    # factors of a prediction, between which the times of networks outside the fit lay
+    band: Sequence[float]
 
 
 @dataclass(frozen=True)
 class GpuConstants:
-    """Holds the formulas that were fitted to one card, and the GPU memory that is needed beside tensors."""
+    """Holds the formulas that were fitted to one card, and the GPU memory that is needed beside
+    tensors."""
 
     source: str
     card: str  # the beginning of the names of the accelerators that count as the measured card
@@ -82,14 +91,17 @@ class GpuConstants:
     all_reduce_seconds: float  # assumed: to start an all-reduce on one machine
     context_gib: float  # CUDA's context
     workspace_gib: float  # assumed: workspaces of cuBLAS and cuDNN that a step cannot do without
-    convolutions_gib: Sequence[float]  # what cuDNN takes, usually and at most, to try kernels if there is room
+    # what cuDNN takes, usually and at most, to try kernels if there is room
+    convolutions_gib: Sequence[float]
     nccl_gib: float  # assumed: NCCL's buffers, on a machine with several GPUs
 
 
 def read_constants(path: Path = FILE) -> GpuConstants:
     """Reads the constants from a JSON file. Raises TypeError for missing or unknown names."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    return GpuConstants(**content | {way: TimeFormula(**content[way]) for way in ("plain", "compiled")})
+    return GpuConstants(
+        **content | {way: TimeFormula(**content[way]) for way in ("plain", "compiled")}
+    )
 
 
 CONSTANTS = read_constants()
@@ -101,14 +113,19 @@ NETWORK_BYTES_PER_SECOND = 2e9  # assumed: 16 Gbit/s, which the smallest machine
 def device_seconds(work: Work, rows: float, rates: Rates, kind: str, formula: TimeFormula) -> float:
     """Returns the device's seconds for one micro-batch of `rows` rows, without all-reduces.
 
-    An operation takes as long as its FLOPs or its memory traffic, whichever is longer. `kind`: the arithmetic, a key
-    of `rates.tflops`.
+    An operation takes as long as its FLOPs or its memory traffic, whichever is longer. `kind`: the
+    arithmetic, a key of `rates.tflops`.
     """
-    flop_rate, byte_rate = rates.tflops[kind] * 1e12, rates.memory_gb_per_s * 1e9
+    flop_rate = rates.tflops[kind] * 1e12
+    byte_rate = rates.memory_gb_per_s * 1e9
     # In 16 bits the bytes that depend on the rows (activations) are half as many.
-    share, total = 0.5 if kind == "16_bit" else 1.0, 0.0
-    # Without tensor cores a product comes closer to the peak rate: as close as in plain steps, by published V100 times.
-    slower = min(formula.products, CONSTANTS.plain.products) if kind == "float32" else formula.products
+    share = 0.5 if kind == "16_bit" else 1.0
+    total = 0.0
+    # Without tensor cores a product comes closer to the peak rate: as close as in plain steps, by
+    # published V100 times.
+    slower = (
+        min(formula.products, CONSTANTS.plain.products) if kind == "float32" else formula.products
+    )
     for op in work.operations:
         moved = max(op.moved_bytes.fixed + share * op.moved_bytes.per_row * rows, 0.0) / byte_rate
         if flops := op.flops.at(rows):
@@ -118,26 +135,37 @@ def device_seconds(work: Work, rows: float, rates: Rates, kind: str, formula: Ti
             moves = formula.products if weights else CONSTANTS.plain.products
             total += op.times * max(slower * flops / flop_rate, moves * moved)
         else:
-            total += op.times * moved * (formula.few_channels if op.type.endswith(FEW_CHANNELS) else formula.others)
+            total += (
+                op.times
+                * moved
+                * (formula.few_channels if op.type.endswith(FEW_CHANNELS) else formula.others)
+            )
     return total
 
 
 def host_seconds(work: Work, micro_batches: int, formula: TimeFormula) -> float:
-    """Returns the host's seconds to start the kernels of all micro-batches of one replica in a step."""
-    kernels = formula.operation_seconds * work.count + formula.convolution_seconds * work.convolutions
+    """Returns the host's seconds to start the kernels of all micro-batches of one replica in a
+    step."""
+    kernels = (
+        formula.operation_seconds * work.count + formula.convolution_seconds * work.convolutions
+    )
     return micro_batches * kernels + formula.step_seconds
 
 
 def all_reduce_seconds(
     work: Work, devices: int, workers: int, link_gb_per_s: float, *, gathered: bool = False
 ) -> float:
-    """Returns the seconds of a step in which `devices` replicas on `workers` machines sum gradients and statistics.
+    """Returns the seconds of a step in which `devices` replicas on `workers` machines sum gradients
+    and statistics.
 
-    `link_gb_per_s`: of the link between GPUs of one machine. gathered: each replica receives the values of all others
-    and adds them itself, as with --virtual_replicas.
+    `link_gb_per_s`: of the link between GPUs of one machine. gathered: each replica receives the
+        values of all others and adds them itself, as with --virtual_replicas.
     """
-    start, rate = (CONSTANTS.all_reduce_seconds, link_gb_per_s * 1e9) if workers == 1 else (
-        NETWORK_SECONDS, NETWORK_BYTES_PER_SECOND)  # fmt: skip
+    start, rate = (
+        (CONSTANTS.all_reduce_seconds, link_gb_per_s * 1e9)
+        if workers == 1
+        else (NETWORK_SECONDS, NETWORK_BYTES_PER_SECOND)
+    )
     transfers = devices - 1 if gathered else 2 * (devices - 1) / devices
     return work.all_reduces * start + transfers * work.reduced_bytes / rate
 
@@ -145,42 +173,58 @@ def all_reduce_seconds(
 def step_seconds(
     plan: StepPlan, config: TrainConfig, gpu: Accelerator, devices: int, workers: int = 1
 ) -> Interval | None:
-    """Returns the seconds of a step on `devices` GPUs of `workers` machines; None if graph or rates are not known."""
-    work, rates = plan.work if devices == 1 else plan.work_of_two, gpu.rates
+    """Returns the seconds of a step on `devices` GPUs of `workers` machines; None if graph or rates
+    are not known."""
+    work = plan.work if devices == 1 else plan.work_of_two
+    rates = gpu.rates
     kind = arithmetic(config, rates.tflops) if rates else None
     if work is None or rates is None or not kind:
         return None
     micro_batches = config.micro_batches_on(devices)
     rows = config.global_batch_size / devices / micro_batches
     formulas = [CONSTANTS.plain]
-    if is_compiled(plan, config, devices):  # XLA made no measured step slower, so the faster prediction counts
+    # XLA made no measured step slower, so the faster prediction counts
+    if is_compiled(plan, config, devices):
         formulas.append(CONSTANTS.compiled)
     parts = [
-        (micro_batches * device_seconds(work, rows, rates, kind, formula), host_seconds(work, micro_batches, formula))
+        (
+            micro_batches * device_seconds(work, rows, rates, kind, formula),
+            host_seconds(work, micro_batches, formula),
+        )
         for formula in formulas
     ]
     device, host = min(parts, key=sum)
-    # Only steps on one GPU of this card with TF32 were measured; all others are inferred, with a wider interval.
+    # Only steps on one GPU of this card with TF32 were measured; all others are inferred, with a
+    # wider interval.
     measured = gpu.name.startswith(CONSTANTS.card) and kind == "tf32" and devices == 1
-    wider, (low, high) = 1.0 if measured else CONSTANTS.elsewhere, formulas[-1].band
-    # If XLA runs several steps in one program, the host may have nothing to do between them; not measured on a GPU.
+    wider = 1.0 if measured else CONSTANTS.elsewhere
+    (low, high) = formulas[-1].band
+    # If XLA runs several steps in one program, the host may have nothing to do between them; not
+    # measured on a GPU.
     least_host = 0.0 if is_looped(plan, config, devices) else host
-    step = Interval(low / wider * (device + least_host), device + host, high * wider * (device + host))
+    step = Interval(
+        low / wider * (device + least_host), device + host, high * wider * (device + host)
+    )
     gathered = config.virtual_replicas > 0
     all_reduces = all_reduce_seconds(work, devices, workers, rates.link_gb_per_s, gathered=gathered)
     return step.plus(SUMMING_DOUBT.times(all_reduces))
 
 
-# Factors of the time of a step on another machine's cores. A vCPU of the cloud's older processors, half of a real core,
-# may be as slow as the upper one; newer kernels, and XLA where TensorFlow has no oneDNN, may be as fast as the lower.
+# Factors of the time of a step on another machine's cores. A vCPU of the cloud's older processors,
+# half of a real core, may be as slow as the upper one; newer kernels, and XLA where TensorFlow has
+# no oneDNN, may be as fast as the lower.
 CPU_DOUBT = Interval(0.4, 1.0, 2.5)
 
 
-def cpu_step_seconds(plan: StepPlan, config: TrainConfig, machine: Machine, workers: int) -> Interval | None:
-    """Returns the seconds of a step on the CPUs of `workers` machines, from the steps that the plan measured.
+def cpu_step_seconds(
+    plan: StepPlan, config: TrainConfig, machine: Machine, workers: int
+) -> Interval | None:
+    """Returns the seconds of a step on the CPUs of `workers` machines, from the steps that the plan
+    measured.
 
-    With N times the cores it is between 1/N of the time and the same time. Returns None if the graph or the machine's
-    cores are not known, and for a mixed precision, since the plan's steps ran in float32.
+    With N times the cores it is between 1/N of the time and the same time. Returns None if the
+    graph or the machine's cores are not known, and for a mixed precision, since the plan's steps
+    ran in float32.
     """
     work = plan.work if workers == 1 else plan.work_of_two
     if work is None or not machine.vcpus or config.precision.startswith("mixed"):
@@ -188,7 +232,9 @@ def cpu_step_seconds(plan: StepPlan, config: TrainConfig, machine: Machine, work
     micro_batches = config.micro_batches_on(workers)
     here = micro_batches * plan.cpu.seconds.at(config.global_batch_size / workers / micro_batches)
     step = CPU_DOUBT.product(ideal_to_no_gain(plan.cpu.cores / machine.vcpus)).times(here)
-    return step.plus(SUMMING_DOUBT.times(all_reduce_seconds(work, workers, workers, 0.0) if workers > 1 else 0.0))
+    return step.plus(
+        SUMMING_DOUBT.times(all_reduce_seconds(work, workers, workers, 0.0) if workers > 1 else 0.0)
+    )
 
 
 def is_compiled(plan: StepPlan, config: TrainConfig, devices: int) -> bool:
@@ -199,6 +245,7 @@ def is_compiled(plan: StepPlan, config: TrainConfig, devices: int) -> bool:
 
 
 def is_looped(plan: StepPlan, config: TrainConfig, devices: int) -> bool:
-    """Returns whether XLA will run many steps in one program, as it does with small steps on one GPU."""
+    """Returns whether XLA will run many steps in one program, as it does with small steps on one
+    GPU."""
     short = plan.work.flops(config.global_batch_size) <= MOST_FLOPS["GPU"]
     return devices == 1 and short and is_compiled(plan, config, 1)

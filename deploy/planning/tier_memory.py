@@ -1,4 +1,5 @@
-"""Predicts whether a step fits the memory of a tier's devices, and whether the data fit its machines."""
+"""Predicts whether a step fits the memory of a tier's devices, and whether the data fit its
+machines."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,15 +14,21 @@ from trainer.base.settings.accelerators import data_fit_on_gpu, scratch_mib
 from trainer.base.settings.train_config import TrainConfig
 
 GIB = 2**30
-USABLE = 0.93  # the usable share of a card's nominal memory; the driver and error correction take the rest
-_LEAST = 0.95  # the lowest peak of a step, as a share of its peak in the order in which it was traced
-# The allocator may need this many times the bytes that are in use, because of fragmentation. This number decided 44 of
-# 46 tried memory limits correctly; a replay of TensorFlow's allocator, which took 150 lines, decided all 46.
+# the usable share of a card's nominal memory; the driver and error correction take the rest
+USABLE = 0.93
+# the lowest peak of a step, as a share of its peak in the order in which it was traced
+_LEAST = 0.95
+# The allocator may need this many times the bytes that are in use, because of fragmentation. This
+# number decided 44 of 46 tried memory limits correctly; a replay of TensorFlow's allocator, which
+# took 150 lines, decided all 46.
 FRAGMENTS = 1.25
 _PROCESS_BYTES = 2 * GIB  # assumed: Python and TensorFlow
 _IMAGE_BYTES = 30 * GIB  # assumed: the container and the system on the disk
-FITS, NEAR, TOO_LARGE = "fits", "near", "too large"
-# Settings that save memory, the one that changes numbers the least first, with what they change or ask of a model.
+FITS = "fits"
+NEAR = "near"
+TOO_LARGE = "too large"
+# Settings that save memory, the one that changes numbers the least first, with what they change or
+# ask of a model.
 _PROVISOS = {
     "micro_batches": "other numbers with batch norm; a train_step of yours needs accumulate",
     "precision": "other numbers, of 16 bits",
@@ -30,16 +37,21 @@ _PROVISOS = {
 
 @dataclass(frozen=True)
 class MemoryOption:
-    """Holds a setting with which a run surely fits the memory, with its effect on memory and time."""
+    """Holds a setting with which a run surely fits the memory, with its effect on memory and
+    time."""
 
     name: str
     value: Any
     saved: float  # bytes that each device saves
-    slower: float | None  # the time of a step, relative to that without the setting; None: not predicted, as on CPUs
+    # the time of a step, relative to that without the setting; None: not predicted, as on CPUs
+    slower: float | None
 
     def __str__(self) -> str:
         time = "" if self.slower is None else f", {self.slower - 1:+.0%} time"
-        return f"--{self.name}={self.value} (-{self.saved / GIB:.1f} GiB{time}; {_PROVISOS[self.name]})"
+        return (
+            f"--{self.name}={self.value} (-{self.saved / GIB:.1f} GiB{time};"
+            f" {_PROVISOS[self.name]})"
+        )
 
 
 @dataclass(frozen=True)
@@ -50,48 +62,78 @@ class Fit:
     needed: Interval
     available: float
     largest_batch: int  # the largest global batch that surely fits; 0 if none does
-    options: tuple[MemoryOption, ...]  # if the run does not surely fit, the settings that make it fit, the best first
+    # if the run does not surely fit, the settings that make it fit, the best first
+    options: tuple[MemoryOption, ...]
 
     @property
     def gib(self) -> str:
         """Returns the needed and the available memory, as `1.2 - 3.4 of 22.3`."""
-        return f"{self.needed.low / GIB:.1f} - {self.needed.high / GIB:.1f} of {self.available / GIB:.1f}"
+        return (
+            f"{self.needed.low / GIB:.1f} - {self.needed.high / GIB:.1f} of"
+            f" {self.available / GIB:.1f}"
+        )
 
     @property
     def words(self) -> str:
-        """Returns a line with the needed and available memory, the largest batch and the options."""
-        batch = f"a global batch of {self.largest_batch:,} fits" if self.largest_batch else "no batch fits"
+        """Returns a line with the needed and available memory, the largest batch and the
+        options."""
+        batch = (
+            f"a global batch of {self.largest_batch:,} fits"
+            if self.largest_batch
+            else "no batch fits"
+        )
         options = f", this one with {' or '.join(map(str, self.options))}" if self.options else ""
         return f"needs {self.gib} GiB; {batch}{options}"
 
 
 def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> Fit | None:
-    """Returns whether the run fits on each device of the tier; None if the memory of its devices is not known."""
-    machine, gpu = table.machines.get(tier.machine_type), table.accelerators.get(tier.accelerator_type)
+    """Returns whether the run fits on each device of the tier; None if the memory of its devices is
+    not known."""
+    machine = table.machines.get(tier.machine_type)
+    gpu = table.accelerators.get(tier.accelerator_type)
     memory = gpu if tier.accelerators else machine
     if memory is None or (gib := memory.memory_gb) is None:
         return None
     available = USABLE * gib * GIB
-    required, micro_batches = _needed(plan, config, tier), config.micro_batches_on(tier.devices)
-    verdict = FITS if required.high <= available else TOO_LARGE if required.low > available else NEAR
-    limit = (available - 1.5 * _overhead(plan, config, tier)) / (plan.memory.worst_order * FRAGMENTS)
-    largest = largest_rows(plan.memory.lines(config, gpu=bool(tier.accelerators)), limit) * micro_batches * tier.devices
-    options = [] if verdict == FITS else [*_memory_options(plan, config, tier, gpu, required, available)]
+    required = _needed(plan, config, tier)
+    micro_batches = config.micro_batches_on(tier.devices)
+    verdict = (
+        FITS if required.high <= available else TOO_LARGE if required.low > available else NEAR
+    )
+    limit = (available - 1.5 * _overhead(plan, config, tier)) / (
+        plan.memory.worst_order * FRAGMENTS
+    )
+    largest = (
+        largest_rows(plan.memory.lines(config, gpu=bool(tier.accelerators)), limit)
+        * micro_batches
+        * tier.devices
+    )
+    options = (
+        [] if verdict == FITS else [*_memory_options(plan, config, tier, gpu, required, available)]
+    )
     if tier.accelerators and plan.work.convolutions:
-        # cuDNN tries kernels with the memory that is left, or with as much as the job lets it use. It also works with
-        # less, so that it is shown as needed but does not change the verdict.
+        # cuDNN tries kernels with the memory that is left, or with as much as the job lets it use.
+        # It also works with less, so that it is shown as needed but does not change the verdict.
         limit = scratch_mib(gib) * 2**20 or available
         usual, most = (min(part * GIB, limit) for part in CONSTANTS.convolutions_gib)
-        middle, high = min(required.middle + usual, available), min(required.high + most, available)
+        middle = min(required.middle + usual, available)
+        high = min(required.high + most, available)
         required = Interval(required.low, max(required.middle, middle), max(required.high, high))
     return Fit(verdict, required, available, largest, tuple(options))
 
 
 def _memory_options(
-    plan: StepPlan, config: TrainConfig, tier: Tier, gpu: Accelerator | None, required: Interval, available: float
+    plan: StepPlan,
+    config: TrainConfig,
+    tier: Tier,
+    gpu: Accelerator | None,
+    required: Interval,
+    available: float,
 ) -> Iterator[MemoryOption]:
-    """Yields each setting with which the run surely fits, with the smallest value that is enough."""
-    rows, micro_batches = config.global_batch_size // tier.devices, config.micro_batches_on(tier.devices)
+    """Yields each setting with which the run surely fits, with the smallest value that is
+    enough."""
+    rows = config.global_batch_size // tier.devices
+    micro_batches = config.micro_batches_on(tier.devices)
     more_micro_batches = [n for n in range(micro_batches + 1, rows + 1) if rows % n == 0]
     has_bfloat16 = gpu and gpu.rates and "tf32" in gpu.rates.tflops
     settings: dict[str, Sequence[Any]] = {
@@ -112,20 +154,24 @@ def _memory_options(
 
 
 def _needed(plan: StepPlan, config: TrainConfig, tier: Tier) -> Interval:
-    """Returns the bytes that each device of the tier needs for a step, without those for which cuDNN tries kernels."""
+    """Returns the bytes that each device of the tier needs for a step, without those for which
+    cuDNN tries kernels."""
     rows = config.global_batch_size // tier.devices / config.micro_batches_on(tier.devices)
     held = peak_of(plan.memory.lines(config, gpu=bool(tier.accelerators)), rows)
     worst = held * plan.memory.worst_order * FRAGMENTS
-    return Interval(held * _LEAST, held, worst).plus(Interval(0.5, 1.0, 1.5).times(_overhead(plan, config, tier)))
+    return Interval(held * _LEAST, held, worst).plus(
+        Interval(0.5, 1.0, 1.5).times(_overhead(plan, config, tier))
+    )
 
 
 def _overhead(plan: StepPlan, config: TrainConfig, tier: Tier) -> float:
     """Returns the bytes that a device needs beside the tensors of a micro-batch.
 
-    With several micro-batches this includes the sum of their gradients. With --virtual_replicas it includes the sums of
-    1, 2, 4 … micro-batches or, if these are more, the sums of all devices.
+    With several micro-batches this includes the sum of their gradients. With --virtual_replicas it
+    includes the sums of 1, 2, 4 … micro-batches or, if these are more, the sums of all devices.
     """
-    gradients, micro_batches = plan.trained_bytes, config.micro_batches_on(tier.devices)
+    gradients = plan.trained_bytes
+    micro_batches = config.micro_batches_on(tier.devices)
     summed = gradients * (micro_batches > 1)
     if config.virtual_replicas:
         summed = gradients * max(micro_batches.bit_length(), tier.devices)
@@ -140,13 +186,26 @@ def _overhead(plan: StepPlan, config: TrainConfig, tier: Tier) -> float:
 
 
 def host_problems(plan: StepPlan, tier: Tier, table: Machines) -> Iterator[str]:
-    """Yields a line for each reason why the data do not fit the memory or the disk of the tier's machines."""
+    """Yields a line for each reason why the data do not fit the memory or the disk of the tier's
+    machines."""
     machine = table.machines.get(tier.machine_type)
-    # The data are in memory twice, as they were read and as TensorFlow's tensors; a checkpoint copies the state.
+    # The data are in memory twice, as they were read and as TensorFlow's tensors; a checkpoint
+    # copies the state.
     required = _PROCESS_BYTES + 2 * plan.data_bytes + plan.memory.state_bytes
-    if tier.accelerators and machine and machine.memory_gb and required > USABLE * machine.memory_gb * GIB:
-        yield (f"the data need {math.ceil(required / GIB)} GiB of the {machine.memory_gb:g} GB of {machine.name}: "
-               "prepare them (python -m trainer.data.prepare), and large ones are read row by row")  # fmt: skip
+    if (
+        tier.accelerators
+        and machine
+        and machine.memory_gb
+        and required > USABLE * machine.memory_gb * GIB
+    ):
+        yield (
+            f"the data need {math.ceil(required / GIB)} GiB of the {machine.memory_gb:g} GB of"
+            f" {machine.name}: prepare them (python -m trainer.data.prepare), and large ones are"
+            " read row by row"
+        )
     disk = int(tier.spec["workerPoolSpecs"][0].get("diskSpec", {}).get("bootDiskSizeGb", 100))
     if plan.data_bytes + _IMAGE_BYTES > disk * 1e9:
-        yield f"the staged data need {plan.data_bytes / 1e9:.0f} GB of a disk of {disk} GB: raise bootDiskSizeGb"
+        yield (
+            f"the staged data need {plan.data_bytes / 1e9:.0f} GB of a disk of {disk} GB: raise"
+            " bootDiskSizeGb"
+        )

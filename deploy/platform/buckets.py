@@ -1,7 +1,7 @@
 """Reads and writes the objects in buckets that a submission needs.
 
-The client of `trainer.base.storage` retries what may be repeated. Every function raises UserError or PlatformFault,
-with one line, if it fails in the end.
+The client of `trainer.base.storage` retries what may be repeated. Every function raises UserError
+or PlatformFault, with one line, if it fails in the end.
 """
 
 import math
@@ -14,13 +14,16 @@ from trainer.base.storage import Address, parse
 from trainer.base.storage.gcs import LIMITS, NoPermission, Remote, connect
 
 _MANY = 1000  # the number of objects that one request lists
-QUICK = replace(LIMITS, retry=10, pause=2)  # for what is only shown, and is read again a minute later
+# for what is only shown, and is read again a minute later
+QUICK = replace(LIMITS, retry=10, pause=2)
 
 
 def upload(file: Path, uri: str) -> bool:
-    """Uploads `file`, or renews the time of the object if it exists, so that `clean` leaves it for an hour.
+    """Uploads `file`, or renews the time of the object if it exists, so that `clean` leaves it for
+    an hour.
 
-    `uri` must contain a hash of the content, so that it never changes. Returns whether it was uploaded.
+    `uri` must contain a hash of the content, so that it never changes. Returns whether it was
+    uploaded.
     """
     present = connect().touch(_address(uri))
     if not present:
@@ -29,18 +32,22 @@ def upload(file: Path, uri: str) -> bool:
 
 
 def read_text(uri: str, *, quick: bool = False) -> tuple[str, int]:
-    """Returns the text and the generation of a small object; ("", 0) if there is none. `quick`: give up soon."""
+    """Returns the text and the generation of a small object; ("", 0) if there is none. `quick`:
+    give up soon."""
     client = connect(QUICK if quick else None)
     item = client.get(_address(uri))
     return (client.read(item).decode(errors="replace"), item.generation) if item else ("", 0)
 
 
 def write(uri: str, text: str, generation: int, *, quick: bool = False) -> int:
-    """Writes a small object and returns its new generation. Raises Conflict unless the present one is `generation`.
+    """Writes a small object and returns its new generation. Raises Conflict unless the present one
+    is `generation`.
 
     A generation of 0 means that there must be no object. `quick`: give up soon.
     """
-    return connect(QUICK if quick else None).upload(text.encode(), _address(uri), generation, strict=True)
+    return connect(QUICK if quick else None).upload(
+        text.encode(), _address(uri), generation, strict=True
+    )
 
 
 def delete(uri: str, generation: int) -> None:
@@ -63,7 +70,8 @@ def exists(uri: str) -> bool:
 
 
 def size(uri: str) -> float:
-    """Returns the total bytes of the objects below an address; nan if there are many, or they may not be listed."""
+    """Returns the total bytes of the objects below an address; nan if there are many, or they may
+    not be listed."""
     with suppress(NoPermission):
         objects = connect().list(_address(uri), most=_MANY)
         return sum(item.size for item in objects) if len(objects) < _MANY else math.nan
@@ -76,7 +84,8 @@ def below(uri: str) -> list[Remote]:
 
 
 def location(bucket: str) -> str:
-    """Returns the location of gs://NAME, such as US or EUROPE-WEST4; "" if the account may not read it."""
+    """Returns the location of gs://NAME, such as US or EUROPE-WEST4; "" if the account may not read
+    it."""
     try:
         return connect().location(_address(bucket).bucket)
     except NoPermission:

@@ -11,16 +11,23 @@ from deploy.tiers.gcp_config import GcpConfig
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.storage.login import login_command
 
-# The exit code if it is not known how a job ended, or whether it was created (EX_UNAVAILABLE of sysexits.h).
+# The exit code if it is not known how a job ended, or whether it was created (EX_UNAVAILABLE of
+# sysexits.h).
 STATE_UNKNOWN = 69
 
 # Exit status of a replica -> its explanation. A status of 128 + n means that signal n killed it.
 _REPLICA_EXITS = {
     1: "a fault of the program or the platform: see its last log lines above",
-    2: "its settings, data or machine were refused, or a script's arguments: see the log line that contains error:",
+    2: (
+        "its settings, data or machine were refused, or a script's arguments: see the log line that"
+        " contains error:"
+    ),
     75: "interrupted with its state saved: submit it again with the same --job_dir to resume",
     134: "aborted (SIGABRT) in native code: see TensorFlow's last log lines above",
-    137: "killed (SIGKILL), most often out of memory: use a smaller batch or a machine with more memory",
+    137: (
+        "killed (SIGKILL), most often out of memory: use a smaller batch or a machine with more"
+        " memory"
+    ),
     139: "crashed (SIGSEGV) in native code: use another image (deploy image --tensorflow=…)",
     143: "stopped from outside (SIGTERM) before it ended",
 }
@@ -33,7 +40,8 @@ class VertexFault(PlatformFault):
 
 
 class JobUnknown(VertexFault):
-    """Reports that a job runs, or may run, and that nothing watches it any longer, or its state cannot be read."""
+    """Reports that a job runs, or may run, and that nothing watches it any longer, or its state
+    cannot be read."""
 
     exit_code = STATE_UNKNOWN
 
@@ -52,7 +60,8 @@ def api_errors(gcp: GcpConfig) -> Iterator[None]:
 
 @contextmanager
 def billing_errors(action: str, fix: str) -> Iterator[None]:
-    """Converts an ApiError of reading prices or bills to an error of one line that begins with `action`.
+    """Converts an ApiError of reading prices or bills to an error of one line that begins with
+    `action`.
 
     It is UserError, with `fix`, if the user can do something about it, and VertexFault otherwise.
     """
@@ -60,22 +69,30 @@ def billing_errors(action: str, fix: str) -> Iterator[None]:
         yield
     except ApiError as error:
         if not error.transient:
-            raise UserError(f"{action}: {not_logged_in(error) if error.code == 401 else f'{error}: {fix}'}") from None
+            raise UserError(
+                f"{action}: {not_logged_in(error) if error.code == 401 else f'{error}: {fix}'}"
+            ) from None
         raise VertexFault(f"{action}: {error}") from None
 
 
 # A pattern in the message of a 403 -> what to do about it; docs/permissions.md lists all roles.
 _PERMISSION_FIXES = {
-    "has not been used in project|SERVICE_DISABLED":
-        "enable it: `gcloud services enable {service} --project={project}`",
-    "VPC.?Service.?Controls|prohibited by organization's policy":
-        "a VPC Service Controls perimeter forbids it, no role is missing: run the command inside the perimeter, or "
-        "give the identifier in the message to its administrator",
+    "has not been used in project|SERVICE_DISABLED": (
+        "enable it: `gcloud services enable {service} --project={project}`"
+    ),
+    "VPC.?Service.?Controls|prohibited by organization's policy": (
+        "a VPC Service Controls perimeter forbids it, no role is missing: run the command inside"
+        " the perimeter, or give the identifier in the message to its administrator"
+    ),
     r"logging\.": "request roles/logging.viewer on {project} (docs/permissions.md)",
-    r"iam\.serviceAccounts\.|act as":
-        "request roles/iam.serviceAccountUser on the job's service account (docs/permissions.md)",
-    "": "request roles/aiplatform.user on {project}: `python -m deploy doctor` shows what else is missing",
-}  # fmt: skip
+    r"iam\.serviceAccounts\.|act as": (
+        "request roles/iam.serviceAccountUser on the job's service account (docs/permissions.md)"
+    ),
+    "": (
+        "request roles/aiplatform.user on {project}: `python -m deploy doctor` shows what else is"
+        " missing"
+    ),
+}
 
 
 def describe_error(error: ApiError, gcp: GcpConfig) -> str:
@@ -85,9 +102,11 @@ def describe_error(error: ApiError, gcp: GcpConfig) -> str:
     if error.quota:
         metric = re.search(r"[\w.]*googleapis\.com/\w+", str(error))
         return (
-            f"no quota left in {gcp.region} for {metric[0] if metric else 'aiplatform.googleapis.com'}: new projects "
-            "often have 0: request more at https://console.cloud.google.com/iam-admin/quotas?project="
-            f"{gcp.project} or use another region or tier (submit TIER TIER --region=A,B tries them in turn)"
+            f"no quota left in {gcp.region} for"
+            f" {metric[0] if metric else 'aiplatform.googleapis.com'}: new projects often have 0:"
+            " request more at"
+            f" https://console.cloud.google.com/iam-admin/quotas?project={gcp.project} or use"
+            " another region or tier (submit TIER TIER --region=A,B tries them in turn)"
         )
     if error.code == 401:
         return not_logged_in(error)
@@ -96,24 +115,33 @@ def describe_error(error: ApiError, gcp: GcpConfig) -> str:
         return f"{error} ({error.code}): link the project to a billing account: {page}"
     host = re.search(r"[a-z]+\.googleapis\.com", str(error))
     service = host[0] if host else "aiplatform.googleapis.com"
-    permission = next(fix for text, fix in _PERMISSION_FIXES.items() if re.search(text, str(error), re.IGNORECASE))
+    permission = next(
+        fix for text, fix in _PERMISSION_FIXES.items() if re.search(text, str(error), re.IGNORECASE)
+    )
     fixes = {
         400: "the service rejected the job: change what the message names",
         403: permission.format(project=gcp.project, service=service),
         404: f"not found: check --project={gcp.project} and --region={gcp.region}",
     }
-    default = "the service fails: try again later" if error.transient else "a retry does not help: change what it names"
+    default = (
+        "the service fails: try again later"
+        if error.transient
+        else "a retry does not help: change what it names"
+    )
     return f"{error} ({error.code or 'no response'}): {fixes.get(error.code, default)}"
 
 
 def not_logged_in(error: ApiError) -> str:
-    """Returns what to do after a 401. The service's own message, always the same long one, is left out."""
+    """Returns what to do after a 401. The service's own message, always the same long one, is left
+    out."""
     return f"not logged in, or the login has expired (401): run `{error.login}`"
 
 
 # Matches the service's error for a job for which there are no machines, or no quota.
 _STOCKED_OUT = re.compile(
-    r"stock-?out|resources are insufficient|insufficient .*(capacity|resources)|quota|resource_exhausted", re.IGNORECASE
+    r"stock-?out|resources are insufficient|insufficient"
+    r" .*(capacity|resources)|quota|resource_exhausted",
+    re.IGNORECASE,
 )
 
 
@@ -136,7 +164,11 @@ def exit_code(status: JobStatus) -> int:
 def describe_failure(status: JobStatus) -> str:
     """Returns the job's error, with an explanation of its replica's exit status if there is one."""
     code = _replica_exit(status)
-    return f"{status.error}: {code} means {_REPLICA_EXITS[code]}" if code in _REPLICA_EXITS else status.error
+    return (
+        f"{status.error}: {code} means {_REPLICA_EXITS[code]}"
+        if code in _REPLICA_EXITS
+        else status.error
+    )
 
 
 def _replica_exit(status: JobStatus) -> int:
@@ -146,7 +178,8 @@ def _replica_exit(status: JobStatus) -> int:
 
 @contextmanager
 def converted_errors() -> Iterator[None]:
-    """Converts exceptions of Google's clients in the block, and of their HTTP client, to ApiError."""
+    """Converts exceptions of Google's clients in the block, and of their HTTP client, to
+    ApiError."""
     from google.api_core.exceptions import GoogleAPICallError, RetryError
     from google.auth.exceptions import GoogleAuthError, TransportError
     from google.protobuf.json_format import ParseError
@@ -156,7 +189,8 @@ def converted_errors() -> Iterator[None]:
         try:
             yield
         except GoogleAPICallError as error:
-            message = re.sub(r"^[A-Z]+ https?://\S+: ", "", str(error.message))  # the SDK names the URL
+            # the SDK names the URL
+            message = re.sub(r"^[A-Z]+ https?://\S+: ", "", str(error.message))
             raise ApiError(int(error.code or 0), message, login_command()) from None
         except (RequestException, RetryError, TransportError) as error:
             raise connection_error(f"{type(error).__name__}: {error}") from None
@@ -165,7 +199,8 @@ def converted_errors() -> Iterator[None]:
 
 
 def connection_error(text: str) -> ApiError:
-    """Returns the error for a request without a response, by what its client, such as urllib3 or requests, wrote.
+    """Returns the error for a request without a response, by what its client, such as urllib3 or
+    requests, wrote.
 
     A fault of TLS or of a proxy is a BrokenClientError, because a retry does not fix it.
     """
@@ -174,22 +209,43 @@ def connection_error(text: str) -> ApiError:
     if re.search(r"ProxyError(?!.*Tunnel connection failed: 50[234])|[Cc]onnect to proxy", text):
         line = f"no connection through the proxy ({cause}): check what HTTPS_PROXY names"
         return BrokenClientError(0, f"{line} (gcloud: `gcloud config list proxy`)", sent=False)
-    if re.search(r"SSL(?!.*(EOF|timed out|SYSCALL|BAD_RECORD_MAC|reset))|certificate verify failed", text):
-        line = f"no secure connection ({cause}): check this machine's clock, and its network's certificates"
+    if re.search(
+        r"SSL(?!.*(EOF|timed out|SYSCALL|BAD_RECORD_MAC|reset))|certificate verify failed", text
+    ):
+        line = (
+            f"no secure connection ({cause}): check this machine's clock, and its network's"
+            " certificates"
+        )
         fix = "REQUESTS_CA_BUNDLE=FILE; gcloud: `gcloud config set core/custom_ca_certs_file FILE`"
         return BrokenClientError(0, f"{line} ({fix})", sent=False)
-    not_sent = r"NewConnectionError|ConnectTimeout|NameResolutionError|Failed to resolve|Connection refused"
+    not_sent = (
+        r"NewConnectionError|ConnectTimeout|NameResolutionError|Failed to resolve|Connection"
+        r" refused"
+    )
     return ApiError(0, cause, sent=not re.search(not_sent, text))
 
 
 # https://cloud.google.com/apis/design/errors#error_model: google.rpc.Code -> HTTP status
 _CODES = {
-    "INVALID_ARGUMENT": 400, "FAILED_PRECONDITION": 400, "OUT_OF_RANGE": 400, "UNAUTHENTICATED": 401,
-    "PERMISSION_DENIED": 403, "NOT_FOUND": 404, "ABORTED": 409, "ALREADY_EXISTS": 409, "RESOURCE_EXHAUSTED": 429,
-    "CANCELLED": 499, "UNKNOWN": 500, "INTERNAL": 500, "DATA_LOSS": 500, "UNIMPLEMENTED": 501, "UNAVAILABLE": 503,
+    "INVALID_ARGUMENT": 400,
+    "FAILED_PRECONDITION": 400,
+    "OUT_OF_RANGE": 400,
+    "UNAUTHENTICATED": 401,
+    "PERMISSION_DENIED": 403,
+    "NOT_FOUND": 404,
+    "ABORTED": 409,
+    "ALREADY_EXISTS": 409,
+    "RESOURCE_EXHAUSTED": 429,
+    "CANCELLED": 499,
+    "UNKNOWN": 500,
+    "INTERNAL": 500,
+    "DATA_LOSS": 500,
+    "UNIMPLEMENTED": 501,
+    "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
-}  # fmt: skip
-_PHRASES = {"auth login|active account": 401, "not have permission": 403, "not found": 404}  # text -> HTTP status
+}
+# text -> HTTP status
+_PHRASES = {"auth login|active account": 401, "not have permission": 403, "not found": 404}
 
 
 def gcloud_error(code: int, stderr: str) -> ApiError:
@@ -199,15 +255,23 @@ def gcloud_error(code: int, stderr: str) -> ApiError:
     message = stderr[stderr.rfind("ERROR:") :] if "ERROR:" in stderr else stderr[-500:]
     message = message.partition("\n\nIf you would like to report")[0]
     text = re.sub(r"^ERROR: (\(gcloud[\w.-]*\) )?", "", message.strip())
-    # gcloud also prints "crashed" for network errors that it does not know, such as (ConnectTimeout): transient.
-    if re.match(r"gcloud failed to load|gcloud crashed \((Attribute|Import|Key|ModuleNotFound|Name|Type)Error\)", text):
+    # gcloud also prints "crashed" for network errors that it does not know, such as
+    # (ConnectTimeout): transient.
+    if re.match(
+        r"gcloud failed to load|gcloud crashed"
+        r" \((Attribute|Import|Key|ModuleNotFound|Name|Type)Error\)",
+        text,
+    ):
         fix = "reinstall it (https://cloud.google.com/sdk/docs/install), or use --backend=sdk"
         return BrokenClientError(0, f"{text.splitlines()[0]}: {fix}")
     name = re.match(r"([A-Z_]+):", text)
     if name and name[1] in _CODES:
         return ApiError(_CODES[name[1]], text)
-    rejected = r"Invalid (value|choice)|argument |unrecognized argument|Missing required|must be specified"
-    if code == 2 or re.match(rejected, text):  # gcloud itself rejected an argument, and sent nothing
+    rejected = (
+        r"Invalid (value|choice)|argument |unrecognized argument|Missing required|must be specified"
+    )
+    # gcloud itself rejected an argument, and sent nothing
+    if code == 2 or re.match(rejected, text):
         return ApiError(400, text)
     number = re.search(r"\b(?:HTTPError|Error|status:?) (\d{3})\b", text)
     if number:
@@ -219,7 +283,8 @@ def gcloud_error(code: int, stderr: str) -> ApiError:
 
 
 def lost_response(log: str) -> ApiError:
-    """Returns the error that made gcloud retry. `log`: its log from the line that announces the retry.
+    """Returns the error that made gcloud retry. `log`: its log from the line that announces the
+    retry.
 
     The response that the log contains may have several lines.
     """
@@ -228,4 +293,7 @@ def lost_response(log: str) -> ApiError:
     if not status:
         return connection_error(reason.partition("\n")[0])
     message = re.search(r'"message": ("(?:[^"\\]|\\.)*")', reason)
-    return ApiError(int(status[1]), json.loads(message[1], strict=False) if message else "the service gave no reason")
+    return ApiError(
+        int(status[1]),
+        json.loads(message[1], strict=False) if message else "the service gave no reason",
+    )

@@ -19,11 +19,12 @@ from deploy.platform.vertex_api import CustomJob, created_name
 from trainer.base.errors import UserError
 from trainer.base.storage.login import credentials, gcloud_environment
 
-# The time that one gcloud command may take. SILENT_S in deploy/job/sending.py must be longer: after that time without
-# a sign a submission is taken for dead.
+# The time that one gcloud command may take. SILENT_S in deploy/job/sending.py must be longer: after
+# that time without a sign a submission is taken for dead.
 COMMAND_TIMEOUT_S = 120.0
 # Text in gcloud's log when it connects to a server, and when it is about to repeat a request.
-_CONNECTS, _RETRIES = "Starting new HTTP", "Retrying request to url"
+_CONNECTS = "Starting new HTTP"
+_RETRIES = "Retrying request to url"
 
 
 def to_yaml(spec: Mapping[str, Any]) -> str:
@@ -32,10 +33,13 @@ def to_yaml(spec: Mapping[str, Any]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text of several lines as a block, so that people can read the program in a job's command."""
+    """Writes text of several lines as a block, so that people can read the program in a job's
+    command."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
+        return self.represent_scalar(
+            "tag:yaml.org,2002:str", data, style="|" if "\n" in data else None
+        )
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)
@@ -45,9 +49,14 @@ class Gcloud(Platform):
     """Creates jobs by gcloud; for everything else it calls REST, as Platform does."""
 
     def create_command(self, request: CustomJob, config: str = "-") -> list[str]:
-        """Returns the command that creates the job; it reads the spec from the file `config`, or from stdin."""
+        """Returns the command that creates the job; it reads the spec from the file `config`, or
+        from stdin."""
         labels = ",".join(f"{key}={value}" for key, value in request.labels.items())
-        flags = [f"--display-name={request.display_name}", f"--labels={labels}", f"--config={config}"]
+        flags = [
+            f"--display-name={request.display_name}",
+            f"--labels={labels}",
+            f"--config={config}",
+        ]
         flags += [f"--kms-key={request.kms_key}"] if request.kms_key else []
         place = [f"--project={self.gcp.project}", f"--region={self.gcp.region}"]
         return ["gcloud", "ai", "custom-jobs", "create", *place, *flags]
@@ -55,9 +64,10 @@ class Gcloud(Platform):
     def create(self, request: CustomJob) -> str:
         """Runs `gcloud ai custom-jobs create` and returns the job's name.
 
-        gcloud repeats its POST after 5xx and dropped connections, which could create a second job: it is killed when it
-        is about to do so, and after COMMAND_TIMEOUT_S. `sent` becomes False if its log shows that it has not connected
-        to a server. Raises UserError if gcloud is not installed.
+        gcloud repeats its POST after 5xx and dropped connections, which could create a second job:
+        it is killed when it is about to do so, and after COMMAND_TIMEOUT_S. `sent` becomes False if
+        its log shows that it has not connected to a server. Raises UserError if gcloud is not
+        installed.
         """
         command = [*self.create_command(request), "--format=value(name)", "--verbosity=debug"]
         log: list[str] = []
@@ -67,16 +77,24 @@ class Gcloud(Platform):
             self.sent = True  # unless the log says otherwise below
             pipe = subprocess.PIPE
             try:
-                # In a session of its own: gcloud may be a shell script, whose child processes must be killed too.
+                # In a session of its own: gcloud may be a shell script, whose child processes must
+                # be killed too.
                 process: Any = subprocess.Popen(
-                    command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True, env=environment
+                    command,
+                    stdin=pipe,
+                    stdout=pipe,
+                    stderr=pipe,
+                    text=True,
+                    start_new_session=True,
+                    env=environment,
                 )
             except FileNotFoundError:
                 raise not_installed(", or use --backend=sdk") from None
             stack.enter_context(process)
 
             def read_log(lines: IO[str] = process.stderr) -> None:
-                with suppress(ValueError):  # stderr is closed if Ctrl-C came just as this thread began
+                # stderr is closed if Ctrl-C came just as this thread began
+                with suppress(ValueError):
                     for line in lines:
                         log.append(line)
                         if _RETRIES in line:
@@ -97,7 +115,8 @@ class Gcloud(Platform):
                 raise
             finally:
                 if reader.ident is not None:
-                    reader.join()  # ended by the timer, too, if a child of gcloud's still holds stderr
+                    # ended by the timer, too, if a child of gcloud's still holds stderr
+                    reader.join()
                     self.sent = any(_CONNECTS in line for line in log)
                 timer.cancel()
         retry = next((place for place, line in enumerate(log) if _RETRIES in line), None)
@@ -109,15 +128,19 @@ class Gcloud(Platform):
 
 
 def not_installed(alternative: str = "") -> UserError:
-    """Returns the error for a missing gcloud. `alternative`: ends the line with what the user may do instead."""
-    return UserError(f"gcloud is not installed: https://cloud.google.com/sdk/docs/install{alternative}")
+    """Returns the error for a missing gcloud. `alternative`: ends the line with what the user may
+    do instead."""
+    return UserError(
+        f"gcloud is not installed: https://cloud.google.com/sdk/docs/install{alternative}"
+    )
 
 
 BACKENDS = ("gcloud", "sdk")
 
 
 class Sdk(Platform):
-    """Creates jobs with Google's Python package; for everything else it calls REST, as Platform does."""
+    """Creates jobs with Google's Python package; for everything else it calls REST, as Platform
+    does."""
 
     def create(self, request: CustomJob) -> str:
         """Creates the job by one POST, which the client never repeats, and returns its name."""
@@ -125,9 +148,14 @@ class Sdk(Platform):
             aiplatform = importlib.import_module("google.cloud.aiplatform_v1")
         except ImportError:
             raise UserError(
-                "google-cloud-aiplatform is not installed: pip install google-cloud-aiplatform, or use gcloud"
+                "google-cloud-aiplatform is not installed: pip install google-cloud-aiplatform, or"
+                " use gcloud"
             ) from None
-        content = {"displayName": request.display_name, "labels": request.labels, "jobSpec": request.spec}
+        content = {
+            "displayName": request.display_name,
+            "labels": request.labels,
+            "jobSpec": request.spec,
+        }
         content |= {"encryptionSpec": {"kmsKeyName": request.kms_key}} if request.kms_key else {}
         with converted_errors():
             endpoint = {"api_endpoint": self.service.removesuffix("/v1")}
@@ -144,13 +172,15 @@ class Sdk(Platform):
 
 @dataclass(frozen=True)
 class Session:
-    """Holds the clock, and the credentials of calls, by default this machine's; tests replace both."""
+    """Holds the clock, and the credentials of calls, by default this machine's; tests replace
+    both."""
 
     clock: Clock = CLOCK
     login: Any = None
 
     def open(self, kind: str, project: str, region: str) -> Platform:
-        """Returns the backend of a kind, one of BACKENDS, for a project and a region; "" is the first kind."""
+        """Returns the backend of a kind, one of BACKENDS, for a project and a region; "" is the
+        first kind."""
         return (Sdk if kind == "sdk" else Gcloud)(project, region, self.clock, self.login)
 
 

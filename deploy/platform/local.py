@@ -24,7 +24,8 @@ from trainer.base.run_files.job_files import CHECKPOINTS, LOGS, MODEL
 
 
 class LocalProgram(NamedTuple):
-    """Holds what the workers of a local job run. `module`: "" for that of the tier's file; `folder`: where, if given.
+    """Holds what the workers of a local job run. `module`: "" for that of the tier's file;
+    `folder`: where, if given.
 
     `variables`: of their environment.
     """
@@ -50,22 +51,34 @@ class LocalWorker:
 
 
 def local_workers(
-    tier: Tier, arguments: Sequence[str], job_dir: Path, job_id: str, command: str = "",
+    tier: Tier,
+    arguments: Sequence[str],
+    job_dir: Path,
+    job_id: str,
+    command: str = "",
     program: LocalProgram = _OF_FILE,
-) -> list[LocalWorker]:  # fmt: skip
+) -> list[LocalWorker]:
     """Returns the workers of `tier`, the chief first, without reduction servers and evaluators.
 
-    `arguments`: as a `Workload` has them. `command`: what the user typed, for run.json; if it is empty, the
-    chief's own command is recorded.
+    `arguments`: as a `Workload` has them. `command`: what the user typed, for run.json; if it is
+        empty, the chief's own command is recorded.
     """
     pools = tier.spec["workerPoolSpecs"][:2]
     counts = [int(pool.get("replicaCount", 1)) for pool in pools]
-    addresses, devices = iter(free_addresses(sum(counts))), _devices(tier.accelerators, sum(counts))
+    addresses = iter(free_addresses(sum(counts)))
+    devices = _devices(tier.accelerators, sum(counts))
     cluster = {
-        f"workerpool{pool}": [next(addresses) for _ in range(count)] for pool, count in enumerate(counts) if count
+        f"workerpool{pool}": [next(addresses) for _ in range(count)]
+        for pool, count in enumerate(counts)
+        if count
     }
-    # Each worker gets its part of this process's cores; if there are more workers than cores, they share them.
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    # Each worker gets its part of this process's cores; if there are more workers than cores, they
+    # share them.
+    cores = (
+        sorted(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else list(range(os.cpu_count() or 1))
+    )
     share = max(1, len(cores) // sum(counts))
     shared = {
         "CLOUD_ML_JOB_ID": job_id,
@@ -83,32 +96,46 @@ def local_workers(
     for pool_index, (pool, role) in enumerate(zip(pools, ("chief", "worker"), strict=False)):
         pool_name = f"workerpool{pool_index}"
         task = pool.get("pythonPackageSpec") or pool["containerSpec"]
-        tier_variables = {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}
-        # The module in a command such as `python -m MODULE`; an image's own entry point is assumed to be the trainer.
+        tier_variables = {
+            variable["name"]: variable.get("value", "") for variable in task.get("env", [])
+        }
+        # The module in a command such as `python -m MODULE`; an image's own entry point is assumed
+        # to be the trainer.
         image_module = task.get("command", [])[2:] if task.get("command", [])[1:2] == ["-m"] else []
-        worker_module = program.module or task.get("pythonModule") or "".join(image_module) or "trainer.task"
+        worker_module = (
+            program.module or task.get("pythonModule") or "".join(image_module) or "trainer.task"
+        )
         for index in range(counts[pool_index]):
             # Vertex AI sets TF_CONFIG and CLUSTER_SPEC for a single worker, too.
-            spec = {"cluster": cluster, "environment": "cloud", "task": {"type": pool_name, "index": index}}
+            spec = {
+                "cluster": cluster,
+                "environment": "cloud",
+                "task": {"type": pool_name, "index": index},
+            }
             config = {
-                "cluster": dict(zip(("chief", "worker"), cluster.values(), strict=False)), "environment": "cloud",
+                "cluster": dict(zip(("chief", "worker"), cluster.values(), strict=False)),
+                "environment": "cloud",
                 "task": {"type": role, "index": index, "cloud": job_id},
-            }  # fmt: skip
+            }
             cluster_variables = {"TF_CONFIG": json.dumps(config), "CLUSTER_SPEC": json.dumps(spec)}
             number = len(result)
-            own_cores = frozenset(cores[(number * share + core) % len(cores)] for core in range(share))
+            own_cores = frozenset(
+                cores[(number * share + core) % len(cores)] for core in range(share)
+            )
             environment = {**tier_variables, **shared, **devices[number], **cluster_variables}
             flags = (*task.get("args", []), *arguments)
             name = f"{pool_name}-{index}"
-            result.append(LocalWorker(name, worker_module, flags, environment, own_cores, program.folder))
+            result.append(
+                LocalWorker(name, worker_module, flags, environment, own_cores, program.folder)
+            )
     return result
 
 
 def free_addresses(count: int) -> list[str]:
     """Returns `count` local addresses, each with a port that is free now.
 
-    The ports are below the range from which outgoing connections get theirs: one of those might take a port before the
-    worker does.
+    The ports are below the range from which outgoing connections get theirs: one of those might
+    take a port before the worker does.
     """
     addresses: list[str] = []
     while len(addresses) < count:
@@ -121,26 +148,33 @@ def free_addresses(count: int) -> list[str]:
 def _devices(accelerators: int, workers: int) -> list[dict[str, str]]:
     """Returns for each worker the variables that give it its share of this machine's GPUs.
 
-    Without GPUs, logical devices of the CPU simulate the `accelerators` of each worker. Raises UserError if there are
-    GPUs, but too few.
+    Without GPUs, logical devices of the CPU simulate the `accelerators` of each worker. Raises
+    UserError if there are GPUs, but too few.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         visible = ",".join(f"{index:.0f}" for (index,) in ask_gpus("index"))
     gpus = [number for number in visible.split(",") if number and number != "-1"]
     if not gpus or not accelerators:
-        return [{"CUDA_VISIBLE_DEVICES": "", "TRAINER_SIMULATED_DEVICES": str(accelerators)}] * workers
+        return [
+            {"CUDA_VISIBLE_DEVICES": "", "TRAINER_SIMULATED_DEVICES": str(accelerators)}
+        ] * workers
     if len(gpus) < accelerators * workers:
         raise UserError(
-            f"the tier has {workers} x {accelerators} accelerators, this machine {len(gpus)} GPUs: use a smaller "
-            "tier, or hide them to simulate all (CUDA_VISIBLE_DEVICES=)"
+            f"the tier has {workers} x {accelerators} accelerators, this machine {len(gpus)} GPUs:"
+            " use a smaller tier, or hide them to simulate all (CUDA_VISIBLE_DEVICES=)"
         )
-    shares = [gpus[first : first + accelerators] for first in range(0, workers * accelerators, accelerators)]
+    shares = [
+        gpus[first : first + accelerators]
+        for first in range(0, workers * accelerators, accelerators)
+    ]
     return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
 
 
-LAST_OUTPUT_S = 5.0  # how long to wait for the end of a worker's output, which a process that it left may still hold
-EXIT_TIMEOUT_S = 20.0  # the time that workers get to exit after another one has failed, or when the job is stopped
+# how long to wait for the end of a worker's output, which a process that it left may still hold
+LAST_OUTPUT_S = 5.0
+# the time that workers get to exit after another one has failed, or when the job is stopped
+EXIT_TIMEOUT_S = 20.0
 _POLL_S = 0.05
 
 
@@ -152,12 +186,14 @@ class JobEnd:
     state: str  # in Vertex AI's terms
     error: str = ""
     restarts: int = 0  # of all workers
-    status: int = 0  # the exit status, as a container reports it, of the worker that made the job fail
+    # the exit status, as a container reports it, of the worker that made the job fail
+    status: int = 0
 
 
 @dataclass
 class _RunningWorker:
-    """Holds a worker, its current process, the thread that reads its output, and how often it was restarted."""
+    """Holds a worker, its current process, the thread that reads its output, and how often it was
+    restarted."""
 
     worker: LocalWorker
     process: "subprocess.Popen[str]"
@@ -167,7 +203,8 @@ class _RunningWorker:
 
 @dataclass
 class LocalJob:
-    """Represents one local job. Call `run` once; `stop` may be called from any thread or signal handler."""
+    """Represents one local job. Call `run` once; `stop` may be called from any thread or signal
+    handler."""
 
     workers: Sequence[LocalWorker]
     print_line: Callable[[str, str], None]  # called with a worker's name and a line
@@ -175,12 +212,14 @@ class LocalJob:
     stopped: Event = field(default_factory=Event)  # set to end it, alone or with other jobs
 
     def run(self) -> JobEnd:
-        """Runs the job to its end and returns how it ended. No worker is left running, even after an exception."""
+        """Runs the job to its end and returns how it ended. No worker is left running, even after
+        an exception."""
         running: list[_RunningWorker] = []
         try:
             for worker in self.workers:
                 running.append(self._start(worker))
-            # Restarts failing workers until the chief is done, one may not be restarted again, or `stop` is called.
+            # Restarts failing workers until the chief is done, one may not be restarted again, or
+            # `stop` is called.
             while not self.stopped.wait(_POLL_S):
                 codes = [worker.process.poll() for worker in running]
                 restarts = sum(worker.restarts for worker in running)
@@ -190,20 +229,29 @@ class LocalJob:
                     code = codes[place]
                     if not code:
                         continue
-                    status = code if code > 0 else 128 - code  # as a container reports it: 128 + n after signal n
+                    # as a container reports it: 128 + n after signal n
+                    status = code if code > 0 else 128 - code
                     if failed.restarts >= self.restarts:  # the others get time to log and exit
                         deadline = time.monotonic() + EXIT_TIMEOUT_S
-                        while time.monotonic() < deadline and any(worker.process.poll() is None for worker in running):
+                        while time.monotonic() < deadline and any(
+                            worker.process.poll() is None for worker in running
+                        ):
                             time.sleep(_POLL_S)
                         failed.reader.join(LAST_OUTPUT_S)
-                        error = f"The replica {failed.worker.name} exited with a non-zero status of {status}."
+                        error = (
+                            f"The replica {failed.worker.name} exited with a non-zero status of"
+                            f" {status}."
+                        )
                         job_code = code if code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT
                         return JobEnd(job_code, "FAILED", error, restarts, status)
                     failed.reader.join(LAST_OUTPUT_S)
                     restart = f"restart {failed.restarts + 1} of {self.restarts}"
                     self._print(failed.worker.name, f"exited with status {status}: {restart}")
                     running[place] = self._start(failed.worker, failed.restarts + 1)
-            self._print("all", f"stopping: the workers save their state and exit within {EXIT_TIMEOUT_S:.0f} s")
+            self._print(
+                "all",
+                f"stopping: the workers save their state and exit within {EXIT_TIMEOUT_S:.0f} s",
+            )
             self._terminate(running)
             statuses = {worker.process.returncode for worker in running}
             killed = f"killed after {EXIT_TIMEOUT_S:.0f} s" if -signal.SIGKILL in statuses else ""
@@ -216,7 +264,8 @@ class LocalJob:
         self.stopped.set()
 
     def _start(self, worker: LocalWorker, restarts: int = 0) -> _RunningWorker:
-        """Starts a worker's process, and a thread that prints its output. `restarts`: how often it was restarted."""
+        """Starts a worker's process, and a thread that prints its output. `restarts`: how often it
+        was restarted."""
         process = subprocess.Popen(
             [sys.executable, "-m", worker.module, *worker.arguments],
             env={**os.environ, **worker.environment},
@@ -226,11 +275,13 @@ class LocalJob:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # so that Ctrl-C reaches only this process, which then sends each worker one signal
+            # so that Ctrl-C reaches only this process, which then sends each worker one signal
+            start_new_session=True,
         )
         if hasattr(os, "sched_setaffinity"):
             with suppress(OSError):  # no such core
-                os.sched_setaffinity(process.pid, worker.cores)  # before the process imports what counts its cores
+                # before the process imports what counts its cores
+                os.sched_setaffinity(process.pid, worker.cores)
         self._print(worker.name, f"starts as process {process.pid}")
         assert process.stdout is not None
 
@@ -244,12 +295,14 @@ class LocalJob:
         return _RunningWorker(worker, process, reader, restarts)
 
     def _print(self, name: str, line: str) -> None:
-        """Prints a line. A full disk or a closed terminal is ignored, so that the worker's pipe is still read."""
+        """Prints a line. A full disk or a closed terminal is ignored, so that the worker's pipe is
+        still read."""
         with suppress(OSError, ValueError):
             self.print_line(name, line)
 
     def _terminate(self, running: Sequence[_RunningWorker]) -> None:
-        """Sends each worker SIGTERM, on which the trainer saves its state; kills those that still run afterwards."""
+        """Sends each worker SIGTERM, on which the trainer saves its state; kills those that still
+        run afterwards."""
         for send_signal in (subprocess.Popen.terminate, kill_group):
             deadline = time.monotonic() + EXIT_TIMEOUT_S
             for worker in running:
@@ -263,14 +316,16 @@ class LocalJob:
 
 
 def kill_group(process: "subprocess.Popen[Any]") -> None:
-    """Kills a process that was started in a session of its own, and all processes that it started."""
+    """Kills a process that was started in a session of its own, and all processes that it
+    started."""
     with suppress(ProcessLookupError):  # it has ended in the meantime
         os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextmanager
 def on_signals(handler: Callable[[int, FrameType | None], Any], *numbers: int) -> Iterator[None]:
-    """Calls `handler` for the signals `numbers` within the block, and for the first SIGHUP unless nohup ignores it.
+    """Calls `handler` for the signals `numbers` within the block, and for the first SIGHUP unless
+    nohup ignores it.
 
     Does nothing outside of the main thread, because Python handles signals only there.
     """
@@ -280,11 +335,14 @@ def on_signals(handler: Callable[[int, FrameType | None], Any], *numbers: int) -
     hangup = getattr(signal, "SIGHUP", None)
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if number == hangup:  # it comes twice: from the shell, and from the kernel when the shell ends
+        # it comes twice: from the shell, and from the kernel when the shell ends
+        if number == hangup:
             signal.signal(number, lambda number, frame: None)
         handler(number, frame)
 
-    handled = [*numbers, hangup] if hangup and signal.getsignal(hangup) != signal.SIG_IGN else numbers
+    handled = (
+        [*numbers, hangup] if hangup and signal.getsignal(hangup) != signal.SIG_IGN else numbers
+    )
     before = {number: signal.signal(number, handle) for number in handled}
     try:
         yield
@@ -294,7 +352,8 @@ def on_signals(handler: Callable[[int, FrameType | None], Any], *numbers: int) -
 
 
 def readable(line: str) -> str:
-    """Returns a line of a worker's output as Cloud Logging shows it: if it is JSON, its severity and message."""
+    """Returns a line of a worker's output as Cloud Logging shows it: if it is JSON, its severity
+    and message."""
     with suppress(ValueError):
         entry = json.loads(line)
         if isinstance(entry, dict) and "message" in entry:

@@ -1,4 +1,5 @@
-"""Calls the REST interfaces of Vertex AI and Cloud Logging, by google-auth alone, for everything but creating jobs."""
+"""Calls the REST interfaces of Vertex AI and Cloud Logging, by google-auth alone, for everything
+but creating jobs."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -19,11 +20,11 @@ REQUEST_TIMEOUT_S = 60.0  # for one request
 class Platform:
     """Represents Vertex AI and Cloud Logging for one project and region.
 
-    Every method raises ApiError if a request fails, and UserError if the client that it uses is not installed. No
-    method retries: callers retry with `deploy.platform.retries.retried`, except for `create`, which
-    `deploy.job.sending` repeats only after it has looked for the job. The name of a job is
-    projects/P/locations/R/customJobs/ID. `clock`: that by which callers wait; `login`: the credentials to use, by
-    default this machine's.
+    Every method raises ApiError if a request fails, and UserError if the client that it uses is not
+    installed. No method retries: callers retry with `deploy.platform.retries.retried`, except for
+    `create`, which `deploy.job.sending` repeats only after it has looked for the job. The name of a
+    job is projects/P/locations/R/customJobs/ID. `clock`: that by which callers wait; `login`: the
+    credentials to use, by default this machine's.
     """
 
     def __init__(self, project: str, region: str, clock: Clock = CLOCK, login: Any = None) -> None:
@@ -34,7 +35,8 @@ class Platform:
         self._login = login
 
     def create(self, request: CustomJob) -> str:
-        """Creates the job and returns its name. Sends at most one request, and sets `sent` before it does."""
+        """Creates the job and returns its name. Sends at most one request, and sets `sent` before
+        it does."""
         raise NotImplementedError
 
     def get(self, name: str) -> JobStatus:
@@ -42,31 +44,46 @@ class Platform:
         return parse_job(self.call("GET", name))
 
     def jobs(self, label: str = "") -> Sequence[JobStatus]:
-        """Returns the status of each job that this package submitted, or only of those whose LABEL has this value."""
+        """Returns the status of each job that this package submitted, or only of those whose LABEL
+        has this value."""
         only = f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"
-        return [parse_job(job) for job in self.listed(f"{self.parent}/customJobs", "customJobs", filter=only)]
+        return [
+            parse_job(job)
+            for job in self.listed(f"{self.parent}/customJobs", "customJobs", filter=only)
+        ]
 
-    def logs(self, name: str, since: float, worker: str = "", last: int = 0) -> Sequence[tuple[str, WatchLine]]:
+    def logs(
+        self, name: str, since: float, worker: str = "", last: int = 0
+    ) -> Sequence[tuple[str, WatchLine]]:
         """Returns pairs of an identifier and a log line of a job, in any order.
 
-        `since`: the earliest time, in seconds since 1970; `worker`: if given, only its lines; `last`: if given, only
-        this many of the newest lines.
+        `since`: the earliest time, in seconds since 1970; `worker`: if given, only its lines;
+            `last`: if given, only this many of the newest lines.
         """
         query = f'resource.type="ml_job" AND resource.labels.job_id="{name.rsplit("/", 1)[-1]}"'
-        begins = datetime.fromtimestamp(since, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        begins = (
+            datetime.fromtimestamp(since, UTC)
+            .isoformat(timespec="microseconds")
+            .replace("+00:00", "Z")
+        )
         query += f' AND timestamp>="{begins}"' if since else ""
         query += f' AND resource.labels.task_name="{worker}"' if worker else ""
         url = f"{address('LOGGING', 'https://logging.googleapis.com')}/v2/entries:list"
         body = {
-            "resourceNames": [f"projects/{self.gcp.project}"], "filter": query, "pageSize": min(last or 1000, 1000),
+            "resourceNames": [f"projects/{self.gcp.project}"],
+            "filter": query,
+            "pageSize": min(last or 1000, 1000),
             "orderBy": "timestamp desc" if last else "timestamp asc",
-        }  # fmt: skip
-        entries = pages("entries", lambda token: call("POST", url, self._login, json={**body, **token}))
+        }
+        entries = pages(
+            "entries", lambda token: call("POST", url, self._login, json={**body, **token})
+        )
         lines = []
         with unreadable_as_lost():
             # https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry
             for entry in islice(entries, last or None):
-                payload, place = entry.get("jsonPayload", {}), entry.get("resource", {}).get("labels", {})
+                payload = entry.get("jsonPayload", {})
+                place = entry.get("resource", {}).get("labels", {})
                 text = entry.get("textPayload") or payload.get("message") or str(payload or "")
                 about = place.get("task_name", ""), entry.get("severity", "DEFAULT")
                 line = WatchLine(parse_time(str(entry["timestamp"])) or 0.0, text.rstrip(), *about)
@@ -85,12 +102,14 @@ class Platform:
     def call(self, method: str, path: str, **request: Any) -> Any:
         """Sends one request to Vertex AI and returns the JSON of the response.
 
-        `path`: a resource, such as projects/P/locations/R/models/ID; `request`: keywords of `requests`.
+        `path`: a resource, such as projects/P/locations/R/models/ID; `request`: keywords of
+            `requests`.
         """
         return call(method, f"{self.service}/{path}", self._login, **request)
 
     def listed(self, path: str, key: str, **parameters: str) -> Iterator[Any]:
-        """Yields the items of a list in Vertex AI, from all its pages. `key`: the field of each page with the items."""
+        """Yields the items of a list in Vertex AI, from all its pages. `key`: the field of each
+        page with the items."""
         return pages(key, lambda token: self.call("GET", path, params={**parameters, **token}))
 
 
@@ -113,7 +132,8 @@ def call(method: str, url: str, login: Any = None, **request: Any) -> Any:
 
 
 def pages(key: str, call: Callable[[dict[str, str]], Any]) -> Iterator[Any]:
-    """Yields the items in the field `key` of all pages; `call` returns a page for {} or {"pageToken": …}."""
+    """Yields the items in the field `key` of all pages; `call` returns a page for {} or
+    {"pageToken": …}."""
     request: dict[str, str] | None = {}
     while request is not None:
         page = call(request)
@@ -124,5 +144,6 @@ def pages(key: str, call: Callable[[dict[str, str]], Any]) -> Iterator[Any]:
 
 
 def address(service: str, default: str) -> str:
-    """Returns the address of a service: `default`, unless the variable by which gcloud's is replaced is set."""
+    """Returns the address of a service: `default`, unless the variable by which gcloud's is
+    replaced is set."""
     return os.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service}", default).rstrip("/")

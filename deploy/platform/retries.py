@@ -1,4 +1,5 @@
-"""Says which failed calls of Google's services are retried, such as after HTTP 429 or 503, and retries them."""
+"""Says which failed calls of Google's services are retried, such as after HTTP 429 or 503, and
+retries them."""
 
 import re
 import time
@@ -12,33 +13,41 @@ from trainer.base.errors import reason
 
 
 class ApiError(Exception):
-    """Reports a failed call. `code`: its HTTP status, 0 without a response; `login`: the command that fixes a 401.
+    """Reports a failed call. `code`: its HTTP status, 0 without a response; `login`: the command
+    that fixes a 401.
 
     `sent`: False if the request certainly did not reach the service.
     """
 
     final = False  # True if another tier or region does not help; the message then says what to do
 
-    def __init__(self, code: int, message: str, login: str = "gcloud auth login", *, sent: bool = True) -> None:
+    def __init__(
+        self, code: int, message: str, login: str = "gcloud auth login", *, sent: bool = True
+    ) -> None:
         super().__init__(" ".join(message.split()))
-        self.code, self.login, self.sent = code, login, sent
+        self.code = code
+        self.login = login
+        self.sent = sent
         self._service_fault = code >= 500 and code != 501  # 501: the service lacks this method
 
     @property
     def quota(self) -> bool:
-        """Returns whether a machine quota is exhausted, which a retry does not fix; rate limits do not count."""
+        """Returns whether a machine quota is exhausted, which a retry does not fix; rate limits do
+        not count."""
         text = str(self).lower()
         rate_limit = re.search(r"per (\d+ )?(minute|second)|rate_?limit_?exceeded", text)
         return not self.final and self.code == 429 and "quota" in text and not rate_limit
 
     @property
     def unavailable(self) -> bool:
-        """Returns whether this region lacks quota or machines for the job, which another region or tier may have."""
+        """Returns whether this region lacks quota or machines for the job, which another region or
+        tier may have."""
         missing = re.search(
             r"(machine|accelerator|gpu).* (not|un)\W?(supported|available|offered|exist|found)\b"
             r"|not (supported|available|offered) in (the )?(region|location|zone)",
-            str(self), re.IGNORECASE,
-        )  # fmt: skip
+            str(self),
+            re.IGNORECASE,
+        )
         return self.quota or (self.code in (400, 404) and missing is not None and not self.final)
 
     @property
@@ -53,16 +62,19 @@ class ApiError(Exception):
 
 
 class BrokenClientError(ApiError):
-    """Reports a fault of this machine's client program or network that every call would meet; states the fix."""
+    """Reports a fault of this machine's client program or network that every call would meet;
+    states the fix."""
 
-    final, transient = True, False
+    final = True
+    transient = False
 
 
 @contextmanager
 def unreadable_as_lost(of_parser: type[Exception] = ValueError) -> Iterator[None]:
     """Raises ApiError, as if the response were lost, if the block cannot parse it.
 
-    `of_parser`: an exception of the parser in use, which is converted like ValueError, KeyError and the like.
+    `of_parser`: an exception of the parser in use, which is converted like ValueError, KeyError and
+        the like.
     """
     try:
         yield
@@ -103,8 +115,8 @@ def backoff(first: float = 1.0) -> Iterator[float]:
 def retried(call: Callable[[], T], clock: Clock, retry_s: float = RETRY_S) -> T:
     """Returns the result of `call`, which is repeated after transient errors for `retry_s` seconds.
 
-    The first long wait is announced in a line on stderr. Raises an ApiError that is not transient at once, and the last
-    transient one when the time is over.
+    The first long wait is announced in a line on stderr. Raises an ApiError that is not transient
+    at once, and the last transient one when the time is over.
     """
     deadline = clock.now() + retry_s
     for wait in backoff():

@@ -1,4 +1,5 @@
-"""Defines what this package and Vertex AI exchange: requests that create jobs, their states, and log lines."""
+"""Defines what this package and Vertex AI exchange: requests that create jobs, their states, and
+log lines."""
 
 import dataclasses
 import re
@@ -18,12 +19,22 @@ FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIA
 # Our state of a job that ended at one of its limits: itself, which Vertex AI calls SUCCEEDED, or by
 # its timeout, which Vertex AI calls EXPIRED, as it does a job that got no machines.
 STOPPED = "STOPPED"
-STATES = ("QUEUED", "PENDING", "RUNNING", "CANCELLING", "PAUSED", "UPDATING", *sorted(FINAL_STATES), STOPPED)
+STATES = (
+    "QUEUED",
+    "PENDING",
+    "RUNNING",
+    "CANCELLING",
+    "PAUSED",
+    "UPDATING",
+    *sorted(FINAL_STATES),
+    STOPPED,
+)
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """Holds a job's status. `state` has no prefix JOB_STATE_; times are in seconds since 1970, None until they come."""
+    """Holds a job's status. `state` has no prefix JOB_STATE_; times are in seconds since 1970, None
+    until they come."""
 
     name: str
     display_name: str
@@ -38,7 +49,8 @@ class JobStatus:
     output: str = ""  # its job directory, gs://…
     checks: bool = False  # it only checks the GPUs of its tier, and trains nothing
     limited: bool = False  # it may end itself at a limit, since its spec has LIMITS
-    shells: Mapping[str, str] = dataclasses.field(default_factory=dict)  # the links of --web_access, by worker
+    # the links of --web_access, by worker
+    shells: Mapping[str, str] = dataclasses.field(default_factory=dict)
     machine: str = ""  # the number of machines, and the chief's type and accelerators
 
     def __repr__(self) -> str:
@@ -68,7 +80,8 @@ class JobStatus:
 
 @dataclass(frozen=True)
 class WatchLine:
-    """Holds a line that `watch` prints: what changed about the job at `time` or, with a `worker`, a line of its log."""
+    """Holds a line that `watch` prints: what changed about the job at `time` or, with a `worker`, a
+    line of its log."""
 
     time: float  # seconds since 1970
     text: str
@@ -92,17 +105,23 @@ class CustomJob:
 
 
 def parse_job(job: Mapping[str, Any]) -> JobStatus:
-    """Converts the JSON of a CustomJob: https://docs.cloud.google.com/gemini-enterprise-agent-platform/reference/rest
+    """Converts the JSON of a CustomJob:
+    https://docs.cloud.google.com/gemini-enterprise-agent-platform/reference/rest
 
     Raises ApiError, as if the response were lost, if it is not a CustomJob.
     """
     with unreadable_as_lost():
         spec = job.get("jobSpec", {})
         scheduling = spec.get("scheduling", {})
-        pools = [(machine_of(pool), int(pool.get("replicaCount", 1))) for pool in spec.get("workerPoolSpecs", [])]
+        pools = [
+            (machine_of(pool), int(pool.get("replicaCount", 1)))
+            for pool in spec.get("workerPoolSpecs", [])
+        ]
         count = sum(replicas for _, replicas in pools)
         type_, accelerator, accelerators = pools[0][0] if pools else ("", "", 0)
-        machine = f"{f'{count} x ' * (count > 1)}{type_}{f' with {accelerators} {accelerator}' * bool(accelerators)}"
+        several = f"{count} x " if count > 1 else ""
+        gpus = f" with {accelerators} {accelerator}" if accelerators else ""
+        machine = f"{several}{type_}{gpus}"
         timeout = str(scheduling.get("timeout", "0s"))
         timeout_s = float(timeout.removesuffix("s")) or DEFAULT_TIMEOUT_S
         state = job.get("state", "JOB_STATE_UNSPECIFIED").removeprefix("JOB_STATE_")
@@ -131,7 +150,7 @@ def parse_job(job: Mapping[str, Any]) -> JobStatus:
             f"'{LIMITS}'" in str(spec),
             dict(job.get("webAccessUris", {})),
             machine,
-        )  # fmt: skip
+        )
 
 
 def console_page(name: str, project: str) -> str:
@@ -141,14 +160,16 @@ def console_page(name: str, project: str) -> str:
 
 
 def created_name(name: Any) -> str:
-    """Returns `name` if it is a job's resource name. Raises ApiError otherwise, as if the response were lost."""
+    """Returns `name` if it is a job's resource name. Raises ApiError otherwise, as if the response
+    were lost."""
     if not re.search(r"/customJobs/\d+$", str(name)):
         raise ApiError(0, "the response does not name the job")
     return str(name)
 
 
 def parse_time(time: str) -> float | None:
-    """Converts a time of RFC 3339, with up to nine fractional digits, to seconds since 1970; "" to None."""
+    """Converts a time of RFC 3339, with up to nine fractional digits, to seconds since 1970; "" to
+    None."""
     if not time:
         return None
     whole, _, fraction = time.removesuffix("Z").partition(".")

@@ -1,1 +1,2 @@
-"""Reads job directories and reports them as summaries, sentences, tables, figures and one HTML page."""
+"""Reads job directories and reports them as summaries, sentences, tables, figures and one HTML
+page."""

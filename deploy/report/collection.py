@@ -8,7 +8,16 @@ from pathlib import Path, PurePosixPath
 from deploy.report.run_reader import RunRecord
 from deploy.tiers.tier import TierFacts
 from trainer.base.errors import UserError
-from trainer.base.run_files.job_files import BILLED, RUN_FILES, SAMPLE_FILES, items, mapping, number, read_json, whole
+from trainer.base.run_files.job_files import (
+    BILLED,
+    RUN_FILES,
+    SAMPLE_FILES,
+    items,
+    mapping,
+    number,
+    read_json,
+    whole,
+)
 from trainer.base.storage import expanded, parse
 
 COMPARISON = "comparison.json"
@@ -43,7 +52,8 @@ class Collection:
 
 
 def collect(paths: Sequence[str]) -> Collection:
-    """Reads the runs at each path: a comparison, a tier of one, a job directory, or a folder of job directories.
+    """Reads the runs at each path: a comparison, a tier of one, a job directory, or a folder of job
+    directories.
 
     Raises UserError for a path without a run, and if two tiers have one name.
     """
@@ -53,13 +63,17 @@ def collect(paths: Sequence[str]) -> Collection:
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{twice[0]} names two tiers: use folders with different names")
     scalings = {part.scaling for part in parts}
-    return Collection(tiers, scalings.pop() if len(scalings) == 1 else None, max(part.parallel for part in parts))
+    return Collection(
+        tiers, scalings.pop() if len(scalings) == 1 else None, max(part.parallel for part in parts)
+    )
 
 
 def fetched(path: str, name: str) -> Path:
-    """Returns the local folder of `path`; from a gs:// address the files that a report needs are downloaded first.
+    """Returns the local folder of `path`; from a gs:// address the files that a report needs are
+    downloaded first.
 
-    Raises UserError, which names the setting `name`, if a gs:// address has no run or may not be read.
+    Raises UserError, which names the setting `name`, if a gs:// address has no run or may not be
+    read.
     """
     address = parse(path, name)
     if address is None:
@@ -69,28 +83,42 @@ def fetched(path: str, name: str) -> Path:
     staged = Staged(address, name)
     below = [*map(PurePosixPath, staged.objects)]
     files = {str(path) for path in below if path.name in (*_OF_A_RUN, COMPARISON)}
-    grids = {path.parent: str(path) for path in sorted(below) if path.match(SAMPLE_FILES)}  # the newest ones
+    # the newest ones
+    grids = {path.parent: str(path) for path in sorted(below) if path.match(SAMPLE_FILES)}
     if not files:
-        raise UserError(f"{name}={path}: no {', '.join(RUN_FILES)} at or below it: use the folder that --job_dir named")
+        raise UserError(
+            f"{name}={path}: no {', '.join(RUN_FILES)} at or below it: use the folder that"
+            " --job_dir named"
+        )
     return staged.fetch({*files, *grids.values()}.__contains__, quiet=True)
 
 
 def _collect(folder: Path) -> Collection:
     """Reads the runs in one local folder; see `collect`."""
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder: use job directories, or the folder of a comparison")
+        raise UserError(
+            f"{folder}: no such folder: use job directories, or the folder of a comparison"
+        )
     if (compared := _comparison(folder)).tiers:
         return compared
     if runs := _runs(folder):
-        # One run, or the repeats of a tier; what the comparison above them says of the tier is read, too.
+        # One run, or the repeats of a tier; what the comparison above them says of the tier is
+        # read, too.
         tier_folder = folder.resolve()
         tier_folder = tier_folder.parent if tier_folder.name.startswith(_REPEAT) else tier_folder
         compared = _comparison(tier_folder.parent)
-        tiers = tuple(replace(tier, runs=runs) for tier in compared.tiers if tier.name == tier_folder.name)
+        tiers = tuple(
+            replace(tier, runs=runs) for tier in compared.tiers if tier.name == tier_folder.name
+        )
         return replace(compared, tiers=tiers or (TierRuns(tier_folder.name, runs),))
-    groups = tuple(TierRuns(child.name, runs) for child in sorted(folder.iterdir()) if (runs := _runs(child)))
+    groups = tuple(
+        TierRuns(child.name, runs) for child in sorted(folder.iterdir()) if (runs := _runs(child))
+    )
     if not groups:
-        raise UserError(f"{folder}: no {', '.join(RUN_FILES)} in it: use the folder that --job_dir or --out named")
+        raise UserError(
+            f"{folder}: no {', '.join(RUN_FILES)} in it: use the folder that --job_dir or --out"
+            " named"
+        )
     return Collection(groups)
 
 
@@ -108,7 +136,13 @@ def _comparison(folder: Path) -> Collection:
             printable = all(text.isprintable() and len(text.encode()) < 250 for text in texts)
             counted = whole(tier.accelerators) is not None and whole(tier.workers)
             priced = tier.price_per_hour is None or number(tier.price_per_hour) is not None
-            valid = printable and counted and priced and "/" not in tier.name and tier.name not in ("", ".", "..")
+            valid = (
+                printable
+                and counted
+                and priced
+                and "/" not in tier.name
+                and tier.name not in ("", ".", "..")
+            )
         except (TypeError, AttributeError):
             valid = False
         if not valid:
@@ -122,18 +156,22 @@ def _comparison(folder: Path) -> Collection:
 
 
 def report_folder(paths: Sequence[str]) -> str:
-    """Returns where the report on local folders goes: a comparison's into it, others beside all of their runs."""
+    """Returns where the report on local folders goes: a comparison's into it, others beside all of
+    their runs."""
     folders = [expanded(path).resolve() for path in paths]
     if len(folders) == 1 and (folders[0] / COMPARISON).is_file():
         return paths[0]
-    common = Path(os.path.commonpath([folder.parent if _runs(folder) else folder for folder in folders]))
+    common = Path(
+        os.path.commonpath([folder.parent if _runs(folder) else folder for folder in folders])
+    )
     while _runs(common):
         common = common.parent
     return os.path.relpath(common / "report")
 
 
 def repeat_folder(out: Path, tier: str, repeat: int) -> Path:
-    """Returns the job directory of a tier's repeat in the folder `out` of a comparison; repeats count from 1."""
+    """Returns the job directory of a tier's repeat in the folder `out` of a comparison; repeats
+    count from 1."""
     return out / tier / f"{_REPEAT}{repeat}"
 
 

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 
 
 def figures(value: float, digits: int = 3) -> str:
-    """Formats a number with `digits` significant digits, and thousands with commas: 12,300; 8.10; 0.00786."""
+    """Formats a number with `digits` significant digits, and thousands with commas: 12,300; 8.10;
+    0.00786."""
     if value == 0:
         return "0"
     rounded = f"{value:.{digits - 1}e}"
@@ -14,14 +15,18 @@ def figures(value: float, digits: int = 3) -> str:
 
 
 def money(value: float) -> str:
-    """Formats USD with cents, or with three significant digits below one dollar: $12.30, $0.0123."""
+    """Formats USD with cents, or with three significant digits below one dollar: $12.30,
+    $0.0123."""
     exact = f"{value:,.2f}"
     return f"${exact}" if abs(value) >= 1 or float(exact) == value else f"${figures(value)}"
 
 
 def dollars(value: float) -> str:
-    """Formats USD without their sign, for a column or a line that names them: `1,234`, `12.30`, `0.004`."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}" if value >= 0.01 else figures(value, 1)
+    """Formats USD without their sign, for a column or a line that names them: `1,234`, `12.30`,
+    `0.004`."""
+    return (
+        f"{value:,.0f}" if value >= 1000 else f"{value:.2f}" if value >= 0.01 else figures(value, 1)
+    )
 
 
 def span(hours: float) -> str:
@@ -47,21 +52,29 @@ def percent(share: float) -> str:
 
 
 def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Returns for each first text all second ones with commas, as the tiers of which a line is true, by that line."""
+    """Returns for each first text all second ones with commas, as the tiers of which a line is
+    true, by that line."""
     lists: dict[str, dict[str, None]] = {}
     for key, name in pairs:
         lists.setdefault(key, {})[name] = None
     return {key: ", ".join(names) for key, names in lists.items()}
 
 
-def markdown_table(titles: Sequence[str], cells: Sequence[Sequence[str]], below: Sequence[str], left: int = 1) -> str:
-    """Returns a Markdown table whose first `left` columns are aligned left, with the list `below` under it."""
+def markdown_table(
+    titles: Sequence[str], cells: Sequence[Sequence[str]], below: Sequence[str], left: int = 1
+) -> str:
+    """Returns a Markdown table whose first `left` columns are aligned left, with the list `below`
+    under it."""
     lines = [titles, ["---"] * left + ["--:"] * (len(titles) - left), *cells]
-    table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    table = "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
+    )
     return "\n".join([table, "", *(f"- {line}" for line in below)]) + "\n"
 
 
-def html_table(titles: Sequence[str], lines: Sequence[Sequence[str]], below: Sequence[str] = ()) -> str:
+def html_table(
+    titles: Sequence[str], lines: Sequence[Sequence[str]], below: Sequence[str] = ()
+) -> str:
     """Returns a table as HTML for a notebook, with the lines `below` as paragraphs under it."""
     rows = [[f"<th>{html.escape(title)}</th>" for title in titles]]
     rows += [[f"<td>{html.escape(cell)}</td>" for cell in line] for line in lines]
@@ -74,6 +87,9 @@ def terminal_table(titles: Sequence[str], lines: Sequence[Sequence[str]], left: 
     widths = [max(map(len, column)) for column in zip(titles, *lines, strict=True)]
     aligned = [str.ljust] * left + [str.rjust] * (len(titles) - left)
     return "".join(
-        "  ".join(align(cell, width) for align, cell, width in zip(aligned, line, widths, strict=True)).rstrip() + "\n"
+        "  ".join(
+            align(cell, width) for align, cell, width in zip(aligned, line, widths, strict=True)
+        ).rstrip()
+        + "\n"
         for line in (titles, *lines)
     )

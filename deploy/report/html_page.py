@@ -20,13 +20,18 @@ from trainer.base.storage import local_path, make_writable, write_whole
 
 
 def write_report(
-    folders: Sequence[str], out: str, baseline: str = "", usd_by_tier: Mapping[str, float] | None = None
+    folders: Sequence[str],
+    out: str,
+    baseline: str = "",
+    usd_by_tier: Mapping[str, float] | None = None,
 ) -> None:
-    """Writes table.md and .json, time_and_money.png and report.html into `out`; prints the verdict and a table.
+    """Writes table.md and .json, time_and_money.png and report.html into `out`; prints the verdict
+    and a table.
 
-    `baseline`: the tier that speed-ups relate to, by default the first; `usd_by_tier`: prices of an hour of all
-    machines. The pictures come last, so that a UserError for a missing matplotlib comes after the tables. Nothing is
-    printed before all files are written, because a closed pipe ends the program.
+    `baseline`: the tier that speed-ups relate to, by default the first; `usd_by_tier`: prices of an
+        hour of all machines. The pictures come last, so that a UserError for a missing matplotlib
+        comes after the tables. Nothing is printed before all files are written, because a closed
+        pipe ends the program.
     """
     collection = collect(folders)
     rows = summarize(collection, baseline, usd_by_tier)
@@ -46,17 +51,25 @@ def write_report(
     say(f"\n{target / 'report.html'}")
 
 
-def to_html(collection: Collection, rows: Rows, sentences: Sequence[str], remarks: Sequence[str]) -> str:
-    """Returns the report as one HTML page that needs no other file. Raises UserError if matplotlib is missing."""
+def to_html(
+    collection: Collection, rows: Rows, sentences: Sequence[str], remarks: Sequence[str]
+) -> str:
+    """Returns the report as one HTML page that needs no other file. Raises UserError if matplotlib
+    is missing."""
     runs = collection.runs
     configs = [run.config for run in runs if run.config]
-    subjects = {str(config.get("recipe") or config.get("script") or config.get("model")) for config in configs}
+    subjects = {
+        str(config.get("recipe") or config.get("script") or config.get("model"))
+        for config in configs
+    }
     subject = Path(subjects.pop()).stem if len(subjects) == 1 else "Training"
     started = min((str(run.info.get("started", "")) for run in runs), default="")[:10]
     pictures = []
     if plots.measured(rows):
         plot = partial(plots.time_and_money, rows=rows)
-        pictures.append(_picture("Time and money", "whiskers: the lowest and the highest repeat", plot))
+        pictures.append(
+            _picture("Time and money", "whiskers: the lowest and the highest repeat", plot)
+        )
     if any(loss_curve(run)[1] for run in runs):
         plot = partial(plots.losses, groups=collection.tiers)
         pictures.append(_picture("Loss", "by step, for the first repeat of each tier", plot))
@@ -66,9 +79,15 @@ def to_html(collection: Collection, rows: Rows, sentences: Sequence[str], remark
         command = tier.command or next((str(run.info.get("command", "")) for run in tier.runs), "")
         commands.append((command, tier.name))
         if tier.runs and (file := tier.runs[0].sample):
-            image = f'<img alt="samples of {html.escape(tier.name)}" src="{_data(file.read_bytes(), "png")}">'
+            image = (
+                f'<img alt="samples of {html.escape(tier.name)}"'
+                f' src="{_data(file.read_bytes(), "png")}">'
+            )
             samples.append(_figure(tier.name, f"step {step_of(file.stem)}", image))
-    page, style = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("report.html", "page.css"))
+    page, style = (
+        Path(__file__).with_name(name).read_text(encoding="utf-8")
+        for name in ("report.html", "page.css")
+    )
     return Template(page).substitute(
         style=style,
         title=html.escape(f"{subject}: {' · '.join(row.tier for row in rows)}"),
@@ -96,7 +115,10 @@ def _table(lines: Sequence[Sequence[str]]) -> str:
     """Returns the rows of a table whose first line and first column are titles."""
     cells = [[html.escape(cell) for cell in line] for line in lines]
     head = "".join(f'<th scope="col">{name}</th>' for name in cells[0][1:])
-    body = [f'<tr><th scope="row">{title}</th><td>{"</td><td>".join(values)}</td></tr>' for title, *values in cells[1:]]
+    body = [
+        f'<tr><th scope="row">{title}</th><td>{"</td><td>".join(values)}</td></tr>'
+        for title, *values in cells[1:]
+    ]
     return f"<thead><tr><td></td>{head}</tr></thead>\n<tbody>{''.join(body)}</tbody>"
 
 
@@ -107,16 +129,19 @@ def _data(content: bytes, form: str) -> str:
 def _picture(title: str, caption: str, plot: Any) -> str:
     """Returns an HTML figure with a plot for wide and narrow screens, each light and dark."""
     sources = [
-        f'<source media="screen and (prefers-color-scheme: {"dark" if dark else "light"}) and {media}" '
-        f'srcset="{_data(plots.picture(plot, width, dark=dark), "svg+xml")}">'
+        f'<source media="screen and (prefers-color-scheme: {"dark" if dark else "light"}) and'
+        f' {media}" srcset="{_data(plots.picture(plot, width, dark=dark), "svg+xml")}">'
         for dark in (True, False)
         for media, width in (("(max-width: 40rem)", 3.6), ("(min-width: 40.01rem)", 11))
     ]
     printed = _data(plots.picture(plot, 9), "svg+xml")
-    return _figure(title, caption, f'<picture>{"".join(sources)}<img alt="{title}" src="{printed}"></picture>')
+    return _figure(
+        title, caption, f'<picture>{"".join(sources)}<img alt="{title}" src="{printed}"></picture>'
+    )
 
 
 def _figure(title: str, caption: str, content: str) -> str:
     """Returns an HTML figure; `content` is HTML, the others are text."""
-    title, caption = html.escape(title), html.escape(caption)
+    title = html.escape(title)
+    caption = html.escape(caption)
     return f"<figure><h3>{title}</h3><figcaption>{caption}</figcaption>{content}</figure>"

@@ -1,7 +1,8 @@
-"""Defines the measures of a tier: MEASURES is the one list from which tables, JSON and pages are made.
+"""Defines the measures of a tier: MEASURES is the one list from which tables, JSON and pages are
+made.
 
-A measure is read from each run and combined over the repeats of a tier, or it is read from the tier or is a property of
-TierSummary. A new measure is one entry in MEASURES.
+A measure is read from each run and combined over the repeats of a tier, or it is read from the tier
+or is a property of TierSummary. A new measure is one entry in MEASURES.
 """
 
 import statistics
@@ -47,7 +48,8 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 def with_spread(value: Spread, factor: float = 1.0) -> str:
-    """Formats the median and, of several values, the quartiles, multiplied by `factor`: `8.10 (7.90 - 8.40)`."""
+    """Formats the median and, of several values, the quartiles, multiplied by `factor`: `8.10 (7.90
+    - 8.40)`."""
     middle, low, high = (figures(factor * part) for part in (value.median, value.low, value.high))
     return middle if value.count == 1 else f"{middle} ({low} - {high})"
 
@@ -70,22 +72,28 @@ def common(values: Iterable[Any]) -> Any:
 
 
 def loss_curve(run: RunRecord, name: str = "") -> tuple[list[int], list[float]]:
-    """Returns the steps and the values of a loss, by default the first of LOSSES that the run reports."""
+    """Returns the steps and the values of a loss, by default the first of LOSSES that the run
+    reports."""
     lines = run.reports or run.epochs
-    name = name or next((loss for loss in LOSSES if any(loss in line.scalars for line in lines)), "")
+    name = name or next(
+        (loss for loss in LOSSES if any(loss in line.scalars for line in lines)), ""
+    )
     reports = [line for line in lines if name in line.scalars]
     return [line.step for line in reports], [line.scalars[name] for line in reports]
 
 
 class TierSummary:
-    """Holds the repeats of one tier and its measures, each an attribute that is None without a value: `row.mfu`.
+    """Holds the repeats of one tier and its measures, each an attribute that is None without a
+    value: `row.mfu`.
 
-    `usd`: the price of an hour of all machines, if the user gave one; on the desk a tier has no other. `base`: the tier
-    that speed-ups relate to; `wanted_quality`: measures of images count only if they were computed with this `quality`.
+    `usd`: the price of an hour of all machines, if the user gave one; on the desk a tier has no
+        other. `base`: the tier that speed-ups relate to; `wanted_quality`: measures of images count
+        only if they were computed with this `quality`.
     """
 
     def __init__(self, group: TierRuns, usd: float | None) -> None:
-        self.group, self.facts = group, group.tier or TierFacts(group.name, "")
+        self.group = group
+        self.facts = group.tier or TierFacts(group.name, "")
         # A comparison says where its runs ran, other runs say it themselves.
         places = [run.info.get("on_vertex") for run in group.runs]
         self.on_desk = group.local or (group.tier is None and False in places)
@@ -93,7 +101,8 @@ class TierSummary:
         self.price_per_hour = self.facts.price_per_hour if usd is None and not self.on_desk else usd
         self.done = tuple(run for run in group.runs if run.state == "done")
         self.runs: Sequence[RunRecord] = self.done or group.runs  # the runs that are measured
-        self.base, self.wanted_quality = self, ""
+        self.base = self
+        self.wanted_quality = ""
         self.work: Content = {}  # what its runs did, which is equal in tiers that can be ranked
 
     def __getattr__(self, key: str) -> Any:
@@ -106,22 +115,31 @@ class TierSummary:
             value = read(self)
         else:
             values = map(read, self.runs)
-            value = measure.combine(part for each in values for part in (each if isinstance(each, list) else [each]))
+            value = measure.combine(
+                part for each in values for part in (each if isinstance(each, list) else [each])
+            )
         vars(self)[key] = value
         return value
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """Returns the values of all measures, by key; of a simulated tier none that depends on its machine."""
+        """Returns the values of all measures, by key; of a simulated tier none that depends on its
+        machine."""
         hidden = _OF_MACHINE if self.simulated else ()
-        return {measure.key: None if measure in hidden else getattr(self, measure.key) for measure in MEASURES}
+        return {
+            measure.key: None if measure in hidden else getattr(self, measure.key)
+            for measure in MEASURES
+        }
 
     @property
     def missing(self) -> list[str]:
         """Returns the reasons why the tier has no value of some measures."""
         reasons = [] if self.done else [self.not_done]
         if self.simulated:
-            reasons.append(f"{self.simulated}: no time, speed or cost is shown, as they do not apply to real machines")
+            reasons.append(
+                f"{self.simulated}: no time, speed or cost is shown, as they do not apply to real"
+                " machines"
+            )
         elif self.price_per_hour is None:
             reasons.append("its price is not known: use --price_per_hour=TIER=USD")
         elif self.on_vertex and self.paid_seconds is None:
@@ -130,7 +148,9 @@ class TierSummary:
             few = "fewer than two reports were timed: lower report_every_steps"
             reasons.append(self.done[0].no_stats or few)
         if self.quality not in ("", self.wanted_quality):
-            reasons.append("its features, images or formulas differ from those of the first tier with images")
+            reasons.append(
+                "its features, images or formulas differ from those of the first tier with images"
+            )
         return reasons
 
     @property
@@ -141,14 +161,18 @@ class TierSummary:
     @cached_property
     def gpu(self) -> str:
         """Returns the model of the GPUs that the runs name; "" if they name none."""
-        return next((str(gpu) for run in self.group.runs for gpu in items(run.info, "gpus") if gpu), "")
+        return next(
+            (str(gpu) for run in self.group.runs for gpu in items(run.info, "gpus") if gpu), ""
+        )
 
     @property
     def machine(self) -> str | None:
         """Returns the machine on which the tier ran; None if it is not known."""
         if not self.on_desk:
             return self.facts.machine or None
-        processor = next((run.info["processor"] for run in self.runs if run.info.get("processor")), "")
+        processor = next(
+            (run.info["processor"] for run in self.runs if run.info.get("processor")), ""
+        )
         name = self.gpu or processor
         return f"this computer ({name})" if name else "this computer"
 
@@ -156,24 +180,37 @@ class TierSummary:
     def kind(self) -> str:
         """Returns the accelerator or, if there is none, the machine type.
 
-        For a run that names no GPU and was local, or whose tier is not known, it is CPU, GPU or UNKNOWN.
+        For a run that names no GPU and was local, or whose tier is not known, it is CPU, GPU or
+        UNKNOWN.
         """
         if self.gpu:
             return accelerator_of(self.gpu, load_machines().accelerators)
         if self.group.tier is None or self.on_desk:
-            return next((run.devices[0].partition(":")[0] for run in self.group.runs if run.devices), "") or UNKNOWN
+            return (
+                next(
+                    (run.devices[0].partition(":")[0] for run in self.group.runs if run.devices), ""
+                )
+                or UNKNOWN
+            )
         return self.facts.kind
 
     @property
     def workers(self) -> int:
-        """Returns the largest number of workers that a run had; the tier's number if nothing was run."""
-        counts = (whole(mapping(run.info, "cluster").get("workers")) or 1 for run in self.group.runs)
+        """Returns the largest number of workers that a run had; the tier's number if nothing was
+        run."""
+        counts = (
+            whole(mapping(run.info, "cluster").get("workers")) or 1 for run in self.group.runs
+        )
         return max(counts, default=self.facts.workers)
 
     @property
     def devices(self) -> int:
-        """Returns the largest number of replicas that a run had; the tier's number if it is not known."""
-        counts = (whole(mapping(run.info, "cluster").get("replicas")) or len(run.devices) for run in self.group.runs)
+        """Returns the largest number of replicas that a run had; the tier's number if it is not
+        known."""
+        counts = (
+            whole(mapping(run.info, "cluster").get("replicas")) or len(run.devices)
+            for run in self.group.runs
+        )
         return max((count or self.facts.devices for count in counts), default=self.facts.devices)
 
     @property
@@ -182,7 +219,9 @@ class TierSummary:
         runs = self.group.runs
         devices = [device for run in runs for device in run.devices]
         on_cpu = devices and all(device.startswith("CPU") for device in devices)
-        if on_cpu and (any(run.info.get("simulated") is True for run in runs) or self.facts.accelerators):
+        if on_cpu and (
+            any(run.info.get("simulated") is True for run in runs) or self.facts.accelerators
+        ):
             return f"{self.facts.accelerator_type or 'accelerators'} simulated on a CPU"
         if on_cpu and self.devices > self.workers:
             return "logical devices of one CPU"
@@ -190,7 +229,8 @@ class TierSummary:
 
     @property
     def unit(self) -> str:
-        """Returns what the runs count: images, examples, or the steps of a script that counts no examples."""
+        """Returns what the runs count: images, examples, or the steps of a script that counts no
+        examples."""
         unit = common(str(mapping(run.info, "data").get("unit")) for run in self.runs)
         return unit if unit in ("examples", "steps") else "images"
 
@@ -201,9 +241,12 @@ class TierSummary:
 
     @property
     def speed_up(self) -> float | None:
-        """Returns how many times as fast as the base tier this tier is; None if they did not do the same work."""
+        """Returns how many times as fast as the base tier this tier is; None if they did not do the
+        same work."""
         ranked = self.has_speed and self.base.has_speed and self.work == self.base.work
-        return self.images_per_second.median / self.base.images_per_second.median if ranked else None
+        return (
+            self.images_per_second.median / self.base.images_per_second.median if ranked else None
+        )
 
     @property
     def efficiency(self) -> float | None:
@@ -216,11 +259,13 @@ class TierSummary:
         return self.speed_up / ratio if scaled and self.speed_up else None
 
     def seconds_of(self, run: RunRecord) -> float | None:
-        """Returns the billed seconds of a run, or on a machine that nobody bills all its seconds."""
+        """Returns the billed seconds of a run, or on a machine that nobody bills all its
+        seconds."""
         return run.billed_seconds if self.on_vertex else run.wall_seconds
 
     def usd_of(self, run: RunRecord) -> float | None:
-        """Returns what a run cost: `seconds_of` at the tier's price; without a price what Vertex AI billed."""
+        """Returns what a run cost: `seconds_of` at the tier's price; without a price what Vertex AI
+        billed."""
         seconds = self.seconds_of(run)
         if self.price_per_hour is None or seconds is None:
             return run.billed_usd
@@ -228,13 +273,18 @@ class TierSummary:
 
     @property
     def cost(self) -> float | None:
-        """Returns what a run that is done cost, the median over the repeats; None if that is not known."""
+        """Returns what a run that is done cost, the median over the repeats; None if that is not
+        known."""
         return None if self.simulated else median(map(self.usd_of, self.done))
 
     @property
     def paid(self) -> float | None:
-        """Returns what Vertex AI billed for all runs, with attempts that failed; None if a bill is not known."""
-        bills = [self.usd_of(run) if run.billed_usd is None else run.billed_usd for run in self.group.runs]
+        """Returns what Vertex AI billed for all runs, with attempts that failed; None if a bill is
+        not known."""
+        bills = [
+            self.usd_of(run) if run.billed_usd is None else run.billed_usd
+            for run in self.group.runs
+        ]
         return total(bills) if self.on_vertex else None
 
     @property
@@ -246,12 +296,14 @@ class TierSummary:
 
     @property
     def quality(self) -> str:
-        """Returns what measures of generated images were computed with; MIXED if the runs differ, "" without any."""
+        """Returns what measures of generated images were computed with; MIXED if the runs differ,
+        "" without any."""
         qualities = {run.quality for run in self.done}
         return MIXED if len(qualities) > 1 else "".join(qualities)
 
     def first_name(self, *names: str) -> str | None:
-        """Returns the first of `names` of which a run that is done has a final value; None if there is none."""
+        """Returns the first of `names` of which a run that is done has a final value; None if there
+        is none."""
         return next((name for name in names if any(name in run.final for run in self.done)), None)
 
 
@@ -262,9 +314,10 @@ Rows = Sequence[TierSummary]
 class Measure:
     """Describes a measure of a tier.
 
-    `key`: its name in JSON. `title`: its name in tables, with the unit; "" if tables do not show it. `combine`: makes
-    one value of those of all repeats; without it the value is one of the TierSummary. `show`: formats the value.
-    `read`: returns the value, or a list of values, of a run or a TierSummary; by default its attribute `key`.
+    `key`: its name in JSON. `title`: its name in tables, with the unit; "" if tables do not show
+        it. `combine`: makes one value of those of all repeats; without it the value is one of the
+        TierSummary. `show`: formats the value. `read`: returns the value, or a list of values, of a
+        run or a TierSummary; by default its attribute `key`.
     """
 
     key: str
@@ -275,12 +328,14 @@ class Measure:
 
 
 def _timed(key: str) -> Callable[[RunRecord], list[float | None]]:
-    """Returns a function that reads a number from each line of a run's stats.jsonl that times steps."""
+    """Returns a function that reads a number from each line of a run's stats.jsonl that times
+    steps."""
     return lambda run: [positive(line.entry.get(key)) for line in run.timed]
 
 
 def _last(key: str) -> Callable[[TierSummary], float | None]:
-    """Returns a function that reads the final value of the loss or accuracy that the measure `key` names."""
+    """Returns a function that reads the final value of the loss or accuracy that the measure `key`
+    names."""
     return lambda row: median(run.final.get(getattr(row, key) or "") for run in row.done)
 
 
@@ -291,13 +346,19 @@ def _of_images(name: str, title: str) -> Measure:
     """
 
     def read(row: TierSummary) -> float | None:
-        return median(run.final.get(name) for run in row.done) if row.quality == row.wanted_quality else None
+        return (
+            median(run.final.get(name) for run in row.done)
+            if row.quality == row.wanted_quality
+            else None
+        )
 
     return Measure(name, title, None, figures, read)
 
 
 _OF_MACHINE = (  # what depends on the machine, and of simulated devices says nothing
-    Measure("step_seconds", "ms/step", spread, partial(with_spread, factor=1e3), _timed("step_seconds")),
+    Measure(
+        "step_seconds", "ms/step", spread, partial(with_spread, factor=1e3), _timed("step_seconds")
+    ),
     Measure("epoch_seconds", "s/epoch", spread, with_spread),
     Measure("images_per_second", "images/s", spread, with_spread, _timed("images_per_second")),
     Measure("speed_up", "speed-up", show="{:.2f} x".format),
@@ -307,7 +368,13 @@ _OF_MACHINE = (  # what depends on the machine, and of simulated devices says no
     Measure("input_wait", "waits for input", median, percent),
     Measure("startup_seconds", "start-up s", median, figures),
     Measure("training_seconds", "training s", median, figures),
-    Measure("total_seconds", "total s", median, figures, lambda run: run.wall_seconds if run.state == "done" else None),
+    Measure(
+        "total_seconds",
+        "total s",
+        median,
+        figures,
+        lambda run: run.wall_seconds if run.state == "done" else None,
+    ),
     Measure("goodput", "goodput", median, percent, lambda run: share_of_steps(run.goodput)),
     Measure("paid_seconds", "paid s", median, figures, lambda run: run.billed_seconds),
     Measure("price_per_hour", "price an hour", show=money),
@@ -342,39 +409,62 @@ MEASURES = (
 _BY_KEY = {measure.key: measure for measure in MEASURES}
 # The measures that stand for a tier where there is room for few, and those of the first screen.
 FIGURES = ("images_per_second", "speed_up", "cost_per_million_images", "final_loss")
-FIRST = ("machine", "images_per_second", "speed_up", "efficiency", "total_seconds", "cost", "paid", "final_loss")
+FIRST = (
+    "machine",
+    "images_per_second",
+    "speed_up",
+    "efficiency",
+    "total_seconds",
+    "cost",
+    "paid",
+    "final_loss",
+)
 
 
 def figures_of(tier: Content) -> dict[str, float]:
     """Returns the values of FIGURES that a tier of table.json has; of a spread, its median."""
     values = {key: tier.get(key) for key in FIGURES}
-    single = {key: value.get("median") if isinstance(value, Mapping) else value for key, value in values.items()}
+    single = {
+        key: value.get("median") if isinstance(value, Mapping) else value
+        for key, value in values.items()
+    }
     return {key: valid for key, value in single.items() if (valid := number(value)) is not None}
 
 
 def in_units(text: str, rows: Rows) -> str:
-    """Returns a text in which "images" is replaced by the unit that the runs count, unless some count images."""
-    units = sorted({row.unit for row in rows if row.images_per_second} or {row.unit for row in rows})
+    """Returns a text in which "images" is replaced by the unit that the runs count, unless some
+    count images."""
+    units = sorted(
+        {row.unit for row in rows if row.images_per_second} or {row.unit for row in rows}
+    )
     return text if "images" in units or not units else text.replace("images", units[0])
 
 
 def summarize(
     collection: Collection, baseline: str = "", usd_by_tier: Mapping[str, float] | None = None
 ) -> list[TierSummary]:
-    """Returns a summary of each tier; speed-ups relate to the tier `baseline`, by default the first.
+    """Returns a summary of each tier; speed-ups relate to the tier `baseline`, by default the
+    first.
 
-    `usd_by_tier`: prices of one hour of all machines, which replace those in a comparison. Raises UserError if
-    `baseline`, or a tier with a price, is not in the collection.
+    `usd_by_tier`: prices of one hour of all machines, which replace those in a comparison. Raises
+        UserError if `baseline`, or a tier with a price, is not in the collection.
     """
-    names, usd = [group.name for group in collection.tiers], usd_by_tier or {}
+    names = [group.name for group in collection.tiers]
+    usd = usd_by_tier or {}
     check_tiers([*([baseline] if baseline else []), *usd], names)
     rows = [TierSummary(group, usd.get(group.name)) for group in collection.tiers]
     quality = next((row.quality for row in rows if row.quality not in ("", MIXED)), "")
-    # With the batch of a replica the steps of an epoch differ as well, so that neither makes the work another one.
-    may_differ = MAY_CHANGE | ({"global_batch_size", "steps"} if collection.scaling == "weak" else set())
+    # With the batch of a replica the steps of an epoch differ as well, so that neither makes the
+    # work another one.
+    may_differ = MAY_CHANGE | (
+        {"global_batch_size", "steps"} if collection.scaling == "weak" else set()
+    )
     for row in rows:
-        row.base, row.wanted_quality = rows[names.index(baseline or names[0])], quality
+        row.base = rows[names.index(baseline or names[0])]
+        row.wanted_quality = quality
         settings = next((run.config for run in row.runs if run.config), {})
         steps = {} if collection.scaling == "weak" else {"steps": row.steps}
-        row.work = steps | {name: value for name, value in settings.items() if name not in may_differ}
+        row.work = steps | {
+            name: value for name, value in settings.items() if name not in may_differ
+        }
     return rows

@@ -14,9 +14,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLE: Any = {
-    "font.size": 10, "svg.fonttype": "none", "text.parse_math": False, "axes.spines.top": False,
-    "axes.spines.right": False, "legend.frameon": False, "axes.axisbelow": True, "grid.alpha": 0.3,
-}  # fmt: skip
+    "font.size": 10,
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.3,
+}
 
 
 def axes(title: str, of: str) -> Any:
@@ -33,8 +39,11 @@ def axes(title: str, of: str) -> Any:
     return drawn
 
 
-def picture(plot: Callable[["Figure"], None], width: float, form: str = "svg", *, dark: bool = False) -> bytes:
-    """Returns a picture as SVG with a transparent background, or as PNG on paper; `width` is in inches.
+def picture(
+    plot: Callable[["Figure"], None], width: float, form: str = "svg", *, dark: bool = False
+) -> bytes:
+    """Returns a picture as SVG with a transparent background, or as PNG on paper; `width` is in
+    inches.
 
     Raises UserError if matplotlib is not installed.
     """
@@ -43,7 +52,9 @@ def picture(plot: Callable[["Figure"], None], width: float, form: str = "svg", *
         from matplotlib import style
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("the report needs matplotlib for its pictures: pip install matplotlib") from None
+        raise UserError(
+            "the report needs matplotlib for its pictures: pip install matplotlib"
+        ) from None
     with style.context("dark_background" if dark else "default"), matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, 3.4), layout="constrained")
         plot(figure)
@@ -55,7 +66,11 @@ def picture(plot: Callable[["Figure"], None], width: float, form: str = "svg", *
 
 def measured(rows: Rows) -> list[TierSummary]:
     """Returns the tiers of which the time of a run was measured, on their own machines."""
-    return [row for row in rows if row.done and not row.simulated and None not in map(row.seconds_of, row.done)]
+    return [
+        row
+        for row in rows
+        if row.done and not row.simulated and None not in map(row.seconds_of, row.done)
+    ]
 
 
 def time_and_money(figure: "Figure", rows: Rows) -> None:
@@ -67,9 +82,13 @@ def time_and_money(figure: "Figure", rows: Rows) -> None:
     seconds = [[row.seconds_of(run) or 0.0 for run in row.done] for row in rows]
     usd = [[row.usd_of(run) or 0.0 for run in row.done] for row in rows]
     most = max(map(max, seconds))
-    unit, name = (3600, "hours") if most >= 3600 else (60, "minutes") if most >= 180 else (1, "seconds")
+    unit, name = (
+        (3600, "hours") if most >= 3600 else (60, "minutes") if most >= 180 else (1, "seconds")
+    )
     times = [[value / unit for value in values] for values in seconds]
-    panels: list[tuple[str, list[list[float]], Callable[[float], str]]] = [(f"{name} a run", times, figures)]
+    panels: list[tuple[str, list[list[float]], Callable[[float], str]]] = [
+        (f"{name} a run", times, figures)
+    ]
     if any(map(any, usd)):
         panels.append(("USD a run", usd, money))
     figure.set_figheight(1.1 + 0.36 * len(rows))
@@ -77,8 +96,19 @@ def time_and_money(figure: "Figure", rows: Rows) -> None:
     for index, (axes, (title, values, show)) in enumerate(zip(grid, panels, strict=True)):
         ends = [(min(each), statistics.median(each), max(each)) for each in values]
         middles = [middle for _, middle, _ in ends]
-        whiskers = [[middle - low for low, middle, _ in ends], [high - middle for _, middle, high in ends]]
-        axes.barh(range(len(rows)), middles, height=0.6, color=f"C{index}", xerr=whiskers, ecolor="grey", capsize=3)
+        whiskers = [
+            [middle - low for low, middle, _ in ends],
+            [high - middle for _, middle, high in ends],
+        ]
+        axes.barh(
+            range(len(rows)),
+            middles,
+            height=0.6,
+            color=f"C{index}",
+            xerr=whiskers,
+            ecolor="grey",
+            capsize=3,
+        )
         for place, (_, middle, high) in enumerate(ends):
             text = show(middle) if middle else "no price"
             axes.annotate(text, (high, place), (5, 0), textcoords="offset points", va="center")
@@ -96,12 +126,17 @@ def losses(figure: "Figure", groups: Sequence[TierRuns]) -> None:
     groups = [group for group in groups if group.runs and loss_curve(group.runs[0])[1]]
     for index, group in enumerate(groups):
         steps, values = loss_curve(group.runs[0])
-        width = 3.5 - 2 * index / len(groups)  # wide lines come first, so that equal curves all stay visible
+        # wide lines come first, so that equal curves all stay visible
+        width = 3.5 - 2 * index / len(groups)
         marker = "o" if len(steps) < 30 else ""
-        axes.plot(steps, values, color=f"C{index}", marker=marker, linewidth=width, label=f" {group.name}")
+        axes.plot(
+            steps, values, color=f"C{index}", marker=marker, linewidth=width, label=f" {group.name}"
+        )
     axes.margins(x=0.01)
     axes.grid()
     axes.ticklabel_format(axis="y", useOffset=False)
     axes.set(xlabel="step", ylabel="loss")
     axes.locator_params("x", integer=True, nbins=5)
-    axes.figure.legend(loc="outside upper left", ncols=max(1, int(figure.get_figwidth() // 1.7)), fontsize=9)
+    axes.figure.legend(
+        loc="outside upper left", ncols=max(1, int(figure.get_figwidth() // 1.7)), fontsize=9
+    )

@@ -27,29 +27,34 @@ from trainer.base.run_files.job_files import (
 
 
 class StatsLine:
-    """Holds one line of stats.jsonl; its values are means over the steps since the previous line of the same kind.
+    """Holds one line of stats.jsonl; its values are means over the steps since the previous line of
+    the same kind.
 
-    `warm_up`: the line is the first of its kind, or the first after a restart; meanwhile caches fill, and the number of
-    steps per call grows.
+    `warm_up`: the line is the first of its kind, or the first after a restart; meanwhile caches
+        fill, and the number of steps per call grows.
     """
 
     def __init__(self, entry: StatsEntry, first: bool) -> None:
-        self.entry, self.step = entry, entry["step"]
+        self.entry = entry
+        self.step = entry["step"]
         self.warm_up = first or bool(whole(entry.get("untimed_steps")))
         self.step_seconds = positive(entry.get("step_seconds"))
         self.scalars = losses_and_metrics(entry)
         # The share of a step's time that was lost waiting for the batch.
         waited = number(entry.get("input_wait_seconds"))
         self.input_wait = (
-            None if waited is None or self.step_seconds is None else min(1.0, max(0.0, waited / self.step_seconds))
+            None
+            if waited is None or self.step_seconds is None
+            else min(1.0, max(0.0, waited / self.step_seconds))
         )
 
 
 class RunRecord:
-    """Holds what one job directory contains. An unknown value is None, a missing or damaged file is {}.
+    """Holds what one job directory contains. An unknown value is None, a missing or damaged file is
+    {}.
 
-    The times of steps are those of calls to the device, without saving, sampling and evaluation, and without the call
-    that traces the graph.
+    The times of steps are those of calls to the device, without saving, sampling and evaluation,
+    and without the call that traces the graph.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -58,14 +63,17 @@ class RunRecord:
         self.result, result_problem = read_json(folder / RESULT)
         entries, stats_problem = read_stats(folder)
         self.problems = tuple(filter(None, (info_problem, result_problem, stats_problem)))
-        self.reports, self.epochs = _lines(entries, "report"), _lines(entries, "epoch")
+        self.reports = _lines(entries, "report")
+        self.epochs = _lines(entries, "epoch")
 
         self.last_step = max((line.step for line in (*self.reports, *self.epochs)), default=None)
         absent = "contains no report" if (folder / STATS).is_file() else "is missing"
         self.no_stats = "" if self.last_step is not None else f"{STATS} {absent}"
-        # The trainer's state (such as done, interrupted, failed or running); "missing" if there is no result.json, and
-        # "unknown" if it is damaged.
-        self.state = str(self.result.get("state") or ("unknown" if (folder / RESULT).is_file() else "missing"))
+        # The trainer's state (such as done, interrupted, failed or running); "missing" if there is
+        # no result.json, and "unknown" if it is damaged.
+        self.state = str(
+            self.result.get("state") or ("unknown" if (folder / RESULT).is_file() else "missing")
+        )
         self.config = mapping(self.info, "config")
         self.devices = [*map(str, items(self.info, "devices"))]  # of all workers
         self.steps_per_epoch = whole(mapping(self.info, "data").get("steps_per_epoch"))
@@ -73,26 +81,33 @@ class RunRecord:
         self.steps = self.last_step if steps is None else steps
         self.batch_per_replica = whole(mapping(self.info, "cluster").get("rows_per_replica"))
         self.global_batch = whole(self.config.get("global_batch_size"))
-        self.startup_seconds = number(self.result.get("startup_seconds"))  # until the end of the first step
+        # until the end of the first step
+        self.startup_seconds = number(self.result.get("startup_seconds"))
         self.training_seconds = number(self.result.get("training_seconds"))
-        self.wall_seconds = number(self.result.get("wall_seconds"))  # the sum over all starts of the run
+        # the sum over all starts of the run
+        self.wall_seconds = number(self.result.get("wall_seconds"))
         self.peak_memory_gib = number(self.result.get("peak_memory_gib"))
         self.billed_seconds, self.billed_usd = billed(folder)
         self.restarts = whole(self.result.get("restarts")) or 0
-        # Without final values in result.json, the newest of each loss and metric; means over an epoch do not count.
+        # Without final values in result.json, the newest of each loss and metric; means over an
+        # epoch do not count.
         lines = (line for line in entries if line["kind"] != "epoch")
         newest = {name: value for line in lines for name, value in losses_and_metrics(line).items()}
-        self.final = losses_and_metrics(final) if (final := mapping(self.result, "final")) else newest
+        self.final = (
+            losses_and_metrics(final) if (final := mapping(self.result, "final")) else newest
+        )
 
     @property
     def timed(self) -> list[StatsLine]:
-        """Returns the lines that time steps after the warm-up: reports or, if there are none, epochs."""
+        """Returns the lines that time steps after the warm-up: reports or, if there are none,
+        epochs."""
         return after_warm_up(self.reports) or after_warm_up(self.epochs)
 
     @property
     def epoch_seconds(self) -> list[float]:
         """Returns the seconds of training in each epoch after the warm-up."""
-        lines, steps = after_warm_up(self.epochs), self.steps_per_epoch
+        lines = after_warm_up(self.epochs)
+        steps = self.steps_per_epoch
         return [line.step_seconds * steps for line in lines if line.step_seconds and steps]
 
     @property
@@ -110,7 +125,9 @@ class RunRecord:
     def ending(self) -> str:
         """Returns how the run ended, in words that can follow a colon."""
         if self.state == "running":
-            last = "no report" if self.last_step is None else f"last report: step {self.last_step:,}"
+            last = (
+                "no report" if self.last_step is None else f"last report: step {self.last_step:,}"
+            )
             return f"it has not ended, or was killed ({last})"
         if self.state in ("missing", "unknown"):
             return f"{RESULT} is {'missing' if self.state == 'missing' else 'damaged'}"
@@ -134,15 +151,21 @@ class RunRecord:
 
     @property
     def quality(self) -> str:
-        """Returns what measures of generated images were computed with, which must be equal to compare; "" without."""
+        """Returns what measures of generated images were computed with, which must be equal to
+        compare; "" without."""
         about = mapping(mapping(self.result, "final"), "quality")
         parts = {"features": "features_sha256", "images": "samples", "formulas": "formulas"}
         return ", ".join(f"{name} {about.get(key)}" for name, key in parts.items()) if about else ""
 
 
 def billed(folder: Path) -> tuple[float | None, float | None]:
-    """Returns the billed seconds and USD of all jobs that wrote into a run's folder; each is None if a job lacks it."""
-    jobs = [job for job in mapping(read_json(folder / BILLED)[0], "jobs").values() if isinstance(job, Mapping)]
+    """Returns the billed seconds and USD of all jobs that wrote into a run's folder; each is None
+    if a job lacks it."""
+    jobs = [
+        job
+        for job in mapping(read_json(folder / BILLED)[0], "jobs").values()
+        if isinstance(job, Mapping)
+    ]
     seconds, usd = (total([number(job.get(unit)) for job in jobs]) for unit in ("seconds", "usd"))
     return seconds, usd
 

@@ -1,4 +1,5 @@
-"""Shows the tiers as a table, in Markdown, JSON and for the terminal, with notes on how they were measured."""
+"""Shows the tiers as a table, in Markdown, JSON and for the terminal, with notes on how they were
+measured."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,8 @@ from deploy.tiers.machine_table import load_machines
 
 
 def shown(rows: Rows, *, first: bool = False) -> list[list[str]]:
-    """Returns the title and the cells of each measure of which any tier has a value; a missing value is empty.
+    """Returns the title and the cells of each measure of which any tier has a value; a missing
+    value is empty.
 
     `first`: only those of the first screen.
     """
@@ -39,8 +41,14 @@ def to_markdown(rows: Rows, below: Sequence[str]) -> str:
 
 def to_json(rows: Rows, remarks: Sequence[str], verdict: Sequence[str]) -> str:
     """Returns the values of the tiers in full precision, the verdict and the notes, as JSON."""
-    content = {"tiers": [{**row.values, "missing": [*row.missing]} for row in rows], "verdict": [*verdict]}
-    return json.dumps({**content, "notes": [*remarks]}, indent=2, allow_nan=False, default=asdict) + "\n"
+    content = {
+        "tiers": [{**row.values, "missing": [*row.missing]} for row in rows],
+        "verdict": [*verdict],
+    }
+    return (
+        json.dumps({**content, "notes": [*remarks]}, indent=2, allow_nan=False, default=asdict)
+        + "\n"
+    )
 
 
 def notes(rows: Rows, collection: Collection) -> Iterator[str]:
@@ -50,16 +58,25 @@ def notes(rows: Rows, collection: Collection) -> Iterator[str]:
     if collection.scaling == "strong":
         yield "Strong scaling: the global batch is the same on every tier."
     if collection.scaling == "weak":
-        yield "Weak scaling: the batch per replica is the same on every tier, the global batch grows with the devices."
+        yield (
+            "Weak scaling: the batch per replica is the same on every tier, the global batch grows"
+            " with the devices."
+        )
     if any(row.has_speed for row in rows):
         yield (
-            "Medians, with the quartiles in brackets, of the time in training steps, without saving and evaluation and "
-            "without the first report of each start."
+            "Medians, with the quartiles in brackets, of the time in training steps, without saving"
+            " and evaluation and without the first report of each start."
         )
     if any(row.price_per_hour is not None for row in rows):
         table = load_machines()
-        yield f"Prices are estimates of {table.date} for {table.region} unless set by --price_per_hour."
+        yield (
+            f"Prices are estimates of {table.date} for {table.region} unless set by"
+            " --price_per_hour."
+        )
     for run in collection.runs:
         if run.restarts:
-            yield f"{run.folder.name}: restarted {run.restarts} x: its total time includes each start-up."
+            yield (
+                f"{run.folder.name}: restarted {run.restarts} x: its total time includes each"
+                " start-up."
+            )
         yield from run.problems

@@ -1,4 +1,5 @@
-"""Writes the verdict: which tier to buy for this work, when another, and what makes the numbers unreliable."""
+"""Writes the verdict: which tier to buy for this work, when another, and what makes the numbers
+unreliable."""
 
 import statistics
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from deploy.report.measures import Rows, TierSummary, in_units, loss_curve
 from trainer.base.run_files.goodput import MUCH
 from trainer.base.run_files.job_files import mapping
 
-_RESOLUTION = 0.01  # speeds that differ by less than this share are equal, even if no spread is known
+# speeds that differ by less than this share are equal, even if no spread is known
+_RESOLUTION = 0.01
 _LOSS_TOLERANCE = 0.05  # final losses that differ by less than this share of the larger one agree
 _ROUNDING = 1e-6  # a relative difference that float32's rounding makes: such losses count as equal
 
@@ -18,8 +20,8 @@ _ROUNDING = 1e-6  # a relative difference that float32's rounding makes: such lo
 def verdict(collection: Collection, rows: Rows) -> list[str]:
     """Returns the sentences of the verdict, the most important first.
 
-    Only tiers of real devices that did the same work are ranked; if there are fewer than two of these, the sentences on
-    final losses come first.
+    Only tiers of real devices that did the same work are ranked; if there are fewer than two of
+    these, the sentences on final losses come first.
     """
     real = [row for row in rows if row.has_speed]
     done = [row for row in rows if row.done]
@@ -27,12 +29,15 @@ def verdict(collection: Collection, rows: Rows) -> list[str]:
     sentences = [*_different_work(done)]
     if not sentences:
         sentences += _advice(real) if len(real) > 1 else []
-        losses = [row for row in done if row.final_loss is not None and collection.scaling != "weak"]
+        losses = [
+            row for row in done if row.final_loss is not None and collection.scaling != "weak"
+        ]
         sentences += _final_losses(losses)
     if simulated:
         names = ", ".join(simulated)
         sentences.append(
-            f"Simulated devices: {names}: their speeds do not apply to real machines, so they are not shown."
+            f"Simulated devices: {names}: their speeds do not apply to real machines, so they are"
+            " not shown."
         )
     elif len(real) < 2:
         sentences.append("Not ranked: fewer than two tiers of real devices have a speed.")
@@ -46,7 +51,8 @@ def verdict(collection: Collection, rows: Rows) -> list[str]:
 
 def _different_work(rows: Rows) -> Iterator[str]:
     """Yields a sentence on all that differs in the work of tiers that are done."""
-    known = [row for row in rows if len(row.work) > 1] or rows  # without those whose run.json is lost
+    # without those whose run.json is lost
+    known = [row for row in rows if len(row.work) > 1] or rows
     differing = []
     for name in dict.fromkeys(name for row in known for name in row.work):
         tiers_by_value = grouped((str(row.work.get(name)), row.tier) for row in known)
@@ -60,8 +66,8 @@ def _different_work(rows: Rows) -> Iterator[str]:
 def _advice(rows: Rows) -> Iterator[str]:
     """Yields which tier to buy and when another, and what a spot price means.
 
-    The best buy has the lowest product of time and money, both as paid where all bills are known. Of tiers that are
-    equally fast the cheapest is advised.
+    The best buy has the lowest product of time and money, both as paid where all bills are known.
+    Of tiers that are equally fast the cheapest is advised.
     """
     fastest = max(rows, key=_speed)
     ties = [row for row in rows if row is not fastest and _equally_fast(row, fastest)]
@@ -97,27 +103,34 @@ def _advice(rows: Rows) -> Iterator[str]:
     if best is not cheapest:
         advice += f"; if money counts more, {terms(cheapest)}"
     if not _equally_fast(best, fastest):
-        dearer = terms(fastest) if fastest in priced else f"{fastest.tier}, whose price is not known"
+        dearer = (
+            terms(fastest) if fastest in priced else f"{fastest.tier}, whose price is not known"
+        )
         advice += f"; if time counts more, {dearer}"
     yield f"{advice}."
     if len(priced) < len(rows):
         yield f"The advice is among {', '.join(usd)}, whose prices are known."
     if any(row.group.spot for row in rows):
         prices = [
-            f"{row.tier} {money(row.price_per_hour or 0.0)} as {'spot' if row.group.spot else 'standard'}"
+            f"{row.tier} {money(row.price_per_hour or 0.0)} as"
+            f" {'spot' if row.group.spot else 'standard'}"
             for row in priced
         ]
         yield (
-            f"An hour costs {', '.join(prices)}. Google may take spot machines away at any time: the run then goes on "
-            "from its last checkpoint, and ends later."
+            f"An hour costs {', '.join(prices)}. Google may take spot machines away at any time:"
+            " the run then goes on from its last checkpoint, and ends later."
         )
 
 
 def _equally_fast(first: TierSummary, second: TierSummary) -> bool:
-    """Returns whether the median speeds differ by no more than the larger interquartile range or, if larger, 1 %."""
+    """Returns whether the median speeds differ by no more than the larger interquartile range or,
+    if larger, 1 %."""
     speeds = first.images_per_second, second.images_per_second
     widths = (speed.high - speed.low for speed in speeds)
-    return bool(abs(_speed(first) - _speed(second)) <= max(*widths, _RESOLUTION * max(_speed(first), _speed(second))))
+    return bool(
+        abs(_speed(first) - _speed(second))
+        <= max(*widths, _RESOLUTION * max(_speed(first), _speed(second)))
+    )
 
 
 def _speed(row: TierSummary) -> float:
@@ -125,20 +138,25 @@ def _speed(row: TierSummary) -> float:
 
 
 def _remarks(row: TierSummary) -> Iterator[str]:
-    """Yields what there is to know of a tier: runs that did not end well, waited for input, or are not comparable."""
+    """Yields what there is to know of a tier: runs that did not end well, waited for input, or are
+    not comparable."""
     bad = [run for run in row.group.runs if run.state != "done"]
     if bad or not row.done:
         count = f"{len(bad)} of {len(row.group.runs)} repeats: " if row.done else ""
         paid = f"; {money(row.paid)} was paid for all attempts" if row.paid else ""
         yield f"{row.tier}: {count}{bad[0].ending if bad else row.not_done}{paid}."
     if row.has_speed and (row.input_wait or 0.0) >= MUCH:
-        # Only images that are decoded from files can be prepared; tables and arrays are in memory already.
+        # Only images that are decoded from files can be prepared; tables and arrays are in memory
+        # already.
         decoded = any("converted" in mapping(run.info, "data") for run in row.runs)
         remedy = ": prepare the data (python -m trainer.data.prepare)" if decoded else ""
         yield f"{row.tier}: waiting for input {percent(row.input_wait)}{remedy}."
     for run in row.group.runs:
         if run.result.get("depends_on_replicas"):
-            yield f"{row.tier}: its numbers are those of {row.devices} replicas alone (--allow_replica_dependence)."
+            yield (
+                f"{row.tier}: its numbers are those of {row.devices} replicas alone"
+                " (--allow_replica_dependence)."
+            )
         if why := run.result.get("not_compared"):
             yield f"{row.tier}: its steps were not compared with those of one replica: {why}."
         if slow := mapping(run.result, "slow_worker"):
@@ -146,9 +164,11 @@ def _remarks(row: TierSummary) -> Iterator[str]:
 
 
 def _final_losses(rows: Rows) -> Iterator[str]:
-    """Yields a sentence on how closely the final losses agree, or one for each that differs from the first tier's.
+    """Yields a sentence on how closely the final losses agree, or one for each that differs from
+    the first tier's.
 
-    Losses differ if they are apart by more than 5 %, and by more than the loss changes between reports.
+    Losses differ if they are apart by more than 5 %, and by more than the loss changes between
+    reports.
     """
     if len(rows) < 2:
         return
@@ -164,22 +184,33 @@ def _final_losses(rows: Rows) -> Iterator[str]:
             differing.append(f"Final losses cannot be compared: {names}.")
         elif apart > max(_LOSS_TOLERANCE * larger, _noise(row), _noise(first)):
             differing.append(
-                f"Different final losses: {row.loss_name} {figures(row.final_loss)} on {row.tier}, "
-                f"{figures(first.final_loss)} on {first.tier}: "
-                "rounding alone can do that in a short run, and then not with --precision=float64; if the training "
-                "differs, which `python -m trainer.check` tells, the speeds are not comparable."
+                f"Different final losses: {row.loss_name} {figures(row.final_loss)} on {row.tier},"
+                f" {figures(first.final_loss)} on {first.tier}: rounding alone can do that in a"
+                " short run, and then not with --precision=float64; if the training differs, which"
+                " `python -m trainer.check` tells, the speeds are not comparable."
             )
     yield from differing
     if not differing:
         losses = sorted(row.final_loss for row in rows)
-        values = f"{first.loss_name} {' to '.join(dict.fromkeys(map(figures, (losses[0], losses[-1]))))}"
-        noise = ", which is less than the loss changes between reports" if most > _LOSS_TOLERANCE else ""
-        agree = f"agree within {figures(100 * most, 2)} %{noise}" if most > _ROUNDING else "are equal up to rounding"
+        values = (
+            f"{first.loss_name} {' to '.join(dict.fromkeys(map(figures, (losses[0], losses[-1]))))}"
+        )
+        noise = (
+            ", which is less than the loss changes between reports"
+            if most > _LOSS_TOLERANCE
+            else ""
+        )
+        agree = (
+            f"agree within {figures(100 * most, 2)} %{noise}"
+            if most > _ROUNDING
+            else "are equal up to rounding"
+        )
         yield f"The final losses {agree}: {values}."
 
 
 def _noise(row: TierSummary) -> float:
-    """Returns by how much the loss changes between reports: the median over the last ten, the largest of all runs."""
+    """Returns by how much the loss changes between reports: the median over the last ten, the
+    largest of all runs."""
     curves = [loss_curve(run, row.loss_name or "")[1][-10:] for run in row.group.runs]
     changes = [[abs(after - before) for before, after in pairwise(values)] for values in curves]
     return max((statistics.median(of_run) for of_run in changes if of_run), default=0.0)

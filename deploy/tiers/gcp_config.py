@@ -1,4 +1,5 @@
-"""Reads the project, the region and the bucket of a job from flags or from gcloud's configuration, and checks them."""
+"""Reads the project, the region and the bucket of a job from flags or from gcloud's configuration,
+and checks them."""
 
 import math
 import re
@@ -15,7 +16,8 @@ from trainer.base.storage.login import gcloud_property
 
 @dataclass(frozen=True)
 class GcpConfig:
-    """Holds where a job runs: the project (may be empty if nothing is sent), the region, and the bucket.
+    """Holds where a job runs: the project (may be empty if nothing is sent), the region, and the
+    bucket.
 
     The bucket is gs://NAME or gs://NAME/PREFIX, without a trailing slash.
     """
@@ -26,25 +28,35 @@ class GcpConfig:
 
 
 def read_gcp_config(project: str, region: str, bucket: str) -> GcpConfig:
-    """Returns where a job runs, from the values of flags or, if these are empty, from gcloud's configuration.
+    """Returns where a job runs, from the values of flags or, if these are empty, from gcloud's
+    configuration.
 
-    The project may be missing. Raises UserError for a missing region or bucket, or the first malformed value.
+    The project may be missing. Raises UserError for a missing region or bucket, or the first
+    malformed value.
     """
-    region, bucket = needed_region(region), checked_address("bucket", bucket)
+    region = needed_region(region)
+    bucket = checked_address("bucket", bucket)
     return GcpConfig(read_project(project), region, bucket)
 
 
 def needed_region(flag: str) -> str:
-    """Returns the region of the flag, or else gcloud's. Raises UserError if neither is set, or it is not a region."""
+    """Returns the region of the flag, or else gcloud's. Raises UserError if neither is set, or it
+    is not a region."""
     region = read_region(flag)
     if not region:
-        raise UserError("region is missing: use --region=us-central1, or `gcloud config set ai/region us-central1`")
+        raise UserError(
+            "region is missing: use --region=us-central1, or `gcloud config set ai/region"
+            " us-central1`"
+        )
     return checked_region(region)
 
 
 def regions_in(text: str) -> list[str]:
-    """Returns the regions in "a,b", each once; [""] for empty text. Raises UserError for one without training."""
-    return [checked_region(name.strip()) for name in dict.fromkeys(text.split(","))] if text else [""]
+    """Returns the regions in "a,b", each once; [""] for empty text. Raises UserError for one
+    without training."""
+    return (
+        [checked_region(name.strip()) for name in dict.fromkeys(text.split(","))] if text else [""]
+    )
 
 
 def read_region(flag: str) -> str:
@@ -53,13 +65,14 @@ def read_region(flag: str) -> str:
 
 
 def read_project(flag: str) -> str:
-    """Returns the project of the flag, or else gcloud's; "" if neither is set. Raises UserError if it is malformed."""
+    """Returns the project of the flag, or else gcloud's; "" if neither is set. Raises UserError if
+    it is malformed."""
     project = flag or gcloud_property("core", "project")
     # An ID, with a domain in old ones (example.com:my-project), or a number.
     if project and not re.fullmatch(r"[a-z0-9][a-z0-9.:-]*", project):
         raise UserError(
-            f"project={project}: use its ID, of lower-case letters, digits and hyphens, as my-project-123: "
-            "`gcloud projects list` shows it"
+            f"project={project}: use its ID, of lower-case letters, digits and hyphens, as"
+            " my-project-123: `gcloud projects list` shows it"
         )
     return project
 
@@ -72,23 +85,29 @@ def needed_project(project: str) -> str:
 
 
 def checked_region(region: str) -> str:
-    """Returns `region`. Raises UserError unless it is a region, not a zone, that has Vertex AI training."""
+    """Returns `region`. Raises UserError unless it is a region, not a zone, that has Vertex AI
+    training."""
     regions = load_machines().regions
     if region not in regions:
         raise UserError(
-            f"region={region}: not a region of Vertex AI training{nearest(region, regions)} `python -m "
-            "deploy machines --all` lists them"
+            f"region={region}: not a region of Vertex AI training{nearest(region, regions)} `python"
+            " -m deploy machines --all` lists them"
         )
     return region
 
 
 def checked_address(flag: str, address: str) -> str:
-    """Returns the gs:// address of a flag without a trailing slash. Raises UserError if it is missing or malformed."""
+    """Returns the gs:// address of a flag without a trailing slash. Raises UserError if it is
+    missing or malformed."""
     if not address:
-        raise UserError(f"{flag} is missing: use --{flag}=gs://NAME, a bucket of yours in the job's region")
+        raise UserError(
+            f"{flag} is missing: use --{flag}=gs://NAME, a bucket of yours in the job's region"
+        )
     parsed = parse(address, flag)
     if parsed is None or "//" in address.removeprefix("gs://"):
-        raise UserError(f"{flag}={address}: an address looks like gs://bucket or gs://bucket/folder")
+        raise UserError(
+            f"{flag}={address}: an address looks like gs://bucket or gs://bucket/folder"
+        )
     return str(parsed).rstrip("/")
 
 
@@ -97,36 +116,47 @@ class NoMachines(UserError):
 
 
 def check_region(tier: Tier, gcp: GcpConfig) -> None:
-    """Raises NoMachines if neither of Google's two pages on regions lists the tier's accelerator for the job's."""
+    """Raises NoMachines if neither of Google's two pages on regions lists the tier's accelerator
+    for the job's."""
     accelerator = load_machines().accelerators.get(tier.accelerator_type)
-    regions = [*chain(accelerator.regions, *accelerator.one_page.values())] if accelerator else [gcp.region]
+    regions = (
+        [*chain(accelerator.regions, *accelerator.one_page.values())]
+        if accelerator
+        else [gcp.region]
+    )
     if gcp.region not in regions:
         raise NoMachines(
-            f"region={gcp.region} has no {tier.accelerator_type} for training: use --region= with one of "
-            f"{', '.join(regions)}"
+            f"region={gcp.region} has no {tier.accelerator_type} for training: use --region= with"
+            f" one of {', '.join(regions)}"
         )
 
 
-# USD for a GiB that moves between two locations of a continent, and since April 2023 also from a multi-region, such as
-# US, to one of its regions: https://cloud.google.com/storage/pricing#network-buckets. 0.02 is in Infracost's examples,
-# from Google's catalog; the page could not be read in November 2026. On other continents each pair has its own price.
+# USD for a GiB that moves between two locations of a continent, and since April 2023 also from a
+# multi-region, such as US, to one of its regions:
+# https://cloud.google.com/storage/pricing#network-buckets. 0.02 is in Infracost's examples, from
+# Google's catalog; the page could not be read in November 2026. On other continents each pair has
+# its own price.
 _TRANSFER_USD = {"northamerica": 0.02, "europe": 0.02}
-_DUAL_REGIONS = {"nam4": "us-central1 us-east1", "eur4": "europe-north1 europe-west4", "asia1": "asia-northeast1 "
-                 "asia-northeast2"}  # fmt: skip
+_DUAL_REGIONS = {
+    "nam4": "us-central1 us-east1",
+    "eur4": "europe-north1 europe-west4",
+    "asia1": "asia-northeast1 asia-northeast2",
+}
 
 
 def transfer_usd_per_gib(bucket: str, region: str, location: str) -> float:
-    """Returns the price of reading a GiB of the bucket from the region: 0 in the same place, nan if it is not known.
+    """Returns the price of reading a GiB of the bucket from the region: 0 in the same place, nan if
+    it is not known.
 
-    `location`: the bucket's location, as Cloud Storage states it: https://cloud.google.com/storage/docs/locations. If
-    it is empty, the location is not known, and the price is taken to be 0. Raises UserError if the bucket is on another
-    continent.
+    `location`: the bucket's location, as Cloud Storage states it:
+        https://cloud.google.com/storage/docs/locations. If it is empty, the location is not known,
+        and the price is taken to be 0. Raises UserError if the bucket is on another continent.
     """
     place = location.lower()
     if place and _continent(place) != _continent(region):
         raise UserError(
-            f"{bucket} is in {location}, the job would run in {region}: data would cross continents, slowly and at a "
-            "price: use a bucket or a region of the same continent"
+            f"{bucket} is in {location}, the job would run in {region}: data would cross"
+            " continents, slowly and at a price: use a bucket or a region of the same continent"
         )
     inside = place in ("", region) or region in _DUAL_REGIONS.get(place, "").split()
     return 0.0 if inside else _TRANSFER_USD.get(_continent(region), math.nan)
@@ -134,4 +164,6 @@ def transfer_usd_per_gib(bucket: str, region: str, location: str) -> float:
 
 def _continent(location: str) -> str:
     word = re.split(r"[-\d]", location)[0]
-    return {"us": "northamerica", "nam": "northamerica", "eu": "europe", "eur": "europe"}.get(word, word)
+    return {"us": "northamerica", "nam": "northamerica", "eu": "europe", "eur": "europe"}.get(
+        word, word
+    )

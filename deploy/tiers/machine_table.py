@@ -1,8 +1,10 @@
-"""Reads the table of machines: the accelerators that each machine takes, their regions, and prices per hour.
+"""Reads the table of machines: the accelerators that each machine takes, their regions, and prices
+per hour.
 
-machines.yaml holds the facts, with sources and dates. A price is that of Compute Engine, with the local SSD that comes
-with a machine, plus Vertex AI's fee. For spot and flex-start machines, too, the fee is a share of the on-demand list
-price of machine and accelerators. tier.py adds a tier's boot disk. A user's price file overrides prices.
+machines.yaml holds the facts, with sources and dates. A price is that of Compute Engine, with the
+local SSD that comes with a machine, plus Vertex AI's fee. For spot and flex-start machines, too,
+the fee is a share of the on-demand list price of machine and accelerators. tier.py adds a tier's
+boot disk. A user's price file overrides prices.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ KINDS = ("list", "spot", "flex_start")
 class Price:
     """Holds USD an hour for each kind of price; None if it is not known.
 
-    `inferred`: computed from Compute Engine's prices and Vertex AI's fee, not given by the user. `lower_bound`: without
-    the fee, since the list price of which it is a share is not known.
+    `inferred`: computed from Compute Engine's prices and Vertex AI's fee, not given by the user.
+        `lower_bound`: without the fee, since the list price of which it is a share is not known.
     """
 
     list: float | None = None
@@ -44,14 +46,19 @@ class Price:
         return {"SPOT": self.spot, "FLEX_START": self.flex_start}.get(strategy, self.list)
 
     def known_under(self, strategy: str) -> float | None:
-        """Returns the same as `under`, but None for a lower bound, on which no limit and no cost may be based."""
+        """Returns the same as `under`, but None for a lower bound, on which no limit and no cost
+        may be based."""
         return None if self.lower_bound else self.under(strategy)
 
     def plus(self, other: Price, count: float = 1) -> Price:
-        """Returns the sum of this price and of `count` times another; a kind is None if one of the two is."""
+        """Returns the sum of this price and of `count` times another; a kind is None if one of the
+        two is."""
         usd = {kind: (getattr(self, kind), getattr(other, kind)) for kind in KINDS}
-        sums = {kind: None if None in pair else pair[0] + count * pair[1] for kind, pair in usd.items()}
-        inferred, bound = self.inferred or other.inferred, self.lower_bound or other.lower_bound
+        sums = {
+            kind: None if None in pair else pair[0] + count * pair[1] for kind, pair in usd.items()
+        }
+        inferred = self.inferred or other.inferred
+        bound = self.lower_bound or other.lower_bound
         return Price(**sums, inferred=inferred, lower_bound=bound)
 
 
@@ -60,7 +67,8 @@ FREE = Price(0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Rates:
-    """Holds the rates in a GPU's data sheet. `tflops`: TFLOP/s by arithmetic, of trainer.base.settings.accelerators."""
+    """Holds the rates in a GPU's data sheet. `tflops`: TFLOP/s by arithmetic, of
+    trainer.base.settings.accelerators."""
 
     tflops: Mapping[str, float] = dataclasses.field(hash=False)
     memory_gb_per_s: float
@@ -71,9 +79,9 @@ class Rates:
 class Accelerator:
     """Describes a kind of GPU. `price`: that of one GPU without its host.
 
-    `regions`: those that both of Google's pages list; `one_page`: those that only one lists, by the page's name;
-    `quota_metric_seen`: False if the name of `quota_metric` is only inferred from others; `tensorflow`: whether
-    TensorFlow's wheels run on it.
+    `regions`: those that both of Google's pages list; `one_page`: those that only one lists, by the
+        page's name; `quota_metric_seen`: False if the name of `quota_metric` is only inferred from
+        others; `tensorflow`: whether TensorFlow's wheels run on it.
     """
 
     name: str
@@ -90,10 +98,12 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Machine:
-    """Describes a machine type. `counts`: how many of each accelerator it may have, by the accelerator's name.
+    """Describes a machine type. `counts`: how many of each accelerator it may have, by the
+    accelerator's name.
 
-    `attached`: accelerators are optional, at an extra price. `local_ssd_gib`: the local SSD that comes with it. `rdma`:
-    its GPUs can reach those of other machines without the host, if NCCL is configured for it.
+    `attached`: accelerators are optional, at an extra price. `local_ssd_gib`: the local SSD that
+        comes with it. `rdma`: its GPUs can reach those of other machines without the host, if NCCL
+        is configured for it.
     """
 
     name: str
@@ -102,7 +112,8 @@ class Machine:
     counts: Mapping[str, tuple[int, ...]]
     attached: bool
     price: Price = Price()
-    strategies: tuple[str, ...] = ()  # if not empty, the only scheduling strategies under which it is offered
+    # if not empty, the only scheduling strategies under which it is offered
+    strategies: tuple[str, ...] = ()
     local_ssd_gib: int = 0
     rdma: bool = False
     disk: str = "pd-ssd"  # the type of boot disk of a tier that names none
@@ -110,7 +121,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class Machines:
-    """Holds the whole table. `region`, `date`: where and when the prices hold; `regions`: those that have training."""
+    """Holds the whole table. `region`, `date`: where and when the prices hold; `regions`: those
+    that have training."""
 
     region: str
     date: str
@@ -120,7 +132,8 @@ class Machines:
     machines: Mapping[str, Machine]
 
     def options(self) -> Iterator[tuple[Machine, str, int]]:
-        """Yields every machine with each accelerator, by name, and each number of them that it may have, or none."""
+        """Yields every machine with each accelerator, by name, and each number of them that it may
+        have, or none."""
         for machine in self.machines.values():
             if machine.attached:
                 yield machine, "", 0
@@ -128,7 +141,8 @@ class Machines:
                 yield from ((machine, name, count) for count in counts)
 
     def price(self, machine_type: str, accelerator: str, count: int) -> Price:
-        """Returns the price of one machine with `count` accelerators; Price() for an unknown machine."""
+        """Returns the price of one machine with `count` accelerators; Price() for an unknown
+        machine."""
         machine = self.machines.get(machine_type)
         if machine is None:
             return Price()
@@ -141,43 +155,62 @@ class Machines:
 def _read_table() -> Machines:
     table = read_yaml(TABLE, "machines.yaml")
     prices = table["prices"]
-    accelerators, machines = dict[str, Accelerator](), dict[str, Machine]()
+    accelerators = dict[str, Accelerator]()
+    machines = dict[str, Machine]()
     read: dict[str, Any]
     for name, facts in table["accelerators"].items():
         rates = Rates(TFLOPS[name], **facts["rates"]) if "rates" in facts else None
         read = {"price": _price(facts, prices), "rates": rates, "regions": tuple(facts["regions"])}
         accelerators[name] = Accelerator(name, **{**facts, **read})
     for name, facts in (table["host_machines"] | table["accelerator_machines"]).items():
-        read = {"price": _price(facts, prices), "attached": name in table["host_machines"],
-                "counts": {kind: tuple(allowed) for kind, allowed in facts["counts"].items()},
-                "strategies": tuple(facts.get("strategies", ()))}  # fmt: skip
+        read = {
+            "price": _price(facts, prices),
+            "attached": name in table["host_machines"],
+            "counts": {kind: tuple(allowed) for kind, allowed in facts["counts"].items()},
+            "strategies": tuple(facts.get("strategies", ())),
+        }
         machines[name] = Machine(name, **{**facts, **read})
     for family, facts in table["cpu_machines"].items():
         for vcpus in facts["sizes"]:
-            name, usd = f"{family}-{vcpus}", {kind: vcpus * facts[kind] for kind in ("list", "spot")}
+            name = f"{family}-{vcpus}"
+            usd = {kind: vcpus * facts[kind] for kind in ("list", "spot")}
             machines[name] = Machine(
-                name, vcpus, vcpus * facts["gb"], {}, attached=True, price=_price({"price": usd}, prices),
+                name,
+                vcpus,
+                vcpus * facts["gb"],
+                {},
+                attached=True,
+                price=_price({"price": usd}, prices),
                 disk=facts.get("disk", "pd-ssd"),
-            )  # fmt: skip
+            )
     return Machines(
-        prices["region"], prices["date"], tuple(table["regions"]), prices["disk_gib_month"], accelerators, machines
+        prices["region"],
+        prices["date"],
+        tuple(table["regions"]),
+        prices["disk_gib_month"],
+        accelerators,
+        machines,
     )
 
 
 def _price(facts: Mapping[str, Any], prices: Mapping[str, Any]) -> Price:
-    """Returns Compute Engine's prices plus the fee. The local SSD, which is part of the list price, bears no fee."""
+    """Returns Compute Engine's prices plus the fee. The local SSD, which is part of the list price,
+    bears no fee."""
     usd_by_kind = facts.get("price", {})
     local_ssd = facts.get("local_ssd_gib", 0) * prices["local_ssd_gib_month"] / HOURS_A_MONTH
     fee = prices["fee"] * (usd_by_kind["list"] - local_ssd) if "list" in usd_by_kind else 0.0
     with_fee: dict[str, Any] = {kind: usd + fee for kind, usd in usd_by_kind.items()}
-    return Price(**with_fee, inferred=True, lower_bound=bool(usd_by_kind) and "list" not in usd_by_kind)
+    return Price(
+        **with_fee, inferred=True, lower_bound=bool(usd_by_kind) and "list" not in usd_by_kind
+    )
 
 
 def load_machines(file: str = "") -> Machines:
-    """Returns the table, in which the prices of a user's file replace its own. Raises UserError for an invalid file.
+    """Returns the table, in which the prices of a user's file replace its own. Raises UserError for
+    an invalid file.
 
-    A line of the file is `NAME: USD` or `NAME: {list: USD, spot: USD, flex_start: USD}`, each in USD an hour, with the
-    name of a machine type or an accelerator.
+    A line of the file is `NAME: USD` or `NAME: {list: USD, spot: USD, flex_start: USD}`, each in
+    USD an hour, with the name of a machine type or an accelerator.
     """
     table = _read_table()
     if not file:
@@ -185,21 +218,32 @@ def load_machines(file: str = "") -> Machines:
     try:
         prices = read_yaml(expanded(file), f"prices={file}")
     except FileNotFoundError:
-        raise UserError(f"prices={file}: not found: write lines such as 'g2-standard-48: 4.60' (USD an hour)") from None
-    machines, accelerators = dict(table.machines), dict(table.accelerators)
+        raise UserError(
+            f"prices={file}: not found: write lines such as 'g2-standard-48: 4.60' (USD an hour)"
+        ) from None
+    machines = dict(table.machines)
+    accelerators = dict(table.accelerators)
     for name, value in prices.items():
         kinds = value if isinstance(value, dict) else {"list": value}
         for kind, usd in kinds.items():
             if kind not in KINDS:
-                raise UserError(f"prices={file}: {name}: {kind}: unknown price; use one of {', '.join(KINDS)}")
+                raise UserError(
+                    f"prices={file}: {name}: {kind}: unknown price; use one of {', '.join(KINDS)}"
+                )
             if isinstance(usd, bool) or not isinstance(usd, (int, float)) or not 0 < usd < 1e6:
-                raise UserError(f"prices={file}: {name}: {usd!r} is not a price: use a number above 0, in USD an hour")
+                raise UserError(
+                    f"prices={file}: {name}: {usd!r} is not a price: use a number above 0, in USD"
+                    " an hour"
+                )
         price = Price(**kinds)
         if name in accelerators:
             accelerators[name] = replace(accelerators[name], price=price)
         elif name in machines:
             machines[name] = replace(machines[name], price=price)
         else:
-            hint = nearest(str(name), [*machines, *accelerators]) + " `python -m deploy machines --all` lists them"
+            hint = (
+                nearest(str(name), [*machines, *accelerators])
+                + " `python -m deploy machines --all` lists them"
+            )
             raise UserError(f"prices={file}: {name}: unknown machine type or accelerator{hint}")
     return replace(table, machines=machines, accelerators=accelerators)

@@ -1,7 +1,9 @@
-"""Checks a CustomJobSpec before it is sent: what Vertex AI or this trainer would refuse, and what would waste money.
+"""Checks a CustomJobSpec before it is sent: what Vertex AI or this trainer would refuse, and what
+would waste money.
 
-gcloud sends nearly anything, and the API's errors come late and are terse. schema.yaml has the rules for single fields;
-this module has those between fields, and between fields and the table of machines.
+gcloud sends nearly anything, and the API's errors come late and are terse. schema.yaml has the
+rules for single fields; this module has those between fields, and between fields and the table of
+machines.
 """
 
 import json
@@ -19,38 +21,53 @@ Spec = Mapping[str, Any]
 
 _TABLES = read_yaml(Path(__file__).with_name("schema.yaml"), "schema.yaml")
 MESSAGES: Mapping[str, Mapping[str, str]] = _TABLES["messages"]
-ENUMS: Mapping[str, tuple[str, ...]] = {name: tuple(values) for name, values in _TABLES["enums"].items()}
-_SCALARS: Mapping[str, tuple[type | tuple[type, ...], str, str]] = {  # Python types, a pattern, what to write
+ENUMS: Mapping[str, tuple[str, ...]] = {
+    name: tuple(values) for name, values in _TABLES["enums"].items()
+}
+# Python types, a pattern, what to write
+_SCALARS: Mapping[str, tuple[type | tuple[type, ...], str, str]] = {
     "string": (str, r"(?s:.*)", "must be text: put it in quotes"),
     "bool": (bool, r".*", "must be true or false, without quotes"),
     "int32": ((int, str), r"[0-9]{1,9}", "must be a whole number of up to 9 digits"),
     "int64": ((int, str), r"[0-9]{1,18}", "must be a whole number of up to 18 digits"),
-    "Duration": (str, r"[0-9]{1,11}(\.[0-9]{1,9})?s", 'must be text in seconds, as "3600s", of up to 11 digits'),
+    "Duration": (
+        str,
+        r"[0-9]{1,11}(\.[0-9]{1,9})?s",
+        'must be text in seconds, as "3600s", of up to 11 digits',
+    ),
 }
 # https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/schedule-jobs-dws
-FLEX_START = re.compile(r"NVIDIA_(L4|TESLA_A100|A100_80GB|H100_80GB|H100_MEGA_80GB|H200_141GB|B200)")
+FLEX_START = re.compile(
+    r"NVIDIA_(L4|TESLA_A100|A100_80GB|H100_80GB|H100_MEGA_80GB|H200_141GB|B200)"
+)
 
 
 def check_spec(spec: Spec, name: str) -> None:
-    """Raises UserError, with a message that begins with `name`, for the first error in a CustomJobSpec."""
+    """Raises UserError, with a message that begins with `name`, for the first error in a
+    CustomJobSpec."""
     check_shape(spec, name)
-    pools, table = spec["workerPoolSpecs"], load_machines()
+    pools = spec["workerPoolSpecs"]
+    table = load_machines()
     for place, pool in enumerate(pools):
         # What each worker runs, and how many there are.
-        where, count = f"{name}: workerPoolSpecs[{place}]", int(pool.get("replicaCount", 1))
+        where = f"{name}: workerPoolSpecs[{place}]"
+        count = int(pool.get("replicaCount", 1))
         task = pool.get("containerSpec") or pool.get("pythonPackageSpec", {})
         ended = next((key for key in ("executorImageUri", "packageUris") if key in task), "")
         if ("containerSpec" in pool) == ("pythonPackageSpec" in pool):
-            raise UserError(f"{where}: give one of containerSpec (your own image) and pythonPackageSpec")
+            raise UserError(
+                f"{where}: give one of containerSpec (your own image) and pythonPackageSpec"
+            )
         if place == 0 and count != 1:
             raise UserError(
-                f"{where}.replicaCount={count}: pool 0 is the chief alone, so 1: move others to workerPoolSpecs[1]"
+                f"{where}.replicaCount={count}: pool 0 is the chief alone, so 1: move others to"
+                " workerPoolSpecs[1]"
             )
         if ended:
             raise UserError(
-                f"{where}.pythonPackageSpec: {ended} is for Google's prebuilt images of TensorFlow, which have ended: "
-                "leave it out, and each start installs what the job needs, or name your image, as containerSpec: "
-                "{imageUri: …}"
+                f"{where}.pythonPackageSpec: {ended} is for Google's prebuilt images of TensorFlow,"
+                " which have ended: leave it out, and each start installs what the job needs, or"
+                " name your image, as containerSpec: {imageUri: …}"
             )
         # Its machine, and the accelerators that this machine takes.
         where = f"{where}.machineSpec"
@@ -58,12 +75,18 @@ def check_spec(spec: Spec, name: str) -> None:
         host = table.machines.get(kind)
         if host is None:
             raise UserError(
-                f"{where}.machineType={kind}: no such machine{nearest(kind, table.machines)} `python -m deploy "
-                "machines --all` lists those with prices"
+                f"{where}.machineType={kind}: no such machine{nearest(kind, table.machines)}"
+                " `python -m deploy machines --all` lists those with prices"
             )
-        has = " or ".join(f"{name} x {'/'.join(map(str, counts))}" for name, counts in host.counts.items())
+        has = " or ".join(
+            f"{name} x {'/'.join(map(str, counts))}" for name, counts in host.counts.items()
+        )
         requested = f"{accelerator} x {gpus}" if accelerator else "none"
-        others = [name for name, machine in table.machines.items() if gpus in machine.counts.get(accelerator, ())]
+        others = [
+            name
+            for name, machine in table.machines.items()
+            if gpus in machine.counts.get(accelerator, ())
+        ]
         advice = f"; {requested} comes with {' or '.join(others[:3])}" if others else ""
         if accelerator and accelerator not in table.accelerators:
             raise UserError(
@@ -72,21 +95,26 @@ def check_spec(spec: Spec, name: str) -> None:
             )
         if bool(accelerator) != bool(gpus):
             raise UserError(
-                f"{where}: acceleratorType={accelerator or None} and acceleratorCount={gpus}: give both, or neither"
+                f"{where}: acceleratorType={accelerator or None} and acceleratorCount={gpus}: give"
+                " both, or neither"
             )
         if (accelerator or not host.attached) and gpus not in host.counts.get(accelerator, ()):
-            raise UserError(f"{where}: {kind} takes {has or 'no accelerators'}, not {requested}{advice}")
+            raise UserError(
+                f"{where}: {kind} takes {has or 'no accelerators'}, not {requested}{advice}"
+            )
     # When it may run, for how long, and as whom.
     scheduling = spec.get("scheduling", {})
-    strategy, timeout = scheduling.get("strategy", "STANDARD"), scheduling.get("timeout", "86400s")
+    strategy = scheduling.get("strategy", "STANDARD")
+    timeout = scheduling.get("timeout", "86400s")
     if len({"containerSpec" in pool for pool in pools[:2]}) > 1:
         raise UserError(
-            f"{name}: workerPoolSpecs: one pool names an image and the other does not: give both one, or none"
+            f"{name}: workerPoolSpecs: one pool names an image and the other does not: give both"
+            " one, or none"
         )
     if strategy == "FLEX_START" and "maxWaitDuration" not in scheduling:
         raise UserError(
-            f"{name}: scheduling.strategy=FLEX_START without maxWaitDuration waits up to a day: limit the wait for "
-            'machines, as maxWaitDuration: "14400s"'
+            f"{name}: scheduling.strategy=FLEX_START without maxWaitDuration waits up to a day:"
+            ' limit the wait for machines, as maxWaitDuration: "14400s"'
         )
     affinities = [pool.get("machineSpec", {}).get("reservationAffinity", {}) for pool in pools]
     kinds = {affinity.get("reservationAffinityType", "NO_RESERVATION") for affinity in affinities}
@@ -99,34 +127,38 @@ def check_spec(spec: Spec, name: str) -> None:
         )
     if float(timeout[:-1]) < 60:
         raise UserError(
-            f'{name}: scheduling.timeout={timeout} ends the job at once, since starting takes minutes: write "86400s"'
+            f"{name}: scheduling.timeout={timeout} ends the job at once, since starting takes"
+            ' minutes: write "86400s"'
         )
     if "tensorboard" in spec and "serviceAccount" not in spec:
         raise UserError(
-            f"{name}: tensorboard without serviceAccount: the job could not write to it: add serviceAccount: "
-            "NAME@PROJECT.iam.gserviceaccount.com to the tier"
+            f"{name}: tensorboard without serviceAccount: the job could not write to it: add"
+            " serviceAccount: NAME@PROJECT.iam.gserviceaccount.com to the tier"
         )
     for kind, accelerator, _ in map(machine_of, pools):
         only = table.machines[kind].strategies
         if only and strategy not in only:
             raise UserError(
-                f"{name}: scheduling.strategy={strategy}: {kind} may be had only as {' or '.join(only)}: set the "
-                "strategy, or take a larger machine"
+                f"{name}: scheduling.strategy={strategy}: {kind} may be had only as"
+                f" {' or '.join(only)}: set the strategy, or take a larger machine"
             )
         if strategy == "FLEX_START" and not FLEX_START.fullmatch(accelerator):
             raise UserError(
-                f"{name}: scheduling.strategy=FLEX_START: not for {accelerator or 'machines without GPUs'}, only for "
-                "L4, A100, H100, H200 and B200: drop the strategy, or use SPOT"
+                f"{name}: scheduling.strategy=FLEX_START: not for"
+                f" {accelerator or 'machines without GPUs'}, only for L4, A100, H100, H200 and"
+                " B200: drop the strategy, or use SPOT"
             )
 
 
 def check_shape(spec: Spec, name: str) -> None:
-    """Raises UserError, with a message that begins with `name`, for an unknown field or a value of a wrong type."""
+    """Raises UserError, with a message that begins with `name`, for an unknown field or a value of
+    a wrong type."""
     _check_value(spec, "CustomJobSpec", name)
 
 
 def check_format(field: str, text: Any, where: str) -> None:
-    """Raises UserError, naming the place `where`, unless the text has the format of `field` in schema.yaml.
+    """Raises UserError, naming the place `where`, unless the text has the format of `field` in
+    schema.yaml.
 
     `field`: the key of a format, such as "ContainerSpec.imageUri".
     """
@@ -136,23 +168,30 @@ def check_format(field: str, text: Any, where: str) -> None:
 
 
 def _check_value(value: Any, kind: str, where: str) -> None:
-    """Raises UserError, naming the place in the spec, for the first part of `value` that is not of the type `kind`.
+    """Raises UserError, naming the place in the spec, for the first part of `value` that is not of
+    the type `kind`.
 
     `kind`: a type of schema.yaml; `where`: the place of `value`.
     """
     if kind.endswith("[]"):
         if not isinstance(value, list):
-            raise UserError(f"{where}: must be a list, not {_shown(value)}: begin each item with '- '")
+            raise UserError(
+                f"{where}: must be a list, not {_shown(value)}: begin each item with '- '"
+            )
         for index, item in enumerate(value):
             _check_value(item, kind[:-2], f"{where}[{index}]")
     elif kind in MESSAGES:
         fields = MESSAGES[kind]
         if not isinstance(value, Mapping):
-            raise UserError(f"{where}: must be 'key: value' lines ({', '.join(fields)}), not {_shown(value)}")
+            raise UserError(
+                f"{where}: must be 'key: value' lines ({', '.join(fields)}), not {_shown(value)}"
+            )
         for key, inner in value.items():
             if key not in fields:
                 hint = nearest(str(key), fields)
-                raise UserError(f"{where}: unknown key {str(key)!r}{hint} Known: {', '.join(fields)}")
+                raise UserError(
+                    f"{where}: unknown key {str(key)!r}{hint} Known: {', '.join(fields)}"
+                )
             place = f"{where}.{key}" if kind != "CustomJobSpec" else f"{where}: {key}"
             _check_value(inner, fields[key], place)
             if f"{kind}.{key}" in _TABLES["formats"]:
@@ -162,10 +201,19 @@ def _check_value(value: Any, kind: str, where: str) -> None:
                 raise UserError(f"{where}: {key} is missing: {advice}")
     elif kind in ENUMS:
         if not isinstance(value, str) or value not in ENUMS[kind]:
-            # Names are compared by their words: A100 is in the names of two accelerators that are spelt differently.
-            model = set(str(value).upper().replace("-", "_").split("_")) - {"NVIDIA", "TESLA", "80GB"}
+            # Names are compared by their words: A100 is in the names of two accelerators that are
+            # spelt differently.
+            model = set(str(value).upper().replace("-", "_").split("_")) - {
+                "NVIDIA",
+                "TESLA",
+                "80GB",
+            }
             alike = [name for name in ENUMS[kind] if model & set(name.split("_"))]
-            hint = f"; did you mean {' or '.join(map(repr, alike))}?" if alike else nearest(str(value), ENUMS[kind])
+            hint = (
+                f"; did you mean {' or '.join(map(repr, alike))}?"
+                if alike
+                else nearest(str(value), ENUMS[kind])
+            )
             raise UserError(f"{where}={value}: unknown name{hint} Known: {', '.join(ENUMS[kind])}")
     else:
         types, pattern, advice = _SCALARS[kind]
@@ -179,19 +227,21 @@ def _shown(value: Any) -> str:
 
 
 def machine_of(pool: Spec) -> tuple[str, str, int]:
-    """Returns the machine type of a worker pool, its accelerator type, and how many accelerators each machine has."""
+    """Returns the machine type of a worker pool, its accelerator type, and how many accelerators
+    each machine has."""
     machine = pool.get("machineSpec", {})
     count = int(machine.get("acceleratorCount", 0))
     return machine.get("machineType", ""), machine.get("acceleratorType", ""), count
 
 
 def check_same_region(name: str, resource: str, region: str) -> None:
-    """Raises UserError if a resource, projects/PROJECT/locations/REGION/…, is in another region than the job.
+    """Raises UserError if a resource, projects/PROJECT/locations/REGION/…, is in another region
+    than the job.
 
     `name`: what the message calls the resource.
     """
     if resource.split("/")[3] != region:
         raise UserError(
-            f"{name}={resource} is in {resource.split('/')[3]}, and the job would run in {region}: use one of that "
-            "region"
+            f"{name}={resource} is in {resource.split('/')[3]}, and the job would run in {region}:"
+            " use one of that region"
         )

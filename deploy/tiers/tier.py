@@ -1,4 +1,5 @@
-"""Reads tiers (machine specs) from job_configs/ or the user's files, and checks that such machines exist."""
+"""Reads tiers (machine specs) from job_configs/ or the user's files, and checks that such machines
+exist."""
 
 import os
 import re
@@ -15,15 +16,20 @@ from trainer.base.settings.fields import nearest
 from trainer.base.settings.yaml_file import read_yaml
 
 # Labels that `submit` sets; the value of the first is unique to each attempt to create a job.
-LABEL, PRICE_LABEL, USER_LABEL = "submission", "usd-per-hour", "user"
-STRATEGIES = {"STANDARD": "standard", "SPOT": "spot", "FLEX_START": "flex-start"}  # scheduling strategies, in words
+LABEL = "submission"
+PRICE_LABEL = "usd-per-hour"
+USER_LABEL = "user"
+# scheduling strategies, in words
+STRATEGIES = {"STANDARD": "standard", "SPOT": "spot", "FLEX_START": "flex-start"}
 
 ROOT = Path(__file__).parents[2]
-COPIES = Path(__file__).parents[1] / "checkout"  # an installed copy of the package has the checkout's files here
+# an installed copy of the package has the checkout's files here
+COPIES = Path(__file__).parents[1] / "checkout"
 
 
 def beside(name: str) -> Path:
-    """Returns the path of a file or folder of the checkout, or of its copy if the package is installed."""
+    """Returns the path of a file or folder of the checkout, or of its copy if the package is
+    installed."""
     return (ROOT if (ROOT / "setup.py").is_file() else COPIES) / name
 
 
@@ -35,7 +41,8 @@ DEFAULT_TIMEOUT_S = 7 * 24 * 3600.0  # Vertex AI's timeout of a job that states 
 
 @dataclass(frozen=True)
 class TierFacts:
-    """Holds what a comparison needs of a tier: `workers` machines, each with `accelerators` GPUs (0: it uses its CPU).
+    """Holds what a comparison needs of a tier: `workers` machines, each with `accelerators` GPUs
+    (0: it uses its CPU).
 
     The price is in USD an hour, for all machines; None if it is not known.
     """
@@ -54,19 +61,22 @@ class TierFacts:
 
     @property
     def devices(self) -> int:
-        """Returns the number of replicas: accelerators of all workers, or one for each CPU worker."""
+        """Returns the number of replicas: accelerators of all workers, or one for each CPU
+        worker."""
         return max(1, self.accelerators) * self.workers
 
     @property
     def machine(self) -> str:
-        """Returns the machines as text: `2 x g2-standard-24 + 2 x NVIDIA_L4`, or without `2 x ` for one machine."""
+        """Returns the machines as text: `2 x g2-standard-24 + 2 x NVIDIA_L4`, or without `2 x ` for
+        one machine."""
         gpus = f" + {self.accelerators} x {self.accelerator_type}" if self.accelerators else ""
         return (f"{self.workers} x " if self.workers > 1 else "") + self.machine_type + gpus
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tier(TierFacts):
-    """Holds machines with their price. `spec`: the CustomJobSpec of the tier's file, after the flags that change it."""
+    """Holds machines with their price. `spec`: the CustomJobSpec of the tier's file, after the
+    flags that change it."""
 
     spec: Spec
     price: Price  # of all machines, with their boot disks, under each scheduling strategy
@@ -94,24 +104,30 @@ class Tier(TierFacts):
 
     @property
     def usd_by_strategy(self) -> dict[str, float | None]:
-        """Returns USD an hour of all machines, by the strategies under which they are offered; None if not known.
+        """Returns USD an hour of all machines, by the strategies under which they are offered; None
+        if not known.
 
         A price that the user gave for the tier counts for the tier's own strategy.
         """
         machine = load_machines().machines.get(self.machine_type)
-        offered = [kind for kind in (machine.strategies if machine else ()) or STRATEGIES
-                   if kind != "FLEX_START" or FLEX_START.fullmatch(self.accelerator_type)]  # fmt: skip
+        offered = [
+            kind
+            for kind in (machine.strategies if machine else ()) or STRATEGIES
+            if kind != "FLEX_START" or FLEX_START.fullmatch(self.accelerator_type)
+        ]
         usd = {kind: self.price.under(kind) for kind in offered}
         return usd if self.price_per_hour is None else {**usd, self.strategy: self.price_per_hour}
 
     @property
     def most_usd(self) -> float | None:
-        """Returns the cost in USD of a job that runs until its timeout; None if the price is not known."""
+        """Returns the cost in USD of a job that runs until its timeout; None if the price is not
+        known."""
         return None if self.price_per_hour is None else self.price_per_hour * self.timeout_s / 3600
 
     @property
     def bound_per_hour(self) -> float | None:
-        """Returns an upper bound of USD an hour: the tier's price or, if it is not known, the highest other price.
+        """Returns an upper bound of USD an hour: the tier's price or, if it is not known, the
+        highest other price.
 
         Returns None if no price is known.
         """
@@ -120,11 +136,13 @@ class Tier(TierFacts):
 
     @property
     def bound_usd(self) -> float | None:
-        """Returns an upper bound of a job's cost in USD until its timeout; None if no price of the tier is known."""
+        """Returns an upper bound of a job's cost in USD until its timeout; None if no price of the
+        tier is known."""
         return None if self.bound_per_hour is None else self.bound_per_hour * self.timeout_s / 3600
 
 
-# What flags make of a spec: from a spec, and its name for messages, to those after them (`deploy.job.spec`).
+# What flags make of a spec: from a spec, and its name for messages, to those after them
+# (`deploy.job.spec`).
 Changes = Callable[[Spec, str], tuple[Spec, str]]
 
 
@@ -134,18 +152,23 @@ def _unchanged(spec: Spec, name: str) -> tuple[Spec, str]:
 
 
 def load_tier(name: str, price_file: str = "", changes: Changes = _unchanged) -> Tier:
-    """Reads a tier from a YAML file, or by its name in job_configs/. Raises UserError if Vertex AI could not run it."""
+    """Reads a tier from a YAML file, or by its name in job_configs/. Raises UserError if Vertex AI
+    could not run it."""
     path = find_tier(name)
     return _tier(path.stem, read_yaml(path, path.name), path.name, price_file, changes)
 
 
 def read_tiers(
-    names: Sequence[str], price_file: str, usd_by_tier: Mapping[str, float], changes: Changes = _unchanged
+    names: Sequence[str],
+    price_file: str,
+    usd_by_tier: Mapping[str, float],
+    changes: Changes = _unchanged,
 ) -> list[Tier]:
     """Reads the tiers of these files or names in job_configs/, with the prices of `price_file`.
 
-    `usd_by_tier`: prices of an hour of all machines, by tier. A tier in it has this price for its own strategy, and no
-    price for others. Raises UserError if a tier is given twice, or a price is for a tier that is not given.
+    `usd_by_tier`: prices of an hour of all machines, by tier. A tier in it has this price for its
+        own strategy, and no price for others. Raises UserError if a tier is given twice, or a price
+        is for a tier that is not given.
     """
     loaded = [load_tier(name, price_file, changes) for name in names]
     tiers = {tier.name: tier for tier in loaded}
@@ -158,7 +181,9 @@ def read_tiers(
     return list(tiers.values())
 
 
-def machine_tier(machine_type: str, accelerator: str, price_file: str = "", changes: Changes = _unchanged) -> Tier:
+def machine_tier(
+    machine_type: str, accelerator: str, price_file: str = "", changes: Changes = _unchanged
+) -> Tier:
     """Returns a tier of one machine that needs no file. `accelerator`: NAME:COUNT, empty for none.
 
     Raises UserError if Vertex AI could not run it.
@@ -169,45 +194,76 @@ def machine_tier(machine_type: str, accelerator: str, price_file: str = "", chan
     machine: dict[str, Any] = {"machineType": machine_type}
     if accelerator:
         machine |= {"acceleratorType": kind, "acceleratorCount": int(count)}
-    pool = {"machineSpec": machine, "replicaCount": 1, "pythonPackageSpec": {"pythonModule": "trainer.task"}}
+    pool = {
+        "machineSpec": machine,
+        "replicaCount": 1,
+        "pythonPackageSpec": {"pythonModule": "trainer.task"},
+    }
     spec = {"workerPoolSpecs": [pool], "scheduling": {"timeout": "86400s"}}
     title = f"{machine_type}-x{count}" if accelerator else machine_type
     return _tier(title, spec, f"--machine_type={machine_type}", price_file, changes)
 
 
-def _tier(name: str, spec: Mapping[str, Any], origin: str, price_file: str, changes: Changes) -> Tier:
-    """Returns the tier of a spec after `changes`, with its price. Raises UserError, naming `origin`, for a bad spec."""
+def _tier(
+    name: str, spec: Mapping[str, Any], origin: str, price_file: str, changes: Changes
+) -> Tier:
+    """Returns the tier of a spec after `changes`, with its price. Raises UserError, naming
+    `origin`, for a bad spec."""
     spec, origin = changes(spec, origin)
     check_spec(spec, origin)
-    table, pools, price = load_machines(price_file), spec["workerPoolSpecs"], FREE
+    table = load_machines(price_file)
+    pools = spec["workerPoolSpecs"]
+    price = FREE
     counts = [int(pool.get("replicaCount", 1)) for pool in pools]
     for pool, count in zip(pools, counts, strict=True):
         machine = machine_of(pool)
-        disk = {"bootDiskType": table.machines[machine[0]].disk, "bootDiskSizeGb": 100, **pool.get("diskSpec", {})}
-        usd = float(disk["bootDiskSizeGb"]) * table.disk_gib_month[disk["bootDiskType"]] / HOURS_A_MONTH
+        disk = {
+            "bootDiskType": table.machines[machine[0]].disk,
+            "bootDiskSizeGb": 100,
+            **pool.get("diskSpec", {}),
+        }
+        usd = (
+            float(disk["bootDiskSizeGb"])
+            * table.disk_gib_month[disk["bootDiskType"]]
+            / HOURS_A_MONTH
+        )
         price = price.plus(table.price(*machine).plus(Price(usd, usd, usd)), count)
     known = price.known_under(spec.get("scheduling", {}).get("strategy", "STANDARD"))
     return Tier(name, *machine_of(pools[0]), sum(counts[:2]), known, spec=spec, price=price)
 
 
 def find_tier(name: str) -> Path:
-    """Returns the file of a tier, given by its path or its name in job_configs/. Raises UserError if there is none."""
+    """Returns the file of a tier, given by its path or its name in job_configs/. Raises UserError
+    if there is none."""
     file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
     for path in (Path(file), Path("job_configs") / file, JOB_CONFIGS / file):
         if os.path.isfile(path):
             return path
-    hint = nearest(re.sub("^1", "l", Path(name).stem.lower()), tier_names())  # l4x4 is easily read as 14x4
-    raise UserError(f"tier {name}: no such tier{hint} `python -m deploy machines` lists them; or name a .yaml file")
+    # l4x4 is easily read as 14x4
+    hint = nearest(re.sub("^1", "l", Path(name).stem.lower()), tier_names())
+    raise UserError(
+        f"tier {name}: no such tier{hint} `python -m deploy machines` lists them; or name a .yaml"
+        " file"
+    )
 
 
 def tier_names() -> list[str]:
     """Returns the names of all tiers in the user's job_configs/ and in the package's."""
-    return sorted({path.stem for folder in (Path("job_configs"), JOB_CONFIGS) for path in folder.glob("*.yaml")})
+    return sorted(
+        {
+            path.stem
+            for folder in (Path("job_configs"), JOB_CONFIGS)
+            for path in folder.glob("*.yaml")
+        }
+    )
 
 
 def check_tiers(names: Iterable[str], known: Sequence[str], flag: str = "") -> None:
-    """Raises UserError for the first of `names` that is not in `known`. `flag`: the flag that gave it, if any."""
+    """Raises UserError for the first of `names` that is not in `known`. `flag`: the flag that gave
+    it, if any."""
     for name in names:
         if name not in known:
             named = f"{flag}={name}" if flag else name
-            raise UserError(f"{named}: no such tier{nearest(name, known)} Here are: {', '.join(known)}")
+            raise UserError(
+                f"{named}: no such tier{nearest(name, known)} Here are: {', '.join(known)}"
+            )

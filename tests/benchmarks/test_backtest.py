@@ -1,4 +1,5 @@
-"""Tests that intervals hold measured and published times, each source or network predicted by what the others show."""
+"""Tests that intervals hold measured and published times, each source or network predicted by what
+the others show."""
 
 import statistics
 
@@ -41,7 +42,8 @@ def test_where_rows_shrink_the_interval_reaches_to_no_gain_and_is_too_wide_to_ra
 
 @pytest.mark.parametrize("way", ["plain", "compiled"])
 def test_the_formulas_are_those_of_the_fit_and_hold_what_others_published(way: str) -> None:
-    """Nine of ten networks that were left out lie in the interval, on the measured card and, wider, on others."""
+    """Nine of ten networks that were left out lie in the interval, on the measured card and, wider,
+    on others."""
     assert vars(getattr(CONSTANTS, way)) == plan_fit.formula(way)
     low, high = getattr(CONSTANTS, way).band
     assert high / low < 2.25

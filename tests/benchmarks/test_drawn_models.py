@@ -1,4 +1,5 @@
-"""A dozen of the drawn scripts do what `fit` does, on one replica and on two; others are proved, planted ones not."""
+"""A dozen of the drawn scripts do what `fit` does, on one replica and on two; others are proved,
+planted ones not."""
 
 import pytest
 
@@ -10,7 +11,8 @@ from trainer.run.replica_check import SKIP
 pytestmark = pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask")
 
 
-@pytest.mark.parametrize("number", [6, 9, 13, 25, 39, 59, 60, 68, 74, 76, 85, 87])  # the quickest of each kind
+# the quickest of each kind
+@pytest.mark.parametrize("number", [6, 9, 13, 25, 39, 59, 60, 68, 74, 76, 85, 87])
 def test_a_drawn_script_does_what_fit_does(number: int) -> None:
     difference, _ = compared(number, 2)
     assert difference < TOLERANCE
@@ -27,6 +29,8 @@ def test_drawn_scripts_are_proved(number: int, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [MODELS, MODELS + 1, MODELS + 2])
-def test_what_mixes_rows_from_a_step_on_is_not_proved(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_mixes_rows_from_a_step_on_is_not_proved(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(SKIP)
     assert compared(number, 2)[1] != PROVED

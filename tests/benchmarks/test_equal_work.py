@@ -1,4 +1,5 @@
-"""Tests that all candidates do the same work: same weights and rows in, same losses and updates out."""
+"""Tests that all candidates do the same work: same weights and rows in, same losses and updates
+out."""
 
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,18 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def build(tmp_path: Path) -> Any:
-    """Returns `build(model)`: it builds a small model on digits that every framework reads from one file."""
+    """Returns `build(model)`: it builds a small model on digits that every framework reads from one
+    file."""
 
     def make(model: str) -> TrainingSetup:
         size = {"cnn": 24, "mlp": 8}.get(model, 16)
-        flags = ["--width=4", "--latent_dim=8", "--critic_steps=2", f"--image_size={size}", f"--data={tmp_path}/d.npz"]
+        flags = [
+            "--width=4",
+            "--latent_dim=8",
+            "--critic_steps=2",
+            f"--image_size={size}",
+            f"--data={tmp_path}/d.npz",
+        ]
         flags = [f"--model={model}", *of_model(flags, [f"--model={model}"])]
         config = resolve([*flags, f"--global_batch_size={ROWS}", "--learning_rate=1e-3"]).config
         write_digits(config)
@@ -42,7 +50,11 @@ def draws(setup: TrainingSetup) -> tuple[Any, Any, Any]:
     """Returns real images in [-1, 1], noise and interpolation factors."""
     reals = setup.dataset.train.gather(tf.range(ROWS))[0]
     noise = tf.random.stateless_normal((ROWS, setup.model.latent_dim), (1, 2))
-    return tf.cast(reals, tf.float32) / 127.5 - 1.0, noise, tf.random.stateless_uniform((ROWS, 1, 1, 1), (3, 4))
+    return (
+        tf.cast(reals, tf.float32) / 127.5 - 1.0,
+        noise,
+        tf.random.stateless_uniform((ROWS, 1, 1, 1), (3, 4)),
+    )
 
 
 def loss_and_gradients(loss: Any, network: keras.Model) -> tuple[float, list[Any]]:
@@ -54,11 +66,14 @@ def loss_and_gradients(loss: Any, network: keras.Model) -> tuple[float, list[Any
 
 def ours(setup: TrainingSetup) -> tuple[Any, Any]:
     """Returns (loss, gradients) of the critic and of the generator by the model of this project."""
-    model, (reals, noise, mix) = setup.model, draws(setup)
+    model = setup.model
+    (reals, noise, mix) = draws(setup)
     (fakes,) = model.fakes(Generated(noise=noise))
     others = () if setup.config.model == "dcgan" else (mix,)
     losses, gradients = model.critic_gradients(reals, fakes, *others, ROWS)
-    return (next(iter(losses.values())), gradients), model.generator_gradients(Generated(noise=noise), ROWS)
+    return (next(iter(losses.values())), gradients), model.generator_gradients(
+        Generated(noise=noise), ROWS
+    )
 
 
 def same(one: tuple[Any, Any], other: tuple[Any, Any]) -> None:
@@ -72,7 +87,8 @@ def same(one: tuple[Any, Any], other: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize("model", GANS)
 def test_the_tutorials_gan_has_our_losses_and_gradients(model: str, build: Any) -> None:
     setup = build(model)
-    peer, (reals, noise, mix) = GAN(setup), draws(setup)
+    peer = GAN(setup)
+    (reals, noise, mix) = draws(setup)
     critic, generator = ours(setup)
     same(critic, loss_and_gradients(lambda: peer.critic_loss(reals, noise, mix), peer.critic))
     same(generator, loss_and_gradients(lambda: peer.generator_loss(noise), peer.generator))
@@ -81,7 +97,8 @@ def test_the_tutorials_gan_has_our_losses_and_gradients(model: str, build: Any) 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", pytest.param("cnn", marks=pytest.mark.slow)])
 def test_after_some_steps_a_classifier_has_our_weights(model: str, build: Any) -> None:
-    setup, steps = build(model), 6
+    setup = build(model)
+    steps = 6
     fitted = model_for(setup, 2, jit_compile=False)
     network = plain_copy(setup.model)
     fitted.fit(batches_for(setup), steps_per_epoch=steps, shuffle=False, verbose=0)

@@ -1,4 +1,5 @@
-"""Rehearses the measurement of a GPU on a CPU: parts that end well, fail or hang, and what they leave."""
+"""Rehearses the measurement of a GPU on a CPU: parts that end well, fail or hang, and what they
+leave."""
 
 import json
 import os
@@ -43,13 +44,26 @@ sys.meta_path.insert(0, Missing())
 
 @pytest.mark.slow
 def test_the_command_is_rehearsed_from_a_folder_alone(tmp_path: Path) -> None:
-    """Runs some parts as on a bare machine: the checkout on PYTHONPATH, no installation of it, no network."""
+    """Runs some parts as on a bare machine: the checkout on PYTHONPATH, no installation of it, no
+    network."""
     parts = ["constants", "network_mlp"]
-    command = [sys.executable, "-m", "benchmarks.gpu", f"--parts={','.join(parts)}", f"--out={tmp_path}/out"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu",
+        f"--parts={','.join(parts)}",
+        f"--out={tmp_path}/out",
+    ]
     before = FILE.read_bytes()
     (tmp_path / "sitecustomize.py").write_text(BARE_MACHINE)
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "https_proxy": "http://127.0.0.1:9"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{tmp_path}:{ROOT}",
+        "https_proxy": "http://127.0.0.1:9",
+    }
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stdout
     assert [f"{name}: {DONE}" in done.stdout for name in parts] == [True] * 2
     assert REHEARSED in done.stdout

@@ -1,4 +1,5 @@
-"""Provides emulated Google services, the environment for gcloud and the SDK, a fast clock, and commands on them."""
+"""Provides emulated Google services, the environment for gcloud and the SDK, a fast clock, and
+commands on them."""
 
 import json
 import os
@@ -33,9 +34,18 @@ Capture = pytest.CaptureFixture[str]
 Command = Callable[..., str]
 ROOT = Path(__file__).parents[2]
 WHERE = ["--region=us-central1", "--bucket=gs://my-bucket"]
-JOB = ["--model=mlp", "--data=digits", "--image_size=8", "--steps=4", "--report_every_steps=2", "--global_batch_size=8"]
+JOB = [
+    "--model=mlp",
+    "--data=digits",
+    "--image_size=8",
+    "--steps=4",
+    "--report_every_steps=2",
+    "--global_batch_size=8",
+]
 BY_SDK = [*WHERE, *JOB, "--backend=sdk"]
-needs_gcloud = pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud is not installed here")
+needs_gcloud = pytest.mark.skipif(
+    shutil.which("gcloud") is None, reason="gcloud is not installed here"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +66,9 @@ def _own_folder(tmp_path: Path, dist: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture(autouse=True)
-def _pictures_of_reports_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _pictures_of_reports_alone(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Draws no picture but in tests of reports: matplotlib takes a second for each."""
     if "report" not in request.node.path.as_posix():
         monkeypatch.setattr("deploy.report.plots.picture", lambda *plot, **look: b"")
@@ -153,7 +165,8 @@ def error_of(call: Callable[..., object], *arguments: Any, **named: Any) -> str:
 
 @pytest.fixture
 def refused(capsys: Capture) -> Command:
-    """Returns a function that runs a command that must be refused, and returns its error, which must be one line."""
+    """Returns a function that runs a command that must be refused, and returns its error, which
+    must be one line."""
 
     def run(*arguments: str) -> str:
         assert main([*arguments]) == 2
@@ -182,12 +195,19 @@ def output_of(job: Job) -> Address:
 
 
 def trains(folder: Path) -> Callable[[Emulator, Job], None]:
-    """Returns a job that uploads a planted job directory; its speed is proportional to its devices."""
+    """Returns a job that uploads a planted job directory; its speed is proportional to its
+    devices."""
 
     def run(google: Emulator, job: Job) -> None:
         google.begin(job)
-        devices = int(job["jobSpec"]["workerPoolSpecs"][0]["machineSpec"].get("acceleratorCount", 1))
-        local = plant(folder / job["displayName"], noisy(0.1 / devices), devices=[f"GPU:{i}" for i in range(devices)])
+        devices = int(
+            job["jobSpec"]["workerPoolSpecs"][0]["machineSpec"].get("acceleratorCount", 1)
+        )
+        local = plant(
+            folder / job["displayName"],
+            noisy(0.1 / devices),
+            devices=[f"GPU:{i}" for i in range(devices)],
+        )
         sample(local)
         (local / "checkpoints").mkdir()
         (local / "checkpoints" / "weights").write_bytes(b"large")
@@ -201,12 +221,20 @@ def trains(folder: Path) -> Callable[[Emulator, Job], None]:
 @pytest.fixture
 def target(bucket: Address, tmp_path: Path) -> list[str]:
     """Returns the flags of a comparison on Vertex AI: where it runs, and --out."""
-    return ["--on=vertex", "--region=us-central1", f"--bucket={bucket}".rstrip("/"), f"--out={tmp_path / 'out'}"]
+    return [
+        "--on=vertex",
+        "--region=us-central1",
+        f"--bucket={bucket}".rstrip("/"),
+        f"--out={tmp_path / 'out'}",
+    ]
 
 
 @pytest.fixture
-def command(cloud: Emulator, session: Session, target: list[str], tmp_path: Path, capsys: Capture) -> Command:
-    """Returns a function that runs `compare` on Vertex AI, expects the exit `code`, and returns the output."""
+def command(
+    cloud: Emulator, session: Session, target: list[str], tmp_path: Path, capsys: Capture
+) -> Command:
+    """Returns a function that runs `compare` on Vertex AI, expects the exit `code`, and returns the
+    output."""
     cloud.run = trains(tmp_path / "trained")
 
     def run(*arguments: str, code: int = 0) -> str:
@@ -228,6 +256,9 @@ def rows(tmp_path: Path) -> list[TierSummary]:
 def is_alive(process: str) -> bool:
     """Returns whether it runs; a zombie does not."""
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in (
+            "Z",
+            "X",
+        )
     except (FileNotFoundError, ProcessLookupError):
         return False

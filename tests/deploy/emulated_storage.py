@@ -23,10 +23,17 @@ def now() -> str:
 def error(status: int, message: str, name: str = "") -> dict[str, Any]:
     """Returns the content of a failed response."""
     names = {
-        400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
-        409: "ABORTED", 412: "FAILED_PRECONDITION", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL", 501: "UNIMPLEMENTED",
+        400: "INVALID_ARGUMENT",
+        401: "UNAUTHENTICATED",
+        403: "PERMISSION_DENIED",
+        404: "NOT_FOUND",
+        409: "ABORTED",
+        412: "FAILED_PRECONDITION",
+        429: "RESOURCE_EXHAUSTED",
+        500: "INTERNAL",
+        501: "UNIMPLEMENTED",
         503: "UNAVAILABLE",
-    }  # fmt: skip
+    }
     return {"error": {"code": status, "message": message, "status": name or names[status]}}
 
 
@@ -40,8 +47,10 @@ def _object(google: Any, match: re.Match[str], query: Query, body: bytes) -> Res
 def _delete(google: Any, match: re.Match[str], query: Query, body: bytes) -> Response:
     name = f"{match[1]}/{unquote(match[2])}"
     found = _metadata(google, name) if name in google.objects else {}
-    if found and all(query.get(f"if{key.title()}Match", found[key]) == found[key]
-                     for key in ("generation", "metageneration")):  # fmt: skip
+    if found and all(
+        query.get(f"if{key.title()}Match", found[key]) == found[key]
+        for key in ("generation", "metageneration")
+    ):
         del google.objects[name]
         return 204, b""
     return 412, error(412, _CONDITION)
@@ -52,7 +61,9 @@ def _upload(google: Any, match: re.Match[str], query: Query, body: bytes) -> Res
     if query.get("uploadType") == "media":
         return _store(google, f"{match[1]}/{query['name']}", query, body)
     boundary = body.split(b"\r\n" if b"\r\n" in body[:100] else b"\n", 1)[0][2:]
-    message = BytesParser().parsebytes(b'Content-Type: multipart/related; boundary="' + boundary + b'"\n\n' + body)
+    message = BytesParser().parsebytes(
+        b'Content-Type: multipart/related; boundary="' + boundary + b'"\n\n' + body
+    )
     parts: Any = message.get_payload()
     metadata, content = parts
     name = f"{match[1]}/{json.loads(metadata.get_payload())['name']}"
@@ -83,30 +94,48 @@ _CONDITION = "At least one of the pre-conditions you specified did not hold."
 
 
 def _metadata(google: Any, name: str) -> dict[str, Any]:
-    content, times = google.objects[name], google.updated.get(name, [LONG_AGO])
+    content = google.objects[name]
+    times = google.updated.get(name, [LONG_AGO])
     bucket, _, inner = name.partition("/")
     media = f"{google.url}/download/storage/v1/b/{bucket}/o/{quote(inner, safe='')}?alt=media"
     return {
         "mediaLink": media,
-        "kind": "storage#object", "bucket": bucket, "name": inner, "size": str(len(content)),
-        "generation": str(google.generations.get(name, 1)), "metageneration": str(len(times)), "updated": times[-1],
-        "timeCreated": times[0], "storageClass": "STANDARD",
+        "kind": "storage#object",
+        "bucket": bucket,
+        "name": inner,
+        "size": str(len(content)),
+        "generation": str(google.generations.get(name, 1)),
+        "metageneration": str(len(times)),
+        "updated": times[-1],
+        "timeCreated": times[0],
+        "storageClass": "STANDARD",
         "crc32c": base64.b64encode(Checksum(content).digest()).decode(),
         "md5Hash": base64.b64encode(hashlib.md5(content).digest()).decode(),
-    }  # fmt: skip
+    }
 
 
 ROUTES: dict[str, Callable[..., Response]] = {
     r"GET /storage/v1/b/([^/]+)": lambda google, match, *_: (
-        200, {"kind": "storage#bucket", "id": match[1], "name": match[1], "location": google.bucket_location},
+        200,
+        {
+            "kind": "storage#bucket",
+            "id": match[1],
+            "name": match[1],
+            "location": google.bucket_location,
+        },
     ),
     r"GET (?:/download)?/storage/v1/b/([^/]+)/o/([^/]+)": _object,
     r"DELETE /storage/v1/b/([^/]+)/o/([^/]+)": _delete,
     r"PATCH /storage/v1/b/([^/]+)/o/([^/]+)": _patch,
     r"GET /storage/v1/b/([^/]+)/o": lambda google, match, query, _: (  # by prefix
         200,
-        {"items": [_metadata(google, name) for name in google.objects
-                   if name.startswith(f"{match[1]}/{query.get('prefix', '')}")]},
+        {
+            "items": [
+                _metadata(google, name)
+                for name in google.objects
+                if name.startswith(f"{match[1]}/{query.get('prefix', '')}")
+            ]
+        },
     ),
     r"POST /(?:resumable/)?upload/storage/v1/b/([^/]+)/o": _upload,
-}  # fmt: skip
+}

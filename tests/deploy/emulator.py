@@ -1,7 +1,8 @@
-"""Emulates the parts of Vertex AI, Cloud Logging and Cloud Storage that gcloud and Google's clients use, with faults.
+"""Emulates the parts of Vertex AI, Cloud Logging and Cloud Storage that gcloud and Google's clients
+use, with faults.
 
-Jobs are parsed as the SDK's CustomJob, which takes enums by name (gcloud) and by number (the SDK) and rejects unknown
-fields. `run`, if given, simulates a submitted job in a separate thread.
+Jobs are parsed as the SDK's CustomJob, which takes enums by name (gcloud) and by number (the SDK)
+and rejects unknown fields. `run`, if given, simulates a submitted job in a separate thread.
 """
 
 import base64
@@ -26,11 +27,12 @@ from tests.deploy.emulated_storage import Query, Response, error, now
 PARENT = "/v1/projects/my-proj/locations/us-central1"
 POSTS = "POST /v1/projects/my-proj/locations/[^/]+/customJobs$"
 QUOTA = (
-    "The following quota metrics exceed quota limits: aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
+    "The following quota metrics exceed quota limits:"
+    " aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
 )
 RATE = (  # Google's message, with 429, for too many calls; no machine quota is exhausted
-    "Quota exceeded for quota metric 'Read requests' and limit 'Read requests per minute' of service "
-    "'logging.googleapis.com' for consumer 'project_number:123456'."
+    "Quota exceeded for quota metric 'Read requests' and limit 'Read requests per minute' of"
+    " service 'logging.googleapis.com' for consumer 'project_number:123456'."
 )
 
 
@@ -38,8 +40,9 @@ RATE = (  # Google's message, with 429, for too many calls; no machine quota is 
 class Fault:
     """Makes the next `times` matching requests fail.
 
-    `kind`: an HTTP status, a "cut" connection, a "slow" response, or one with status 200 that is "html" or "empty".
-    `after`: the request is carried out, and only its response is lost; `action`: what happens then.
+    `kind`: an HTTP status, a "cut" connection, a "slow" response, or one with status 200 that is
+        "html" or "empty". `after`: the request is carried out, and only its response is lost;
+        `action`: what happens then.
     """
 
     match: str
@@ -53,10 +56,11 @@ class Fault:
 
 
 class Emulator:
-    """Serves `with Emulator() as google:`; `google.url` is its address, `google.requests` its log ("METHOD /path").
+    """Serves `with Emulator() as google:`; `google.url` is its address, `google.requests` its log
+    ("METHOD /path").
 
-    The block ends with an AssertionError if a fault was never triggered, or if the emulator itself failed, which its
-    client takes for a fault of Google's.
+    The block ends with an AssertionError if a fault was never triggered, or if the emulator itself
+    failed, which its client takes for a fault of Google's.
     """
 
     def __init__(self, run: Callable[["Emulator", dict[str, Any]], None] | None = None) -> None:
@@ -72,10 +76,12 @@ class Emulator:
         self.points: dict[str, list[dict[str, Any]]] = {}  # of time series
         self.objects: dict[str, bytes] = {}
         self.generations: dict[str, int] = {}  # of replaced objects; 1 for the others
-        self.updated: dict[str, list[str]] = {}  # times at which an object was stored and touched; others: long ago
+        # times at which an object was stored and touched; others: long ago
+        self.updated: dict[str, list[str]] = {}
         self.secrets: dict[str, bytes] = {}  # by the names of their versions
         self.bucket_location = "US-CENTRAL1"
-        self.accounts: dict[str, str] | None = None  # of valid tokens; None: nobody has to be logged in
+        # of valid tokens; None: nobody has to be logged in
+        self.accounts: dict[str, str] | None = None
         self.issued = 0  # number of tokens
         self.expires_at = ""  # the next request that matches finds its token expired
         self.before_request: Callable[[], None] = lambda: None
@@ -86,12 +92,15 @@ class Emulator:
         self.errors: list[str] = []  # of the emulator itself
         self.lock = threading.RLock()
         self.threads: list[threading.Thread] = []
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"google": self}))
+        self.server = ThreadingHTTPServer(
+            ("127.0.0.1", 0), type("Handler", (_Handler,), {"google": self})
+        )
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
     def environment(self, token: Path) -> dict[str, str]:
-        """Returns the variables that direct gcloud and Google's clients here. `token`: a file with any text."""
+        """Returns the variables that direct gcloud and Google's clients here. `token`: a file with
+        any text."""
         return {
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM": f"{self.url}/",
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": f"{self.url}/",
@@ -105,13 +114,16 @@ class Emulator:
             "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "1",
             "CLOUDSDK_SURVEY_DISABLE_PROMPTS": "1",
             "CLOUDSDK_CORE_CHECK_GCE_METADATA": "0",
-            "CLOUDSDK_METRICS_ENVIRONMENT": "ci",  # otherwise a new configuration searches for a metadata server
+            # otherwise a new configuration searches for a metadata server
+            "CLOUDSDK_METRICS_ENVIRONMENT": "ci",
             "STORAGE_EMULATOR_HOST": self.url,
             "DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA": "true",
         }
 
     def __enter__(self) -> "Emulator":
-        self.serving = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
+        self.serving = threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.02}
+        )
         self.serving.start()
         return self
 
@@ -163,43 +175,58 @@ class Emulator:
                 if error:
                     job["error"] = {"code": 3, "message": error}
 
-    def log(self, job: dict[str, Any], text: str, worker: str = "workerpool0-0", time: str = "") -> None:
+    def log(
+        self, job: dict[str, Any], text: str, worker: str = "workerpool0-0", time: str = ""
+    ) -> None:
         """Adds one log entry, as for a worker's line of JSON."""
         with self.lock:
-            self.logs.append({
-                "insertId": f"entry{len(self.logs):06}",
-                "timestamp": time or now(),
-                "severity": "INFO",
-                "resource": {
-                    "type": "ml_job", "labels": {"job_id": job["name"].rsplit("/", 1)[-1], "task_name": worker},
-                },
-                "jsonPayload": {"message": text},
-            })  # fmt: skip
+            self.logs.append(
+                {
+                    "insertId": f"entry{len(self.logs):06}",
+                    "timestamp": time or now(),
+                    "severity": "INFO",
+                    "resource": {
+                        "type": "ml_job",
+                        "labels": {"job_id": job["name"].rsplit("/", 1)[-1], "task_name": worker},
+                    },
+                    "jsonPayload": {"message": text},
+                }
+            )
 
     def take_fault(self, request: str) -> Fault | None:
         """Returns the fault that this request triggers."""
         with self.lock:
-            fault = next((each for each in self.faults if each.times > 0 and re.search(each.match, request)), None)
+            fault = next(
+                (each for each in self.faults if each.times > 0 and re.search(each.match, request)),
+                None,
+            )
             if fault:
                 fault.times -= 1
                 fault.triggered = True
             return fault
 
     def issue(self, account: str) -> dict[str, Any]:
-        """Returns a new token that gcloud and Google's clients take for one that ends soon, so they keep none."""
+        """Returns a new token that gcloud and Google's clients take for one that ends soon, so they
+        keep none."""
         with self.lock:
             self.issued += 1
             token = f"secret-{self.issued}"
             self.accounts = {**(self.accounts or {}), token: account}
-        return {"access_token": token, "accessToken": token, "token_type": "Bearer", "expires_in": 60,
-                "expireTime": "2020-01-01T00:00:00Z"}  # fmt: skip
+        return {
+            "access_token": token,
+            "accessToken": token,
+            "token_type": "Bearer",
+            "expires_in": 60,
+            "expireTime": "2020-01-01T00:00:00Z",
+        }
 
     def account(self, request: str, authorization: str) -> str | None:
         """Returns the account of a request; None if its token is not valid."""
         if self.accounts is None or "/token" in request:
             return ""
         if self.expires_at and re.search(self.expires_at, request):
-            self.accounts, self.expires_at = {}, ""
+            self.accounts = {}
+            self.expires_at = ""
         return self.accounts.get(authorization.removeprefix("Bearer "))
 
 
@@ -244,12 +271,17 @@ class _Handler(BaseHTTPRequestHandler):
                 "html": (200, b"<html><body>no JSON</body></html>"),
                 "empty": (200, {}),
             }
-            response = answers.get(fault.kind) or (int(fault.kind), error(int(fault.kind), fault.message))
+            response = answers.get(fault.kind) or (
+                int(fault.kind),
+                error(int(fault.kind), fault.message),
+            )
         # Sends a JSON object, indented as Google's servers do, or the content of an object.
         status, answer = response
         content = answer if isinstance(answer, bytes) else json.dumps(answer, indent=1).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "text/html" if isinstance(answer, bytes) else "application/json")
+        self.send_header(
+            "Content-Type", "text/html" if isinstance(answer, bytes) else "application/json"
+        )
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
@@ -259,7 +291,9 @@ class _Handler(BaseHTTPRequestHandler):
     def respond(self, request: str, body: bytes) -> "Response":
         if self.google.account(request, self.headers.get("Authorization", "")) is None:
             return 401, error(401, "Request had invalid authentication credentials.")
-        query = {key: ",".join(values) for key, values in parse_qs(urlsplit(self.path).query).items()}
+        query = {
+            key: ",".join(values) for key, values in parse_qs(urlsplit(self.path).query).items()
+        }
         for pattern, method in _ROUTES.items():
             if match := re.fullmatch(pattern, request):
                 try:
@@ -269,18 +303,25 @@ class _Handler(BaseHTTPRequestHandler):
         return 404, error(404, f"unknown address in the emulator: {request}")
 
 
-# What the reference calls required: https://docs.cloud.google.com/gemini-enterprise-agent-platform/reference/rest/v1/CustomJobSpec
+# What the reference calls required:
+# https://docs.cloud.google.com/gemini-enterprise-agent-platform/reference/rest/v1/CustomJobSpec
 _REQUIRED = {
-    "customJob": ("displayName", "jobSpec"), "jobSpec": ("workerPoolSpecs",), "workerPoolSpecs": ("machineSpec",),
-    "pythonPackageSpec": ("executorImageUri", "packageUris", "pythonModule"), "containerSpec": ("imageUri",),
-    "env": ("name", "value"), "baseOutputDirectory": ("outputUriPrefix",),
-}  # fmt: skip
+    "customJob": ("displayName", "jobSpec"),
+    "jobSpec": ("workerPoolSpecs",),
+    "workerPoolSpecs": ("machineSpec",),
+    "pythonPackageSpec": ("executorImageUri", "packageUris", "pythonModule"),
+    "containerSpec": ("imageUri",),
+    "env": ("name", "value"),
+    "baseOutputDirectory": ("outputUriPrefix",),
+}
 
 
 def _missing(content: Any, name: str = "customJob") -> Iterator[str]:
     """Yields the required fields that a message, or one below it, has not."""
     if isinstance(content, dict):
-        yield from (f"{name}.{field}" for field in _REQUIRED.get(name, ()) if not content.get(field))
+        yield from (
+            f"{name}.{field}" for field in _REQUIRED.get(name, ()) if not content.get(field)
+        )
         for field, value in content.items():
             yield from _missing(value, field)
     elif isinstance(content, list):
@@ -306,11 +347,17 @@ def _list(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> 
     wanted = re.fullmatch(r"labels\.([\w-]+)(?:=|:)(.*)", query.get("filter", ""))
     if wanted:
         labels = [job.get("labels", {}).get(wanted[1]) for job in jobs]
-        jobs = [job for job, label in zip(jobs, labels, strict=True) if label and wanted[2] in ("*", label)]
+        jobs = [
+            job
+            for job, label in zip(jobs, labels, strict=True)
+            if label and wanted[2] in ("*", label)
+        ]
     return 200, _page("customJobs", jobs, 2, query)
 
 
-def _page(key: str, found: list[dict[str, Any]], size: int, request: dict[str, Any]) -> dict[str, Any]:
+def _page(
+    key: str, found: list[dict[str, Any]], size: int, request: dict[str, Any]
+) -> dict[str, Any]:
     first = int(request.get("pageToken") or 0)
     more = {"nextPageToken": str(first + size)} if len(found) > first + size else {}
     return {key: found[first : first + size], **more}
@@ -319,7 +366,8 @@ def _page(key: str, found: list[dict[str, Any]], size: int, request: dict[str, A
 def _get(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
     job = google.jobs.get(match[1])
     answer = (200, dict(job)) if job else (404, error(404, f"customJobs {match[1]} is not found"))
-    if job and job["state"] == "JOB_STATE_CANCELLING":  # its machines are down when it is asked for again
+    # its machines are down when it is asked for again
+    if job and job["state"] == "JOB_STATE_CANCELLING":
         google.end(job, "CANCELLED")
     return answer
 
@@ -338,7 +386,9 @@ def _entries(google: Emulator, match: re.Match[str], query: Query, body: bytes) 
     since = re.search(r'timestamp>="([^"]+)"', request["filter"])
     wanted = dict(re.findall(r'labels\.(\w+)="([^"]+)"', request["filter"]))
     assert "job_id" in wanted
-    found = [entry for entry in google.logs if wanted.items() <= entry["resource"]["labels"].items()]
+    found = [
+        entry for entry in google.logs if wanted.items() <= entry["resource"]["labels"].items()
+    ]
     found = [entry for entry in found if not since or entry["timestamp"] >= since[1]]
     found.sort(key=lambda entry: entry["timestamp"], reverse="desc" in request.get("orderBy", ""))
     return 200, _page("entries", found, 3, request)
@@ -353,7 +403,10 @@ def _token(google: Emulator, match: re.Match[str], query: Query, body: bytes) ->
 def _secret(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
     if match[1] not in google.secrets:
         return 403, error(403, f"Permission 'secretmanager.versions.access' denied on {match[1]}")
-    return 200, {"name": match[1], "payload": {"data": base64.b64encode(google.secrets[match[1]]).decode()}}
+    return 200, {
+        "name": match[1],
+        "payload": {"data": base64.b64encode(google.secrets[match[1]]).decode()},
+    }
 
 
 _ROUTES: dict[str, Callable[..., Response]] = {
@@ -361,18 +414,26 @@ _ROUTES: dict[str, Callable[..., Response]] = {
     r"GET /v1/(projects/[^/]+/locations/[^/]+)/customJobs": _list,
     r"GET /v1/projects/[^/]+/locations/[^/]+/customJobs/(\d+)": _get,
     r"POST /v1/projects/[^/]+/locations/[^/]+/customJobs/(\d+):cancel": _cancel,
-    r"GET /v1/(projects/[^/]+/locations/[^/]+)/hyperparameterTuningJobs": lambda google, match, *_: (
-        200, {"hyperparameterTuningJobs": google.tuning_jobs} if "us-east4" in match[1] else {},
+    r"GET /v1/(projects/[^/]+/locations/[^/]+)/hyperparameterTuningJobs": (
+        lambda google, match, *_: (
+            200,
+            {"hyperparameterTuningJobs": google.tuning_jobs} if "us-east4" in match[1] else {},
+        )
     ),
     r"POST /v2/entries:list": _entries,
     r"GET /v1/(projects/[^/]+/secrets/[^/]+/versions/[^/]+):access": _secret,
     r"POST /token": _token,
-    r"GET /v1/userinfo": lambda google, *_: (200, {"email": list((google.accounts or {}).values())[-1]}),
+    r"GET /v1/userinfo": lambda google, *_: (
+        200,
+        {"email": list((google.accounts or {}).values())[-1]},
+    ),
     r"GET /computeMetadata/v1/instance/service-accounts/default/token": lambda google, *_: (
-        200, google.issue("job@my-proj.iam.gserviceaccount.com"),
+        200,
+        google.issue("job@my-proj.iam.gserviceaccount.com"),
     ),
     r"POST /v1/projects/-/serviceAccounts/([^/]+):generateAccessToken": lambda google, match, *_: (
-        200, google.issue(match[1]),
+        200,
+        google.issue(match[1]),
     ),
     **storage.ROUTES,
-}  # fmt: skip
+}

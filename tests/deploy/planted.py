@@ -22,25 +22,43 @@ from trainer.base.settings.request import resolve
 EXAMPLES = 6_000
 
 
-def planted_plan(folder: Path, precision: str = "float32", /, row_gib: float = 0.01, gflop: float = 1.0) -> Path:
-    """Writes a plan of mlp_mnist: 1 GiB of state and so much a row; 100 products of so many GFLOP, and 50 MB, a row.
+def planted_plan(
+    folder: Path, precision: str = "float32", /, row_gib: float = 0.01, gflop: float = 1.0
+) -> Path:
+    """Writes a plan of mlp_mnist: 1 GiB of state and so much a row; 100 products of so many GFLOP,
+    and 50 MB, a row.
 
-    There is one update. Each of two replicas has 100 small operations more, and an all-reduce. On 2 virtual CPUs a step
-    took 1 s, and 0.5 a row.
+    There is one update. Each of two replicas has 100 small operations more, and an all-reduce. On 2
+    virtual CPUs a step took 1 s, and 0.5 a row.
     """
-    gib, config = 2.0**30, resolve(["--recipe=mlp_mnist", f"--precision={precision}"]).config
+    gib = 2.0**30
+    config = resolve(["--recipe=mlp_mnist", f"--precision={precision}"]).config
     lines = [LinearInRows(gib, row_gib * gib)]
-    memory = Memory(lines, [LinearInRows(1.5 * gib, row_gib * gib / 2)], lines, 2**30, (8, 16, 32), 1.1)
+    memory = Memory(
+        lines, [LinearInRows(1.5 * gib, row_gib * gib / 2)], lines, 2**30, (8, 16, 32), 1.1
+    )
     products = StepWork("MatMul", 100, LinearInRows(0.0, gflop * 1e9), LinearInRows(1e6, 50e6))
     one, of_two = (
-        [products, StepWork("Mul", times, LinearInRows(0.0, 0.0), LinearInRows(1.0, 0.0))] for times in (900, 1000)
+        [products, StepWork("Mul", times, LinearInRows(0.0, 0.0), LinearInRows(1.0, 0.0))]
+        for times in (900, 1000)
     )
     folder.mkdir(parents=True, exist_ok=True)
     plan = StepPlan(
-        config.model, config.data, plan_key(config, {}), {}, EXAMPLES, 1, 0, memory, 10**8,
-        Work(one), Work(of_two, 1, 10**8),
-        False, False, CpuSteps(LinearInRows(1.0, 0.5), 2),
-    )  # fmt: skip
+        config.model,
+        config.data,
+        plan_key(config, {}),
+        {},
+        EXAMPLES,
+        1,
+        0,
+        memory,
+        10**8,
+        Work(one),
+        Work(of_two, 1, 10**8),
+        False,
+        False,
+        CpuSteps(LinearInRows(1.0, 0.5), 2),
+    )
     write_plan(folder / "plan.json", plan)
     return folder / "plan.json"
 
@@ -63,10 +81,12 @@ def plant(
     quality: Mapping[str, Any] | None = None,
     **final: float,
 ) -> Path:
-    """Writes a run with one report (or epoch) for each of `seconds`, the time of its steps; the first is warm-up.
+    """Writes a run with one report (or epoch) for each of `seconds`, the time of its steps; the
+    first is warm-up.
 
-    `gpu`: the model of its GPUs. `losses`: of the same reports. `waited`: the share of the time that was lost waiting
-    for input. `tflop`: of a step. `final`: more final metrics, as fid=12. `quality`: what these were computed with.
+    `gpu`: the model of its GPUs. `losses`: of the same reports. `waited`: the share of the time
+        that was lost waiting for input. `tflop`: of a step. `final`: more final metrics, as fid=12.
+        `quality`: what these were computed with.
     """
     per_epoch = EXAMPLES // batch
     steps = per_epoch if epochs else steps_per_report
@@ -75,28 +95,59 @@ def plant(
     lines: list[dict[str, Any]] = []
     for number, (each, loss) in enumerate(zip(seconds, losses, strict=True), start=1):
         now += steps * each
-        lines.append({
-            "kind": "epoch" if epochs else "report", "step": number * steps, "epoch": number * steps / per_epoch,
-            "seconds": now, "images_per_second": batch / each, "step_seconds": each,
-            "input_wait_seconds": waited * each, "tflop_per_second": tflop / each,
-            "mfu": tflop / each / 494, "losses": {"loss": loss}, "metrics": {"accuracy": 0.9},
-            "memory_gib": 1.0, "gpus": [],
-        })  # fmt: skip
+        lines.append(
+            {
+                "kind": "epoch" if epochs else "report",
+                "step": number * steps,
+                "epoch": number * steps / per_epoch,
+                "seconds": now,
+                "images_per_second": batch / each,
+                "step_seconds": each,
+                "input_wait_seconds": waited * each,
+                "tflop_per_second": tflop / each,
+                "mfu": tflop / each / 494,
+                "losses": {"loss": loss},
+                "metrics": {"accuracy": 0.9},
+                "memory_gib": 1.0,
+                "gpus": [],
+            }
+        )
     total = steps * len(seconds)
     run = {
-        "config": {"model": "mlp", "global_batch_size": batch, "steps": total, "seed": 0, "learning_rate": 0.1},
-        "cluster": {"workers": 1, "replicas": len(devices), "rows_per_replica": batch // len(devices)},
-        "devices": list(devices), "gpus": [gpu] * len(devices) if gpu else [],
+        "config": {
+            "model": "mlp",
+            "global_batch_size": batch,
+            "steps": total,
+            "seed": 0,
+            "learning_rate": 0.1,
+        },
+        "cluster": {
+            "workers": 1,
+            "replicas": len(devices),
+            "rows_per_replica": batch // len(devices),
+        },
+        "devices": list(devices),
+        "gpus": [gpu] * len(devices) if gpu else [],
         "data": {"examples": EXAMPLES, "examples_per_step": batch, "steps_per_epoch": per_epoch},
-        "total_steps": total, "versions": {"tensorflow": "2.21.0"}, "command": "python -m trainer.task --recipe=x",
+        "total_steps": total,
+        "versions": {"tensorflow": "2.21.0"},
+        "command": "python -m trainer.task --recipe=x",
         "started": "2026-11-20T10:00:00Z",
-    }  # fmt: skip
+    }
     result: dict[str, Any] = {
-        "state": state, "error": error, "steps": total, "wall_seconds": startup + now, "startup_seconds": startup,
-        "training_seconds": now, "peak_memory_gib": 1.5,
-        "final": {"losses": {"loss": losses[-1]}, "metrics": {"accuracy": 0.9, **final},
-                  **({"quality": dict(quality)} if quality else {})},
-    }  # fmt: skip
+        "state": state,
+        "error": error,
+        "steps": total,
+        "wall_seconds": startup + now,
+        "startup_seconds": startup,
+        "training_seconds": now,
+        "peak_memory_gib": 1.5,
+        "final": {
+            "losses": {"loss": losses[-1]},
+            "metrics": {"accuracy": 0.9, **final},
+            **({"quality": dict(quality)} if quality else {}),
+        },
+    }
     folder.mkdir(parents=True)
     (folder / "stats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "run.json").write_text(json.dumps(run))
@@ -118,5 +169,9 @@ def sample(folder: Path, side: int = 8) -> None:
 
 
 def noisy(middle: float, count: int = 20) -> list[float]:
-    """Returns `count` times within 5 % of `middle`, always the same; the first is twice as long, as warm-up."""
-    return [2 * middle, *(middle * (1 + 0.05 * ((7 * number) % 11 - 5) / 5) for number in range(count - 1))]
+    """Returns `count` times within 5 % of `middle`, always the same; the first is twice as long, as
+    warm-up."""
+    return [
+        2 * middle,
+        *(middle * (1 + 0.05 * ((7 * number) % 11 - 5) / 5) for number in range(count - 1)),
+    ]

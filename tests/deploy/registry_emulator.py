@@ -18,28 +18,47 @@ def _upload(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> 
     model = MessageToDict(Model.pb(Model.from_json(json.dumps(request["model"]))))
     with google.lock:
         found = google.models
-        name = request.get("parentModel", f"{match[1]}/models/{request.get('modelId')}").rsplit("/", 1)[-1]
+        name = request.get("parentModel", f"{match[1]}/models/{request.get('modelId')}").rsplit(
+            "/", 1
+        )[-1]
         same = [version for version in found if version["name"].endswith(f"/models/{name}")]
         if "modelId" in request and same:
             return 409, error(409, f"models/{name} exists")
         if "parentModel" in request and not same:
             return 404, error(404, f"models/{name} is not found")
         aliases = [] if same else ["default"]
-        model |= {"name": f"projects/123456/locations/us-central1/models/{name}", "versionId": str(len(same) + 1),
-                  "versionAliases": aliases, "versionCreateTime": now()}  # fmt: skip
+        model |= {
+            "name": f"projects/123456/locations/us-central1/models/{name}",
+            "versionId": str(len(same) + 1),
+            "versionAliases": aliases,
+            "versionCreateTime": now(),
+        }
         found.append(model)
         operation = f"{match[1]}/operations/{len(found)}"
     return 200, {"name": operation, "done": False}
 
 
 def _listed(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> Response:
-    found = [version for version in google.models if version["name"].endswith(f"/models/{match[2]}")]
-    return (200, _page("models", found, 2, query)) if found else (404, error(404, f"{match[2]} is not found"))
+    found = [
+        version for version in google.models if version["name"].endswith(f"/models/{match[2]}")
+    ]
+    return (
+        (200, _page("models", found, 2, query))
+        if found
+        else (404, error(404, f"{match[2]} is not found"))
+    )
 
 
 def _of(google: Emulator, name: str, reference: str) -> dict[str, Any] | None:
     found = [version for version in google.models if version["name"].endswith(f"/models/{name}")]
-    return next((version for version in found if reference in (version["versionId"], *version["versionAliases"])), None)
+    return next(
+        (
+            version
+            for version in found
+            if reference in (version["versionId"], *version["versionAliases"])
+        ),
+        None,
+    )
 
 
 def _get(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> Response:
@@ -49,10 +68,13 @@ def _get(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> Res
 
 def _merge(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> Response:
     """Gives aliases to a version, and takes them from the others."""
-    aliases, version = json.loads(body)["versionAliases"], _of(google, match[2], match[3])
+    aliases = json.loads(body)["versionAliases"]
+    version = _of(google, match[2], match[3])
     assert version
     for other in google.models:
-        other["versionAliases"] = [alias for alias in other["versionAliases"] if alias not in aliases]
+        other["versionAliases"] = [
+            alias for alias in other["versionAliases"] if alias not in aliases
+        ]
     version["versionAliases"] += aliases
     return 200, version
 
@@ -60,9 +82,14 @@ def _merge(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> R
 _ROUTES |= {
     rf"POST {PLACE}/models:upload": _upload,
     rf"GET {PLACE}/operations/(\d+)": lambda google, match, *_: (
-        200, {"name": match[0], "done": True, "response": {"model": google.models[int(match[2]) - 1]["name"]}},
+        200,
+        {
+            "name": match[0],
+            "done": True,
+            "response": {"model": google.models[int(match[2]) - 1]["name"]},
+        },
     ),
     rf"GET {PLACE}/models/([\w-]+):listVersions": _listed,
     rf"GET {PLACE}/models/([\w-]+)(?:(?:@|%40)([\w-]+))?": _get,
     rf"POST {PLACE}/models/([\w-]+)(?:@|%40)([\w-]+):mergeVersionAliases": _merge,
-}  # fmt: skip
+}

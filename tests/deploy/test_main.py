@@ -21,7 +21,8 @@ LIGHT = """
 import sys
 from deploy.__main__ import main
 code = main(sys.argv[1:])
-heavy = {"tensorflow", "keras", "numpy", "google.api_core", "google.auth", "requests"} & set(sys.modules)
+heavy = {"tensorflow", "keras", "numpy", "google.api_core", "google.auth", "requests"}
+heavy &= set(sys.modules)
 sys.exit(code or (f"imported: {heavy}" if heavy else 0))
 """
 
@@ -31,7 +32,15 @@ sys.exit(code or (f"imported: {heavy}" if heavy else 0))
     [
         ["--help"],
         ["machines"],
-        ["submit", "l4x4", "--recipe=wgan_gp_digits", "--project=p", "--image=eu.gcr.io/p/x:1", *WHERE, "--dry_run"],
+        [
+            "submit",
+            "l4x4",
+            "--recipe=wgan_gp_digits",
+            "--project=p",
+            "--image=eu.gcr.io/p/x:1",
+            *WHERE,
+            "--dry_run",
+        ],
     ],
     ids=lambda value: value[0],
 )
@@ -40,15 +49,32 @@ def test_a_verb_that_needs_no_network_imports_nothing_heavy(arguments: list[str]
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(("line", "words"), [
-    ("cl", {"clean"}), ("submit l4x4 --recipe=wgan_gp_d", {"wgan_gp_digits"}), ("plan --data=x h100x8", {"h100x8"}),
-])  # fmt: skip
-def test_a_shell_completes_verbs_tiers_and_recipes(line: str, words: set[str], tmp_path: Path) -> None:
-    pytest.importorskip("argcomplete", reason="argcomplete, which shells complete by, is not installed")
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("cl", {"clean"}),
+        ("submit l4x4 --recipe=wgan_gp_d", {"wgan_gp_digits"}),
+        ("plan --data=x h100x8", {"h100x8"}),
+    ],
+)
+def test_a_shell_completes_verbs_tiers_and_recipes(
+    line: str, words: set[str], tmp_path: Path
+) -> None:
+    pytest.importorskip(
+        "argcomplete", reason="argcomplete, which shells complete by, is not installed"
+    )
     line = f"vertex-trainer {line}"
-    asked = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\v",
-             "_ARGCOMPLETE_COMP_WORDBREAKS": " =", "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "words")}  # fmt: skip
-    assert run([sys.executable, "-m", "deploy"], cwd=ROOT, env={**os.environ, **asked}).returncode == 0
+    asked = {
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_IFS": "\v",
+        "_ARGCOMPLETE_COMP_WORDBREAKS": " =",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "words"),
+    }
+    assert (
+        run([sys.executable, "-m", "deploy"], cwd=ROOT, env={**os.environ, **asked}).returncode == 0
+    )
     assert {word.strip() for word in (tmp_path / "words").read_text().split("\v")} == words
 
 
@@ -63,27 +89,41 @@ def test_every_verb_has_help(verb: str, capsys: Capture) -> None:
 
 
 def test_a_package_of_the_same_name_in_the_folder_is_told_and_not_used() -> None:
-    """As samples of Google's have one. `python -m deploy` imports what is in the folder first, the command does not."""
+    """As samples of Google's have one. `python -m deploy` imports what is in the folder first, the
+    command does not."""
     Path("trainer").mkdir()
     Path("trainer", "__init__.py").touch()
     Path("trainer", "task.py").write_text("raise SystemExit('of another package')")
     console = "import sys; from deploy.__main__ import program; sys.exit(program())"
     for arguments, code, told in (
-        (["-P", "-c", console, "train", "--version"], 0, "the package trainer of this folder is not that of"),
+        (
+            ["-P", "-c", console, "train", "--version"],
+            0,
+            "the package trainer of this folder is not that of",
+        ),
         (["-m", "deploy", "--version"], 2, "is not that of vertex-trainer: use the"),
     ):
         done = run([sys.executable, *arguments], env=ENVIRONMENT)
-        assert (done.returncode, done.stdout.startswith("vertex-trainer ")) == (code, not code), done.stderr
+        assert (done.returncode, done.stdout.startswith("vertex-trainer ")) == (
+            code,
+            not code,
+        ), done.stderr
         assert told in done.stderr
 
 
 @pytest.mark.parametrize("verb", ["submit", "compare"])
 @pytest.mark.parametrize(("flag", "seldom"), [("--help", False), ("--help=all", True)])
-def test_help_shows_the_usual_flags_and_all_when_asked(verb: str, flag: str, seldom: bool, capsys: Capture) -> None:
+def test_help_shows_the_usual_flags_and_all_when_asked(
+    verb: str, flag: str, seldom: bool, capsys: Capture
+) -> None:
     with pytest.raises(SystemExit):
         main([verb, flag])
     shown = capsys.readouterr().out
-    assert [text in shown for text in ("--bucket", "--kms_key", "--help=all shows")] == [True, seldom, not seldom]
+    assert [text in shown for text in ("--bucket", "--kms_key", "--help=all shows")] == [
+        True,
+        seldom,
+        not seldom,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -91,8 +131,25 @@ def test_help_shows_the_usual_flags_and_all_when_asked(verb: str, flag: str, sel
     [
         ["local", "cpu", "--recipe=wgan_gp_digits", "--job_dir="],
         ["local", ""],
-        ["submit", "--spec", "cpu", "--recipe=wgan_gp_digits", "--project=p", *WHERE, "--package", " "],
-        ["submit", "cpu", "--recipe=wgan_gp_digits", "--project=p", *WHERE, "--machine_type=", "--dry_run"],
+        [
+            "submit",
+            "--spec",
+            "cpu",
+            "--recipe=wgan_gp_digits",
+            "--project=p",
+            *WHERE,
+            "--package",
+            " ",
+        ],
+        [
+            "submit",
+            "cpu",
+            "--recipe=wgan_gp_digits",
+            "--project=p",
+            *WHERE,
+            "--machine_type=",
+            "--dry_run",
+        ],
         ["jobs", "--project=", "--region=us-central1"],
     ],
     ids=" ".join,
@@ -100,9 +157,14 @@ def test_help_shows_the_usual_flags_and_all_when_asked(verb: str, flag: str, sel
 def test_what_is_empty_is_refused(arguments: list[str], tmp_path: Path, capsys: Capture) -> None:
     assert main(arguments) == 2
     shown = capsys.readouterr()
-    (place,) = (place for place, word in enumerate(arguments) if word.endswith("=") or not word.strip())
+    (place,) = (
+        place for place, word in enumerate(arguments) if word.endswith("=") or not word.strip()
+    )
     name = {"": "spec", " ": "package"}.get(arguments[place], arguments[place].strip("-="))
-    line = f"error: {name} is empty: give a value, or leave it out (is a variable of the shell not set?)\n"
+    line = (
+        f"error: {name} is empty: give a value, or leave it out (is a variable of the shell not"
+        " set?)\n"
+    )
     assert (shown.err, shown.out, list(tmp_path.rglob("*"))) == (line, "", [tmp_path / "work"])
 
 
@@ -113,11 +175,19 @@ def test_a_setting_may_be_emptied(capsys: Capture) -> None:
     assert "- --augment=\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("error", "code", "shown"), [
-    (PlatformFault("Cloud Storage fails"), 1, "error: Cloud Storage fails: run the same command again later\n"),
-    (KeyboardInterrupt(), 75, "stopped: run the same command again to go on\n"),
-    (KeyboardInterrupt("projects/p/…/7"), 75, ""),  # the verb has said what became of its job
-], ids=["fault", "Ctrl-C", "Ctrl-C of a job"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "code", "shown"),
+    [
+        (
+            PlatformFault("Cloud Storage fails"),
+            1,
+            "error: Cloud Storage fails: run the same command again later\n",
+        ),
+        (KeyboardInterrupt(), 75, "stopped: run the same command again to go on\n"),
+        (KeyboardInterrupt("projects/p/…/7"), 75, ""),  # the verb has said what became of its job
+    ],
+    ids=["fault", "Ctrl-C", "Ctrl-C of a job"],
+)
 def test_a_fault_of_the_platform_and_ctrl_c_are_one_line(
     error: BaseException, code: int, shown: str, monkeypatch: Patch, capsys: Capture
 ) -> None:
@@ -135,18 +205,27 @@ def test_lines_are_written_whole_so_that_those_of_parallel_runs_do_not_mix() -> 
 
 
 # A verb is sent a signal; nohup, say, lets its processes ignore SIGHUP.
-SENDS = "signal.signal({0}, signal.SIG_DFL); deploy.cli.machines.main = lambda words: os.kill(os.getpid(), {0})"
+SENDS = (
+    "signal.signal({0}, signal.SIG_DFL); deploy.cli.machines.main = lambda words:"
+    " os.kill(os.getpid(), {0})"
+)
 
 
-@pytest.mark.parametrize(("first", "code", "error"), [
-    (SENDS.format("signal.SIGTERM"), 75, "stopped: run the same command again to go on\n"),
-    (SENDS.format("signal.SIGHUP"), 75, "stopped: run the same command again to go on\n"),
-    ("atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))", 0, ""),
-], ids=["SIGTERM", "SIGHUP", "Ctrl-C while Python ends"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("first", "code", "error"),
+    [
+        (SENDS.format("signal.SIGTERM"), 75, "stopped: run the same command again to go on\n"),
+        (SENDS.format("signal.SIGHUP"), 75, "stopped: run the same command again to go on\n"),
+        ("atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))", 0, ""),
+    ],
+    ids=["SIGTERM", "SIGHUP", "Ctrl-C while Python ends"],
+)
 def test_signals_interrupt_a_verb_as_ctrl_c_does_and_change_no_exit_code_at_the_end(
     first: str, code: int, error: str
 ) -> None:
-    imports = "import atexit, os, signal, sys, deploy.cli.machines; from deploy.__main__ import program"
+    imports = (
+        "import atexit, os, signal, sys, deploy.cli.machines; from deploy.__main__ import program"
+    )
     program = f"{imports}; {first}; sys.argv = ['deploy', 'machines']; sys.exit(program())"
     ended = run([sys.executable, "-c", program], env=ENVIRONMENT)
     assert (ended.returncode, ended.stderr) == (code, error)
@@ -165,12 +244,15 @@ WRITTEN = ["report.html", "table.json", "table.md", "time_and_money.png"]
 def test_a_reader_that_ends_gets_no_traceback_and_the_files_are_written(
     arguments: list[str], code: int, written: list[str]
 ) -> None:
-    """As `| head -1` does. The output of `machines` exceeds no buffer, so that it breaks when Python ends."""
+    """As `| head -1` does. The output of `machines` exceeds no buffer, so that it breaks when
+    Python ends."""
     plant(Path("run"), [0.1] * 4)
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "deploy", *arguments]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, timeout=120)
+    done = subprocess.run(
+        command, stdout=writer, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, timeout=120
+    )
     os.close(writer)
     assert (done.returncode, done.stderr) == (code, "")
     assert sorted(path.name for path in Path("report").glob("*")) == written

@@ -15,7 +15,8 @@ BEGINNINGS = ("python -m ", "make ", "pip ", "gcloud ", "pre-commit ")
 
 @dataclass(frozen=True)
 class Command:
-    """Holds a command as `words`, split as a shell does, without comments and what follows > or |."""
+    """Holds a command as `words`, split as a shell does, without comments and what follows > or
+    |."""
 
     place: str
     words: tuple[str, ...]
@@ -39,9 +40,16 @@ class Command:
 
 def documented() -> list[Command]:
     """Returns every command of the pages and examples once, with the first page that has it."""
-    pages = [ROOT / "README.md", ROOT / "AGENTS.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    pages = [
+        ROOT / "README.md",
+        ROOT / "AGENTS.md",
+        ROOT / "CONTRIBUTING.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
+    ]
     pages += [ROOT / "examples" / "README.md"]
-    pages += [page for folder in ("docs", "examples") for page in sorted((ROOT / folder).rglob("*.py"))]
+    pages += [
+        page for folder in ("docs", "examples") for page in sorted((ROOT / folder).rglob("*.py"))
+    ]
     pages += sorted((ROOT / "docs").glob("*.ipynb"))
     found = [command for page in pages for command in commands(page)]
     return list({command.words: command for command in reversed(found)}.values())[::-1]
@@ -50,9 +58,11 @@ def documented() -> list[Command]:
 def commands(page: Path) -> Iterator[Command]:
     """Yields the commands in fenced blocks and in inline code.
 
-    Of Python files the module docstring is read, of notebooks the text and the cells that begin with !.
+    Of Python files the module docstring is read, of notebooks the text and the cells that begin
+    with !.
     """
-    text, name = page.read_text(encoding="utf-8"), page.relative_to(ROOT).as_posix()
+    text = page.read_text(encoding="utf-8")
+    name = page.relative_to(ROOT).as_posix()
     if page.suffix == ".py":
         text = f"```\n{text.split(chr(34) * 3)[1]}\n```"
     if page.suffix == ".ipynb":
@@ -61,14 +71,16 @@ def commands(page: Path) -> Iterator[Command]:
     for block in fenced:
         for line in block.replace("\\\n", " ").splitlines():
             yield from parsed(name, line.strip().removeprefix("$ "))
-    prose = re.sub(r"^```.*?^```|^- `.*?`$", "", text, flags=re.MULTILINE | re.DOTALL)  # without the keys of entries
+    # without the keys of entries
+    prose = re.sub(r"^```.*?^```|^- `.*?`$", "", text, flags=re.MULTILINE | re.DOTALL)
     for code in re.findall(r"`([^`\n]+)`", prose):
         if "…" not in code and "VERB" not in code:  # a pattern, not a command
             yield from parsed(name, code)
 
 
 def markdown(cell: Mapping[str, Any]) -> str:
-    """Returns a cell of a notebook: commands of the shell as a fenced block, text as it is, Python left out."""
+    """Returns a cell of a notebook: commands of the shell as a fenced block, text as it is, Python
+    left out."""
     source = "".join(cell["source"])
     if cell["cell_type"] == "code":
         return f"```\n{source[1:]}\n```" if source.startswith("!") else ""

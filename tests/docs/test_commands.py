@@ -1,7 +1,9 @@
-"""Tests that every command of README, docs and examples runs, or is at least accepted by the program's own parser.
+"""Tests that every command of README, docs and examples runs, or is at least accepted by the
+program's own parser.
 
-Work that takes minutes, money or the network is cut off by `Cutoff`; other tests cover it. test_from_the_top.py really
-runs local commands, with fewer steps. A command that no rule covers fails.
+Work that takes minutes, money or the network is cut off by `Cutoff`; other tests cover it.
+test_from_the_top.py really runs local commands, with fewer steps. A command that no rule covers
+fails.
 """
 
 import contextlib
@@ -42,7 +44,8 @@ class Cutoff(Exception):
 
 @pytest.fixture(autouse=True)
 def work(tmp_path: Path, monkeypatch: Patch, cloud: Emulator) -> Path:
-    """Provides a folder with small stand-ins for the data of the pages, and gcloud's project and region."""
+    """Provides a folder with small stand-ins for the data of the pages, and gcloud's project and
+    region."""
     folder = tmp_path / "work"
     make_stand_ins(folder)
     (folder / "pieces").mkdir()
@@ -53,30 +56,52 @@ def work(tmp_path: Path, monkeypatch: Patch, cloud: Emulator) -> Path:
 
 
 def parse_use_of_a_run(command: Command, session: Session) -> None:
-    """Only parses the flags, because the command needs a trained model, and with it those of the data function."""
-    kind = evaluate.EvaluateOptions if command.subject == "trainer.evaluate" else predict.PredictOptions
+    """Only parses the flags, because the command needs a trained model, and with it those of the
+    data function."""
+    kind = (
+        evaluate.EvaluateOptions
+        if command.subject == "trainer.evaluate"
+        else predict.PredictOptions
+    )
     functions = Overrides.read(first_values(command.arguments, ("data",))).functions
-    assert {flag_name(word) for word in command.arguments} <= {"", *fields_of(kind), *functions.fields}
+    assert {flag_name(word) for word in command.arguments} <= {
+        "",
+        *fields_of(kind),
+        *functions.fields,
+    }
 
 
 def dry_run(command: Command, session: Session) -> None:
-    """Runs the command with --dry_run, because it would cost money; with --spec where it would upload."""
-    arguments = ["--spec" if argument.startswith("--out=") else argument for argument in command.arguments]
+    """Runs the command with --dry_run, because it would cost money; with --spec where it would
+    upload."""
+    arguments = [
+        "--spec" if argument.startswith("--out=") else argument for argument in command.arguments
+    ]
     assert deploy([command.words[3], "--dry_run", *arguments]) == 0
 
 
 def run_on_emulator(command: Command, session: Session) -> None:
     """Runs the command on a job that was submitted to an emulated Vertex AI."""
-    sdk, verb = ["--backend=sdk"], command.words[3]
-    job = ["--recipe=wgan_gp_digits", "--image=us-docker.pkg.dev/p/r/x:1", "--bucket=gs://bucket", "--detach"]
+    sdk = ["--backend=sdk"]
+    verb = command.words[3]
+    job = [
+        "--recipe=wgan_gp_digits",
+        "--image=us-docker.pkg.dev/p/r/x:1",
+        "--bucket=gs://bucket",
+        "--detach",
+    ]
     assert submit.main(["cpu", *job, *sdk], session) == 0
     run_verb: Callable[[list[str], Session], int] = getattr(jobs, f"run_{verb}")
-    assert run_verb([*command.arguments, *sdk, *(["--yes"] if verb == "cancel" else [])], session) in (0, 75)
+    assert run_verb(
+        [*command.arguments, *sdk, *(["--yes"] if verb == "cancel" else [])], session
+    ) in (0, 75)
 
 
 def make(command: Command, session: Session) -> None:
     """Prints what make would do; CI runs lint and the tests."""
-    done = subprocess.run(["make", "-n", *command.arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["make", "-n", *command.arguments], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -84,14 +109,17 @@ def pip(command: Command, session: Session) -> None:
     """Compares the extras with setup.py; `make` installs them before the tests."""
     assert command.arguments[0] == "install"
     (what,) = [word for word in command.arguments[1:] if not word.startswith("-")]
-    known = set(re.findall(r'^ {8}"(\w+)": ', (ROOT / "setup.py").read_text(encoding="utf-8"), re.MULTILINE))
+    known = set(
+        re.findall(r'^ {8}"(\w+)": ', (ROOT / "setup.py").read_text(encoding="utf-8"), re.MULTILINE)
+    )
     name, _, extras = what.rstrip("]").partition("[")
     assert name in (".", "vertex-trainer")
     assert set(extras.split(",")) - {""} <= known
 
 
 def parse_benchmark(command: Command, session: Session) -> None:
-    """Only parses the flags: a measurement takes minutes on an idle machine, and `make bench` is started by hand."""
+    """Only parses the flags: a measurement takes minutes on an idle machine, and `make bench` is
+    started by hand."""
     module = importlib.import_module(command.subject)
     if hasattr(module, "__path__"):  # a package
         module = importlib.import_module(f"{command.subject}.__main__")
@@ -99,8 +127,10 @@ def parse_benchmark(command: Command, session: Session) -> None:
 
 
 def gcloud_knows(command: Command, session: Session) -> None:
-    """Looks the command up in gcloud's own table, because roles and logins cannot be tried without an account."""
-    node, words = gcloud_tree(), list(command.arguments)
+    """Looks the command up in gcloud's own table, because roles and logins cannot be tried without
+    an account."""
+    node = gcloud_tree()
+    words = list(command.arguments)
     while words and words[0] in node["commands"]:
         node = node["commands"][words.pop(0)]
     assert not (node["commands"] and words), f"{words} is not a command of gcloud"
@@ -113,7 +143,11 @@ def gcloud_knows(command: Command, session: Session) -> None:
 def gcloud_tree() -> dict[str, Any]:
     """Returns the table that gcloud uses to complete command lines."""
     found = shutil.which("gcloud")
-    table = Path(found).resolve().parents[1] / "data/cli/gcloud_completions.py" if found else Path("none")
+    table = (
+        Path(found).resolve().parents[1] / "data/cli/gcloud_completions.py"
+        if found
+        else Path("none")
+    )
     if not table.is_file():
         pytest.skip("gcloud, or its table of commands, is not installed")
     return dict(runpy.run_path(str(table))["STATIC_COMPLETION_CLI_TREE"])
@@ -150,38 +184,61 @@ RULES: Mapping[str, Rule] = {
     # These only parse their flags: they train for a while, or need a trained model.
     "trainer.task": lambda command, session: resolve(command.arguments),
     "trainer.check": lambda command, session: check.read_check(command.arguments),
-    "trainer.launch": lambda command, session: ends_well(len(launch.read_launch(command.arguments)) != 2),
+    "trainer.launch": lambda command, session: ends_well(
+        len(launch.read_launch(command.arguments)) != 2
+    ),
     "trainer.plan": lambda command, session: plan.read_plan_request(command.arguments),
     "trainer.generate": lambda command, session: parse_options(
         generate.GenerateOptions, command.arguments, generate.USAGE
     ),
-    "trainer.evaluate": parse_use_of_a_run, "trainer.predict": parse_use_of_a_run,
+    "trainer.evaluate": parse_use_of_a_run,
+    "trainer.predict": parse_use_of_a_run,
     # These run: on a few images, or without sending anything.
     "trainer.data.prepare": lambda command, session: ends_well(prepare.main(command.arguments)),
     "deploy machines": lambda command, session: ends_well(deploy([*command.words[3:]])),
     "deploy doctor": lambda command, session: ends_well(
         doctor.main([*command.words[4:], "--region=us-central1"], session) == 1
     ),
-    "deploy submit": dry_run, "deploy image": dry_run,
-    "deploy watch": run_on_emulator, "deploy logs": run_on_emulator, "deploy jobs": run_on_emulator,
+    "deploy submit": dry_run,
+    "deploy image": dry_run,
+    "deploy watch": run_on_emulator,
+    "deploy logs": run_on_emulator,
+    "deploy jobs": run_on_emulator,
     "deploy cancel": run_on_emulator,
-    "make": make, "pip": pip, "gcloud": gcloud_knows,
-    "pytest": lambda command, session: ends_well(not all((ROOT / word).exists() for word in command.arguments
-                                                         if word.startswith("tests/"))),
-    "pre-commit": lambda command, session: ends_well(command.arguments != ["install"]),  # which is no dependency
-    "docs.pictures": module_exists, "docs.run_notebook": module_exists, "docs.walks": module_exists,
-    "docs.rooms": module_exists, "trainer.serve": module_exists, "tests.golden": module_exists,
+    "make": make,
+    "pip": pip,
+    "gcloud": gcloud_knows,
+    "pytest": lambda command, session: ends_well(
+        not all((ROOT / word).exists() for word in command.arguments if word.startswith("tests/"))
+    ),
+    # which is no dependency
+    "pre-commit": lambda command, session: ends_well(command.arguments != ["install"]),
+    "docs.pictures": module_exists,
+    "docs.run_notebook": module_exists,
+    "docs.walks": module_exists,
+    "docs.rooms": module_exists,
+    "trainer.serve": module_exists,
+    "tests.golden": module_exists,
     "examples.optuna_study": module_exists,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_a_documented_command_works(
-    command: Command, session: Session, cloud: Emulator, flying: Any, monkeypatch: Patch, capsys: Capture
+    command: Command,
+    session: Session,
+    cloud: Emulator,
+    flying: Any,
+    monkeypatch: Patch,
+    capsys: Capture,
 ) -> None:
     if "--help" in command.words:
         with contextlib.suppress(SystemExit):  # argparse ends the process
-            resolve(command.arguments) if command.words[2] == "trainer.task" else deploy([*command.words[3:]])
+            (
+                resolve(command.arguments)
+                if command.words[2] == "trainer.task"
+                else deploy([*command.words[3:]])
+            )
         assert "usage: " in capsys.readouterr().out
     elif command.subject in CUTOFFS:
         monkeypatch.setattr(CUTOFFS[command.subject], Mock(side_effect=Cutoff))
@@ -210,5 +267,7 @@ def test_make_bench_runs_every_benchmark(session: Session) -> None:
     for command in commands:
         parse_benchmark(command, session)
     modules = (ROOT / "benchmarks").glob("*.py")
-    all_of_them = {f"benchmarks.{path.stem}" for path in modules if "\nPARSER = " in path.read_text()}
+    all_of_them = {
+        f"benchmarks.{path.stem}" for path in modules if "\nPARSER = " in path.read_text()
+    }
     assert {command.subject for command in commands} == all_of_them

@@ -1,7 +1,9 @@
-"""Runs the commands of README and docs in order, as a newcomer does, that need neither Google nor a GPU.
+"""Runs the commands of README and docs in order, as a newcomer does, that need neither Google nor a
+GPU.
 
-They differ from the pages only by reductions: fewer steps, narrower networks, smaller images and batches, few examples.
-What a page runs again into another folder is copied there. test_commands.py parses every command.
+They differ from the pages only by reductions: fewer steps, narrower networks, smaller images and
+batches, few examples. What a page runs again into another folder is copied there. test_commands.py
+parses every command.
 """
 
 import os
@@ -22,14 +24,30 @@ from tests.support import of_model
 SMALL = ["--width=4", "--latent_dim=8", "--critic_steps=1", "--global_batch_size=4"]
 SHORT = ["--steps=20", "--report_every_steps=5"]
 OFFLINE = {
-    "efficientnet_photos": ["--image_size=32", "--weights=none", "--fine_tune_from=", "--fine_tune_after_steps=0"],
+    "efficientnet_photos": [
+        "--image_size=32",
+        "--weights=none",
+        "--fine_tune_from=",
+        "--fine_tune_after_steps=0",
+    ],
     "wgan_gp_photos": ["--image_size=16"],
     "mlp_mnist": ["--data=FOLDER"],
 }
-LOCAL = ("trainer.data.prepare", "trainer.task", "trainer.check", "trainer.generate", "trainer.evaluate",
-         "trainer.predict", "deploy local", "deploy compare", "deploy report", "deploy plan",
-         "deploy machines")  # fmt: skip
-FIRST = ("trainer.data.prepare", "trainer.task")  # a page may use a run before the command that makes it
+LOCAL = (
+    "trainer.data.prepare",
+    "trainer.task",
+    "trainer.check",
+    "trainer.generate",
+    "trainer.evaluate",
+    "trainer.predict",
+    "deploy local",
+    "deploy compare",
+    "deploy report",
+    "deploy plan",
+    "deploy machines",
+)
+# a page may use a run before the command that makes it
+FIRST = ("trainer.data.prepare", "trainer.task")
 PICTURED = ("runs/digits", "runs/tiers")
 
 
@@ -39,7 +57,13 @@ def reduced(command: Command) -> list[str]:
     recipe = next((word.partition("=")[2] for word in words if word.startswith("--recipe=")), "")
     if command.subject == "trainer.data.prepare":
         return [word.replace("--image_size=64", "--image_size=16") for word in words]
-    as_it_is = ("trainer.generate", "trainer.evaluate", "trainer.predict", "deploy report", "deploy machines")
+    as_it_is = (
+        "trainer.generate",
+        "trainer.evaluate",
+        "trainer.predict",
+        "deploy report",
+        "deploy machines",
+    )
     of_script = any(word.startswith(("--script=", "--module=")) for word in words)
     if command.subject in as_it_is or "--help" in words or of_script:
         return words
@@ -56,16 +80,31 @@ def reduced(command: Command) -> list[str]:
 
 
 def local_commands() -> list[Command]:
-    """Returns the local commands in the order of the pages, but those that make data and runs first.
+    """Returns the local commands in the order of the pages, but those that make data and runs
+    first.
 
-    test_notebook.py runs those of the notebook, tests/test_examples.py those of examples/ that no page repeats,
-    tests/deploy/cli/test_submit.py checks devices.
+    test_notebook.py runs those of the notebook, tests/test_examples.py those of examples/ that no
+    page repeats, tests/deploy/cli/test_submit.py checks devices.
     """
-    found = [command for command in documented() if not re.search(r"^examples/|\.ipynb$", command.place)]
-    found = [command for command in found if command.subject in LOCAL and "--on=vertex" not in command.words]
-    elsewhere = ("gs://", "--on_gpus", " RUN ", "--rows_file")  # a run, and rows, that the page does not have
-    found = [one for one in found if one.arguments and not any(word in str(one) for word in elsewhere)]
-    return sorted(found, key=lambda command: FIRST.index(command.subject) if command.subject in FIRST else len(FIRST))
+    found = [
+        command for command in documented() if not re.search(r"^examples/|\.ipynb$", command.place)
+    ]
+    found = [
+        command
+        for command in found
+        if command.subject in LOCAL and "--on=vertex" not in command.words
+    ]
+    # a run, and rows, that the page does not have
+    elsewhere = ("gs://", "--on_gpus", " RUN ", "--rows_file")
+    found = [
+        one for one in found if one.arguments and not any(word in str(one) for word in elsewhere)
+    ]
+    return sorted(
+        found,
+        key=lambda command: (
+            FIRST.index(command.subject) if command.subject in FIRST else len(FIRST)
+        ),
+    )
 
 
 @pytest.mark.slow
@@ -73,21 +112,34 @@ def test_every_local_command_of_the_pages_in_order(tmp_path: Path) -> None:
     make_stand_ins(tmp_path)
     folders: dict[tuple[str, ...], Path] = {}
     path = f"{tmp_path}:{ROOT}"
-    environment = {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     assert {command.subject for command in local_commands()} == set(LOCAL)
-    for words, command in {tuple(reduced(command)[2:]): command for command in local_commands()}.items():
+    for words, command in {
+        tuple(reduced(command)[2:]): command for command in local_commands()
+    }.items():
         flags = {word.partition("=")[0] for word in command.words[2:]}
         assert flags <= {word.partition("=")[0] for word in words}, "a flag was dropped"
-        place = next((word for word in words if word.startswith(("--job_dir=runs/", "--out=runs/"))), "")
-        same, folder = tuple(word for word in words if word != place), place.partition("=")[2]
+        place = next(
+            (word for word in words if word.startswith(("--job_dir=runs/", "--out=runs/"))), ""
+        )
+        same = tuple(word for word in words if word != place)
+        folder = place.partition("=")[2]
         if folder:
-            shutil.rmtree(tmp_path / folder, ignore_errors=True)  # of another run that a page puts there
+            # of another run that a page puts there
+            shutil.rmtree(tmp_path / folder, ignore_errors=True)
         if folder and same in folders:
             shutil.copytree(folders[same], tmp_path / folder)
             continue
         folders[same] = tmp_path / folder
         run = [sys.executable, "-m", *words]
-        done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+        done = subprocess.run(
+            run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+        )
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         assert "Traceback" not in done.stdout + done.stderr
     digits, tiers = (tmp_path / folder for folder in PICTURED)

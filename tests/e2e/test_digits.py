@@ -1,6 +1,8 @@
-"""Tests what a newcomer sees first: the digits that `make train` generates are those that were asked for, and varied.
+"""Tests what a newcomer sees first: the digits that `make train` generates are those that were
+asked for, and varied.
 
-The judge is a small classifier, trained on four fifths of the real digits; it reads 99 % of the others rightly.
+The judge is a small classifier, trained on four fifths of the real digits; it reads 99 % of the
+others rightly.
 """
 
 from pathlib import Path
@@ -19,7 +21,11 @@ from trainer.measures.fid import neighbour_metrics
 
 def generated(generator: keras.Model, labels: Any) -> Any:
     """Returns images in [0, 255] of these labels, (rows, 16, 16, 1)."""
-    noise = np.random.default_rng(0).normal(size=(len(labels), generator.inputs[0].shape[1])).astype(np.float32)
+    noise = (
+        np.random.default_rng(0)
+        .normal(size=(len(labels), generator.inputs[0].shape[1]))
+        .astype(np.float32)
+    )
     return np.rint((generator.predict([noise, labels], batch_size=500, verbose=0) + 1) * 127.5)
 
 
@@ -28,19 +34,28 @@ def test_digits_are_those_that_were_asked_for_and_not_copies_or_one_mode(tmp_pat
     job_dir = tmp_path / "digits"
     flags = ["--recipe=wgan_gp_digits", "--steps=2000", f"--job_dir={job_dir}"]  # half of its steps
     assert workers.run(1, flags, tmp_path / "log", seconds=900) == [0]
-    # In a random order: the last of the data set are those of writers whom a judge of the first would not know.
+    # In a random order: the last of the data set are those of writers whom a judge of the first
+    # would not know.
     order = np.random.default_rng(0).permutation(1797)
     digits = load_digits(resolve(["--recipe=wgan_gp_digits"]).config).train.first(1797)
     images, labels = (rows[order] for rows in digits)
     known = len(images) * 4 // 5
     keras.utils.set_random_seed(0)
-    judge = keras.Sequential([
-        keras.Input(images.shape[1:]), layers.Rescaling(1 / 255),
-        layers.Conv2D(32, 3, padding="same", activation="relu"), layers.MaxPooling2D(),
-        layers.Conv2D(64, 3, padding="same", activation="relu"), layers.MaxPooling2D(),
-        layers.Flatten(), layers.Dropout(0.3), layers.Dense(128, activation="relu", name="features"),
-        layers.Dropout(0.3), layers.Dense(10),
-    ])  # fmt: skip
+    judge = keras.Sequential(
+        [
+            keras.Input(images.shape[1:]),
+            layers.Rescaling(1 / 255),
+            layers.Conv2D(32, 3, padding="same", activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(64, 3, padding="same", activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dropout(0.3),
+            layers.Dense(128, activation="relu", name="features"),
+            layers.Dropout(0.3),
+            layers.Dense(10),
+        ]
+    )
     judge.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     judge.fit(images[:known], labels[:known], batch_size=64, epochs=12, verbose=0)
     assert np.mean(np.argmax(judge.predict(images[known:], verbose=0), 1) == labels[known:]) > 0.95
@@ -49,7 +64,10 @@ def test_digits_are_those_that_were_asked_for_and_not_copies_or_one_mode(tmp_pat
     asked = np.repeat(np.arange(10, dtype=np.int32), 100)  # so many of each class
     read = np.argmax(judge.predict(generated(generator, asked), verbose=0), 1)
     features = keras.Model(judge.inputs, judge.get_layer("features").output)
-    both = [features.predict(each, verbose=0).astype(float) for each in (images, generated(generator, labels))]
+    both = [
+        features.predict(each, verbose=0).astype(float)
+        for each in (images, generated(generator, labels))
+    ]
     found = neighbour_metrics(*both)
     print(f"{np.mean(read == asked):.3f} as asked, coverage {found['coverage']:.3f}")
     assert np.mean(read == asked) >= 0.95

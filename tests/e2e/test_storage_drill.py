@@ -1,6 +1,8 @@
-"""Tests that a run in a bucket behind random faults of all kinds, killed several times, ends with undisturbed numbers.
+"""Tests that a run in a bucket behind random faults of all kinds, killed several times, ends with
+undisturbed numbers.
 
-`TRAINER_DRILL_KILLS=50 TRAINER_DRILL_SEED=1 python -m pytest tests/e2e/test_storage_drill.py -m slow -s` is longer.
+`TRAINER_DRILL_KILLS=50 TRAINER_DRILL_SEED=1 python -m pytest tests/e2e/test_storage_drill.py -m
+slow -s` is longer.
 """
 
 import os
@@ -22,10 +24,19 @@ from trainer.base.storage import gcs
 
 KILLS = int(os.environ.get("TRAINER_DRILL_KILLS", "2"))
 FLAGS = [
-    "--model=mlp", "--width=8", "--image_size=8", "--global_batch_size=16", "--steps_per_loop=5", "--tensorboard=false",
-    "--checkpoint_every_steps=25", "--report_every_steps=5", "--keep_checkpoints=2", f"--steps={100 * (KILLS + 1)}",
-    "--jit_compile=false",  # auto could choose differently for the undisturbed run, which measures again
-]  # fmt: skip
+    "--model=mlp",
+    "--width=8",
+    "--image_size=8",
+    "--global_batch_size=16",
+    "--steps_per_loop=5",
+    "--tensorboard=false",
+    "--checkpoint_every_steps=25",
+    "--report_every_steps=5",
+    "--keep_checkpoints=2",
+    f"--steps={100 * (KILLS + 1)}",
+    # auto could choose differently for the undisturbed run, which measures again
+    "--jit_compile=false",
+]
 # The real limits would make the drill wait: a stalled answer takes 20 seconds to be given up.
 IMPATIENT = """
 import sys
@@ -41,14 +52,18 @@ sys.exit(main())
 def step_of(log: Path) -> int:
     """Returns the last step that the newest start has reported."""
     text = log.read_text(errors="replace").rpartition("--- start\n")[2]
-    return max((int(step.replace(",", "")) for step in re.findall(r"^step ([\d,]+)/", text, re.MULTILINE)), default=0)
+    return max(
+        (int(step.replace(",", "")) for step in re.findall(r"^step ([\d,]+)/", text, re.MULTILINE)),
+        default=0,
+    )
 
 
 @pytest.mark.slow
 def test_kills_behind_random_faults_change_no_bit(
     gcs_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chance, log = random.Random(int(os.environ.get("TRAINER_DRILL_SEED", "0"))), tmp_path / "log"
+    chance = random.Random(int(os.environ.get("TRAINER_DRILL_SEED", "0")))
+    log = tmp_path / "log"
     images = np.random.default_rng(0).integers(0, 255, (320, 8, 8), np.uint8)
     np.savez(tmp_path / "data.npz", images=images, labels=np.arange(320) % 4)
     with fault_proxy(gcs_server) as proxy:
@@ -64,19 +79,26 @@ def test_kills_behind_random_faults_change_no_bit(
                 print("--- start", file=output, flush=True)
                 process = subprocess.Popen(
                     [sys.executable, "-c", IMPATIENT, *run, f"--cache_dir={cache}"],
-                    cwd=ROOT, stdout=output, stderr=subprocess.STDOUT,
-                )  # fmt: skip
+                    cwd=ROOT,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
             with process:
                 if life < KILLS:
                     kill_at_a_random_moment(process, log, chance, life)
-            assert process.returncode in ((DONE, -9) if life < KILLS else (DONE,)), log.read_text()[-4000:]
+            assert process.returncode in ((DONE, -9) if life < KILLS else (DONE,)), log.read_text()[
+                -4000:
+            ]
         proxy.chaos = 0.0
         names = [blob.name for blob in client.list_blobs(bucket.name)]
     gcs._connect.cache_clear()
     control = [*FLAGS, f"--data={tmp_path / 'data.npz'}", f"--job_dir={tmp_path / 'control'}"]
-    subprocess.run([sys.executable, "-m", "trainer.task", *control], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "trainer.task", *control], cwd=ROOT, check=True, capture_output=True
+    )
     (folder,) = cache.glob("*/run")
-    ours, undisturbed = last_state(folder), last_state(tmp_path / "control")
+    ours = last_state(folder)
+    undisturbed = last_state(tmp_path / "control")
     assert ours.keys() == undisturbed.keys()
     for name, value in ours.items():
         np.testing.assert_array_equal(value, undisturbed[name], err_msg=name)
@@ -86,7 +108,9 @@ def test_kills_behind_random_faults_change_no_bit(
     print(f"\n{KILLS} kills, {len(proxy.requests)} requests of which one in five met a fault")
 
 
-def kill_at_a_random_moment(process: "subprocess.Popen[bytes]", log: Path, chance: random.Random, life: int) -> None:
+def kill_at_a_random_moment(
+    process: "subprocess.Popen[bytes]", log: Path, chance: random.Random, life: int
+) -> None:
     """Kills during the start, or at a step after the one that it resumed from."""
     if chance.random() < 0.3:
         time.sleep(chance.uniform(1, 6))

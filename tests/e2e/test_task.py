@@ -18,26 +18,39 @@ from trainer.training.checkpoint import variables_of
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
-    "--recipe=wgan_gp_digits", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=1", "--steps=6",
-]  # fmt: skip
+    "--recipe=wgan_gp_digits",
+    "--width=4",
+    "--latent_dim=8",
+    "--global_batch_size=8",
+    "--critic_steps=1",
+    "--steps=6",
+]
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {key: value for key, value in os.environ.items() if not key.startswith("TF_CPP")}
     return subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-m", "trainer.task", *arguments],
-        cwd=ROOT, env={**clean, **environment}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
 
 MLP = ["--model=mlp", "--data=digits", "--image_size=16", "--width=8", "--global_batch_size=8"]
 AFTER_A_GAN = [r"pictures  .*/samples", r"next      python -m trainer.generate .*"]
 
 
-@pytest.mark.parametrize(("flags", "loss", "ends"), [
-    ([*MLP, "--steps=6"], "loss", [r"next      python -m trainer.serve .*"]),
-    pytest.param(SMALL, "critic_loss", AFTER_A_GAN, marks=pytest.mark.slow),
-], ids=["mlp", "wgan_gp"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flags", "loss", "ends"),
+    [
+        ([*MLP, "--steps=6"], "loss", [r"next      python -m trainer.serve .*"]),
+        pytest.param(SMALL, "critic_loss", AFTER_A_GAN, marks=pytest.mark.slow),
+    ],
+    ids=["mlp", "wgan_gp"],
+)
 def test_a_run_on_two_replicas_prints_its_decisions(
     flags: list[str], loss: str, ends: list[str], tmp_path: Path
 ) -> None:
@@ -47,7 +60,10 @@ def test_a_run_on_two_replicas_prints_its_decisions(
         r"global batch 8 = 2 replicas x 4 on CPU:0, CPU:1",
         r"trains \w+ on 1,797 examples of digits, 16x16x1",
         r"starts from scratch",
-        r"each epoch trains on whole batches and leaves out 5 rows \(fit has a last, smaller batch\)",
+        (
+            r"each epoch trains on whole batches and leaves out 5 rows \(fit has a last, smaller"
+            r" batch\)"
+        ),
         r"builds the training step: .*",
         rf"step 3/6  {loss} .* left",
         rf"step 6/6  {loss} .*",
@@ -69,20 +85,28 @@ def test_on_vertex_every_line_is_json(tmp_path: Path) -> None:
 
     TensorFlow counts memory here as on a GPU, whatever the processor.
     """
-    metrics, tool = tmp_path / "hypertune" / "output.metrics", tmp_path / "nvidia-smi"
+    metrics = tmp_path / "hypertune" / "output.metrics"
+    tool = tmp_path / "nvidia-smi"
     tool.touch(0o755)
     done = run(
-        *SMALL, "--tuning_metric=critic_loss", f"--cache_dir={tmp_path}/cache",
-        CLOUD_ML_JOB_ID="1", AIP_MODEL_DIR=f"{tmp_path}/base/model/", CLOUD_ML_HP_METRIC_FILE=str(metrics),
-        PATH=f"{tool.parent}:{os.environ['PATH']}", CUDA_CACHE_MAXSIZE="7",
+        *SMALL,
+        "--tuning_metric=critic_loss",
+        f"--cache_dir={tmp_path}/cache",
+        CLOUD_ML_JOB_ID="1",
+        AIP_MODEL_DIR=f"{tmp_path}/base/model/",
+        CLOUD_ML_HP_METRIC_FILE=str(metrics),
+        PATH=f"{tool.parent}:{os.environ['PATH']}",
+        CUDA_CACHE_MAXSIZE="7",
         TF_CPU_ALLOCATOR_USE_BFC="1",
-    )  # fmt: skip
+    )
     assert done.returncode == 0
     logged = [json.loads(line) for line in done.stdout.splitlines()]
     assert {line["severity"] for line in logged} == {"INFO"}
     variables = {
-        "TF_GPU_THREAD_MODE": "gpu_private", "CUDA_CACHE_PATH": f"{tmp_path}/cache/cuda", "CUDA_CACHE_MAXSIZE": "7",
-    }  # fmt: skip
+        "TF_GPU_THREAD_MODE": "gpu_private",
+        "CUDA_CACHE_PATH": f"{tmp_path}/cache/cuda",
+        "CUDA_CACHE_MAXSIZE": "7",
+    }
     shown = ", ".join(f"{name}={value}" for name, value in variables.items())
     assert logged[0]["message"] == f"GPU settings: {shown} (a variable that you set stays as it is)"
     assert json.loads((tmp_path / "base" / "run.json").read_text())["gpu_environment"] == variables
@@ -93,10 +117,14 @@ def test_on_vertex_every_line_is_json(tmp_path: Path) -> None:
     assert json.loads(metrics.read_text())["global_step"] == "6"
 
 
-@pytest.mark.parametrize(("flags", "line"), [
-    (["--recipe=wgan_gp_digit"], "no such recipe; did you mean 'wgan_gp_digits'?"),
-    ([*SMALL, "--job_dir=/proc/nothing"], "cannot write there"),
-], ids=lambda value: value[-1] if isinstance(value, list) else "")  # fmt: skip
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--recipe=wgan_gp_digit"], "no such recipe; did you mean 'wgan_gp_digits'?"),
+        ([*SMALL, "--job_dir=/proc/nothing"], "cannot write there"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
 def test_a_mistake_is_exit_2_and_one_line(tmp_path: Path, flags: list[str], line: str) -> None:
     done = run(f"--job_dir={tmp_path}", *flags)
     assert (done.returncode, done.stdout) == (2, "")
@@ -109,9 +137,17 @@ def test_a_mistake_is_exit_2_and_one_line(tmp_path: Path, flags: list[str], line
 def test_ctrl_c_saves_and_the_same_command_gives_the_undisturbed_numbers(tmp_path: Path) -> None:
     """Calls are as long as they get: the signal arrives within one. The drills send SIGTERM."""
     # jit_compile=auto would compile, to measure, for a run of so many steps.
-    flags = [*SMALL, "--precision=float64", "--report_every_steps=5", "--jit_compile=false", f"--job_dir={tmp_path}"]
+    flags = [
+        *SMALL,
+        "--precision=float64",
+        "--report_every_steps=5",
+        "--jit_compile=false",
+        f"--job_dir={tmp_path}",
+    ]
     command = [sys.executable, "-m", "trainer.task", *flags, "--steps=100000", "--verbose"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         for line in process.stdout:
             if line.startswith("step 40/"):
                 process.send_signal(signal.SIGINT)
@@ -125,6 +161,9 @@ def test_ctrl_c_saves_and_the_same_command_gives_the_undisturbed_numbers(tmp_pat
     run_job(resolve([*flags, f"--steps={steps}"]).config)
     undisturbed, _ = run_steps(resolve([*flags, f"--steps={steps}"]).config, steps)
     undisturbed.averaged_generator()  # as sampling does: it takes over the batch statistics
-    ended, expected = last_state(tmp_path), variables_of(undisturbed)
+    ended = last_state(tmp_path)
+    expected = variables_of(undisturbed)
     assert ended.keys() == expected.keys()
-    assert all(np.allclose(value, expected[name], rtol=1e-9, atol=1e-12) for name, value in ended.items())
+    assert all(
+        np.allclose(value, expected[name], rtol=1e-9, atol=1e-12) for name, value in ended.items()
+    )

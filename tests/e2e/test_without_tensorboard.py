@@ -1,4 +1,5 @@
-"""A TensorFlow without the package tensorboard trains, and refuses in one line a callback that needs it."""
+"""A TensorFlow without the package tensorboard trains, and refuses in one line a callback that
+needs it."""
 
 import os
 from pathlib import Path
@@ -9,8 +10,11 @@ import pytest
 from tests.e2e.test_task import ROOT, run
 
 FLAGS = [
-    "--model=tests.user_callbacks:build", "--data=tests.user_callbacks:data", "--global_batch_size=8", "--steps=2",
-]  # fmt: skip
+    "--model=tests.user_callbacks:build",
+    "--data=tests.user_callbacks:data",
+    "--global_batch_size=8",
+    "--steps=2",
+]
 
 
 def needing() -> list[keras.callbacks.Callback]:
@@ -24,10 +28,14 @@ def test_tensorboard_is_not_needed(callbacks: str, tmp_path: Path) -> None:
     missing = "raise ModuleNotFoundError(\"No module named 'tensorboard'\", name='tensorboard')\n"
     (tmp_path / "lib" / "tensorboard" / "__init__.py").write_text(missing)
     folders = f"{tmp_path / 'lib'}{os.pathsep}{ROOT}"
-    ended = run(*FLAGS, f"--job_dir={tmp_path / 'run'}", f"--callbacks={callbacks}", PYTHONPATH=folders)
+    ended = run(
+        *FLAGS, f"--job_dir={tmp_path / 'run'}", f"--callbacks={callbacks}", PYTHONPATH=folders
+    )
     assert ended.returncode == (2 if callbacks else 0), ended.stderr
     if callbacks:
         (line,) = ended.stderr.splitlines()
-        assert line.startswith("error: callbacks: TensorBoard needs the package tensorboard: install it, or leave")
+        assert line.startswith(
+            "error: callbacks: TensorBoard needs the package tensorboard: install it, or leave"
+        )
     else:
         assert list((tmp_path / "run" / "logs").glob("events*"))

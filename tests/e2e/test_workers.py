@@ -1,4 +1,5 @@
-"""Tests several worker processes: they give the numbers of one, one of them writes, and none waits for a lost one."""
+"""Tests several worker processes: they give the numbers of one, one of them writes, and none waits
+for a lost one."""
 
 import signal
 import subprocess
@@ -35,16 +36,19 @@ MODELS = {
 
 
 def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
-    """Returns the largest difference relative to each tensor's norm, or to that of an update if it is smaller.
+    """Returns the largest difference relative to each tensor's norm, or to that of an update if it
+    is smaller.
 
-    It leaves out tensors that are zero but for rounding: the last bias of a critic has no gradient, and Adam magnifies
-    its noise.
+    It leaves out tensors that are zero but for rounding: the last bias of a critic has no gradient,
+    and Adam magnifies its noise.
     """
     assert one.keys() == other.keys()
     norms = {name: float(np.linalg.norm(one[name])) for name in one}
     compared = [name for name in one if max(norms[name], float(np.linalg.norm(other[name]))) > 1e-8]
     assert len(compared) > len(one) / 2
-    return max(float(np.linalg.norm(one[name] - other[name])) / max(norms[name], 1e-3) for name in compared)
+    return max(
+        float(np.linalg.norm(one[name] - other[name])) / max(norms[name], 1e-3) for name in compared
+    )
 
 
 def trained(where: Path, count: int, flags: list[str]) -> Path:
@@ -59,18 +63,28 @@ def alone(tmp_path_factory: pytest.TempPathFactory, features: list[str]) -> Call
     folder = tmp_path_factory.mktemp("alone")
 
     def run(model: str) -> Path:
-        flags = [*COMMON, *MODELS[model], *(features if model == "dcgan" else []), "--precision=float64"]
+        flags = [
+            *COMMON,
+            *MODELS[model],
+            *(features if model == "dcgan" else []),
+            "--precision=float64",
+        ]
         return folder / model if (folder / model).exists() else trained(folder / model, 1, flags)
 
     return run
 
 
 @pytest.mark.slow
-def test_workers_begin_from_the_weights_of_a_checkpoint(tmp_path: Path, alone: Callable[[str], Path]) -> None:
+def test_workers_begin_from_the_weights_of_a_checkpoint(
+    tmp_path: Path, alone: Callable[[str], Path]
+) -> None:
     first = alone("mlp")
     flags = [*COMMON, *MODELS["mlp"], "--precision=float64", "--steps=1", "--learning_rate=1e-30"]
     second = trained(tmp_path / "second", 2, [*flags, f"--initial_checkpoint={first}"])
-    models = [keras.models.load_model(run / "model" / "model.keras", compile=False) for run in (first, second)]
+    models = [
+        keras.models.load_model(run / "model" / "model.keras", compile=False)
+        for run in (first, second)
+    ]
     for value, start in zip(*(model.get_weights() for model in models), strict=True):
         np.testing.assert_array_equal(start, value)
 
@@ -80,20 +94,29 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Flags for FID and KID by a small classifier; the last of their batches is not full."""
     file = tmp_path_factory.mktemp("features") / "model.keras"
     keras.utils.set_random_seed(5)
-    keras.Sequential([
-        keras.Input((16, 16, 1)), keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(8),
-        keras.layers.Dense(10),
-    ]).save(file)  # fmt: skip
+    keras.Sequential(
+        [
+            keras.Input((16, 16, 1)),
+            keras.layers.Rescaling(1 / 255),
+            keras.layers.Flatten(),
+            keras.layers.Dense(8),
+            keras.layers.Dense(10),
+        ]
+    ).save(file)
     return [f"--fid_features={file}", "--fid_samples=130", "--fid_every_steps=6"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "count", "cluster"), [
-    ("mlp", 2, ["--micro_batches=2", "--jit_compile"]),
-    ("dcgan", 2, ["--replicas=2", "--jit_compile"]),  # in programs of XLA
-    ("wgan_gp", 3, []),
-    ("two_outputs", 2, ["--replicas=2"]), ("masked_text", 2, ["--replicas=2"]),  # of a user's own
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "count", "cluster"),
+    [
+        ("mlp", 2, ["--micro_batches=2", "--jit_compile"]),
+        ("dcgan", 2, ["--replicas=2", "--jit_compile"]),  # in programs of XLA
+        ("wgan_gp", 3, []),
+        ("two_outputs", 2, ["--replicas=2"]),
+        ("masked_text", 2, ["--replicas=2"]),  # of a user's own
+    ],
+)
 def test_any_cluster_gives_the_numbers_of_one_worker(
     model: str,
     count: int,
@@ -117,21 +140,29 @@ def test_any_cluster_gives_the_numbers_of_one_worker(
         held = np.load(tmp_path / "variables" / f"{worker}.npz")
         assert {*held} == last_state(several).keys()
         for name, value in last_state(several).items():
-            assert all(np.array_equal(copy, value) for copy in held[name]), f"{name} on worker {worker}"
+            assert all(np.array_equal(copy, value) for copy in held[name]), (
+                f"{name} on worker {worker}"
+            )
     assert numbers(several) == numbers(one)
-    assert losses(several) == pytest.approx(losses(one), rel=1e-7)  # the critic's last bias is rounding, see above
-    accuracies = [read(of / "result.json")["final"]["metrics"].get("val_accuracy") for of in (one, several)]
+    # the critic's last bias is rounding, see above
+    assert losses(several) == pytest.approx(losses(one), rel=1e-7)
+    accuracies = [
+        read(of / "result.json")["final"]["metrics"].get("val_accuracy") for of in (one, several)
+    ]
     assert accuracies[0] == accuracies[1]
     run = read(several / "run.json")
     assert (run["cluster"]["workers"], run["strategy"]) == (count, "MultiWorkerMirroredStrategy")
     assert run["collectives"] == "ring"
     if "--jit_compile" in flags:
         why = run["compilation"]["why"]
-        compiled = model == "mlp" and "--replicas=2" in flags  # which has no train_step of its own, or passes
+        # which has no train_step of its own, or passes
+        compiled = model == "mlp" and "--replicas=2" in flags
         assert run["compilation"]["compiled"] is compiled
         way = "XLA compiles the steps" if compiled else "the steps run plain"
         assert (tmp_path / "several.log.0").read_text().count(f"jit_compile: {way}: {why}") == 1
-    assert [path.name for path in sorted(several.iterdir())] == [path.name for path in sorted(one.iterdir())]
+    assert [path.name for path in sorted(several.iterdir())] == [
+        path.name for path in sorted(one.iterdir())
+    ]
 
 
 LONG = ["--steps=100000", "--model=mlp", "--width=8", "--global_batch_size=16", "--image_size=16"]
@@ -143,9 +174,12 @@ def wait_for_step(job_dir: Path, step: int) -> None:
 
 
 @contextmanager
-def two_workers(folder: Path, *flags: str) -> Iterator[tuple[list["subprocess.Popen[bytes]"], list[Path]]]:
+def two_workers(
+    folder: Path, *flags: str
+) -> Iterator[tuple[list["subprocess.Popen[bytes]"], list[Path]]]:
     """Yields the processes of a long run and their logs, and waits for their end."""
-    addresses, logs = free_addresses(2), [folder / "0.log", folder / "1.log"]
+    addresses = free_addresses(2)
+    logs = [folder / "0.log", folder / "1.log"]
     flags = (*LONG, f"--job_dir={folder / 'job'}", *flags)
     processes = [workers.start(addresses, index, flags, log) for index, log in enumerate(logs)]
     try:
@@ -155,11 +189,14 @@ def two_workers(folder: Path, *flags: str) -> Iterator[tuple[list["subprocess.Po
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("victim", "number", "line"), [
-    (0, signal.SIGKILL, "error: chief (127.0.0.1:"),
-    (1, signal.SIGKILL, "was lost: its process has ended"),
-    (1, signal.SIGSTOP, "was lost: it sent nothing for 15 seconds"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("victim", "number", "line"),
+    [
+        (0, signal.SIGKILL, "error: chief (127.0.0.1:"),
+        (1, signal.SIGKILL, "was lost: its process has ended"),
+        (1, signal.SIGSTOP, "was lost: it sent nothing for 15 seconds"),
+    ],
+)
 def test_a_lost_worker_is_named_and_the_other_leaves_to_be_restarted(
     victim: int, number: int, line: str, tmp_path: Path
 ) -> None:
@@ -168,12 +205,17 @@ def test_a_lost_worker_is_named_and_the_other_leaves_to_be_restarted(
         processes[victim].send_signal(number)
         processes[1 - victim].wait(workers.LIMIT_SECONDS)
         processes[victim].kill()  # one that is stopped does not end by itself
-    assert [process.returncode for process in (processes[victim], processes[1 - victim])] == [-9, INTERRUPTED]
+    assert [process.returncode for process in (processes[victim], processes[1 - victim])] == [
+        -9,
+        INTERRUPTED,
+    ]
     assert line in logs[1 - victim].read_text()
 
 
 @pytest.mark.slow  # tests/trainer/training/test_loop.py stops two threads
-def test_a_worker_that_was_paused_goes_on_and_sigterm_to_it_saves_the_same_step_on_all(tmp_path: Path) -> None:
+def test_a_worker_that_was_paused_goes_on_and_sigterm_to_it_saves_the_same_step_on_all(
+    tmp_path: Path,
+) -> None:
     """Its pause is longer than TensorFlow itself would wait for its heartbeat, ten seconds."""
     job_dir = tmp_path / "job"
     with two_workers(tmp_path) as (processes, logs):
@@ -199,9 +241,13 @@ def slow_data(config: TrainConfig) -> Dataset:
 
 @pytest.mark.slow
 def test_sigterm_before_the_first_step_ends_all_and_the_ports_are_warned_of(tmp_path: Path) -> None:
-    """TensorFlow's servers have started, which listen on all addresses and replace the handler of SIGTERM."""
+    """TensorFlow's servers have started, which listen on all addresses and replace the handler of
+    SIGTERM."""
     with two_workers(tmp_path, f"--data={__name__}:slow_data") as (processes, logs):
-        until(lambda: all(log.exists() and "loads" in log.read_text() for log in logs), workers.LIMIT_SECONDS)
+        until(
+            lambda: all(log.exists() and "loads" in log.read_text() for log in logs),
+            workers.LIMIT_SECONDS,
+        )
         processes[1].send_signal(signal.SIGTERM)
     assert [process.returncode for process in processes] == [INTERRUPTED] * 2
     assert "stopped at once: the same command resumes" in logs[1].read_text()
@@ -214,10 +260,14 @@ def test_a_late_worker_is_waited_for_and_one_that_never_comes_is_named(tmp_path:
     addresses = free_addresses(2)
     flags = [*LONG, f"--job_dir={tmp_path / 'job'}", "--worker_timeout_seconds=2"]
     assert workers.end([workers.start(addresses, 0, flags, tmp_path / "0.log")]) == [FAULT]
-    assert f"worker 1 ({addresses[1]}) did not start within 2 seconds" in (tmp_path / "0.log").read_text()
+    assert (
+        f"worker 1 ({addresses[1]}) did not start within 2 seconds"
+        in (tmp_path / "0.log").read_text()
+    )
 
     flags = [*LONG[1:], "--steps=3", f"--job_dir={tmp_path / 'late'}"]
-    log, waiting = tmp_path / "late0.log", f"waiting for worker 1 ({addresses[1]})"
+    log = tmp_path / "late0.log"
+    waiting = f"waiting for worker 1 ({addresses[1]})"
     chief = workers.start(addresses, 0, flags, log)
     time.sleep(12)  # longer than TensorFlow itself would wait
     until(lambda: waiting in log.read_text(), workers.LIMIT_SECONDS)
@@ -227,7 +277,10 @@ def test_a_late_worker_is_waited_for_and_one_that_never_comes_is_named(tmp_path:
 
 DIFFERENT = {  # of settings: tests/trainer/cluster/test_rendezvous.py
     "files": "do not run the same job (sample of data: ",
-    "environment": "do not run the same job (keras.json epsilon: '1e-07' on the chief, '1e-05' on the worker): start",
+    "environment": (
+        "do not run the same job (keras.json epsilon: '1e-07' on the chief, '1e-05' on the worker):"
+        " start"
+    ),
     "rows": "do not read the same data (training digest: ",
 }
 
@@ -238,12 +291,18 @@ def test_workers_that_do_not_run_the_same_job_on_the_same_data_fail(
     kind: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """Each worker has its own home folder, with data of its own."""
-    addresses, processes = free_addresses(2), []
-    data = {"files": "~/data.npz", "rows": "tests.models:data_of_worker", "environment": "digits"}[kind]
+    addresses = free_addresses(2)
+    processes = []
+    data = {"files": "~/data.npz", "rows": "tests.models:data_of_worker", "environment": "digits"}[
+        kind
+    ]
     for index in range(2):
         home = tmp_path / f"home{index}"
         (home / ".keras").mkdir(parents=True)
-        np.savez(home / "data.npz", images=np.full((64, 16, 16), index if kind == "files" else 0, np.uint8))
+        np.savez(
+            home / "data.npz",
+            images=np.full((64, 16, 16), index if kind == "files" else 0, np.uint8),
+        )
         (home / ".keras" / "keras.json").write_text(
             f'{{"epsilon": {1e-5 if index and kind == "environment" else 1e-7}}}'
         )

@@ -14,18 +14,25 @@ from tests.golden.measuring import instructions, measure
 from trainer.base.run_files.job_files import read_json
 from trainer.base.settings.request import resolve
 
-STEPS = (1, 2, 4, 8, 16, 30)  # after which a new file has numbers, and after the last; a known file keeps its own
+# after which a new file has numbers, and after the last; a known file keeps its own
+STEPS = (1, 2, 4, 8, 16, 30)
 
 
 def record(name: str) -> str:
-    """Measures a run and writes its golden file, or adds this processor's digests to it; returns what was done."""
+    """Measures a run and writes its golden file, or adds this processor's digests to it; returns
+    what was done."""
     file = FOLDER / f"{name}.json"
     golden, _ = read_json(file)
     last = resolve(RUNS[name]).config.steps or 1
     steps = golden.get("steps") or sorted({*(step for step in STEPS if step < last), last})
     measured = measure(RUNS[name], steps, control=True)
-    digests = {instructions(): {step: moment["digest"] for step, moment in measured["moments"].items()}}
-    if golden.get("flags") == RUNS[name] and compare({**golden, "digests": {}}, measured, "").kind != CHANGED:
+    digests = {
+        instructions(): {step: moment["digest"] for step, moment in measured["moments"].items()}
+    }
+    if (
+        golden.get("flags") == RUNS[name]
+        and compare({**golden, "digests": {}}, measured, "").kind != CHANGED
+    ):
         write_golden(file, {**golden, "digests": golden["digests"] | digests})
         return f"{file} holds these numbers already: the bits of {instructions()} are added"
     write_golden(file, {**measured, "digests": digests})

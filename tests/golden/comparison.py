@@ -1,8 +1,10 @@
-"""Compares the numbers of a run's first steps with those of a golden file: equal bits, rounding, or changed and where.
+"""Compares the numbers of a run's first steps with those of a golden file: equal bits, rounding, or
+changed and where.
 
-Of a tensor the file holds two projections onto random signs. The root mean square of their differences estimates the
-L2 norm of the difference of two tensors (Achlioptas 2003, doi:10.1016/S0022-0000(03)00025-4). Files of 0.3.0 also name
-settings, data, sources and packages, which are not compared.
+Of a tensor the file holds two projections onto random signs. The root mean square of their
+differences estimates the L2 norm of the difference of two tensors (Achlioptas 2003,
+doi:10.1016/S0022-0000(03)00025-4). Files of 0.3.0 also name settings, data, sources and packages,
+which are not compared.
 """
 
 import hashlib
@@ -19,11 +21,15 @@ import numpy.typing as npt
 from trainer.base.run_files.job_files import finite
 from trainer.checks.on_gpus import TIMES_CONTROL
 
-EQUAL, ROUNDING, CHANGED = "equal bits", "rounding", "CHANGED"
+EQUAL = "equal bits"
+ROUNDING = "rounding"
+CHANGED = "CHANGED"
 PROJECTIONS = 2
-_TIMES_CONTROL_OF_TENSOR = 10.0  # for one tensor, as its norm is an estimate: off by more in 1 case of 1e40
-# Differences up to this floor count as rounding whatever the control, relative to a tensor's norm or to a hundred
-# updates: a weight without effect (a bias before batch norm) moves by rounding alone, and its control is chance.
+# for one tensor, as its norm is an estimate: off by more in 1 case of 1e40
+_TIMES_CONTROL_OF_TENSOR = 10.0
+# Differences up to this floor count as rounding whatever the control, relative to a tensor's norm
+# or to a hundred updates: a weight without effect (a bias before batch norm) moves by rounding
+# alone, and its control is chance.
 _FLOOR = 1e-10  # in float64, which all golden runs use
 _UPDATES = 100
 
@@ -35,14 +41,22 @@ class Verdict:
     kind: str
     times: float = 0.0  # the largest difference as a multiple of the control
     step: int = 0  # the first step that changed
-    where: str = ""  # the first tensor that changed in this step, in the order of the graph, or "a loss or metric"
+    # the first tensor that changed in this step, in the order of the graph, or "a loss or metric"
+    where: str = ""
 
 
 def compare(golden: Mapping[str, Any], measured: Mapping[str, Any], instructions: str) -> Verdict:
-    """Compares what `measure` returned on a processor of these instructions with the content of a golden file."""
-    names, moments = measured["names"], measured["moments"]
+    """Compares what `measure` returned on a processor of these instructions with the content of a
+    golden file."""
+    names = measured["names"]
+    moments = measured["moments"]
     if measured["sizes"] != golden["sizes"]:
-        return Verdict(CHANGED, math.inf, golden["steps"][0], f"sizes of {names}, of which others were recorded")
+        return Verdict(
+            CHANGED,
+            math.inf,
+            golden["steps"][0],
+            f"sizes of {names}, of which others were recorded",
+        )
     digests = golden["digests"].get(instructions, {})
     same = (
         digests.get(step) == moments[step]["digest"]
@@ -54,17 +68,23 @@ def compare(golden: Mapping[str, Any], measured: Mapping[str, Any], instructions
         return Verdict(EQUAL)
     largest = 0.0
     for step in golden["steps"]:
-        recorded, control, now = (part[str(step)] for part in (golden["moments"], golden["control"], moments))
+        recorded, control, now = (
+            part[str(step)] for part in (golden["moments"], golden["control"], moments)
+        )
         moved = _UPDATES * golden["learning_rate"] * step
         allowed = [
             max(norm, _FLOOR * max(root_mean_square(numbers), moved * math.sqrt(size)), 1e-300)
-            for norm, numbers, size in zip(control["tensors"], recorded["projections"], golden["sizes"], strict=True)
+            for norm, numbers, size in zip(
+                control["tensors"], recorded["projections"], golden["sizes"], strict=True
+            )
         ]
         norms = distances(now, recorded)
         ratios = [norm / most for norm, most in zip(norms, allowed, strict=True)]
         times = math.hypot(*norms) / math.hypot(*allowed)
         losses = losses_apart(now["losses"], recorded["losses"]) / max(control["losses"], _FLOOR)
-        changed = next((place for place, ratio in enumerate(ratios) if ratio > _TIMES_CONTROL_OF_TENSOR), None)
+        changed = next(
+            (place for place, ratio in enumerate(ratios) if ratio > _TIMES_CONTROL_OF_TENSOR), None
+        )
         largest = max(largest, times, losses)
         if times > TIMES_CONTROL or changed is not None:
             place = ratios.index(max(ratios)) if changed is None else changed
@@ -75,7 +95,8 @@ def compare(golden: Mapping[str, Any], measured: Mapping[str, Any], instructions
 
 
 def moment(tensors: Mapping[str, npt.NDArray[Any]], losses: Mapping[str, float]) -> dict[str, Any]:
-    """Returns the record of a step for JSON: losses, a SHA-256 of all bits, each tensor's projections to 12 digits.
+    """Returns the record of a step for JSON: losses, a SHA-256 of all bits, each tensor's
+    projections to 12 digits.
 
     A tensor's signs depend on its place alone, so tensors may be renamed but not reordered.
     """
@@ -86,22 +107,31 @@ def moment(tensors: Mapping[str, npt.NDArray[Any]], losses: Mapping[str, float])
         values = np.asarray(tensor, np.float64).ravel()
         draw = np.random.Generator(np.random.Philox(key=place))
         signs = draw.integers(0, 2, (PROJECTIONS, values.size), np.int8, endpoint=False) * 2 - 1
-        projections.append([float(f"{projection:.12g}") for projection in signs.astype(np.float64) @ values])
+        projections.append(
+            [float(f"{projection:.12g}") for projection in signs.astype(np.float64) @ values]
+        )
     return {"losses": dict(losses), "digest": digest.hexdigest(), "projections": projections}
 
 
 def distances(measured: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[float]:
-    """Returns each tensor's estimated L2 norm of the difference of two moments; infinity if one is not finite."""
+    """Returns each tensor's estimated L2 norm of the difference of two moments; infinity if one is
+    not finite."""
     pairs = zip(measured["projections"], recorded["projections"], strict=True)
-    return [root_mean_square([_number(a) - _number(b) for a, b in zip(*pair, strict=True)]) for pair in pairs]
+    return [
+        root_mean_square([_number(a) - _number(b) for a, b in zip(*pair, strict=True)])
+        for pair in pairs
+    ]
 
 
 def losses_apart(losses: Mapping[str, float], others: Mapping[str, float]) -> float:
-    """Returns the largest difference of the losses and metrics that both have, relative to the largest of `others`.
+    """Returns the largest difference of the losses and metrics that both have, relative to the
+    largest of `others`.
 
     It is infinite if a number is finite in only one of them.
     """
-    pairs = [(_number(losses[name]), _number(value)) for name, value in others.items() if name in losses]
+    pairs = [
+        (_number(losses[name]), _number(value)) for name, value in others.items() if name in losses
+    ]
     pairs = [pair for pair in pairs if any(map(math.isfinite, pair))]
     if not all(math.isfinite(value) for pair in pairs for value in pair):
         return math.inf
@@ -121,10 +151,13 @@ def _number(value: float | None) -> float:
 
 
 def write_golden(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a golden file, with a line for each entry and each step, so that a diff of two is readable."""
+    """Writes a golden file, with a line for each entry and each step, so that a diff of two is
+    readable."""
     lines = []
     for name, value in content.items():
         parts = value if name in ("settings", "moments", "control") else {}
-        inner = ",\n".join(f"  {json.dumps(key)}: {json.dumps(finite(part))}" for key, part in parts.items())
+        inner = ",\n".join(
+            f"  {json.dumps(key)}: {json.dumps(finite(part))}" for key, part in parts.items()
+        )
         lines.append(f' "{name}": ' + (f"{{\n{inner}\n }}" if inner else json.dumps(finite(value))))
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

@@ -1,7 +1,8 @@
-"""Measures the first steps of a run for a golden file: losses, weights and optimizers' slots after some steps.
+"""Measures the first steps of a run for a golden file: losses, weights and optimizers' slots after
+some steps.
 
-The control of every comparison are the same steps with their rows in another order, which shows what rounding alone
-changes.
+The control of every comparison are the same steps with their rows in another order, which shows
+what rounding alone changes.
 """
 
 import dataclasses
@@ -23,23 +24,34 @@ from trainer.training.checkpoint import snapshot, variables_of
 
 # Processor features by which TensorFlow and its libraries choose kernels, the widest vectors first.
 _INSTRUCTIONS = ("amx_tile", "avx512_bf16", "avx512f", "avx2", "avx", "sve", "asimd")
-State = tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, float]]  # variables by name, losses and metrics
+# variables by name, losses and metrics
+State = tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, float]]
 
 
-def measure(flags: Sequence[str], steps: Sequence[int], replicas: int = 1, *, control: bool = False) -> dict[str, Any]:
-    """Returns the run's numbers after each of `steps`, in the form of a golden file without its digests.
+def measure(
+    flags: Sequence[str], steps: Sequence[int], replicas: int = 1, *, control: bool = False
+) -> dict[str, Any]:
+    """Returns the run's numbers after each of `steps`, in the form of a golden file without its
+    digests.
 
     control: whether to also measure how much the numbers change if the rows are in another order.
     """
     config = dataclasses.replace(
-        resolve(flags).config, replicas=replicas, strategy="auto", expect_devices=0, jit_compile="false"
+        resolve(flags).config,
+        replicas=replicas,
+        strategy="auto",
+        expect_devices=0,
+        jit_compile="false",
     )
     setup = _build_start(config)
     states = list(_states(setup, steps))
     content: dict[str, Any] = {
         "flags": [*flags],
         "steps": [*steps],
-        "names": [getattr(variable, "path", variable.name) for variable in variables_of(setup.model).values()],
+        "names": [
+            getattr(variable, "path", variable.name)
+            for variable in variables_of(setup.model).values()
+        ],
         "sizes": [int(values.size) for values in states[-1][0].values()],
         "learning_rate": config.learning_rate,
         "moments": {str(step): moment(*state) for step, state in zip(steps, states, strict=True)},
@@ -49,7 +61,12 @@ def measure(flags: Sequence[str], steps: Sequence[int], replicas: int = 1, *, co
         others = [list(_states(_build_start(config), steps, order)) for order in ORDERS]
         for step, (values, losses), *reordered in zip(steps, states, *others, strict=True):
             norms = [
-                np.max([np.linalg.norm(np.subtract(value, other[name], dtype=np.float64)) for other, _ in reordered])
+                np.max(
+                    [
+                        np.linalg.norm(np.subtract(value, other[name], dtype=np.float64))
+                        for other, _ in reordered
+                    ]
+                )
                 for name, value in values.items()
             ]
             apart = max(losses_apart(losses, other_losses) for _, other_losses in reordered)
@@ -73,8 +90,11 @@ def _build_start(config: TrainConfig) -> TrainingSetup:
     return setup
 
 
-def _states(setup: TrainingSetup, steps: Sequence[int], order: int | None = None) -> Iterator[State]:
-    """Trains, and yields the state after each of `steps`. order: the seed of another order of rows, if any."""
+def _states(
+    setup: TrainingSetup, steps: Sequence[int], order: int | None = None
+) -> Iterator[State]:
+    """Trains, and yields the state after each of `steps`. order: the seed of another order of rows,
+    if any."""
     runner, rows = runner_and_rows(setup, order)
     variables = variables_of(setup.model)
     start = 0

@@ -20,7 +20,8 @@ SIZES = [600, 3]
 def tensors(change: float = 0.0) -> dict[str, Any]:
     """Returns two tensors, the first of which has one number changed."""
     draw = np.random.default_rng(0)
-    large, small = draw.normal(size=SIZES[0]), draw.normal(size=SIZES[1])
+    large = draw.normal(size=SIZES[0])
+    small = draw.normal(size=SIZES[1])
     large[17] += change
     return {"kernel": large, "bias": small}
 
@@ -40,15 +41,18 @@ def recorded() -> dict[str, Any]:
     return {**about, **measured, "control": control, "digests": {"avx2": digests}}
 
 
-@pytest.mark.parametrize(("measured", "kind", "step", "where"), [
-    (content(), EQUAL, 0, ""),
-    (content(change=1e-13), ROUNDING, 0, ""),
-    (content(change=1e-4), CHANGED, 1, "kernel"),
-    (content(loss=1.0 + 1e-12), EQUAL, 0, ""),  # other replicas add it in another order
-    (content(loss=1.001), CHANGED, 1, "a loss or metric"),
-    (content(sizes=[600, 4]), CHANGED, 1, "sizes"),
-    (content(sizes=[600, 3, 3]), CHANGED, 1, "sizes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("measured", "kind", "step", "where"),
+    [
+        (content(), EQUAL, 0, ""),
+        (content(change=1e-13), ROUNDING, 0, ""),
+        (content(change=1e-4), CHANGED, 1, "kernel"),
+        (content(loss=1.0 + 1e-12), EQUAL, 0, ""),  # other replicas add it in another order
+        (content(loss=1.001), CHANGED, 1, "a loss or metric"),
+        (content(sizes=[600, 4]), CHANGED, 1, "sizes"),
+        (content(sizes=[600, 3, 3]), CHANGED, 1, "sizes"),
+    ],
+)
 def test_verdicts(measured: dict[str, Any], kind: str, step: int, where: str) -> None:
     verdict = compare(recorded(), measured, "avx2")
     assert (verdict.kind, verdict.step) == (kind, step)
@@ -63,6 +67,8 @@ def test_without_bits_of_this_processor_equal_numbers_count_as_rounding() -> Non
 def test_a_change_of_a_small_tensor_is_not_hidden_by_large_ones() -> None:
     measured = content()
     for step in STEPS:
-        measured["moments"][str(step)] = moment({**tensors(), "bias": tensors()["bias"] + 1e-8}, {"loss": 1.0})
+        measured["moments"][str(step)] = moment(
+            {**tensors(), "bias": tensors()["bias"] + 1e-8}, {"loss": 1.0}
+        )
     verdict = compare(recorded(), measured, "avx2")
     assert (verdict.kind, verdict.where) == (CHANGED, "bias")

@@ -1,4 +1,5 @@
-"""Checks that recipes and examples give the numbers that are recorded, on whatever machine and version this is."""
+"""Checks that recipes and examples give the numbers that are recorded, on whatever machine and
+version this is."""
 
 import pytest
 
@@ -10,10 +11,12 @@ from trainer.base.run_files.job_files import read_json
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "replicas"), [(name, 1 if "efficientnet" in name else 1 + at % 2) for at, name in enumerate(RUNS)]
+    ("name", "replicas"),
+    [(name, 1 if "efficientnet" in name else 1 + at % 2) for at, name in enumerate(RUNS)],
 )
 def test_the_numbers_are_those_that_were_recorded(name: str, replicas: int) -> None:
-    """Every other run, of a network of fewer layers, on 2 replicas, which gives what 1 gave up to rounding."""
+    """Every other run, of a network of fewer layers, on 2 replicas, which gives what 1 gave up to
+    rounding."""
     golden, problem = read_json(FOLDER / f"{name}.json")
     assert not problem
     verdict = compare(golden, measure(golden["flags"], golden["steps"], replicas), instructions())

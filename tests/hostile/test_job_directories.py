@@ -1,4 +1,5 @@
-"""Tests damaged files of a job directory, a comparison and submissions: they cost values, and no traceback."""
+"""Tests damaged files of a job directory, a comparison and submissions: they cost values, and no
+traceback."""
 
 import json
 import shutil
@@ -27,14 +28,28 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.progress import Progress
 from trainer.reporting.result import ResultWriter, refuse_hopeless_restart
 from trainer.run import job
-from trainer.training.checkpoint import Damaged, _digest, _fingerprint, checkpoint_folders, read_checkpoint
+from trainer.training.checkpoint import (
+    Damaged,
+    _digest,
+    _fingerprint,
+    checkpoint_folders,
+    read_checkpoint,
+)
 
 
 def config(folder: Path, *flags: str) -> TrainConfig:
-    return resolve([
-        "--model=mlp", "--width=8", "--image_size=8", "--steps=2", "--report_every_steps=1", "--tensorboard=false",
-        f"--job_dir={folder}", *flags,
-    ]).config  # fmt: skip
+    return resolve(
+        [
+            "--model=mlp",
+            "--width=8",
+            "--image_size=8",
+            "--steps=2",
+            "--report_every_steps=1",
+            "--tensorboard=false",
+            f"--job_dir={folder}",
+            *flags,
+        ]
+    ).config
 
 
 @pytest.fixture(scope="module")
@@ -47,27 +62,67 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 _NAMES = ("run.json", "result.json", "stats.jsonl")
 RUN: dict[str, Any] = {
-    "config": {"model": "mlp", "global_batch_size": 100, "seed": 0, "learning_rate": 0.1, "recipe": "x"},
-    "cluster": {"workers": 1, "replicas": 1, "rows_per_replica": 100}, "devices": ["GPU:0"], "simulated": False,
-    "data": {"examples": 6000, "examples_per_step": 100, "steps_per_epoch": 60}, "versions": {"tensorflow": "2.21.0"},
-    "command": "python -m trainer.task", "started": "2026-11-20T10:00:00Z",
-}  # fmt: skip
+    "config": {
+        "model": "mlp",
+        "global_batch_size": 100,
+        "seed": 0,
+        "learning_rate": 0.1,
+        "recipe": "x",
+    },
+    "cluster": {"workers": 1, "replicas": 1, "rows_per_replica": 100},
+    "devices": ["GPU:0"],
+    "simulated": False,
+    "data": {"examples": 6000, "examples_per_step": 100, "steps_per_epoch": 60},
+    "versions": {"tensorflow": "2.21.0"},
+    "command": "python -m trainer.task",
+    "started": "2026-11-20T10:00:00Z",
+}
 RESULT: dict[str, Any] = {
-    "state": "done", "error": None, "steps": 30, "asked_steps": 30, "wall_seconds": 9.5, "startup_seconds": 5.0,
-    "training_seconds": 4.0, "peak_memory_gib": 1.5, "restarts": 1, "saving_seconds": 0.1,
-    "steps_repeated": 2, "exit_code": 2, "vertex_job": "1", "settings": "x",
+    "state": "done",
+    "error": None,
+    "steps": 30,
+    "asked_steps": 30,
+    "wall_seconds": 9.5,
+    "startup_seconds": 5.0,
+    "training_seconds": 4.0,
+    "peak_memory_gib": 1.5,
+    "restarts": 1,
+    "saving_seconds": 0.1,
+    "steps_repeated": 2,
+    "exit_code": 2,
+    "vertex_job": "1",
+    "settings": "x",
     "final": {"losses": {"loss": 0.5}, "metrics": {"accuracy": 0.9, "fid": 12.0}},
-}  # fmt: skip
+}
 LINE: dict[str, Any] = {
-    "kind": "report", "step": 10, "epoch": 0.5, "seconds": 3.0, "images_per_second": 90.0, "step_seconds": 0.1,
-    "losses": {"loss": 0.5}, "metrics": {"accuracy": 0.9}, "gpus": [{"memory_gib": 1.0}], "untimed_steps": 1,
+    "kind": "report",
+    "step": 10,
+    "epoch": 0.5,
+    "seconds": 3.0,
+    "images_per_second": 90.0,
+    "step_seconds": 0.1,
+    "losses": {"loss": 0.5},
+    "metrics": {"accuracy": 0.9},
+    "gpus": [{"memory_gib": 1.0}],
+    "untimed_steps": 1,
     "input_wait_seconds": 0.05,
-}  # fmt: skip
+}
 COMPARISON: dict[str, Any] = {
-    "tiers": [{"name": "a", "machine_type": "g2-standard-12", "accelerator_type": "NVIDIA_L4", "accelerators": 1,
-               "workers": 1, "price_per_hour": 0.8}, {"name": "b", "machine_type": "n1-standard-8"}],
-    "scaling": "strong", "on": "local", "parallel": 1,
-}  # fmt: skip
+    "tiers": [
+        {
+            "name": "a",
+            "machine_type": "g2-standard-12",
+            "accelerator_type": "NVIDIA_L4",
+            "accelerators": 1,
+            "workers": 1,
+            "price_per_hour": 0.8,
+        },
+        {"name": "b", "machine_type": "n1-standard-8"},
+    ],
+    "scaling": "strong",
+    "on": "local",
+    "parallel": 1,
+}
 _lines = st.lists(json_like(LINE), max_size=5).map(b"\n".join)
 
 
@@ -115,7 +170,9 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
 def copied(run: Path, root: Path) -> tuple[Path, dict[str, Any]]:
     """Copies the run's checkpoint into `root`; returns its folder and its manifest."""
-    folder = shutil.copytree(run / "checkpoints" / "step-00000002", root / "step-00000002", dirs_exist_ok=True)
+    folder = shutil.copytree(
+        run / "checkpoints" / "step-00000002", root / "step-00000002", dirs_exist_ok=True
+    )
     return folder, manifest_of(folder)
 
 
@@ -134,7 +191,9 @@ def test_a_manifest_with_the_right_checksum(
     assert values
 
 
-@pytest.mark.parametrize("name", [*WORDS, "/dev/zero", "../../../../../../dev/zero"], ids=range(len(WORDS) + 2))
+@pytest.mark.parametrize(
+    "name", [*WORDS, "/dev/zero", "../../../../../../dev/zero"], ids=range(len(WORDS) + 2)
+)
 def test_files_that_a_manifest_names(name: str, run: Path, tmp_path: Path) -> None:
     folder, manifest = copied(run, tmp_path)
     reseal(folder, {**manifest, "files": {**manifest["files"], name: {"bytes": 1, "sha256": "x"}}})
@@ -147,14 +206,22 @@ def test_damaged_variables(run: Path, tmp_path: Path) -> None:
     folder, manifest = copied(run, tmp_path)
     for content in (b"", b"x" * 1000, (folder / "variables.index").read_bytes()[:-20]):
         (folder / "variables.index").write_bytes(content)
-        reseal(folder, {**manifest, "files": {name: _fingerprint(folder / name) for name in manifest["files"]}})
+        reseal(
+            folder,
+            {
+                **manifest,
+                "files": {name: _fingerprint(folder / name) for name in manifest["files"]},
+            },
+        )
         with pytest.raises(Damaged):
             read_checkpoint(folder)
 
 
 @examples(2)
 @given(data=st.data())
-def test_a_state_of_another_version(data: st.DataObject, run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_state_of_another_version(
+    data: st.DataObject, run: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     folder = tmp_path_factory.getbasetemp() / "state"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(run, folder)
@@ -181,7 +248,11 @@ def write_all_forms(folder: Path) -> None:
 @examples(10)
 @given(about=json_like(RUN), result=json_like(RESULT), lines=_lines, asked=json_like(COMPARISON))
 def test_a_report(
-    tmp_path_factory: pytest.TempPathFactory, about: bytes, result: bytes, lines: bytes, asked: bytes
+    tmp_path_factory: pytest.TempPathFactory,
+    about: bytes,
+    result: bytes,
+    lines: bytes,
+    asked: bytes,
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "report"
     shutil.rmtree(folder, ignore_errors=True)
@@ -210,9 +281,20 @@ def test_html_in_every_text(tmp_path: Path) -> None:
 
 RECORD = {
     "submission": "x",
-    "attempts": [{"tier": "a", "project": "p", "region": "r", "usd_per_hour": 1.0, "output": "gs://b/x",
-                  "state": "FAILED", "job": "projects/1/x", "error": "", "spent_usd": None}],
-}  # fmt: skip
+    "attempts": [
+        {
+            "tier": "a",
+            "project": "p",
+            "region": "r",
+            "usd_per_hour": 1.0,
+            "output": "gs://b/x",
+            "state": "FAILED",
+            "job": "projects/1/x",
+            "error": "",
+            "spent_usd": None,
+        }
+    ],
+}
 
 
 @examples(40)

@@ -1,4 +1,5 @@
-"""Tests flags, recipes, machine specs and price files that nobody writes by accident: one line each, exit code 2."""
+"""Tests flags, recipes, machine specs and price files that nobody writes by accident: one line
+each, exit code 2."""
 
 import dataclasses
 from pathlib import Path
@@ -20,21 +21,51 @@ from trainer.task import main as task
 
 NAMES = [field.name for field in dataclasses.fields(TrainConfig)]
 _name = st.sampled_from(NAMES) | texts
-_flag = st.builds(lambda name, value: f"--{name}={value}", _name, scalars.map(str)) | _name.map("--{}".format) | texts
+_flag = (
+    st.builds(lambda name, value: f"--{name}={value}", _name, scalars.map(str))
+    | _name.map("--{}".format)
+    | texts
+)
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
 TEXTS = [
-    "steps: *a\n", "steps: &a [*a]\n", "data: &a\n  b: *a\n", BOMB + "data: *a39\n",
+    "steps: *a\n",
+    "steps: &a [*a]\n",
+    "data: &a\n  b: *a\n",
+    BOMB + "data: *a39\n",
     "data:\n- &a0 [x, x]\n" + "".join(f"- &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40)),
-    "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 40)),
-    "!!python/object/apply:os.system ['true']", "model: !!python/name:os.system", "steps: !!int ''", "seed: !!float ''",
-    "tf32: !!bool perhaps", "data: !!timestamp soon", "data: !!binary '*'", "data: 2026-13-45", "seed: 1:99:99",
-    "seed: 0x" + "f" * 5000, "seed: " + "9" * 5000, "steps: 1\nsteps: 2", "? [a, b]\n: 1", "{" * 800, "- " * 5000,
-    "a:\n" + "".join(" " * n + "a:\n" for n in range(1, 200)), "learning_rate: .nan", "learning_rate: .inf",
-    "%YAML 9.9\n---\n", "a: 1\n---\nb: 2", "\ufeffsteps: 3", "steps: 3\0", "x" * 100_001, "recipe: wgan_gp_digits",
-    "~: 1", "job_dir: \"a\\0b\"",
-]  # fmt: skip
-_recipe = st.dictionaries(_name, values, max_size=4).map(lambda content: yaml.dump(content, allow_unicode=True))
+    "a0: &a0 {x: 1}\n"
+    + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 40)),
+    "!!python/object/apply:os.system ['true']",
+    "model: !!python/name:os.system",
+    "steps: !!int ''",
+    "seed: !!float ''",
+    "tf32: !!bool perhaps",
+    "data: !!timestamp soon",
+    "data: !!binary '*'",
+    "data: 2026-13-45",
+    "seed: 1:99:99",
+    "seed: 0x" + "f" * 5000,
+    "seed: " + "9" * 5000,
+    "steps: 1\nsteps: 2",
+    "? [a, b]\n: 1",
+    "{" * 800,
+    "- " * 5000,
+    "a:\n" + "".join(" " * n + "a:\n" for n in range(1, 200)),
+    "learning_rate: .nan",
+    "learning_rate: .inf",
+    "%YAML 9.9\n---\n",
+    "a: 1\n---\nb: 2",
+    "\ufeffsteps: 3",
+    "steps: 3\0",
+    "x" * 100_001,
+    "recipe: wgan_gp_digits",
+    "~: 1",
+    'job_dir: "a\\0b"',
+]
+_recipe = st.dictionaries(_name, values, max_size=4).map(
+    lambda content: yaml.dump(content, allow_unicode=True)
+)
 
 
 def written(path: Path, text: str) -> str:
@@ -57,7 +88,9 @@ def test_a_recipe(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.mark.hypothesis  # make test-hostile runs it too
 @pytest.mark.parametrize(("number", "text"), [*enumerate(TEXTS)], ids=range(len(TEXTS)))
-def test_files_that_blow_up_are_refused_in_every_place(number: int, text: str, tmp_path: Path, capsys: Capture) -> None:
+def test_files_that_blow_up_are_refused_in_every_place(
+    number: int, text: str, tmp_path: Path, capsys: Capture
+) -> None:
     """Each text in one of three places; in all of them where many inputs are asked for."""
     path = written(tmp_path / "nasty.yaml", text)
     valid = "steps: 3" in text and "\0" not in text
@@ -77,7 +110,10 @@ _SPEC["scheduling"] = {"strategy": "FLEX_START", "timeout": "3600s", "maxWaitDur
 
 
 @examples(50)
-@given(spec=like(_SPEC) | st.fixed_dictionaries({}, optional=dict.fromkeys(MESSAGES["CustomJobSpec"], values)))
+@given(
+    spec=like(_SPEC)
+    | st.fixed_dictionaries({}, optional=dict.fromkeys(MESSAGES["CustomJobSpec"], values))
+)
 def test_a_machine_spec(spec: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = written(tmp_path_factory.getbasetemp() / "tier.yaml", yaml.dump(spec))
     tier = one_line(lambda: load_tier(path))

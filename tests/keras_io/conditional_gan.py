@@ -7,26 +7,45 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
-LATENT, CLASSES, SIZE = 128, 10, 28
+LATENT = 128
+CLASSES = 10
+SIZE = 28
 
 
 def discriminator_network() -> keras.Model:
     blocks = [
-        layer for filters in (64, 128)
-        for layer in (layers.Conv2D(filters, 3, strides=2, padding="same"), layers.LeakyReLU(negative_slope=0.2))
-    ]  # fmt: skip
+        layer
+        for filters in (64, 128)
+        for layer in (
+            layers.Conv2D(filters, 3, strides=2, padding="same"),
+            layers.LeakyReLU(negative_slope=0.2),
+        )
+    ]
     return keras.Sequential(
-        [keras.Input((SIZE, SIZE, 1 + CLASSES)), *blocks, layers.GlobalMaxPooling2D(), layers.Dense(1)]
+        [
+            keras.Input((SIZE, SIZE, 1 + CLASSES)),
+            *blocks,
+            layers.GlobalMaxPooling2D(),
+            layers.Dense(1),
+        ]
     )
 
 
 def generator_network() -> keras.Model:
     width = LATENT + CLASSES
-    first = [layers.Dense(7 * 7 * width), layers.LeakyReLU(negative_slope=0.2), layers.Reshape((7, 7, width))]
+    first = [
+        layers.Dense(7 * 7 * width),
+        layers.LeakyReLU(negative_slope=0.2),
+        layers.Reshape((7, 7, width)),
+    ]
     blocks = [
-        layer for _ in range(2)
-        for layer in (layers.Conv2DTranspose(128, 4, strides=2, padding="same"), layers.LeakyReLU(negative_slope=0.2))
-    ]  # fmt: skip
+        layer
+        for _ in range(2)
+        for layer in (
+            layers.Conv2DTranspose(128, 4, strides=2, padding="same"),
+            layers.LeakyReLU(negative_slope=0.2),
+        )
+    ]
     last = layers.Conv2D(1, 7, padding="same", activation="sigmoid")
     return keras.Sequential([keras.Input((width,)), *first, *blocks, last])
 
@@ -34,7 +53,8 @@ def generator_network() -> keras.Model:
 class ConditionalGAN(keras.Model):
     def __init__(self, discriminator: keras.Model, generator: keras.Model) -> None:
         super().__init__()
-        self.discriminator, self.generator = discriminator, generator
+        self.discriminator = discriminator
+        self.generator = generator
         self.seed_generator = keras.random.SeedGenerator(1337)
         self.generator_loss = keras.metrics.Mean(name="generator_loss")
         self.discriminator_loss = keras.metrics.Mean(name="discriminator_loss")
@@ -45,7 +65,9 @@ class ConditionalGAN(keras.Model):
 
     def compile(self, d_optimizer: Any, g_optimizer: Any, loss_fn: Any) -> None:
         super().compile()
-        self.d_optimizer, self.g_optimizer, self.loss_fn = d_optimizer, g_optimizer, loss_fn
+        self.d_optimizer = d_optimizer
+        self.g_optimizer = g_optimizer
+        self.loss_fn = loss_fn
 
     def train_step(self, data: Any) -> dict[str, Any]:
         images, classes = data
@@ -54,7 +76,9 @@ class ConditionalGAN(keras.Model):
         planes = ops.reshape(planes, (-1, SIZE, SIZE, CLASSES))
 
         def noise() -> Any:
-            return ops.concatenate([keras.random.normal((rows, LATENT), seed=self.seed_generator), classes], axis=1)
+            return ops.concatenate(
+                [keras.random.normal((rows, LATENT), seed=self.seed_generator), classes], axis=1
+            )
 
         drawn = ops.concatenate([self.generator(noise()), planes], -1)
         both = ops.concatenate([drawn, ops.concatenate([images, planes], -1)], axis=0)
@@ -79,7 +103,9 @@ class ConditionalGAN(keras.Model):
 
 def data(config: Any) -> Any:
     draw = np.random.default_rng(0)
-    return draw.random((64, SIZE, SIZE, 1)), keras.utils.to_categorical(draw.integers(0, CLASSES, 64), CLASSES)
+    return draw.random((64, SIZE, SIZE, 1)), keras.utils.to_categorical(
+        draw.integers(0, CLASSES, 64), CLASSES
+    )
 
 
 def build(config: Any, dataset: Any) -> keras.Model:

@@ -1,4 +1,5 @@
-"""Follows https://keras.io/examples/vision/reptile/: meta-learning by a loop of its own over tasks."""
+"""Follows https://keras.io/examples/vision/reptile/: meta-learning by a loop of its own over
+tasks."""
 
 from typing import Any
 
@@ -12,12 +13,15 @@ def network() -> keras.Model:
     image = keras.Input((28, 28, 1))
     x = image
     for _ in range(4):
-        x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(64, 3, strides=2, padding="same")(x)))
+        x = layers.ReLU()(
+            layers.BatchNormalization()(layers.Conv2D(64, 3, strides=2, padding="same")(x))
+        )
     return keras.Model(image, layers.Dense(5, activation="softmax")(layers.Flatten()(x)))
 
 
 class Reptile(keras.Model):
-    """Has the published loop as its train_step: trains on one task, and moves the old weights a part of the way."""
+    """Has the published loop as its train_step: trains on one task, and moves the old weights a
+    part of the way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,11 +33,15 @@ class Reptile(keras.Model):
         old = self.network.get_weights()
         for _ in range(4):
             with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(labels, self.network(images)))
+                loss = tf.reduce_mean(
+                    keras.losses.sparse_categorical_crossentropy(labels, self.network(images))
+                )
             gradients = tape.gradient(loss, self.network.trainable_weights)
             self.inner.apply_gradients(zip(gradients, self.network.trainable_weights, strict=True))
         new = self.network.get_weights()
-        self.network.set_weights([before + (after - before) * 0.25 for before, after in zip(old, new, strict=True)])
+        self.network.set_weights(
+            [before + (after - before) * 0.25 for before, after in zip(old, new, strict=True)]
+        )
         return {"loss": loss}
 
 

@@ -1,4 +1,5 @@
-"""Calls fit in a loop, with callbacks, and goes on with a model that it has saved and loaded; it may be interrupted."""
+"""Calls fit in a loop, with callbacks, and goes on with a model that it has saved and loaded; it
+may be interrupted."""
 
 import os
 import signal
@@ -27,10 +28,20 @@ for _ in range(3):
     stopping = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
     histories += [
         model.fit(
-            x, y, epochs=5, batch_size=16, shuffle=False, verbose=0, validation_split=0.25,
-            callbacks=[stopping, keras.callbacks.ReduceLROnPlateau("loss", patience=1, factor=0.5), Interrupt()],
+            x,
+            y,
+            epochs=5,
+            batch_size=16,
+            shuffle=False,
+            verbose=0,
+            validation_split=0.25,
+            callbacks=[
+                stopping,
+                keras.callbacks.ReduceLROnPlateau("loss", patience=1, factor=0.5),
+                Interrupt(),
+            ],
         )
-    ]  # fmt: skip
+    ]
 model.save("model.keras")
 again = keras.models.load_model("model.keras")
 histories += [again.fit(x, y, epochs=1, batch_size=16, shuffle=False, verbose=0)]

@@ -15,7 +15,8 @@ for gpu in tf.config.list_physical_devices("GPU"):
 class Network(keras.Model):
     def __init__(self) -> None:
         super().__init__()
-        self.hidden, self.head = keras.layers.Dense(7, "relu"), keras.layers.Dense(3)
+        self.hidden = keras.layers.Dense(7, "relu")
+        self.head = keras.layers.Dense(3)
         self.mean_loss = keras.metrics.Mean(name="loss")
 
     def call(self, inputs: Any) -> Any:
@@ -28,9 +29,13 @@ class Network(keras.Model):
     def train_step(self, data: Any) -> dict[str, Any]:
         inputs, labels = data
         with tf.GradientTape() as tape:
-            losses = keras.losses.sparse_categorical_crossentropy(labels, self(inputs), from_logits=True)
+            losses = keras.losses.sparse_categorical_crossentropy(
+                labels, self(inputs), from_logits=True
+            )
             mean = keras.ops.mean(losses)
-        self.optimizer.apply(tape.gradient(mean, self.trainable_variables), self.trainable_variables)
+        self.optimizer.apply(
+            tape.gradient(mean, self.trainable_variables), self.trainable_variables
+        )
         self.mean_loss.update_state(losses)
         return {"loss": self.mean_loss.result()}
 
@@ -38,4 +43,9 @@ class Network(keras.Model):
 with strategy.scope():
     model = Network()
     model.compile(optimizer="rmsprop")
-write(model, model.fit({"wide": x, "narrow": x[:, :2]}, y, epochs=3, batch_size=10, shuffle=False, verbose=0))
+write(
+    model,
+    model.fit(
+        {"wide": x, "narrow": x[:, :2]}, y, epochs=3, batch_size=10, shuffle=False, verbose=0
+    ),
+)

@@ -1,4 +1,5 @@
-"""Holds what the scripts of this folder share: a small table in float64, and the writing of what they found."""
+"""Holds what the scripts of this folder share: a small table in float64, and the writing of what
+they found."""
 
 import json
 import sys

@@ -29,7 +29,11 @@ model = network()
 model.compile("sgd", loss)
 histories = [
     model.fit(batches, epochs=2, validation_data=batches),
-    model.fit(tf.data.Dataset.from_generator(generate, output_signature=signature), epochs=2, steps_per_epoch=3),
+    model.fit(
+        tf.data.Dataset.from_generator(generate, output_signature=signature),
+        epochs=2,
+        steps_per_epoch=3,
+    ),
     model.fit(Batches(), epochs=2, shuffle=False),
 ]
 write(model, *histories, evaluated=model.evaluate(batches))

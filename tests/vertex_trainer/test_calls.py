@@ -1,4 +1,5 @@
-"""Tests that a Python call asks for what the command with the same flags asks for, here and on a tier."""
+"""Tests that a Python call asks for what the command with the same flags asks for, here and on a
+tier."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,22 +21,43 @@ from vertex_trainer import attach, compare, fit, jobs, plan, submit, train
 
 # name, its value in Python, and the texts of its flags
 SETTINGS: list[tuple[str, Any, list[str]]] = [
-    ("augment", ["flip", "crop"], ["flip,crop"]), ("augment", "flip", ["flip"]), ("augment", "", [""]),
-    ("track", ["wandb:a", "wandb:b"], ["wandb:a,wandb:b"]), ("class_weight", {0: 1, 1: 6.5}, ["0:1,1:6.5"]),
-    ("learning_rate", None, []), ("learning_rate", "1e-3", ["1e-3"]), ("learning_rate", "", [""]),
-    ("recipe", "", [""]), ("recipe", Path("mlp_mnist"), ["mlp_mnist"]), ("recipe", None, []),
-    ("steps", "5", ["5"]), ("steps", "none", ["none"]), ("steps", "many", ["many"]), ("model", "", [""]),
-    ("data", Path("a/b"), ["a/b"]), ("job_dir", "", [""]), ("tensorboard", "no", ["no"]),
+    ("augment", ["flip", "crop"], ["flip,crop"]),
+    ("augment", "flip", ["flip"]),
+    ("augment", "", [""]),
+    ("track", ["wandb:a", "wandb:b"], ["wandb:a,wandb:b"]),
+    ("class_weight", {0: 1, 1: 6.5}, ["0:1,1:6.5"]),
+    ("learning_rate", None, []),
+    ("learning_rate", "1e-3", ["1e-3"]),
+    ("learning_rate", "", [""]),
+    ("recipe", "", [""]),
+    ("recipe", Path("mlp_mnist"), ["mlp_mnist"]),
+    ("recipe", None, []),
+    ("steps", "5", ["5"]),
+    ("steps", "none", ["none"]),
+    ("steps", "many", ["many"]),
+    ("model", "", [""]),
+    ("data", Path("a/b"), ["a/b"]),
+    ("job_dir", "", [""]),
+    ("tensorboard", "no", ["no"]),
     ("jit_compile", True, ["true"]),
-]  # fmt: skip
+]
 OPTIONS: list[tuple[str, Any, list[str]]] = [
-    ("region", ["us-central1", "us-east4"], ["us-central1,us-east4"]), ("region", None, []), ("bucket", "", [""]),
-    ("labels", {"team": "vision", "cost": "42"}, ["team=vision,cost=42"]), ("max_cost", "20", ["20"]),
-    ("max_cost", "", [""]), ("max_cost", "lots", ["lots"]), ("spot", "yes", ["yes"]), ("spot", None, []),
-    ("timeout", "2h", ["2h"]), ("timeout", "7200", ["7200"]), ("include", ["a", "b"], ["a", "b"]),
-    ("env", {"A": "b,c", "D": "e"}, ["A=b,c", "D=e"]), ("package", Path("mine.py"), ["mine.py"]),
+    ("region", ["us-central1", "us-east4"], ["us-central1,us-east4"]),
+    ("region", None, []),
+    ("bucket", "", [""]),
+    ("labels", {"team": "vision", "cost": "42"}, ["team=vision,cost=42"]),
+    ("max_cost", "20", ["20"]),
+    ("max_cost", "", [""]),
+    ("max_cost", "lots", ["lots"]),
+    ("spot", "yes", ["yes"]),
+    ("spot", None, []),
+    ("timeout", "2h", ["2h"]),
+    ("timeout", "7200", ["7200"]),
+    ("include", ["a", "b"], ["a", "b"]),
+    ("env", {"A": "b,c", "D": "e"}, ["A=b,c", "D=e"]),
+    ("package", Path("mine.py"), ["mine.py"]),
     ("backend", "rest", ["rest"]),
-]  # fmt: skip
+]
 
 
 def asked(request: Callable[[], VerbRequest[Any]]) -> Any:
@@ -47,9 +69,13 @@ def asked(request: Callable[[], VerbRequest[Any]]) -> Any:
     return made.options, made.program.values, made.command
 
 
-@pytest.mark.parametrize(("kind", "usage"), [(SubmitOptions, SUBMIT), (CompareOptions, COMPARE), (PlanOptions, PLAN)])
+@pytest.mark.parametrize(
+    ("kind", "usage"), [(SubmitOptions, SUBMIT), (CompareOptions, COMPARE), (PlanOptions, PLAN)]
+)
 @pytest.mark.parametrize(("name", "value", "texts"), [*SETTINGS, *OPTIONS])
-def test_a_call_is_the_command(kind: type, usage: Any, name: str, value: Any, texts: list[str]) -> None:
+def test_a_call_is_the_command(
+    kind: type, usage: Any, name: str, value: Any, texts: list[str]
+) -> None:
     called = asked(lambda: call_verb(kind, ["l4x1"], {"seed": 7, name: value}, None, usage))
     in_settings = asked(lambda: call_verb(kind, ["l4x1"], {"seed": 7}, {name: value}, usage))
     words = ["l4x1", "--seed=7", *(f"--{name}={text}" for text in texts)]
@@ -75,17 +101,29 @@ def test_a_call_that_trains_here_is_the_command(name: str, value: Any, texts: li
 
 
 CALLS: list[tuple[Any, dict[str, Any]]] = [
-    (submit, {"max_cost": ["a"]}), (submit, {"learning_rate": ["a"]}), (submit, {"recipe": ""}),
+    (submit, {"max_cost": ["a"]}),
+    (submit, {"learning_rate": ["a"]}),
+    (submit, {"recipe": ""}),
     (plan, {"within": [8]}),
-    (plan, {"recipe": ""}), (compare, {"recipe": ""}), (compare, {"repeats": "many"}), (fit, {"recipe": ""}),
-    (fit, {"steps": ["a"]}), (fit, {"steps": "many", "on": "l4x1"}), (fit, {"on": ""}), (jobs, {"limit": "many"}),
-    (jobs, {"state": ""}), (train, {"job_dir": ""}), (train, {"job_dir": "runs/x", "settings": {"steps": ""}}),
+    (plan, {"recipe": ""}),
+    (compare, {"recipe": ""}),
+    (compare, {"repeats": "many"}),
+    (fit, {"recipe": ""}),
+    (fit, {"steps": ["a"]}),
+    (fit, {"steps": "many", "on": "l4x1"}),
+    (fit, {"on": ""}),
+    (jobs, {"limit": "many"}),
+    (jobs, {"state": ""}),
+    (train, {"job_dir": ""}),
+    (train, {"job_dir": "runs/x", "settings": {"steps": ""}}),
     (attach, {"region": "nowhere"}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("function", "keywords"), CALLS)
-def test_a_wrong_value_is_one_line_of_every_function(function: Any, keywords: dict[str, Any]) -> None:
+def test_a_wrong_value_is_one_line_of_every_function(
+    function: Any, keywords: dict[str, Any]
+) -> None:
     assert "\n" not in error_of(function, **keywords)
 
 
@@ -94,5 +132,7 @@ def test_a_plan_is_asked_in_the_units_of_the_command() -> None:
 
     nothing: Any = None
     made = Plan(nothing, [], "a run", [], None, None, {})
-    assert "within='8 hours' must be a time of up to 30 days with its unit" in error_of(made.best, within="8 hours")
+    assert "within='8 hours' must be a time of up to 30 days with its unit" in error_of(
+        made.best, within="8 hours"
+    )
     assert "budget=-1.0 must be above 0" in error_of(made.best, budget=-1)

@@ -1,4 +1,5 @@
-"""Tests the functions of vertex_trainer: what they send is what the verbs send, and they neither print nor exit."""
+"""Tests the functions of vertex_trainer: what they send is what the verbs send, and they neither
+print nor exit."""
 
 import io
 import json
@@ -24,21 +25,32 @@ from trainer.base.storage.local_files import Address
 from vertex_trainer import PlatformFault, UserError, attach, compare, fit, jobs, plan, submit, train
 
 TINY: dict[str, Any] = {
-    "model": "mlp", "data": "digits", "image_size": 8, "steps": 4, "report_every_steps": 2, "global_batch_size": 8,
-}  # fmt: skip
+    "model": "mlp",
+    "data": "digits",
+    "image_size": 8,
+    "steps": 4,
+    "report_every_steps": 2,
+    "global_batch_size": 8,
+}
 WHERE: dict[str, Any] = {
-    "region": "us-central1", "bucket": "gs://my-bucket", "image": "us-docker.pkg.dev/p/r/x:1", "backend": "sdk",
-}  # fmt: skip
+    "region": "us-central1",
+    "bucket": "gs://my-bucket",
+    "image": "us-docker.pkg.dev/p/r/x:1",
+    "backend": "sdk",
+}
 USERS_FILE = """
 from vertex_trainer import (
-    Comparison, Fitted, Plan, PlatformFault, RunResult, UserError, VertexJob, attach, compare, fit, jobs, plan, submit,
-    train,
+    Comparison, Fitted, Plan, PlatformFault, RunResult, UserError, VertexJob, attach, compare, fit,
+    jobs, plan, submit, train,
 )
 
 def cheapest(hours: str) -> VertexJob:
     made: Plan = plan("l4x1", recipe="mine.yaml", settings={"learning_rate": 1e-3})
     best = made.best(within=hours, budget=20.0)
-    return submit(best.tier, recipe="mine.yaml", bucket="gs://b", max_cost=20, settings={"steps": 5}, **best.flags)
+    return submit(
+        best.tier, recipe="mine.yaml", bucket="gs://b", max_cost=20, settings={"steps": 5},
+        **best.flags,
+    )
 
 def metrics(job: VertexJob) -> dict[str, float]:
     try:
@@ -56,7 +68,8 @@ def last_loss() -> float | None:
 def rest() -> tuple[Comparison, RunResult, list[str]]:
     attach("projects/1/locations/us-central1/customJobs/2").cancel()
     here = train("mine.py:build", "mine.py:data", {"epochs": 1}, job_dir="runs/x")
-    return compare("l4x1", "l4x2", recipe="mine.yaml"), here, [status.name for status in jobs("us-central1")]
+    names = [status.name for status in jobs("us-central1")]
+    return compare("l4x1", "l4x2", recipe="mine.yaml"), here, names
 """
 
 
@@ -66,7 +79,9 @@ def test_a_users_file_with_all_names_is_typed(tmp_path: Path) -> None:
     file.write_text(USERS_FILE)
     assert all(f" {name}" in USERS_FILE for name in vertex_trainer.__all__)
     assert len(vertex_trainer.__all__) <= 14
-    done = run([sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(file)], cwd=ROOT)
+    done = run(
+        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(file)], cwd=ROOT
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -88,25 +103,40 @@ def test_submit_waits_reads_the_result_and_loads_the_model(
         folder = output_of(job)
         final = {"losses": {"loss": 0.2}, "metrics": {"val_accuracy": 0.9}}
         google.objects |= {
-            f"{folder.bucket}/{folder.name}/result.json": json.dumps(
-                {"state": "done", "steps": 4, "final": final}
-            ).encode(),
-            f"{folder.bucket}/{folder.name}/model/model.keras": (tmp_path / "model.keras").read_bytes(),
+            f"{folder.bucket}/{folder.name}/result.json": (
+                json.dumps({"state": "done", "steps": 4, "final": final}).encode()
+            ),
+            f"{folder.bucket}/{folder.name}/model/model.keras": (
+                (tmp_path / "model.keras").read_bytes()
+            ),
         }
         ends("SUCCEEDED")(google, job)
 
     cloud.run = trains
     job = submit("cpu", settings=TINY, session=session, **WHERE)
-    with pytest.raises(UserError, match="not found: check --project=my-proj and --region=us-central1"):
-        _ = attach("projects/my-proj/locations/us-central1/customJobs/7", backend="sdk", session=session).result
+    with pytest.raises(
+        UserError, match="not found: check --project=my-proj and --region=us-central1"
+    ):
+        _ = attach(
+            "projects/my-proj/locations/us-central1/customJobs/7", backend="sdk", session=session
+        ).result
     stream = io.StringIO()
     assert job.wait(stream).state == "SUCCEEDED"
     assert "SUCCEEDED after" in stream.getvalue()
-    assert (job.exit_code, job.result.metrics, job.result.steps) == (0, {"loss": 0.2, "val_accuracy": 0.9}, 4)
+    assert (job.exit_code, job.result.metrics, job.result.steps) == (
+        0,
+        {"loss": 0.2, "val_accuracy": 0.9},
+        4,
+    )
     assert [list(weights.shape) for weights in job.model().get_weights()] == [[2, 1], [1]]
-    assert [status.name for status in jobs(["us-central1"], state="succeeded", session=session)] == [job.name]
+    assert [
+        status.name for status in jobs(["us-central1"], state="succeeded", session=session)
+    ] == [job.name]
     cloud.faults = [Fault("GET .*customJobs", 503) for _ in range(3)]
-    assert (attach(job.name, session=session, backend="sdk").status.state, job.exit_code) == ("SUCCEEDED", 0)
+    assert (attach(job.name, session=session, backend="sdk").status.state, job.exit_code) == (
+        "SUCCEEDED",
+        0,
+    )
     assert jobs("us-central1", state="RUNNING", session=session) == []
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "")
@@ -121,7 +151,9 @@ def test_a_job_of_a_dry_run_has_no_state_and_no_result(cloud: Emulator, session:
     assert cloud.jobs == {}
 
 
-def test_no_machines_here_are_looked_for_there_and_errors_are_exceptions(cloud: Emulator, session: Session) -> None:
+def test_no_machines_here_are_looked_for_there_and_errors_are_exceptions(
+    cloud: Emulator, session: Session
+) -> None:
     cloud.run = ends("SUCCEEDED")
     cloud.faults = [Fault("POST .*/us-central1/customJobs$", 429, times=1, message=QUOTA)]
     where = {**WHERE, "region": ["us-central1", "us-east4"]}
@@ -132,14 +164,20 @@ def test_no_machines_here_are_looked_for_there_and_errors_are_exceptions(cloud: 
     assert (status.state, repr(job)) == ("SUCCEEDED", f"<job {job.name}>")
     assert repr(status) == f"<SUCCEEDED {status.display_name}: {job.name}>"
     assert "/us-east4/" in job.name
-    for wrong, line in (({"stepz": 1}, "unknown keyword stepz"), ({"spec": True}, "unknown keyword spec")):
-        assert line in error_of(submit, "l4x1", settings={**TINY, **wrong}, session=session, **WHERE)
+    for wrong, line in (
+        ({"stepz": 1}, "unknown keyword stepz"),
+        ({"spec": True}, "unknown keyword spec"),
+    ):
+        assert line in error_of(
+            submit, "l4x1", settings={**TINY, **wrong}, session=session, **WHERE
+        )
     assert "not submitted: set a limit, such as --max_cost=20" in error_of(
         submit, "h100x8", settings=TINY, session=session, **WHERE
     )
     unpriced: Any = {"machine_type": "a4-highgpu-8g", "accelerator": "NVIDIA_B200:8"}
-    assert "the price of a4-highgpu-8g-x8 is not known: not submitted: give it, as --prices" in error_of(
-        submit, settings=TINY, session=session, **WHERE, **unpriced
+    assert (
+        "the price of a4-highgpu-8g-x8 is not known: not submitted: give it, as --prices"
+        in error_of(submit, settings=TINY, session=session, **WHERE, **unpriced)
     )
     cloud.faults = [Fault("customJobs", 503, times=1000)]
     with pytest.raises(PlatformFault) as caught:
@@ -174,11 +212,18 @@ class Interrupted(io.StringIO):
         return super().write(text)
 
 
-def test_ctrl_c_while_the_next_region_is_tried_keeps_its_job(cloud: Emulator, session: Session) -> None:
-    """So does the same call after one that followed nothing: it goes on with the regions that are left."""
+def test_ctrl_c_while_the_next_region_is_tried_keeps_its_job(
+    cloud: Emulator, session: Session
+) -> None:
+    """So does the same call after one that followed nothing: it goes on with the regions that are
+    left."""
     where = {**WHERE, "region": ["us-central1", "us-east4"]}
     first = submit("l4x1", settings=TINY, session=session, **where)
-    cloud.end(cloud.jobs[first.name.rsplit("/", 1)[-1]], "FAILED", "Resources are insufficient in region: us-central1.")
+    cloud.end(
+        cloud.jobs[first.name.rsplit("/", 1)[-1]],
+        "FAILED",
+        "Resources are insufficient in region: us-central1.",
+    )
     job = submit("l4x1", settings=TINY, session=session, **where)
     assert job.name == first.name
     status = job.wait(Interrupted())
@@ -191,13 +236,18 @@ def test_ctrl_c_while_the_next_region_is_tried_keeps_its_job(cloud: Emulator, se
 def test_a_job_that_does_not_end_is_not_called_cancelled(cloud: Emulator, session: Session) -> None:
     job = submit("cpu", settings=TINY, session=session, **WHERE)
     cloud.faults = [Fault("POST .*:cancel", "empty")]
-    with pytest.raises(PlatformFault, match="still PENDING: `python -m deploy watch` shows its end") as caught:
+    with pytest.raises(
+        PlatformFault, match="still PENDING: `python -m deploy watch` shows its end"
+    ) as caught:
         job.cancel()
     assert caught.value.exit_code == STATE_UNKNOWN
 
 
 def test_plan_returns_the_best_offer_and_writes_nothing(tmp_path: Path, capsys: Capture) -> None:
-    flags: dict[str, Any] = {"plan": str(planted_plan(tmp_path)), "settings": {"global_batch_size": 64, "epochs": 500}}
+    flags: dict[str, Any] = {
+        "plan": str(planted_plan(tmp_path)),
+        "settings": {"global_batch_size": 64, "epochs": 500},
+    }
     planned = plan("l4x1", "l4x4", recipe="mlp_mnist", **flags)
     assert [forecast.tier for forecast in planned.forecasts] == ["l4x1", "l4x4"]
     best = planned.best(within="8h", budget=20)
@@ -212,7 +262,9 @@ def test_plan_returns_the_best_offer_and_writes_nothing(tmp_path: Path, capsys: 
     assert (capsys.readouterr().out, Path("runs/plan").exists()) == ("", False)
 
 
-def test_compare_returns_the_table(cloud: Emulator, session: Session, command: Any, target: list[str]) -> None:
+def test_compare_returns_the_table(
+    cloud: Emulator, session: Session, command: Any, target: list[str]
+) -> None:
     command("l4x1", "l4x2")
     flags = {
         **dict(word.removeprefix("--").split("=", 1) for word in target),
@@ -220,23 +272,44 @@ def test_compare_returns_the_table(cloud: Emulator, session: Session, command: A
         "backend": "sdk",
     }
     with ThreadPoolExecutor() as threads:  # as in a notebook's server
-        again = threads.submit(compare, "l4x1", "l4x2", settings=TINY, session=session, **flags).result()
+        again = threads.submit(
+            compare, "l4x1", "l4x2", settings=TINY, session=session, **flags
+        ).result()
     assert (again.exit_code, [tier["tier"] for tier in again.tiers]) == (0, ["l4x1", "l4x2"])
     assert again.verdict
-    with pytest.raises(UserError, match=r"these 2 jobs together may cost .* USD until the timeout; there is no plan: "):
+    with pytest.raises(
+        UserError,
+        match=r"these 2 jobs together may cost .* USD until the timeout; there is no plan: ",
+    ):
         compare("h100x4", "h100x8", settings=TINY, session=session, **{**flags, "out": "dear"})
     assert "as --max_cost=20, or send fewer at once: together 500 USD at most" in error_of(
-        compare, "h100x4", "h100x8", settings=TINY, max_cost=300, session=session, **{**flags, "out": "dear"}
+        compare,
+        "h100x4",
+        "h100x8",
+        settings=TINY,
+        max_cost=300,
+        session=session,
+        **{**flags, "out": "dear"},
     )
     assert len(cloud.jobs) == 2
 
 
 def test_fit_on_a_tier_asks_follows_and_returns_the_history(
-    cloud: Emulator, session: Session, flying: FlyingClock, bucket: Address, tmp_path: Path, capsys: Capture
+    cloud: Emulator,
+    session: Session,
+    flying: FlyingClock,
+    bucket: Address,
+    tmp_path: Path,
+    capsys: Capture,
 ) -> None:
     """A call that Ctrl-C ended finds its job again; one that fails is an error."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    where: dict[str, Any] = {**WHERE, "bucket": str(bucket).rstrip("/"), "image_size": 8, "epochs": 2}
+    where: dict[str, Any] = {
+        **WHERE,
+        "bucket": str(bucket).rstrip("/"),
+        "image_size": 8,
+        "epochs": 2,
+    }
 
     def trained(google: Emulator, job: dict[str, Any]) -> None:
         folder = plant(tmp_path / "run", [0.1, 0.1], losses=[2.0, 1.0], epochs=True)
@@ -266,7 +339,16 @@ def test_fit_on_a_tier_asks_follows_and_returns_the_history(
     assert (again.url, len(cloud.jobs)) == (done.url, 1)  # nothing is paid twice
     cloud.run = lambda google, job: google.end(job, "FAILED", "out of memory")
     with pytest.raises(PlatformFault, match="out of memory"):
-        fit("mlp", "digits", on="l4x1", max_cost=5, again=True, session=session, progress=False, **where)
+        fit(
+            "mlp",
+            "digits",
+            on="l4x1",
+            max_cost=5,
+            again=True,
+            session=session,
+            progress=False,
+            **where,
+        )
     assert "not submitted: set a limit" in error_of(
         fit, "mlp", "digits", on="h100x8", session=session, progress=False, **where
     )
@@ -289,25 +371,45 @@ def test_fit_here_resumes_by_the_same_call_and_has_history_and_model(capsys: Cap
 def test_train_runs_the_process_that_the_command_is(tmp_path: Path, capsys: Capture) -> None:
     stream = io.StringIO()
     settings = {name: value for name, value in TINY.items() if name not in ("model", "data")}
-    result = train("mlp", "digits", settings, job_dir=str(tmp_path / "run"), stream=stream, progress=True)
+    result = train(
+        "mlp", "digits", settings, job_dir=str(tmp_path / "run"), stream=stream, progress=True
+    )
     assert (result.state, result.steps, {*result.metrics}) == ("done", 4, {"loss", "accuracy"})
     assert "done: 4 steps" in stream.getvalue()
     assert result.model().output_shape == (None, 10)
     assert len(repr(result)) < 200
-    assert "unknown setting 'stepz'" in error_of(train, "mlp", "digits", {"stepz": 4}, job_dir=str(tmp_path / "other"))
+    assert "unknown setting 'stepz'" in error_of(
+        train, "mlp", "digits", {"stepz": 4}, job_dir=str(tmp_path / "other")
+    )
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(("call", "line"), [
-    (lambda: submit("l4x1", max_cost=20, settings={"max_cost": 400}), "max_cost is given twice, as 20 and 400"),
-    (lambda: vertex_trainer.plan("-h"), "-h: flags of a function are keywords"),
-    (lambda: vertex_trainer.plan("l4x1", out="runs/plan"), "unknown keyword out"),
-    (lambda: vertex_trainer.compare("cpu", settings={"dry_run": True}), "unknown keyword dry_run"),
-    (lambda: jobs(limit=-1), "limit=-1 must be at least 1"), (lambda: jobs(state="over"), "state=OVER must be one of"),
-    (lambda: train("mlp", job_dir=""), "job_dir is empty"),
-    (lambda: fit("mlp", "digits", max_cost=5), "max_cost is for a job: name its tier, as on='l4x4', or leave it out"),
-    (lambda: train("mlp", settings={"print_config": True}, job_dir="runs/x"), "unknown setting 'print_config'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (
+            lambda: submit("l4x1", max_cost=20, settings={"max_cost": 400}),
+            "max_cost is given twice, as 20 and 400",
+        ),
+        (lambda: vertex_trainer.plan("-h"), "-h: flags of a function are keywords"),
+        (lambda: vertex_trainer.plan("l4x1", out="runs/plan"), "unknown keyword out"),
+        (
+            lambda: vertex_trainer.compare("cpu", settings={"dry_run": True}),
+            "unknown keyword dry_run",
+        ),
+        (lambda: jobs(limit=-1), "limit=-1 must be at least 1"),
+        (lambda: jobs(state="over"), "state=OVER must be one of"),
+        (lambda: train("mlp", job_dir=""), "job_dir is empty"),
+        (
+            lambda: fit("mlp", "digits", max_cost=5),
+            "max_cost is for a job: name its tier, as on='l4x4', or leave it out",
+        ),
+        (
+            lambda: train("mlp", settings={"print_config": True}, job_dir="runs/x"),
+            "unknown setting 'print_config'",
+        ),
+    ],
+)
 def test_what_a_function_cannot_do_is_one_line(call: Any, line: str) -> None:
     assert line in error_of(call)
 
@@ -325,7 +427,14 @@ def test_values_become_what_a_command_reads() -> None:
     asked = request.options
     program = request.program
     assert (asked.tiers, asked.from_, asked.fit, asked.budget) == (("l4x1",), ("a", "b"), True, 5.0)
-    assert (asked.price_per_hour, "epochs" in program.values, program.values["steps"]) == ({"l4x1": 1.0}, False, 5)
-    flags = "--fit=true --from=a --from=b --price_per_hour=l4x1=1.0 --budget=5.0 --recipe=mlp_mnist --steps=5"
+    assert (asked.price_per_hour, "epochs" in program.values, program.values["steps"]) == (
+        {"l4x1": 1.0},
+        False,
+        5,
+    )
+    flags = (
+        "--fit=true --from=a --from=b --price_per_hour=l4x1=1.0 --budget=5.0 --recipe=mlp_mnist"
+        " --steps=5"
+    )
     assert request.command == f"python -m deploy plan l4x1 {flags}"
     assert set(vertex_trainer.__all__) == set(dir(vertex_trainer))

@@ -1,4 +1,5 @@
-"""Tests that --json prints documents of the schema on stdout alone, and that no field of the schema goes."""
+"""Tests that --json prints documents of the schema on stdout alone, and that no field of the schema
+goes."""
 
 import importlib
 import json
@@ -27,16 +28,20 @@ FIELDS = {
     "machines": "date region machines machine accelerator count price",
     "findings": "findings subject state text command",
     "plan": (
-        "about sentences notes tiers tier kind machine devices batch_per_device fit step seconds "
-        "install_seconds steps basis measured compiled offers problems strategy usd_per_hour hours usd"
+        "about sentences notes tiers tier kind machine devices batch_per_device fit step seconds"
+        " install_seconds steps basis measured compiled offers problems strategy usd_per_hour"
+        " hours usd"
     ),
-    "dry_run": "requests about tier project region output display_name labels spec usd_per_hour most_usd",
+    "dry_run": (
+        "requests about tier project region output display_name labels spec usd_per_hour most_usd"
+    ),
     "submitted": (
-        "submission job exit_code attempts tier project region usd_per_hour output state job error spent_usd sent_at"
+        "submission job exit_code attempts tier project region usd_per_hour output state job error"
+        " spent_usd sent_at"
     ),
     "status": (
-        "name display_name state created started ended error labels strategy timeout_s output checks limited shells "
-        "machine"
+        "name display_name state created started ended error labels strategy timeout_s output"
+        " checks limited shells machine"
     ),
     "jobs": "jobs",
     "line": "line time text worker severity",
@@ -50,14 +55,17 @@ FIELDS = {
 
 @pytest.fixture
 def documents(session: Session, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> Any:
-    """Returns a function that runs a verb with --json, and returns its documents, each checked by the schema."""
+    """Returns a function that runs a verb with --json, and returns its documents, each checked by
+    the schema."""
 
     def documents_of(*words: str, code: int = 0) -> list[dict[str, Any]]:
         module = importlib.import_module(f"deploy.cli.{MODULES.get(words[0], words[0])}")
         name = f"run_{words[0]}" if words[0] in MODULES else "main"
         verb = getattr(module, name)
         if "session" in verb.__annotations__:
-            monkeypatch.setattr(module, name, lambda arguments, given=session: verb(arguments, given))
+            monkeypatch.setattr(
+                module, name, lambda arguments, given=session: verb(arguments, given)
+            )
         assert main([*words, "--json"]) == code
         lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         for line in lines:
@@ -73,12 +81,26 @@ def test_each_verb_prints_documents_of_the_schema(
 ) -> None:
     assert {tier["tier"] for tier in documents("machines")[0]["tiers"]} >= {"cpu", "l4x4"}
     assert documents("machines", "--all")[0]["machines"][0]["price"]["list"] > 0
-    flags = [f"--plan={planted_plan(tmp_path)}", "--global_batch_size=64", f"--out={tmp_path / 'plan'}"]
-    assert documents("plan", "l4x1", "--recipe=mlp_mnist", *flags)[0]["tiers"][0]["offers"][0]["usd"]["low"] > 0
+    flags = [
+        f"--plan={planted_plan(tmp_path)}",
+        "--global_batch_size=64",
+        f"--out={tmp_path / 'plan'}",
+    ]
+    assert (
+        documents("plan", "l4x1", "--recipe=mlp_mnist", *flags)[0]["tiers"][0]["offers"][0]["usd"][
+            "low"
+        ]
+        > 0
+    )
     (dry,) = documents("submit", "l4x1", *SDK, "--dry_run")
-    assert dry["requests"][0]["spec"]["workerPoolSpecs"][0]["machineSpec"]["acceleratorType"] == "NVIDIA_L4"
+    assert (
+        dry["requests"][0]["spec"]["workerPoolSpecs"][0]["machineSpec"]["acceleratorType"]
+        == "NVIDIA_L4"
+    )
     assert cloud.requests == []
-    assert {finding["state"] for finding in documents("doctor", "--region=us-central1")[0]["findings"]} >= {"good"}
+    assert {
+        finding["state"] for finding in documents("doctor", "--region=us-central1")[0]["findings"]
+    } >= {"good"}
     cloud.run = ends("SUCCEEDED")
     (sent,) = documents("submit", "l4x1", *SDK)
     assert (sent["attempts"][-1]["state"], sent["exit_code"]) == ("SUCCEEDED", 0)
@@ -90,17 +112,27 @@ def test_each_verb_prints_documents_of_the_schema(
     cloud.log(next(iter(cloud.jobs.values())), "step 1")
     assert [logged["line"]["text"] for logged in documents("logs", "--backend=sdk")] == ["step 1"]
     assert documents("cancel", "--backend=sdk", "--yes")[0]["status"]["state"] == "SUCCEEDED"
-    assert documents("report", str(plant(tmp_path / "run", [0.1] * 4)))[0]["tiers"][0]["tier"] == "run"
+    assert (
+        documents("report", str(plant(tmp_path / "run", [0.1] * 4)))[0]["tiers"][0]["tier"] == "run"
+    )
     folder = [f"--out={tmp_path / 'tiers'}", "--dry_run"]
     assert documents("compare", "l4x1", "l4x2", "--on=vertex", *SDK, *folder)[0]["tiers"] == []
 
     assert registered(session, a_run(tmp_path / "registered")) == 0
     cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
-    words = ["predict", "digits", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", *WHERE[:1], "--backend=sdk"]
+    words = [
+        "predict",
+        "digits",
+        "gs://my-bucket/rows.jsonl",
+        "gs://my-bucket/out",
+        *WHERE[:1],
+        "--backend=sdk",
+    ]
     (dry,) = documents(*words, "--tier=cpu", "--dry_run")
     assert dry["requests"][0]["spec"]["workerPoolSpecs"][0]["containerSpec"]["args"][1:] == [
-        "--rows_file=gs://my-bucket/rows.jsonl", "--out=gs://my-bucket/out",
-    ]  # fmt: skip
+        "--rows_file=gs://my-bucket/rows.jsonl",
+        "--out=gs://my-bucket/out",
+    ]
     (sent,) = documents(*words, "--tier=cpu")
     assert (sent["attempts"][-1]["state"], sent["exit_code"]) == ("SUCCEEDED", 0)
 
@@ -110,9 +142,22 @@ def test_a_comparison_that_ran_is_a_document(
 ) -> None:
     cloud.run = trains(tmp_path / "trained")
     (compared,) = documents("compare", "l4x1", "l4x2", *target, *JOB, *IMAGE, "--backend=sdk")
-    assert [(tier["tier"], tier["state"]) for tier in compared["tiers"]] == [("l4x1", "done"), ("l4x2", "done")]
+    assert [(tier["tier"], tier["state"]) for tier in compared["tiers"]] == [
+        ("l4x1", "done"),
+        ("l4x2", "done"),
+    ]
     assert (compared["exit_code"], bool(compared["verdict"])) == (0, True)
-    documents("compare", "h100x8", "h100x4", *target[:-1], *JOB, *IMAGE, "--backend=sdk", f"--out={tmp_path}/x", code=2)
+    documents(
+        "compare",
+        "h100x8",
+        "h100x4",
+        *target[:-1],
+        *JOB,
+        *IMAGE,
+        "--backend=sdk",
+        f"--out={tmp_path}/x",
+        code=2,
+    )
 
 
 def fields(part: Any) -> list[str]:
@@ -126,7 +171,9 @@ def fields(part: Any) -> list[str]:
 
 def test_no_field_of_the_schema_goes() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    assert {name: " ".join(fields(part)) for name, part in SCHEMA["$defs"].items() if fields(part)} == FIELDS
+    assert {
+        name: " ".join(fields(part)) for name, part in SCHEMA["$defs"].items() if fields(part)
+    } == FIELDS
     assert SCHEMA["properties"]["schema_version"]["const"] == SCHEMA_VERSION
     for name, part in SCHEMA["$defs"].items():
         if "properties" in part:

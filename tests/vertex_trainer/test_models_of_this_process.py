@@ -1,4 +1,5 @@
-"""`fit` of a compiled Keras model trains it in the caller's process, with the numbers of `keras.Model.fit`."""
+"""`fit` of a compiled Keras model trains it in the caller's process, with the numbers of
+`keras.Model.fit`."""
 
 import os
 import signal
@@ -18,9 +19,16 @@ DATA: dict[str, Any] = {"epochs": 3, "batch_size": 10, "shuffle": False, "valida
 
 
 def compiled(kind: type[keras.Model] = keras.Sequential) -> keras.Model:
-    layers = [keras.layers.Dense(8, "tanh", dtype="float64"), keras.layers.Dense(1, dtype="float64")]
+    layers = [
+        keras.layers.Dense(8, "tanh", dtype="float64"),
+        keras.layers.Dense(1, dtype="float64"),
+    ]
     inputs = keras.Input((4,), dtype="float64")
-    model = kind(inputs, layers[1](layers[0](inputs))) if kind is not keras.Sequential else kind([inputs, *layers])
+    model = (
+        kind(inputs, layers[1](layers[0](inputs)))
+        if kind is not keras.Sequential
+        else kind([inputs, *layers])
+    )
     model.compile(keras.optimizers.Adam(1e-2), "mse", metrics=["mae"])
     return model
 
@@ -43,7 +51,9 @@ def test_two_calls_have_the_numbers_of_keras_and_the_model_is_trained(
     expected = twin(model)
     for call in range(2):  # the second goes on with the weights and the optimizer of the first
         history = expected.fit(X, Y, verbose=0, **DATA).history
-        done = fit(model, X, Y, replicas=replicas, progress=bool(call), job_dir=f"runs/{call}", **DATA)
+        done = fit(
+            model, X, Y, replicas=replicas, progress=bool(call), job_dir=f"runs/{call}", **DATA
+        )
         for name, values in history.items():
             same(done.history[name], values)
         for weight, value in zip(model.get_weights(), expected.get_weights(), strict=True):
@@ -90,13 +100,29 @@ class OwnInit(keras.Model):
         raise NotImplementedError("OwnInit has no config")
 
 
-@pytest.mark.parametrize(("options", "line"), [
-    ({"on": "l4x1"}, "on=l4x1: a model of this process stays in it: name functions"),
-    ({"uncompiled": True}, "fit: the model is not compiled: call model.compile(optimizer, loss=…) first"),
-    ({"epoch": 3}, "unknown keyword epoch; did you mean 'epochs'? Keywords for a model of this"),
-    ({"replicas": "two"}, "replicas='two' must be a whole number"),
-    ({"replicas": 2}, "model=OwnInit: several replicas train a copy, which Keras cannot make of its config"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"on": "l4x1"}, "on=l4x1: a model of this process stays in it: name functions"),
+        (
+            {"uncompiled": True},
+            "fit: the model is not compiled: call model.compile(optimizer, loss=…) first",
+        ),
+        (
+            {"epoch": 3},
+            "unknown keyword epoch; did you mean 'epochs'? Keywords for a model of this",
+        ),
+        ({"replicas": "two"}, "replicas='two' must be a whole number"),
+        (
+            {"replicas": 2},
+            "model=OwnInit: several replicas train a copy, which Keras cannot make of its config",
+        ),
+    ],
+)
 def test_what_is_refused(options: dict[str, Any], line: str) -> None:
-    model = keras.Sequential([keras.layers.Dense(1)]) if options.pop("uncompiled", False) else compiled(OwnInit)
+    model = (
+        keras.Sequential([keras.layers.Dense(1)])
+        if options.pop("uncompiled", False)
+        else compiled(OwnInit)
+    )
     assert line in error_of(fit, model, X, Y, **options)

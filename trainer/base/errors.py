@@ -8,7 +8,8 @@ USER_MUST_CHANGE = 2  # config, data or machine
 INTERRUPTED = 75  # state saved: the same command resumes
 
 FRAME = re.compile(r'File "([^"\n]+)", line (\d+)(?:, in ([\w<>.]+))?')
-IN_USER_CODE = "in user code:"  # the beginning of the text of an error in code that AutoGraph rewrote
+# the beginning of the text of an error in code that AutoGraph rewrote
+IN_USER_CODE = "in user code:"
 _LONGEST = 4000  # characters of an error line: names and values in it may come from files of others
 
 
@@ -24,7 +25,8 @@ def shortened(text: str, most: int = 300) -> str:
 
 
 def without_frames(text: str) -> str:
-    """Returns the cause in an error's text, after the last frame of a traceback; the whole text if it has no frames."""
+    """Returns the cause in an error's text, after the last frame of a traceback; the whole text if
+    it has no frames."""
     frames = [*FRAME.finditer(text)]
     cause = text[frames[-1].end() :].partition("\n\n")[2] if frames else ""
     return cause or text
@@ -33,20 +35,26 @@ def without_frames(text: str) -> str:
 def reason(error: BaseException) -> str:
     """Returns the error's text on one line, shortened, or its type if it has no text.
 
-    For an error in code that AutoGraph rewrote, that is the cause, without the frames that TensorFlow quotes.
+    For an error in code that AutoGraph rewrote, that is the cause, without the frames that
+    TensorFlow quotes.
     """
     text = without_colours(str(error))
-    return shortened(without_frames(text) if text.startswith(IN_USER_CODE) else text) or type(error).__name__
+    return (
+        shortened(without_frames(text) if text.startswith(IN_USER_CODE) else text)
+        or type(error).__name__
+    )
 
 
 def printable(text: str) -> str:
-    """Returns the text on one line of limited length, with escape codes and other control characters spelled out."""
+    """Returns the text on one line of limited length, with escape codes and other control
+    characters spelled out."""
     shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:_LONGEST])
     return shown + " …" * (len(text) > _LONGEST)
 
 
 class _OneLine(Exception):
-    """Prints an error's text on one line, with control characters spelled out and without AutoGraph's frames."""
+    """Prints an error's text on one line, with control characters spelled out and without
+    AutoGraph's frames."""
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -62,7 +70,8 @@ class UserError(_OneLine):
 
 
 class PlatformFault(_OneLine):
-    """Reports in one line a fault of the platform after which a retry of the same command may succeed."""
+    """Reports in one line a fault of the platform after which a retry of the same command may
+    succeed."""
 
     exit_code = FAULT
     advice = ": run the same command again later"  # a command adds it to the line
@@ -75,6 +84,7 @@ class NotFinite(UserError):
     def at(cls, step: int, names: str) -> "NotFinite":
         """Returns the error for the losses or weights in `names`, found after `step` steps."""
         return cls(
-            f"step {step}: {names} is NaN or infinite: lower learning_rate, look for NaN in the data, or use "
-            "--precision=float32 instead of 16 bits, with another --job_dir; earlier files are kept"
+            f"step {step}: {names} is NaN or infinite: lower learning_rate, look for NaN in the"
+            " data, or use --precision=float32 instead of 16 bits, with another --job_dir; earlier"
+            " files are kept"
         )

@@ -1,7 +1,9 @@
-"""Watches a paid job from inside, and ends it at the limits that `submit` was given: --stop_if_idle, --stop_if_over.
+"""Watches a paid job from inside, and ends it at the limits that `submit` was given:
+--stop_if_idle, --stop_if_over.
 
-Jobs of the trainer and jobs of the user's own script run the same watch. It uses the standard library alone, because
-`deploy` copies this file into the jobs of scripts, whose images may have nothing else of this package.
+Jobs of the trainer and jobs of the user's own script run the same watch. It uses the standard
+library alone, because `deploy` copies this file into the jobs of scripts, whose images may have
+nothing else of this package.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _LONGEST_QUERY_S = 30.0  # a driver that has to start first needs seconds
 
 @dataclass(frozen=True)
 class StopLimits:
-    """Holds the longest time, in seconds, for which all GPUs may be idle and for which a job may run; 0: no limit."""
+    """Holds the longest time, in seconds, for which all GPUs may be idle and for which a job may
+    run; 0: no limit."""
 
     idle_s: float = 0.0
     over_s: float = 0.0
@@ -42,7 +45,8 @@ def read_limits(environment: Mapping[str, str] = os.environ) -> StopLimits:
 
 
 def read_gpus() -> list[dict[str, float | None]]:
-    """Returns memory_gib and utilization_percent of each visible NVIDIA GPU; missing values as in `ask_gpus`."""
+    """Returns memory_gib and utilization_percent of each visible NVIDIA GPU; missing values as in
+    `ask_gpus`."""
     return [
         {"memory_gib": None if mib is None else mib / 1024, "utilization_percent": percent}
         for mib, percent in ask_gpus("memory.used", "utilization.gpu")
@@ -50,7 +54,8 @@ def read_gpus() -> list[dict[str, float | None]]:
 
 
 def ask_gpus(*names: str) -> list[list[float | None]]:
-    """Returns the values of these names for each visible NVIDIA GPU; [] if nvidia-smi does not answer.
+    """Returns the values of these names for each visible NVIDIA GPU; [] if nvidia-smi does not
+    answer.
 
     A value that nvidia-smi does not know, as under MIG, is None.
     """
@@ -58,29 +63,34 @@ def ask_gpus(*names: str) -> list[list[float | None]]:
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):  # nvidia-smi itself ignores it
         command.append(f"--id={visible}")
     try:
-        query = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        query = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
     except OSError:
         return []
     try:
         text, _ = query.communicate(timeout=_LONGEST_QUERY_S)
     except subprocess.TimeoutExpired:
         query.kill()
-        with suppress(subprocess.TimeoutExpired):  # with a broken GPU it never ends, and subprocess.run would wait
+        # with a broken GPU it never ends, and subprocess.run would wait
+        with suppress(subprocess.TimeoutExpired):
             query.communicate(timeout=1.0)
         return []
     lines = [[field.strip() for field in line.split(",")] for line in text.splitlines()]
     return [
         [float(field) if field.replace(".", "").isdigit() else None for field in fields]
-        for fields in lines if len(fields) == len(names)
-    ]  # fmt: skip
+        for fields in lines
+        if len(fields) == len(names)
+    ]
 
 
 @dataclass
 class LimitWatch:
-    """Measures how long this machine's GPUs have been idle and how long the job has run, and ends it at a limit.
+    """Measures how long this machine's GPUs have been idle and how long the job has run, and ends
+    it at a limit.
 
-    warn prints a line in the job's log; end asks the job to save its state and to end; leave ends it by force if it
-    does not. ran_s: the seconds for which the job has run already.
+    warn prints a line in the job's log; end asks the job to save its state and to end; leave ends
+    it by force if it does not. ran_s: the seconds for which the job has run already.
     """
 
     limits: StopLimits
@@ -103,7 +113,8 @@ class LimitWatch:
         return True
 
     def saves(self) -> bool:
-        """Returns whether the job is saving, which may take longer than GRACE_S after the request to end."""
+        """Returns whether the job is saving, which may take longer than GRACE_S after the request
+        to end."""
         return False
 
     def due(self) -> str:
@@ -111,9 +122,11 @@ class LimitWatch:
         return self.reached(self.idle_s)
 
     def check(self) -> None:
-        """Adds the time since the last check, warns at half of a limit, and ends the job at a limit."""
+        """Adds the time since the last check, warns at half of a limit, and ends the job at a
+        limit."""
         now = time.monotonic()
-        elapsed, self._at = now - self._at, now
+        elapsed = now - self._at
+        self._at = now
         if self.reason:
             if self.saves():
                 self._grace_ends = now + GRACE_S
@@ -121,11 +134,15 @@ class LimitWatch:
                 self.leave()
             return
         if self.active:
-            self.active, self.idle_s = False, 0.0
+            self.active = False
+            self.idle_s = 0.0
         if self.limits.idle_s and self.works():
             use = [gpu["utilization_percent"] for gpu in read_gpus()]
             if not use or None in use:
-                self._warn_once("nvidia-smi does not tell how much the GPUs are used: that time does not count as idle")
+                self._warn_once(
+                    "nvidia-smi does not tell how much the GPUs are used: that time does not count"
+                    " as idle"
+                )
             else:
                 busy = max(percent or 0.0 for percent in use) >= IDLE_PERCENT
                 self.idle_s = 0.0 if busy else self.idle_s + elapsed
@@ -136,14 +153,21 @@ class LimitWatch:
             self.end()
 
     def reached(self, idle_s: float) -> str:
-        """Returns why the job is to end if the GPUs have been idle for `idle_s`, else ""; warns at half of a limit."""
+        """Returns why the job is to end if the GPUs have been idle for `idle_s`, else ""; warns at
+        half of a limit."""
         planned = f"{self.limits.factor:g} times the upper end of its plan"
-        over = f"the job has run for {self.limits.over_s / 3600:.3g} hours, {planned} (--stop_if_over)"
-        idle = f"all GPUs were below {IDLE_PERCENT:.0f} % for {self.limits.idle_s / 60:.3g} minutes (--stop_if_idle)"
+        over = (
+            f"the job has run for {self.limits.over_s / 3600:.3g} hours, {planned} (--stop_if_over)"
+        )
+        idle = (
+            f"all GPUs were below {IDLE_PERCENT:.0f} % for {self.limits.idle_s / 60:.3g} minutes"
+            " (--stop_if_idle)"
+        )
         reason = ""
         for seconds, limit, text in (
-            (self._at - self._began, self.limits.over_s, over), (idle_s, self.limits.idle_s, idle)
-        ):  # fmt: skip
+            (self._at - self._began, self.limits.over_s, over),
+            (idle_s, self.limits.idle_s, idle),
+        ):
             if limit and seconds >= limit / 2:
                 self._warn_once(f"halfway to a limit at which this job ends itself: {text}")
                 reason = text if seconds >= limit else reason
@@ -156,7 +180,8 @@ class LimitWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Runs a thread that calls `check` every CHECK_S seconds within the block, if there is a limit."""
+        """Runs a thread that calls `check` every CHECK_S seconds within the block, if there is a
+        limit."""
         over = Event()
 
         def watch() -> None:

@@ -1,6 +1,7 @@
 """Formats log lines, durations, and progress bars at a terminal.
 
-Lines are plain text with errors on stderr locally, JSON with a severity on stdout for Cloud Logging.
+Lines are plain text with errors on stderr locally, JSON with a severity on stdout for Cloud
+Logging.
 """
 
 import json
@@ -21,13 +22,16 @@ def on_vertex() -> bool:
 
 
 class _Console(logging.Handler):
-    """Prints to the current sys.stdout and sys.stderr, so that a progress bar can stay below the lines.
+    """Prints to the current sys.stdout and sys.stderr, so that a progress bar can stay below the
+    lines.
 
-    Lines are plain text, or JSON on Vertex AI: https://cloud.google.com/logging/docs/structured-logging
+    Lines are plain text, or JSON on Vertex AI:
+    https://cloud.google.com/logging/docs/structured-logging
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        text, stream = self.format(record), sys.stdout
+        text = self.format(record)
+        stream = sys.stdout
         if on_vertex():
             text = json.dumps({"severity": record.levelname, "message": text})
         else:
@@ -35,12 +39,14 @@ class _Console(logging.Handler):
                 text = f"{record.levelname.lower()}: {text}"
             if record.levelno >= logging.ERROR:
                 stream = sys.stderr
-        encoding = getattr(stream, "encoding", None) or "utf-8"  # an encoding may lack characters of a file name
+        # an encoding may lack characters of a file name
+        encoding = getattr(stream, "encoding", None) or "utf-8"
         print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 
 
 def set_verbose(verbose: bool) -> None:
-    """Shows or hides debug lines, such as the traceback of an error that is reported in one line."""
+    """Shows or hides debug lines, such as the traceback of an error that is reported in one
+    line."""
     log.setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
@@ -79,11 +85,17 @@ def duration(seconds: float, hours_always: bool = False) -> str:
 class ProgressBar:
     """Shows a progress bar, but only where stdout is a terminal and not on Vertex AI.
 
-    columns: some of "bar", "count", "bytes", "speed", "left" (remaining time) and "text" (the description), in order.
+    columns: some of "bar", "count", "bytes", "speed", "left" (remaining time) and "text" (the
+        description), in order.
     """
 
     def __init__(
-        self, *columns: str, total: float | None = None, completed: int = 0, text: str = "", hidden: bool = False
+        self,
+        *columns: str,
+        total: float | None = None,
+        completed: int = 0,
+        text: str = "",
+        hidden: bool = False,
     ) -> None:
         self.shown = sys.stdout.isatty() and not (hidden or on_vertex())
         if self.shown:
@@ -102,7 +114,8 @@ class ProgressBar:
             self._bar.start()
 
     def update(self, **changes: Any) -> None:
-        """Changes `completed`, `total` or `description`, or adds `advance`, as rich.progress.Progress.update does."""
+        """Changes `completed`, `total` or `description`, or adds `advance`, as
+        rich.progress.Progress.update does."""
         if self.shown:
             self._bar.update(self._task, **changes)
 

@@ -1,7 +1,8 @@
-"""Reads a user's script and the modules beside it as syntax trees: what they import, and whether Keras's `fit` trains.
+"""Reads a user's script and the modules beside it as syntax trees: what they import, and whether
+Keras's `fit` trains.
 
-`trainer.launch` and `deploy` ask the same questions here, so that a job does what was said at the desk. Nothing of the
-script is run.
+`trainer.launch` and `deploy` ask the same questions here, so that a job does what was said at the
+desk. Nothing of the script is run.
 """
 
 import ast
@@ -13,11 +14,12 @@ from pathlib import Path, PurePosixPath
 
 @dataclasses.dataclass(frozen=True)
 class Import:
-    """Holds one import statement. `module`: as written, with leading dots; `names`: the names after `import`.
+    """Holds one import statement. `module`: as written, with leading dots; `names`: the names after
+    `import`.
 
-    `certain`: whether it is always executed: it is at the top level of a module or of its `if __name__ == "__main__"`,
-    not in a function, a `try` or another `if`. `optional`: whether the code goes on without it, by
-    `except ImportError`.
+    `certain`: whether it is always executed: it is at the top level of a module or of its `if
+        __name__ == "__main__"`, not in a function, a `try` or another `if`. `optional`: whether the
+        code goes on without it, by `except ImportError`.
     """
 
     file: str
@@ -33,12 +35,16 @@ class Import:
         return self.module.partition(".")[0]
 
     def files(self) -> Iterator[str]:
-        """Yields the files, below the folder that is searched, that the import would execute if they exist."""
+        """Yields the files, below the folder that is searched, that the import would execute if
+        they exist."""
         dots = len(self.module) - len(self.module.lstrip("."))
         folders = PurePosixPath(self.file).parents
         folder = folders[min(dots, len(folders)) - 1] if dots else PurePosixPath()
         parts = list(filter(None, self.module.lstrip(".").split(".")))
-        for path in (*(parts[:end] for end in range(len(parts) + 1)), *([*parts, name] for name in self.names)):
+        for path in (
+            *(parts[:end] for end in range(len(parts) + 1)),
+            *([*parts, name] for name in self.names),
+        ):
             inner = folder.joinpath(*path)
             yield from (f"{inner}.py", str(inner / "__init__.py"))
 
@@ -52,15 +58,27 @@ def parse_source(content: bytes, name: str) -> ast.Module:
 
 def imports_of(file: str, tree: ast.Module) -> Iterator[Import]:
     """Yields the imports in the syntax tree of a file, without those for type checkers alone."""
-    main = [node for node in tree.body if isinstance(node, ast.If) and "'__main__'" in ast.unparse(node.test)]
+    main = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and "'__main__'" in ast.unparse(node.test)
+    ]
     certain = {id(node) for body in (tree.body, *(part.body for part in main)) for node in body}
-    skipped, optional = set[int](), set[int]()
+    skipped = set[int]()
+    optional = set[int]()
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             skipped |= {id(inner) for part in node.body for inner in ast.walk(part)}
         if isinstance(node, ast.Try):
-            caught = [ast.unparse(handler.type) if handler.type else "Exception" for handler in node.handlers]
-            if any(kind in text for text in caught for kind in ("ImportError", "ModuleNotFoundError", "Exception")):
+            caught = [
+                ast.unparse(handler.type) if handler.type else "Exception"
+                for handler in node.handlers
+            ]
+            if any(
+                kind in text
+                for text in caught
+                for kind in ("ImportError", "ModuleNotFoundError", "Exception")
+            ):
                 optional |= {id(inner) for inner in ast.walk(node)}
     for node in ast.walk(tree):
         if id(node) in skipped:
@@ -70,16 +88,19 @@ def imports_of(file: str, tree: ast.Module) -> Iterator[Import]:
             for alias in node.names:
                 yield Import(file, node.lineno, alias.name, (), *where)
         elif isinstance(node, ast.ImportFrom):
-            module, names = "." * node.level + (node.module or ""), tuple(alias.name for alias in node.names)
+            module = "." * node.level + (node.module or "")
+            names = tuple(alias.name for alias in node.names)
             yield Import(file, node.lineno, module, names, *where)
 
 
 def reached_sources(folder: Path, programs: Sequence[str]) -> dict[str, ast.Module]:
-    """Returns the syntax trees of programs and of the modules in `folder` that they import, by path in the folder.
+    """Returns the syntax trees of programs and of the modules in `folder` that they import, by path
+    in the folder.
 
     Raises SyntaxError or ValueError for a file that Python cannot read, with its name.
     """
-    trees, waiting = dict[str, ast.Module](), [*programs]
+    trees = dict[str, ast.Module]()
+    waiting = [*programs]
     while waiting:
         name = waiting.pop()
         if name not in trees and (folder / name).is_file():
@@ -94,10 +115,12 @@ _OTHERS = ("sklearn", "xgboost", "lightgbm", "catboost", "imblearn", "statsmodel
 
 
 def calls_fit(folder: Path, program: str) -> bool:
-    """Returns whether a script in `folder` trains by Keras's `fit`, as far as it and the modules beside it show.
+    """Returns whether a script in `folder` trains by Keras's `fit`, as far as it and the modules
+    beside it show.
 
-    They import Keras or TensorFlow, and call `fit` of an object that comes from no other package. One that reports its
-    numbers itself, by `vertex_report`, was written to run as it is. A syntax error is told by running it.
+    They import Keras or TensorFlow, and call `fit` of an object that comes from no other package.
+    One that reports its numbers itself, by `vertex_report`, was written to run as it is. A syntax
+    error is told by running it.
     """
     try:
         trees = reached_sources(folder, [program])
@@ -111,7 +134,10 @@ def calls_fit(folder: Path, program: str) -> bool:
 def _calls_fit(tree: ast.Module) -> bool:
     nodes = [*ast.walk(tree)]
     imported = [
-        (node, alias) for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names
+        (node, alias)
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
     ]
     others = {
         (alias.asname or alias.name).partition(".")[0]
@@ -128,12 +154,17 @@ def _calls_fit(tree: ast.Module) -> bool:
     others |= {name for name, made_by in assigned if made_by in others}
     others -= {name for name, made_by in assigned if made_by not in others}
     called = [node.func for node in nodes if isinstance(node, ast.Call)]
-    fits = [function for function in called if isinstance(function, ast.Attribute) and function.attr == "fit"]
+    fits = [
+        function
+        for function in called
+        if isinstance(function, ast.Attribute) and function.attr == "fit"
+    ]
     return any(_root(function.value) not in others for function in fits)
 
 
 def _root(node: ast.expr) -> str:
-    """Returns the name that an expression such as `name.part(…).other[0]` begins with; "" without one."""
+    """Returns the name that an expression such as `name.part(…).other[0]` begins with; "" without
+    one."""
     while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""

@@ -1,7 +1,8 @@
-"""Defines the interface of experiment trackers: two functions. docs/tracking.md has an example of 20 lines.
+"""Defines the interface of experiment trackers: two functions. docs/tracking.md has an example of
+20 lines.
 
-A sender first asks the tracker what it has already, so that each point is logged once, however often the run restarts.
-Imports no tracker's package.
+A sender first asks the tracker what it has already, so that each point is logged once, however
+often the run restarts. Imports no tracker's package.
 """
 
 import dataclasses
@@ -14,7 +15,10 @@ from typing import Any, NamedTuple, Protocol
 
 from trainer.base.errors import UserError
 
-_FORMS = "mlflow:http://HOST:PORT#EXPERIMENT, wandb:PROJECT, vertex:EXPERIMENT or package.module:function#NAME"
+_FORMS = (
+    "mlflow:http://HOST:PORT#EXPERIMENT, wandb:PROJECT, vertex:EXPERIMENT or"
+    " package.module:function#NAME"
+)
 _PATTERNS = {  # of what follows the colon
     "mlflow": r"(?P<server>(?:https?|sqlite)://[^#]+)#(?P<name>.+)",
     "wandb": r"(?P<server>)(?P<name>[\w.-]+(/[\w.-]+)?)",
@@ -34,9 +38,9 @@ class Point(NamedTuple):
 class TrackedRun:
     """Holds what a tracker shows about a run beside its points; `description`: Markdown for people.
 
-    `id`: small letters and digits, the same after each restart; `folder`: the job directory on this machine;
-    `parent`: the id of the run that this one belongs to; `state`: running, finished, failed or killed; `files`:
-    pictures and tables, complete once the state is not "running".
+    `id`: small letters and digits, the same after each restart; `folder`: the job directory on this
+        machine; `parent`: the id of the run that this one belongs to; `state`: running, finished,
+        failed or killed; `files`: pictures and tables, complete once the state is not "running".
     """
 
     id: str
@@ -51,7 +55,8 @@ class TrackedRun:
 
 
 class Opened(NamedTuple):
-    """Holds the page of a run in a tracker, and a function that returns a metric's last step there, -1 for none."""
+    """Holds the page of a run in a tracker, and a function that returns a metric's last step there,
+    -1 for none."""
 
     link: str
     last_step: Callable[[str], int]
@@ -60,20 +65,22 @@ class Opened(NamedTuple):
 class Tracker(Protocol):
     """Represents a tracker. Its functions run in a thread of their own, beside the training.
 
-    They raise UserError for what the user must change; any other exception counts as an outage, after which `begin` is
-    called again.
+    They raise UserError for what the user must change; any other exception counts as an outage,
+    after which `begin` is called again.
     """
 
     def begin(self, run: TrackedRun) -> Opened:
         """Opens the run with this id, or creates it."""
 
     def send(self, run: TrackedRun, points: Sequence[Point]) -> None:
-        """Logs points, in the order of their steps, and updates what `run` holds; any state but "running" ends it."""
+        """Logs points, in the order of their steps, and updates what `run` holds; any state but
+        "running" ends it."""
 
 
 @dataclass(frozen=True)
 class TrackerAddress:
-    """Holds one address of `--track`: its kind, or a function's dotted name; the server, if any; the experiment."""
+    """Holds one address of `--track`: its kind, or a function's dotted name; the server, if any;
+    the experiment."""
 
     text: str
     kind: str
@@ -82,22 +89,28 @@ class TrackerAddress:
 
 
 def read_addresses(track: Iterable[str]) -> list[TrackerAddress]:
-    """Returns the addresses in a value of `track`. Raises UserError, which shows no password, for any other form."""
+    """Returns the addresses in a value of `track`. Raises UserError, which shows no password, for
+    any other form."""
     addresses = []
     for part in track:
         kind, _, rest = part.partition(":")
         if re.search(r"//[^/#]*@|[?&]", part):
             raise UserError(
-                f"track={kind}:… holds a user, a password or a query, which would be stored with the run: leave them "
-                "out, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+                f"track={kind}:… holds a user, a password or a query, which would be stored with"
+                " the run: leave them out, and set MLFLOW_TRACKING_USERNAME and"
+                " MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
             )
         function, _, label = part.partition("#")
         if kind in _PATTERNS and (match := re.fullmatch(_PATTERNS[kind], rest)):
             addresses.append(TrackerAddress(part, kind, match["server"], match["name"]))
-        elif not difflib.get_close_matches(kind, _PATTERNS) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", function):
+        elif not difflib.get_close_matches(kind, _PATTERNS) and re.fullmatch(
+            r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", function
+        ):
             addresses.append(TrackerAddress(part, function, "", label))
         else:
-            problem = "no such tracker" if kind not in _PATTERNS else "not of the form of this tracker"
+            problem = (
+                "no such tracker" if kind not in _PATTERNS else "not of the form of this tracker"
+            )
             raise UserError(f"track={part}: {problem}: write {_FORMS}; several with commas")
     return addresses
 

@@ -1,7 +1,9 @@
-"""Runs the same steps in every variant that this machine's devices allow, compares the results, and times them.
+"""Runs the same steps in every variant that this machine's devices allow, compares the results, and
+times them.
 
-Variants are precisions, TF32, XLA and numbers of devices (docs/gpus.md). Each trains from the same weights with the
-`TrainingSetup` of a real run. The result has one row for each variant, even if it failed.
+Variants are precisions, TF32, XLA and numbers of devices (docs/gpus.md). Each trains from the same
+weights with the `TrainingSetup` of a real run. The result has one row for each variant, even if it
+failed.
 """
 
 import gc
@@ -37,16 +39,17 @@ from trainer.training.steps import StepRunner, nodes_of
 
 ORDERS = (7, 8)  # seeds of the orders of rows that make the control
 TIMES_CONTROL = 3.0  # allowed multiple of the control
-# A control, the difference that the same steps show with the rows of each batch in another order, is chance below this:
-# the spacing of float32, and more for losses and norms, where differences may cancel.
+# A control, the difference that the same steps show with the rows of each batch in another order,
+# is chance below this: the spacing of float32, and more for losses and norms, where differences may
+# cancel.
 _LEAST = {"weights": 1e-7, "losses": 1e-5, "gradients": 1e-5}
-# The largest allowed relative difference of losses and gradients from float64. TF32 and float16 round factors to 11
-# bits, bfloat16 to 8. Each band is more than ten times the difference of the recipes on a CPU (docs/gpus.md); TF32,
-# which no CPU has, gets the band of float16.
+# The largest allowed relative difference of losses and gradients from float64. TF32 and float16
+# round factors to 11 bits, bfloat16 to 8. Each band is more than ten times the difference of the
+# recipes on a CPU (docs/gpus.md); TF32, which no CPU has, gets the band of float16.
 BANDS = {"tf32": 0.03, "mixed_float16": 0.03, "mixed_bfloat16": 0.1}
 
-# Arrays by group. Moving statistics are a group of their own, since their large changes would hide those of trained
-# weights.
+# Arrays by group. Moving statistics are a group of their own, since their large changes would hide
+# those of trained weights.
 Weights = Mapping[str, Sequence[npt.NDArray[np.float64]]]
 Differences = Mapping[str, float]  # relative ones of weights, losses and gradients, or their limits
 
@@ -58,15 +61,16 @@ class Trained:
     before: Weights  # before the first step
     after: Weights
     losses: Mapping[str, float]  # means over the steps
-    gradient_norm: float  # root mean square over the updates; without Adam, that of the weights' change
+    # root mean square over the updates; without Adam, that of the weights' change
+    gradient_norm: float
 
 
 def differences(variant: Trained, reference: Trained) -> Differences:
     """Returns the differences of a variant from a reference.
 
-    Weights: the largest L2 norm of a group's difference, relative to how far the steps moved it. A group that did not
-    move, such as frozen weights, must be equal. Losses: relative to the largest loss of the
-    reference. Gradients: the relative difference of the norms.
+    Weights: the largest L2 norm of a group's difference, relative to how far the steps moved it. A
+        group that did not move, such as frozen weights, must be equal. Losses: relative to the
+        largest loss of the reference. Gradients: the relative difference of the norms.
     """
     groups = [
         _norm(variant.after[group], after) / max(_norm(after, reference.before[group]), 1e-300)
@@ -74,7 +78,9 @@ def differences(variant: Trained, reference: Trained) -> Differences:
     ]
     scale = max(max(map(abs, reference.losses.values()), default=1.0), 1e-300)
     losses = [abs(variant.losses[name] - value) / scale for name, value in reference.losses.items()]
-    gradient = abs(variant.gradient_norm - reference.gradient_norm) / max(reference.gradient_norm, 1e-300)
+    gradient = abs(variant.gradient_norm - reference.gradient_norm) / max(
+        reference.gradient_norm, 1e-300
+    )
     # NumPy's maximum is NaN if one of the values is.
     largest = (float(np.max(found, initial=0.0)) for found in (groups, losses, [gradient]))
     return dict(zip(_LEAST, largest, strict=True))
@@ -91,7 +97,8 @@ def float32_limits(control: Differences) -> Differences:
 
 
 def too_far(found: Differences, limits: Differences) -> str:
-    """Returns text on the differences that are above their limits, if they have one; "" if there are none."""
+    """Returns text on the differences that are above their limits, if they have one; "" if there
+    are none."""
     return ", ".join(
         f"{kind} differ by {found[kind]:.1e}, more than {most:.1e}"
         for kind, most in limits.items()
@@ -99,9 +106,13 @@ def too_far(found: Differences, limits: Differences) -> str:
     )
 
 
-def _norm(weights: Sequence[npt.NDArray[np.float64]], others: Sequence[npt.NDArray[np.float64]]) -> float:
+def _norm(
+    weights: Sequence[npt.NDArray[np.float64]], others: Sequence[npt.NDArray[np.float64]]
+) -> float:
     """Returns the L2 norm of the difference of two groups of arrays."""
-    return float(np.linalg.norm([np.linalg.norm(a - b) for a, b in zip(weights, others, strict=True)]))
+    return float(
+        np.linalg.norm([np.linalg.norm(a - b) for a, b in zip(weights, others, strict=True)])
+    )
 
 
 @dataclass(frozen=True)
@@ -136,9 +147,9 @@ def first_steps(
 ) -> tuple[Trained, Cost]:
     """Trains the first steps of the model in one variant; returns their result and their cost.
 
-    start: the weights to start from; if it is empty, it gets those of this variant. order: the seed of another order of
-    the rows and draws of each global batch; only for one replica. seconds: how long to measure the speed, by further
-    steps.
+    start: the weights to start from; if it is empty, it gets those of this variant. order: the seed
+        of another order of the rows and draws of each global batch; only for one replica. seconds:
+        how long to measure the speed, by further steps.
     """
     gc.collect()  # frees the previous variant, whose traced function and model refer to each other
     log.info(f"{variant.name} on {', '.join(replicas.devices)} …")
@@ -146,12 +157,16 @@ def first_steps(
         with suppress(ValueError):  # this device's allocator keeps no statistics
             tf.config.experimental.reset_memory_stats(device)
     config = replace(
-        config, replicas=variant.devices, precision=variant.precision, tf32=variant.tf32,
+        config,
+        replicas=variant.devices,
+        precision=variant.precision,
+        tf32=variant.tf32,
         jit_compile=variant.jit_compile,
-    )  # fmt: skip
+    )
     set_precision_and_seed(config)
     setup = setup_with(config, replicas, dataset)
-    # Every variant gets the weights of the first one, because another precision would draw different ones.
+    # Every variant gets the weights of the first one, because another precision would draw
+    # different ones.
     weights = of_networks(variables_of(setup.model))
     if start:
         assign_values(weights, start, replicas)
@@ -159,14 +174,16 @@ def first_steps(
     else:
         start.update(snapshot(weights))
     runner, rows = runner_and_rows(setup, order, compiled=variant.jit_compile == "true")
-    before, began, step = _values(setup.model), time.monotonic(), COMPARED_STEPS
+    before = _values(setup.model)
+    began = time.monotonic()
+    step = COMPARED_STEPS
     with dataset.reading():
         logs = runner(rows, 0, COMPARED_STEPS)
     first_seconds = time.monotonic() - began
     losses = {name: value for name, value in logs.means().items() if is_loss(name)}
     after = _values(setup.model)
-    # The root mean square norm of the gradients since the start. Adam's second moments are their mean squares:
-    # v / (1 - beta_2^t) after t updates (Kingma and Ba 2015, section 3).
+    # The root mean square norm of the gradients since the start. Adam's second moments are their
+    # mean squares: v / (1 - beta_2^t) after t updates (Kingma and Ba 2015, section 3).
     squares = [
         _array(moment).sum() / max(1.0 - adam.beta_2 ** float(_array(adam.iterations)), 1e-9)
         for adam in reachable(setup.model)
@@ -174,7 +191,9 @@ def first_steps(
         for moment in adam.variables
         if moment.name.endswith("velocity")
     ]
-    changes = [np.square(b - a).sum() for a, b in zip(before["trained"], after["trained"], strict=True)]
+    changes = [
+        np.square(b - a).sum() for a, b in zip(before["trained"], after["trained"], strict=True)
+    ]
     trained = Trained(before, after, losses, float(np.sqrt(sum(squares or changes))))
     peak_gib = max(peak_device_memory_gib(replicas.devices), default=None)
     # The operations of the traced step that sum over devices; none on one device.
@@ -197,7 +216,8 @@ def first_steps(
 def runner_and_rows(
     setup: TrainingSetup, order: int | None = None, *, compiled: bool = False
 ) -> tuple[StepRunner, Any]:
-    """Returns a step runner and its rows. order: the seed by which rows and draws of each micro-batch are permuted."""
+    """Returns a step runner and its rows. order: the seed by which rows and draws of each
+    micro-batch are permuted."""
     runner = setup.step_runner(compiled=compiled)
     if order is None:
         return runner, setup.rows_from(0)
@@ -216,9 +236,12 @@ def runner_and_rows(
             drawn = super().draw_for_all(*arguments, **named)
             if not drawn.shape.rank or drawn.shape[0] is not None:
                 return drawn
-            whole = (rows, *drawn.shape[1:])  # only at run time is it known whether these are all rows
+            # only at run time is it known whether these are all rows
+            whole = (rows, *drawn.shape[1:])
             return tf.cond(
-                tf.equal(tf.shape(drawn)[0], rows), lambda: in_order(tf.ensure_shape(drawn, whole)), lambda: drawn
+                tf.equal(tf.shape(drawn)[0], rows),
+                lambda: in_order(tf.ensure_shape(drawn, whole)),
+                lambda: drawn,
             )
 
     def permuted(*parts: Any) -> Any:  # (replicas, batches, rows, …)
@@ -229,8 +252,10 @@ def runner_and_rows(
 
 
 def steps_per_second(run: Callable[[int], float], seconds: float) -> float:
-    """Returns the median steps per second of `run(steps)`, in calls so long that the overhead of a call vanishes."""
-    count, spent = 1, list[float]()
+    """Returns the median steps per second of `run(steps)`, in calls so long that the overhead of a
+    call vanishes."""
+    count = 1
+    spent = list[float]()
     until = time.monotonic() + seconds
     while not spent or time.monotonic() < until:
         spent.append(run(count) / count)
@@ -249,12 +274,23 @@ def _array(variable: Any) -> npt.NDArray[np.float64]:
 
 
 REFERENCE = "float64 on the CPU"
-_HEADER = ("variant", "devices", "agrees", "weights", "losses", "gradients", "steps/s", "peak GiB", "first s")
+_HEADER = (
+    "variant",
+    "devices",
+    "agrees",
+    "weights",
+    "losses",
+    "gradients",
+    "steps/s",
+    "peak GiB",
+    "first s",
+)
 
 
 @dataclass
 class Row:
-    """Holds one line of the table: a variant, its difference from `against`, its cost, and what is wrong with it."""
+    """Holds one line of the table: a variant, its difference from `against`, its cost, and what is
+    wrong with it."""
 
     name: str
     devices: int
@@ -266,7 +302,9 @@ class Row:
 
     def compare(self, against: str, difference: Differences, limits: Differences) -> None:
         """Judges the difference of the variant from the one called `against`."""
-        self.against, self.difference, self.limits = against, difference, limits
+        self.against = against
+        self.difference = difference
+        self.limits = limits
         self.problem = too_far(difference, limits)
 
     def cells(self) -> list[str]:
@@ -307,7 +345,9 @@ class GpuCheck:
 
     def table(self) -> Iterator[str]:
         """Yields the lines for a terminal."""
-        yield f"{self.model} on {self.data}, {self.batch}, on {', '.join(self.gpus or self.devices)}"
+        yield (
+            f"{self.model} on {self.data}, {self.batch}, on {', '.join(self.gpus or self.devices)}"
+        )
         lines = [_HEADER, *(row.cells() for row in self.rows)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         for line in lines:
@@ -317,14 +357,19 @@ class GpuCheck:
 
 
 def check_on_gpus(config: TrainConfig, seconds: float) -> dict[str, Any]:
-    """Checks all devices, logs a table and what is wrong, and returns the content of gpu_check.json.
+    """Checks all devices, logs a table and what is wrong, and returns the content of
+    gpu_check.json.
 
-    seconds: how long to measure each speed. Without GPUs, two logical CPU devices are checked instead.
+    seconds: how long to measure each speed. Without GPUs, two logical CPU devices are checked
+        instead.
     """
     simulated = 0 if tf.config.get_visible_devices("GPU") else 2
-    config = replace(config, replicas=config.replicas or simulated, strategy="auto", virtual_replicas=0)
+    config = replace(
+        config, replicas=config.replicas or simulated, strategy="auto", virtual_replicas=0
+    )
     replicas = make_replicas(config)
-    tf.get_logger().setLevel("ERROR")  # it would take the variants for one function that is traced again and again
+    # it would take the variants for one function that is traced again and again
+    tf.get_logger().setLevel("ERROR")
     check = checked(config, replicas, seconds)
     for line in check.table():
         log.info(line)
@@ -335,7 +380,8 @@ def check_on_gpus(config: TrainConfig, seconds: float) -> dict[str, Any]:
 
 
 def variants(count: int) -> tuple[list[Variant], list[str]]:
-    """Returns the variants to compare with float32 on one of `count` devices, and a line for each that is left out."""
+    """Returns the variants to compare with float32 on one of `count` devices, and a line for each
+    that is left out."""
     left_out = []
     kinds = [
         Variant("float32", 1),
@@ -350,23 +396,34 @@ def variants(count: int) -> tuple[list[Variant], list[str]]:
     if count == 1:
         left_out.append("several devices: there is one")
     both = [replace(kind, devices=n) for kind in kinds for n in sorted({1, count})]
-    return both[1:], left_out  # all but the first, float32 on one device, which they are compared with
+    # all but the first, float32 on one device, which they are compared with
+    return both[1:], left_out
 
 
 def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
-    """Trains the first steps in each variant, on all devices and on one of them, and returns how they compare."""
+    """Trains the first steps in each variant, on all devices and on one of them, and returns how
+    they compare."""
     set_precision_and_seed(replace(config, precision="float32"))
-    count, run = every.count, partial(first_steps, config, load_dataset(config), {})
+    count = every.count
+    run = partial(first_steps, config, load_dataset(config), {})
     replicas = {1: make_replicas(replace(config, replicas=1, expect_devices=0)), count: every}
-    cpu = replace(replicas[1], strategy=tf.distribute.OneDeviceStrategy("CPU:0"), devices=("CPU:0",))
+    cpu = replace(
+        replicas[1], strategy=tf.distribute.OneDeviceStrategy("CPU:0"), devices=("CPU:0",)
+    )
     base = Variant("float32", 1)
     alone, cost = run(base, replicas[1], seconds=seconds)
     reference, _ = run(Variant(REFERENCE, 1, precision="float64"), cpu)
     on_cpu, _ = run(base, cpu)
-    control = largest_of_each([differences(run(base, replicas[1], order)[0], alone) for order in ORDERS])
-    of_cpu, names = differences(on_cpu, reference), [name or "unknown" for name in gpu_names()]
-    either = largest_of_each([control, of_cpu])  # kernels of another processor, and XLA's, may round as differently
-    check = GpuCheck(config.model, config.data, every.sentence(), every.devices, names, control, of_cpu)
+    control = largest_of_each(
+        [differences(run(base, replicas[1], order)[0], alone) for order in ORDERS]
+    )
+    of_cpu = differences(on_cpu, reference)
+    names = [name or "unknown" for name in gpu_names()]
+    # kernels of another processor, and XLA's, may round as differently
+    either = largest_of_each([control, of_cpu])
+    check = GpuCheck(
+        config.model, config.data, every.sentence(), every.devices, names, control, of_cpu
+    )
     check.rows.append(Row(base.name, 1, cost))
     check.rows[0].compare(REFERENCE, differences(alone, reference), float32_limits(either))
     others, check.left_out = variants(count)
@@ -387,14 +444,24 @@ def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
             else:
                 most = control if variant.jit_compile == "false" else either
                 row.compare("float32 on one", differences(trained, alone), float32_limits(most))
-            if replicas[variant.devices].collectives == "nccl" and "nccl" not in row.cost.sums.lower():
-                slow = f"gradients are summed by {row.cost.sums}, not by NCCL: GPUs then wait for the host"
+            if (
+                replicas[variant.devices].collectives == "nccl"
+                and "nccl" not in row.cost.sums.lower()
+            ):
+                slow = (
+                    f"gradients are summed by {row.cost.sums}, not by NCCL: GPUs then wait for the"
+                    " host"
+                )
                 row.problem = "; ".join(filter(None, (row.problem, slow)))
         check.rows.append(row)
     if config.deterministic:
         first, second = (run(Variant("float32", count), every)[0] for _ in range(2))
         check.rows.append(Row("float32, again", count))
-        check.rows[-1].compare("float32 before", differences(second, first), dict.fromkeys(_LEAST, 0.0))
+        check.rows[-1].compare(
+            "float32 before", differences(second, first), dict.fromkeys(_LEAST, 0.0)
+        )
     else:
-        check.left_out.append("the same steps twice: without --deterministic they need not have equal bits")
+        check.left_out.append(
+            "the same steps twice: without --deterministic they need not have equal bits"
+        )
     return check

@@ -1,6 +1,8 @@
-"""Reads TF_CONFIG, as Vertex AI sets it, into a Cluster, and sets the variables that TensorFlow reads on GPUs.
+"""Reads TF_CONFIG, as Vertex AI sets it, into a Cluster, and sets the variables that TensorFlow
+reads on GPUs.
 
-Both happen before TensorFlow is imported. A Cluster that `read_cluster` returns has valid, distinct addresses.
+Both happen before TensorFlow is imported. A Cluster that `read_cluster` returns has valid, distinct
+addresses.
 
 https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/distributed-training
 """
@@ -23,8 +25,13 @@ from trainer.base.settings.accelerators import scratch_mib
 
 _SCRATCH = "TF_CUDNN_WORKSPACE_LIMIT_IN_MB"
 _GPU_VARIABLES = (
-    "TF_GPU_THREAD_MODE", "TF_GPU_THREAD_COUNT", _SCRATCH, "CUDA_CACHE_PATH", "CUDA_CACHE_MAXSIZE", "CUDA_CACHE_DISABLE"
-)  # fmt: skip
+    "TF_GPU_THREAD_MODE",
+    "TF_GPU_THREAD_COUNT",
+    _SCRATCH,
+    "CUDA_CACHE_PATH",
+    "CUDA_CACHE_MAXSIZE",
+    "CUDA_CACHE_DISABLE",
+)
 _LARGEST_CACHE = 4 * 2**30  # bytes: the most that CUDA allows
 _ADDRESS = re.compile(r"[^\s/:@]+:[0-9]{1,5}|\[[0-9a-fA-F:.]+\]:[0-9]{1,5}")
 
@@ -48,11 +55,13 @@ class Cluster:
 
     @property
     def is_chief(self) -> bool:
-        """Returns whether this worker writes checkpoints and results; a single worker is the chief."""
+        """Returns whether this worker writes checkpoints and results; a single worker is the
+        chief."""
         return self.index == 0
 
     def name(self, index: int) -> str:
-        """Returns the name of a worker in messages, such as `worker 1 (host:2222)`; worker 0 is the chief."""
+        """Returns the name of a worker in messages, such as `worker 1 (host:2222)`; worker 0 is the
+        chief."""
         return f"{'chief' if index == 0 else f'worker {index}'} ({self.addresses[index]})"
 
 
@@ -64,34 +73,42 @@ def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
     try:
         content = _object(json.loads(environment.get("TF_CONFIG") or "{}"), "the variable")
     except (ValueError, RecursionError) as error:
-        raise UserError(f"TF_CONFIG: not valid JSON ({error}): fix it, or unset TF_CONFIG for one machine") from None
+        raise UserError(
+            f"TF_CONFIG: not valid JSON ({error}): fix it, or unset TF_CONFIG for one machine"
+        ) from None
     stated = _object(content.get("cluster", {}), "cluster")
     tasks = {role: stated.get(role) or [] for role in ("chief", "worker")}
     for role, listed in tasks.items():
-        valid = isinstance(listed, list) and all(isinstance(item, str) and _ADDRESS.fullmatch(item) for item in listed)
+        valid = isinstance(listed, list) and all(
+            isinstance(item, str) and _ADDRESS.fullmatch(item) for item in listed
+        )
         if not valid or any(not 0 < int(item.rpartition(":")[2]) < 65536 for item in listed):
             raise UserError(
-                f"TF_CONFIG: cluster.{role} must be a list of host:port addresses, not {str(listed)[:60]!r}"
+                f"TF_CONFIG: cluster.{role} must be a list of host:port addresses, not"
+                f" {str(listed)[:60]!r}"
             )
     addresses = (*tasks["chief"], *tasks["worker"])
     task = _object(content.get("task"), "task") if addresses else {"type": "chief"}
     roles = [*(role for role, at in stated.items() if at), str(task.get("type"))]
     if others := [role for role in roles if role not in tasks]:
         raise UserError(
-            f"TF_CONFIG: this trainer has no tasks of role {others[0][:60]!r}: supported are the chief (pool 0) and "
-            "workers (pool 1)"
+            f"TF_CONFIG: this trainer has no tasks of role {others[0][:60]!r}: supported are the"
+            " chief (pool 0) and workers (pool 1)"
         )
     if not addresses:
         return Cluster()
     if repeated := [address for address in addresses if addresses.count(address) > 1]:
         raise UserError(
-            f"TF_CONFIG: the address {repeated[0]} appears more than once: every task needs a separate address"
+            f"TF_CONFIG: the address {repeated[0]} appears more than once: every task needs a"
+            " separate address"
         )
-    role, index = str(task.get("type")), task.get("index", 0)
+    role = str(task.get("type"))
+    index = task.get("index", 0)
     count = len(tasks[role])
     if type(index) is not int or not 0 <= index < count:
         raise UserError(
-            f"TF_CONFIG: task.index is {str(index)[:20]}, but the cluster has {count} of {role}, numbered from 0"
+            f"TF_CONFIG: task.index is {str(index)[:20]}, but the cluster has {count} of {role},"
+            " numbered from 0"
         )
     first = 0 if role == "chief" else len(tasks["chief"])
     return Cluster(addresses if len(addresses) > 1 else (), first + index)
@@ -103,19 +120,26 @@ def _object(value: Any, part: str) -> dict[str, Any]:
     return value
 
 
-def set_gpu_environment(cuda_cache: Path, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets the variables below that are not set yet, on a machine with an NVIDIA driver, and logs the values of all.
+def set_gpu_environment(
+    cuda_cache: Path, environment: MutableMapping[str, str] = os.environ
+) -> None:
+    """Sets the variables below that are not set yet, on a machine with an NVIDIA driver, and logs
+    the values of all.
 
-    TF_GPU_THREAD_MODE=gpu_private gives each GPU its own threads that start kernels, so that reading data does not
-    delay them; `global` is TensorFlow's own default. The wheel of TensorFlow has no machine code for H100 or later:
-    CUDA compiles each kernel at its first use, and keeps the result in CUDA_CACHE_PATH, here the folder `cuda_cache`;
-    CUDA_CACHE_DISABLE=1 switches that off. TF_CUDNN_WORKSPACE_LIMIT_IN_MB limits the scratch memory of a convolution,
-    with and without XLA; plans count on this limit. https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
+    TF_GPU_THREAD_MODE=gpu_private gives each GPU its own threads that start kernels, so that
+    reading data does not delay them; `global` is TensorFlow's own default. The wheel of TensorFlow
+    has no machine code for H100 or later: CUDA compiles each kernel at its first use, and keeps the
+    result in CUDA_CACHE_PATH, here the folder `cuda_cache`; CUDA_CACHE_DISABLE=1 switches that off.
+    TF_CUDNN_WORKSPACE_LIMIT_IN_MB limits the scratch memory of a convolution, with and without XLA;
+    plans count on this limit.
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
     """
     if not (shutil.which("nvidia-smi") or Path("/dev/nvidiactl").exists()):
         return
     environment.setdefault("TF_GPU_THREAD_MODE", "gpu_private")
-    if limit := scratch_mib(min((mib / 1024 for (mib,) in ask_gpus("memory.total") if mib), default=math.inf)):
+    if limit := scratch_mib(
+        min((mib / 1024 for (mib,) in ask_gpus("memory.total") if mib), default=math.inf)
+    ):
         environment.setdefault(_SCRATCH, str(limit))
     if environment.get("CUDA_CACHE_DISABLE", "0") == "0":
         with suppress(OSError):  # without a folder that can be written, CUDA's own default stays
@@ -128,5 +152,6 @@ def set_gpu_environment(cuda_cache: Path, environment: MutableMapping[str, str] 
 
 
 def gpu_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns the variables that `set_gpu_environment` knows and that are set, with their values."""
+    """Returns the variables that `set_gpu_environment` knows and that are set, with their
+    values."""
     return {name: environment[name] for name in _GPU_VARIABLES if name in environment}

@@ -1,18 +1,19 @@
 """Connects the workers of a job before TensorFlow starts, and watches them while it runs.
 
-TensorFlow waits silently until all workers have started, and aborts the survivors of a lost worker in C++, often
-without a useful message. So the chief first listens in Python on its own address of the cluster; each worker connects
-and sends what it runs. If all run the same, TensorFlow takes over the port, and the connections stay: a killed process
-closes its connection at once, a frozen machine stops sending. --worker_timeout_seconds limits how long a worker may be
-late, silent or behind the others. A message is a JSON object on a line:
+TensorFlow waits silently until all workers have started, and aborts the survivors of a lost worker
+in C++, often without a useful message. So the chief first listens in Python on its own address of
+the cluster; each worker connects and sends what it runs. If all run the same, TensorFlow takes over
+the port, and the connections stay: a killed process closes its connection at once, a frozen machine
+stops sending. --worker_timeout_seconds limits how long a worker may be late, silent or behind the
+others. A message is a JSON object on a line:
 
     worker  {"hello": index, "runs": {…}}
     chief   {"start": true}, or {"refused": "…"}, when all are there
     both    {"beat": calls}, {"done": true}, {"failed": exit code, "error": "…"}
             {"idle": seconds of its GPUs}, {"stop": "…"}, from --stop_if_idle and --stop_if_over
 
-Anyone who reaches the port may connect (docs/security.md): a connection that sends nothing, too much or nonsense delays
-no worker.
+Anyone who reaches the port may connect (docs/security.md): a connection that sends nothing, too
+much or nonsense delays no worker.
 """
 
 import ipaddress
@@ -31,17 +32,28 @@ from typing import Any
 
 import keras
 
-from trainer.base.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError, printable, shortened
+from trainer.base.errors import (
+    FAULT,
+    INTERRUPTED,
+    USER_MUST_CHANGE,
+    PlatformFault,
+    UserError,
+    printable,
+    shortened,
+)
 from trainer.base.log import log
 from trainer.cluster.cluster_spec import Cluster
 
 BEAT_SECONDS = 5.0  # between two heartbeats
-SUSPECT_SECONDS = 20.0  # without a heartbeat: then a peer is the likely cause of an error of TensorFlow
-GOODBYE_SECONDS = 30.0  # for workers to close their connections at the end; also the least wait for their last message
+# without a heartbeat: then a peer is the likely cause of an error of TensorFlow
+SUSPECT_SECONDS = 20.0
+# for workers to close their connections at the end; also the least wait for their last message
+GOODBYE_SECONDS = 30.0
 LEAVE_SECONDS = 5.0  # for our main thread to end by itself after another worker has failed
 TURN_SECONDS = 0.02  # between two looks for events
 _LONGEST_LINE = 256 * 1024  # bytes; the settings of a run are a few kilobytes
-# How much longer a worker waits for the chief's answer than the chief for workers: they start at different times.
+# How much longer a worker waits for the chief's answer than the chief for workers: they start at
+# different times.
 _ANSWER_SECONDS = 10.0
 _LOG_SECONDS = 10.0  # between two lines that name the missing workers
 
@@ -58,7 +70,8 @@ Values = Mapping[str, Any]  # by name, all valid in JSON
 
 
 class Link:
-    """Holds a connection, whose messages a thread adds to `events`, and the last known state of its other end."""
+    """Holds a connection, whose messages a thread adds to `events`, and the last known state of its
+    other end."""
 
     def __init__(self, connection: socket.socket, events: "SimpleQueue[Event]") -> None:
         self.connection = connection
@@ -73,7 +86,8 @@ class Link:
         Thread(target=self._receive, args=(events,), name="link", daemon=True).start()
 
     def _receive(self, events: "SimpleQueue[Event]") -> None:
-        """Adds each message to the events, "" for invalid JSON; None when the connection ends or a line is too long."""
+        """Adds each message to the events, "" for invalid JSON; None when the connection ends or a
+        line is too long."""
         with suppress(OSError), self.connection.makefile("rb") as lines:
             while (line := lines.readline(_LONGEST_LINE)).endswith(b"\n"):
                 self.last_message = time.monotonic()
@@ -100,7 +114,8 @@ Event = tuple[Link, Any]  # a connection, and a message that came by it
 
 
 class Peers:
-    """Holds the chief's connections to all workers, or a worker's to its chief, and watches them in a thread."""
+    """Holds the chief's connections to all workers, or a worker's to its chief, and watches them in
+    a thread."""
 
     def __init__(
         self,
@@ -110,11 +125,15 @@ class Peers:
         timeout_seconds: float,
         on_loss: Callable[[str, int], None],
     ) -> None:
-        self._cluster, self._peers, self._events, self._on_loss = cluster, links, events, on_loss
+        self._cluster = cluster
+        self._peers = links
+        self._events = events
+        self._on_loss = on_loss
         self._timeout_seconds = self._silence_seconds = timeout_seconds
         self._beat_seconds = min(BEAT_SECONDS, timeout_seconds / 4)
         self._calls = 0
-        self._lock, self._over = Lock(), threading.Event()
+        self._lock = Lock()
+        self._over = threading.Event()
         self.stop_reason = ""  # why the chief tells all workers to end
         for peer in links:  # the first to come may have waited for long
             peer.last_message = peer.in_step = time.monotonic()
@@ -125,9 +144,14 @@ class Peers:
     def connecting(self) -> Iterator[None]:
         """Limits the time within the block, in which TensorFlow's servers wait for each other."""
         limit = f"{self._timeout_seconds:.0f} seconds"
-        line = f"TensorFlow's servers did not connect within {limit}: let the workers reach each other's ports"
+        line = (
+            f"TensorFlow's servers did not connect within {limit}: let the workers reach each"
+            " other's ports"
+        )
         # After the time at which a worker that did not start TensorFlow is reported by name.
-        timer = Timer(self._timeout_seconds + 3 * self._beat_seconds, self._leave, (line, INTERRUPTED, 0.0))
+        timer = Timer(
+            self._timeout_seconds + 3 * self._beat_seconds, self._leave, (line, INTERRUPTED, 0.0)
+        )
         timer.start()
         self.begin_call()
         try:
@@ -137,13 +161,18 @@ class Peers:
         self.begin_call()
 
     def begin_call(self) -> None:
-        """Counts a call to the devices, or another stage of the job, which all workers make together."""
+        """Counts a call to the devices, or another stage of the job, which all workers make
+        together."""
         self._calls += 1
 
     def share_idle(self, seconds: float) -> list[float]:
-        """Sends for how long our GPUs have been idle; on the chief, returns the times of all workers by index."""
+        """Sends for how long our GPUs have been idle; on the chief, returns the times of all
+        workers by index."""
         self._send({"idle": seconds})
-        return [seconds, *(peer.idle_s for peer in sorted(self._peers, key=lambda peer: peer.index))]
+        return [
+            seconds,
+            *(peer.idle_s for peer in sorted(self._peers, key=lambda peer: peer.index)),
+        ]
 
     def stop(self, reason: str) -> None:
         """Tells all workers to end by themselves, for `reason`."""
@@ -155,28 +184,39 @@ class Peers:
         self._send({"done": True})
 
     def finish(self) -> None:
-        """Waits until all workers are done and, on a worker, until the chief has written everything."""
+        """Waits until all workers are done and, on a worker, until the chief has written
+        everything."""
         chief = self._cluster.is_chief
         self._send({"done": True})  # a lost chief ends a worker that waits for this
-        self._await(lambda peer: peer.done, max(self._timeout_seconds, GOODBYE_SECONDS) if chief else float("inf"))
+        self._await(
+            lambda peer: peer.done,
+            max(self._timeout_seconds, GOODBYE_SECONDS) if chief else float("inf"),
+        )
         if chief:
-            self._await(lambda peer: peer.closed, GOODBYE_SECONDS)  # closing first could lose our message
+            # closing first could lose our message
+            self._await(lambda peer: peer.closed, GOODBYE_SECONDS)
         self._close()
 
     def fail(self, code: int, error: str) -> None:
-        """Sends the others the reason why this worker ends, so that they end for the same reason."""
+        """Sends the others the reason why this worker ends, so that they end for the same
+        reason."""
         line = f"{self._cluster.name(self._cluster.index)} stopped: {error[:2000]}"
         self._send({"failed": code, "error": line})
         self._close()
 
     def await_verdict(self) -> None:
-        """Waits after an error of TensorFlow, to give the watching thread time to find a lost worker as its cause."""
+        """Waits after an error of TensorFlow, to give the watching thread time to find a lost
+        worker as its cause."""
         self._silence_seconds = min(self._silence_seconds, SUSPECT_SECONDS)
         self._over.wait(self._silence_seconds + BEAT_SECONDS)
 
     def _await(self, reached: Callable[[Link], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while self._thread.is_alive() and time.monotonic() < deadline and not all(map(reached, self._peers)):
+        while (
+            self._thread.is_alive()
+            and time.monotonic() < deadline
+            and not all(map(reached, self._peers))
+        ):
             time.sleep(TURN_SECONDS)
 
     def _close(self) -> None:
@@ -209,7 +249,8 @@ class Peers:
             case None:
                 peer.close()
             case {"beat": int(calls)} if calls != peer.calls:
-                peer.calls, peer.in_step = calls, time.monotonic()
+                peer.calls = calls
+                peer.in_step = time.monotonic()
             case {"done": True}:
                 peer.done = True
             case {"idle": int() | float() as seconds}:
@@ -221,7 +262,8 @@ class Peers:
                 self._leave(line, code, LEAVE_SECONDS)
 
     def _check(self, now: float) -> None:
-        """Ends the job if a peer has ended, is silent or, on the chief, is behind and makes no progress."""
+        """Ends the job if a peer has ended, is silent or, on the chief, is behind and makes no
+        progress."""
         # The known count of a peer's calls is as old as its newest heartbeat.
         allowed = self._timeout_seconds + 2 * self._beat_seconds
         for peer in self._peers:
@@ -233,9 +275,14 @@ class Peers:
                 self._lost(peer, "its process has ended")
             elif now - peer.last_message > self._silence_seconds:
                 self._lost(peer, f"it sent nothing for {self._silence_seconds:.0f} seconds")
-            # Workers do not check the chief, which may be behind: it has work of its own, as writing checkpoints.
+            # Workers do not check the chief, which may be behind: it has work of its own, as
+            # writing checkpoints.
             elif self._cluster.is_chief and now - peer.in_step > allowed:
-                self._lost(peer, f"it made no progress for {self._timeout_seconds:.0f} seconds while the others did")
+                self._lost(
+                    peer,
+                    f"it made no progress for {self._timeout_seconds:.0f} seconds while the"
+                    " others did",
+                )
 
     def _lost(self, peer: Link, reason: str) -> None:
         line = f"{self._cluster.name(peer.index)} was lost: {reason}"
@@ -244,10 +291,12 @@ class Peers:
         self._leave(line, INTERRUPTED, 0.0)
 
     def _leave(self, line: str, code: int, grace_seconds: float) -> None:
-        """Ends this process by force: its main thread may wait in C++ for a worker that never responds."""
+        """Ends this process by force: its main thread may wait in C++ for a worker that never
+        responds."""
         if self._over.wait(grace_seconds):
             return
-        line, code = printable(line), code if code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT
+        line = printable(line)
+        code = code if code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT
         log.error("%s", line)
         try:
             self._on_loss(line, code)
@@ -274,12 +323,14 @@ def meet(
     timeout_seconds: float,
     on_loss: Callable[[str, int], None] = lambda line, code: None,
 ) -> Peers:
-    """Waits until all workers are connected; raises UserError on each of them if their `runs` differ.
+    """Waits until all workers are connected; raises UserError on each of them if their `runs`
+    differ.
 
-    runs: values that must be equal on all workers, by name, all valid in JSON. on_loss is called with the error line
-    and the exit code just before this process ends because a worker is lost. Raises PlatformFault if a worker does not
-    connect within `timeout_seconds`, as when its image is still pulled or its machine is missing, and UserError if this
-    worker's own port is in use.
+    runs: values that must be equal on all workers, by name, all valid in JSON. on_loss is called
+        with the error line and the exit code just before this process ends because a worker is
+        lost. Raises PlatformFault if a worker does not connect within `timeout_seconds`, as when
+        its image is still pulled or its machine is missing, and UserError if this worker's own port
+        is in use.
     """
     runs = json.loads(json.dumps({**runs, "TF_CONFIG": cluster.addresses}))
     warn_of_open_ports(cluster)
@@ -287,10 +338,14 @@ def meet(
     host, port = _endpoint(cluster.addresses[cluster.index])
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:  # this proves that the port is free: TensorFlow would share it silently
-        server = socket.create_server((host, port), family=family, backlog=max(128, cluster.workers))
+        server = socket.create_server(
+            (host, port), family=family, backlog=max(128, cluster.workers)
+        )
     except OSError as error:
         why = f"{error.strerror}: end the process that uses the port, or use another port"
-        raise UserError(f"TF_CONFIG: this worker's address {host}:{port} cannot be opened: {why}") from None
+        raise UserError(
+            f"TF_CONFIG: this worker's address {host}:{port} cannot be opened: {why}"
+        ) from None
     with server:  # TensorFlow's server takes the port afterwards
         if cluster.is_chief:
             links = _gather(cluster, server, runs, timeout_seconds, events)
@@ -306,15 +361,18 @@ def _endpoint(address: str) -> tuple[str, int]:
 
 
 def warn_of_open_ports(cluster: Cluster) -> None:
-    """Logs a warning if others may reach the ports: on a public address or, on the chief, a loopback address."""
+    """Logs a warning if others may reach the ports: on a public address or, on the chief, a
+    loopback address."""
     host, _ = _endpoint(cluster.addresses[cluster.index])
     with suppress(OSError, ValueError):
         addresses = [ipaddress.ip_address(entry[4][0]) for entry in socket.getaddrinfo(host, None)]
-        if any(address.is_global or (address.is_loopback and cluster.is_chief) for address in addresses):
+        if any(
+            address.is_global or (address.is_loopback and cluster.is_chief) for address in addresses
+        ):
             log.warning(
-                f"TensorFlow's servers listen on all addresses of their machines, not on {host} alone, and whoever "
-                "reaches a port of TF_CONFIG reads and writes files as this job: close these ports to others "
-                "(docs/security.md)"
+                f"TensorFlow's servers listen on all addresses of their machines, not on {host}"
+                " alone, and whoever reaches a port of TF_CONFIG reads and writes files as this"
+                " job: close these ports to others (docs/security.md)"
             )
 
 
@@ -325,7 +383,8 @@ def _gather(
     timeout_seconds: float,
     events: "SimpleQueue[Event]",
 ) -> list[Link]:
-    """Returns the chief's connections to all workers. Raises UserError on all of them if one runs something else."""
+    """Returns the chief's connections to all workers. Raises UserError on all of them if one runs
+    something else."""
     began = logged = time.monotonic()
     server.settimeout(TURN_SECONDS)
     links: list[Link] = []
@@ -334,7 +393,9 @@ def _gather(
         while missing := [index for index in range(1, cluster.workers) if index not in workers]:
             names = ", ".join(map(cluster.name, missing))
             if (now := time.monotonic()) > began + timeout_seconds:
-                raise PlatformFault(f"{names} did not start within {timeout_seconds:.0f} seconds (see its log)")
+                raise PlatformFault(
+                    f"{names} did not start within {timeout_seconds:.0f} seconds (see its log)"
+                )
             if now > logged + _LOG_SECONDS:
                 log.info(f"waiting for {names}")
                 logged = now
@@ -343,13 +404,21 @@ def _gather(
             while not events.empty():
                 link, message = events.get()
                 match message:
-                    case {"hello": int(index), "runs": dict(runs_there)} if 0 < index < cluster.workers:
+                    case {"hello": int(index), "runs": dict(runs_there)} if (
+                        0 < index < cluster.workers
+                    ):
                         link.index = index
-                        workers[index] = link, runs_there  # after a restart of a worker the newest connection counts
+                        # after a restart of a worker the newest connection counts
+                        workers[index] = link, runs_there
                     case _:
                         link.close()
-        differences = [(link, names) for link, there in workers.values() if (names := differing(runs, there))]
-        refusals = [unlike(cluster.name(link.index), "run the same job", names) for link, names in differences]
+        differences = [
+            (link, names) for link, there in workers.values() if (names := differing(runs, there))
+        ]
+        refusals = [
+            unlike(cluster.name(link.index), "run the same job", names)
+            for link, names in differences
+        ]
         for link, _ in workers.values():
             link.send({"refused": str(refusals[0])} if refusals else {"start": True})
         if refusals:
@@ -364,23 +433,28 @@ def differing(chief: Values, worker: Values) -> str:
     """Returns the names and values that differ, at most three; empty if all are equal."""
     names = [name for name in {**chief, **worker} if chief.get(name) != worker.get(name)]
     return "; ".join(
-        f"{name}: {shortened(repr(chief.get(name)))} on the chief, {shortened(repr(worker.get(name)))} on the worker"
+        f"{name}: {shortened(repr(chief.get(name)))} on the chief,"
+        f" {shortened(repr(worker.get(name)))} on the worker"
         for name in names[:3]
     )
 
 
 def unlike(worker: str, action: str, names: str) -> UserError:
-    """Returns the error for a worker unlike the chief; action: such as "run the same job"; names: what differs."""
+    """Returns the error for a worker unlike the chief; action: such as "run the same job"; names:
+    what differs."""
     return UserError(
         printable(
-            f"{worker} and the chief do not {action} ({names}): start every worker by the same command, with the same "
-            "files and versions"
+            f"{worker} and the chief do not {action} ({names}): start every worker by the same"
+            " command, with the same files and versions"
         )
     )
 
 
-def _join(cluster: Cluster, runs: Values, timeout_seconds: float, events: "SimpleQueue[Event]") -> Link:
-    """Returns a worker's connection to the chief. Raises UserError if refused, PlatformFault without an answer."""
+def _join(
+    cluster: Cluster, runs: Values, timeout_seconds: float, events: "SimpleQueue[Event]"
+) -> Link:
+    """Returns a worker's connection to the chief. Raises UserError if refused, PlatformFault
+    without an answer."""
     deadline = time.monotonic() + timeout_seconds
     unknown = ""  # why the chief's name has no address
     while time.monotonic() < deadline:
@@ -405,6 +479,7 @@ def _join(cluster: Cluster, runs: Values, timeout_seconds: float, events: "Simpl
             link.close()
             while not events.empty():  # left by this connection
                 events.get()
-        time.sleep(_RETRY_SECONDS)  # the chief has not started yet, or its port is still that of an earlier run
+        # the chief has not started yet, or its port is still that of an earlier run
+        time.sleep(_RETRY_SECONDS)
     within = f"within {timeout_seconds:.0f} seconds"
     raise PlatformFault(f"{cluster.name(0)} did not answer {within} (see its log{unknown})")

@@ -1,6 +1,8 @@
-"""Selects the devices of a run and builds the tf.distribute strategy over them and over all workers.
+"""Selects the devices of a run and builds the tf.distribute strategy over them and over all
+workers.
 
-`Replicas` tells the rest of the trainer how many replicas and rows there are, and sums values over all workers.
+`Replicas` tells the rest of the trainer how many replicas and rows there are, and sums values over
+all workers.
 """
 
 import json
@@ -20,7 +22,11 @@ from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.rendezvous import differing, unlike
-from trainer.invariance.internals import await_silent_workers, cpu_devices_per_worker, separate_collectives
+from trainer.invariance.internals import (
+    await_silent_workers,
+    cpu_devices_per_worker,
+    separate_collectives,
+)
 
 SIMULATED = "TRAINER_SIMULATED_DEVICES"  # set by `python -m deploy local` on a machine without GPUs
 
@@ -42,7 +48,8 @@ class Replicas:
     micro_batches: int = 1  # into which each update splits a replica's rows
     virtual: int = 0  # fixed shards of the batch (--virtual_replicas); 0: off
     copies: int = 1  # how many replicas have the same rows: of a smaller batch, see `of_batch`
-    before_sum: Callable[[], None] = lambda: None  # called on all workers before each sum over them; may raise
+    # called on all workers before each sum over them; may raise
+    before_sum: Callable[[], None] = lambda: None
 
     @property
     def local(self) -> int:
@@ -70,16 +77,18 @@ class Replicas:
         return self.first * self.rows
 
     def of_batch(self, size: int) -> "Replicas":
-        """Returns the same replicas for a global batch of another size, which need not divide by their number.
+        """Returns the same replicas for a global batch of another size, which need not divide by
+        their number.
 
-        It is cut into as many equal parts as go into both, and several replicas compute each part: their mean is that
-        of one device.
+        It is cut into as many equal parts as go into both, and several replicas compute each part:
+        their mean is that of one device.
         """
         parts = math.gcd(size, self.count)
         return replace(self, rows=size // parts, global_batch_size=size, copies=self.count // parts)
 
     def sentence(self) -> str:
-        """Describes the batch for logs and messages: `global batch 128 = 2 workers x 2 replicas x 32`.
+        """Describes the batch for logs and messages: `global batch 128 = 2 workers x 2 replicas x
+        32`.
 
         With micro-batches: `global batch 128 = 2 replicas x 4 micro-batches x 16`.
         """
@@ -88,10 +97,13 @@ class Replicas:
         kind = f"of {self.virtual} virtual replicas" if self.virtual else "micro-batches"
         parts = f"{self.micro_batches} {kind} x " if self.micro_batches > 1 or self.virtual else ""
         rows = self.rows // self.micro_batches
-        return f"global batch {self.global_batch_size} = {workers}{self.local} {noun} x {parts}{rows}"
+        return (
+            f"global batch {self.global_batch_size} = {workers}{self.local} {noun} x {parts}{rows}"
+        )
 
     def sum_over_workers(self, values: npt.ArrayLike) -> Vector:
-        """Returns the sum over workers of `values`, of one shape everywhere, as float64; every worker must call it."""
+        """Returns the sum over workers of `values`, of one shape everywhere, as float64; every
+        worker must call it."""
         self.before_sum()
         array = np.asarray(values, np.float64)
         if not self.cluster.several:
@@ -103,7 +115,8 @@ class Replicas:
         return self.from_worker(0, value)
 
     def from_worker(self, index: int, value: Any) -> Any:
-        """Returns the `value` of worker `index`, which must be valid in JSON; every worker must call it."""
+        """Returns the `value` of worker `index`, which must be valid in JSON; every worker must
+        call it."""
         if not self.cluster.several:
             return value
         is_sender = self.cluster.index == index
@@ -113,7 +126,8 @@ class Replicas:
         return json.loads(sent.astype(np.uint8).tobytes())
 
     def refuse_differences(self, value: Mapping[str, Any], action: str) -> None:
-        """Raises UserError on all workers if `value`, valid in JSON, is not the same on each; all must call it.
+        """Raises UserError on all workers if `value`, valid in JSON, is not the same on each; all
+        must call it.
 
         action: as in "worker 1 and the chief do not read the same data".
         """
@@ -137,29 +151,41 @@ class Replicas:
             return replica.all_reduce(tf.distribute.ReduceOp.SUM, values * is_first)
 
         def summed(values: Any) -> Any:
-            return self.strategy.experimental_local_results(self.strategy.run(on_replica, args=(values,)))[0]
+            return self.strategy.experimental_local_results(
+                self.strategy.run(on_replica, args=(values,))
+            )[0]
 
-        return tf.function(summed, input_signature=[tf.TensorSpec([None], tf.float64)], autograph=False)
+        return tf.function(
+            summed, input_signature=[tf.TensorSpec([None], tf.float64)], autograph=False
+        )
 
 
 def make_replicas(config: TrainConfig, cluster: Cluster = ONE_MACHINE) -> Replicas:
-    """Builds the strategy for the visible devices; raises UserError if the machine or the batch does not fit the flags.
+    """Builds the strategy for the visible devices; raises UserError if the machine or the batch
+    does not fit the flags.
 
-    With several workers it must run before any other TensorFlow operation, and returns once all of them have called it.
+    With several workers it must run before any other TensorFlow operation, and returns once all of
+    them have called it.
     """
     devices = local_devices(config, cluster)
     rows = config.rows_per_replica(len(devices) * cluster.workers)
-    # GPUs sum by NCCL. TensorFlow's own AUTO uses the ring, by gRPC through the hosts, even between workers with GPUs.
+    # GPUs sum by NCCL. TensorFlow's own AUTO uses the ring, by gRPC through the hosts, even between
+    # workers with GPUs.
     collectives = "nccl" if devices[0].startswith("GPU") else "ring"
     if cluster.several:
         await_silent_workers(config.worker_timeout_seconds)
         kinds = tf.distribute.experimental.CommunicationImplementation
-        options = tf.distribute.experimental.CommunicationOptions(implementation=kinds[collectives.upper()])
+        options = tf.distribute.experimental.CommunicationOptions(
+            implementation=kinds[collectives.upper()]
+        )
         gpus = len(devices) if devices[0].startswith("GPU") else 0
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec({"worker": list(cluster.addresses)}), task_type="worker", task_id=cluster.index,
-            num_accelerators={"GPU": gpus} if gpus else {}, rpc_layer="grpc",
-        )  # fmt: skip
+            tf.train.ClusterSpec({"worker": list(cluster.addresses)}),
+            task_type="worker",
+            task_id=cluster.index,
+            num_accelerators={"GPU": gpus} if gpus else {},
+            rpc_layer="grpc",
+        )
         with cpu_devices_per_worker(0 if gpus else len(devices)):
             strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
     elif len(devices) > 1 or config.strategy == "mirrored":
@@ -170,7 +196,9 @@ def make_replicas(config: TrainConfig, cluster: Cluster = ONE_MACHINE) -> Replic
     used = collectives if len(devices) * cluster.workers > 1 else None
     micro_batches = config.micro_batches_on(len(devices) * cluster.workers)
     virtual = config.virtual_replicas
-    return Replicas(strategy, devices, rows, config.global_batch_size, cluster, used, micro_batches, virtual)
+    return Replicas(
+        strategy, devices, rows, config.global_batch_size, cluster, used, micro_batches, virtual
+    )
 
 
 def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
@@ -180,33 +208,40 @@ def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
     """
     if cluster.several and config.strategy not in ("auto", "multi_worker"):
         raise UserError(
-            f"strategy={config.strategy}, but TF_CONFIG names {cluster.workers} workers: drop --strategy, or unset "
-            "TF_CONFIG for one machine"
+            f"strategy={config.strategy}, but TF_CONFIG names {cluster.workers} workers: drop"
+            " --strategy, or unset TF_CONFIG for one machine"
         )
     if config.strategy == "multi_worker" and not cluster.several:
         raise UserError(
-            "strategy=multi_worker, but TF_CONFIG names one machine: set it on every worker (python -m deploy local "
-            "does so), or drop --strategy"
+            "strategy=multi_worker, but TF_CONFIG names one machine: set it on every worker (python"
+            " -m deploy local does so), or drop --strategy"
         )
     gpus = tf.config.get_visible_devices("GPU")
     visible = len(gpus) or simulated_devices()
     if visible < config.expect_devices:
         build = tf.sysconfig.get_build_info()
-        cuda = f"for CUDA {build.get('cuda_version', '?')}" if build.get("is_cuda_build") else "without CUDA"
+        cuda = (
+            f"for CUDA {build.get('cuda_version', '?')}"
+            if build.get("is_cuda_build")
+            else "without CUDA"
+        )
         raise UserError(
-            f"expect_devices={config.expect_devices}, but {visible or 'no'} accelerators are visible (TensorFlow "
-            f"{tf.__version__}, built {cuda}): check the machine's GPU count, its drivers and whether this TensorFlow "
-            "is a GPU build (TF_CPP_MIN_LOG_LEVEL=0 shows why), or lower --expect_devices"
+            f"expect_devices={config.expect_devices}, but {visible or 'no'} accelerators are"
+            f" visible (TensorFlow {tf.__version__}, built {cuda}): check the machine's GPU count,"
+            " its drivers and whether this TensorFlow is a GPU build (TF_CPP_MIN_LOG_LEVEL=0 shows"
+            " why), or lower --expect_devices"
         )
     count = 1 if config.strategy == "one_device" else config.replicas
     if gpus:
         if count > len(gpus):
             raise UserError(
-                f"replicas={count}, but {len(gpus)} GPUs are visible: lower --replicas, or use 0 for all of them"
+                f"replicas={count}, but {len(gpus)} GPUs are visible: lower --replicas, or use 0"
+                " for all of them"
             )
         used = gpus[: count or len(gpus)]
         with suppress(RuntimeError):  # TensorFlow has started already: it can no longer be changed
-            tf.config.set_visible_devices(used, "GPU")  # or TensorFlow would take memory of the others too
+            # or TensorFlow would take memory of the others too
+            tf.config.set_visible_devices(used, "GPU")
             for gpu in used:
                 tf.config.experimental.set_memory_growth(gpu, True)
         return tuple(f"GPU:{index}" for index in range(len(used)))
@@ -214,17 +249,20 @@ def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
     if count > 1:
         cpu = tf.config.list_physical_devices("CPU")[0]
         try:
-            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+            tf.config.set_logical_device_configuration(
+                cpu, [tf.config.LogicalDeviceConfiguration()] * count
+            )
         except RuntimeError:  # TensorFlow has started already, with a fixed number
             existing = len(tf.config.list_logical_devices("CPU"))
             if existing < count:
                 raise UserError(
-                    f"replicas={count}, but TensorFlow already runs in this process with {existing} CPU devices: "
-                    "start a new process"
+                    f"replicas={count}, but TensorFlow already runs in this process with {existing}"
+                    " CPU devices: start a new process"
                 ) from None
     return tuple(f"CPU:{index}" for index in range(count))
 
 
 def simulated_devices() -> int:
-    """Returns how many logical CPU devices simulate this worker's accelerators in a rehearsal; 0 for none."""
+    """Returns how many logical CPU devices simulate this worker's accelerators in a rehearsal; 0
+    for none."""
     return int(os.environ.get(SIMULATED, "0")) if not tf.config.get_visible_devices("GPU") else 0

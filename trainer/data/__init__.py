@@ -1,1 +1,2 @@
-"""Reads data of every kind (sources.py), and assigns the rows of each step to replicas (batches.py)."""
+"""Reads data of every kind (sources.py), and assigns the rows of each step to replicas
+(batches.py)."""

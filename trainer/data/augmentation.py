@@ -1,4 +1,5 @@
-"""Augments the rows of training steps by functions of (seed, step, global row): the same on any number of replicas.
+"""Augments the rows of training steps by functions of (seed, step, global row): the same on any
+number of replicas.
 
 Images are flipped and cropped at random; rows are weighted by class.
 """
@@ -19,13 +20,15 @@ Change = Callable[[Any, StepContext], Any]  # of images
 
 
 def flip(images: Any, step: StepContext) -> Any:
-    """Mirrors each image left to right with probability 1/2. images: (rows, height, width, channels)."""
+    """Mirrors each image left to right with probability 1/2. images: (rows, height, width,
+    channels)."""
     mirrored = step.uniform((1, 1, 1), stream="augment/flip") < 0.5
     return tf.where(mirrored, images[:, :, ::-1], images)
 
 
 def crop(images: Any, step: StepContext) -> Any:
-    """Shifts each image by up to 1/8 of its size in each direction, with mirrored borders. Keeps the shape.
+    """Shifts each image by up to 1/8 of its size in each direction, with mirrored borders. Keeps
+    the shape.
 
     images: (rows, height, width, channels).
     """
@@ -52,7 +55,10 @@ def augmentation(config: TrainConfig) -> Change | None:
 
     def augment(images: Any, step: StepContext) -> Any:
         if tf.nest.is_nested(images) or images.shape.rank != 4:
-            raise UserError(f"augment={','.join(config.augment)}: it is for images (height, width, channels): drop it")
+            raise UserError(
+                f"augment={','.join(config.augment)}: it is for images (height, width, channels):"
+                " drop it"
+            )
         for change in chosen:
             images = change(images, step)
         return images
@@ -61,41 +67,59 @@ def augmentation(config: TrainConfig) -> Change | None:
 
 
 def check_class_weight(weights: Mapping[int, float], y: Any, classes: int) -> None:
-    """Raises UserError for the weight of a class that the model does not have, and for targets that are no classes.
+    """Raises UserError for the weight of a class that the model does not have, and for targets that
+    are no classes.
 
     y: the targets of some rows; classes: the number of classes; 0 if it is not known.
     """
     largest = max(weights, default=0)
     if largest >= classes > 0:
-        raise UserError(f"class_weight={as_text(weights)}: there is no class {largest}: there are {classes}, from 0 on")
+        raise UserError(
+            f"class_weight={as_text(weights)}: there is no class {largest}: there are {classes},"
+            " from 0 on"
+        )
     if not tf.nest.is_nested(y) and y.dtype.kind == "f" and np.any(y != np.round(y)):
-        raise UserError("class_weight: the targets are not one class each: use sample weights instead")
+        raise UserError(
+            "class_weight: the targets are not one class each: use sample weights instead"
+        )
 
 
-AsFit = Callable[[tuple[Any, ...]], Any]  # as Dataset.as_fit: from the parts of rows to what `fit` passes
+# as Dataset.as_fit: from the parts of rows to what `fit` passes
+AsFit = Callable[[tuple[Any, ...]], Any]
 
 
 def weighted_by_class(as_fit: AsFit, weights: Mapping[int, float]) -> AsFit:
-    """Returns `as_fit` with the weight of each row's class added as its sample_weight; other classes have weight 1.
+    """Returns `as_fit` with the weight of each row's class added as its sample_weight; other
+    classes have weight 1.
 
-    y: (rows,) or (rows, 1) numbers of classes, also as 0.0 and 1.0, or (rows, classes) one-hot. Raises UserError for
-    other targets and, as `fit` does, for data with a sample_weight.
+    y: (rows,) or (rows, 1) numbers of classes, also as 0.0 and 1.0, or (rows, classes) one-hot.
+        Raises UserError for other targets and, as `fit` does, for data with a sample_weight.
     """
     if not weights:
         return as_fit
-    table = [weights.get(number, 1.0) for number in range(max(weights) + 2)]  # the last one is of all other classes
+    # the last one is of all other classes
+    table = [weights.get(number, 1.0) for number in range(max(weights) + 2)]
 
     def weighted(parts: tuple[Any, ...]) -> Any:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(as_fit(parts))
         if sample_weight is not None:
-            raise UserError("class_weight: the data have a sample_weight, and fit takes only one of the two: drop one")
+            raise UserError(
+                "class_weight: the data have a sample_weight, and fit takes only one of the two:"
+                " drop one"
+            )
         if y is None or tf.nest.is_nested(y) or y.shape.rank not in (1, 2):
-            raise UserError("class_weight: the targets are not one class each: use sample weights instead")
+            raise UserError(
+                "class_weight: the targets are not one class each: use sample weights instead"
+            )
         floatx = keras.config.floatx()
         if y.shape.rank == 2 and y.shape[1] > 1:
             labels = tf.argmax(y, axis=1)
         else:
             labels = tf.cast(tf.round(tf.cast(tf.reshape(y, (-1,)), floatx)), tf.int64)  # as in fit
-        return x, y, tf.gather(tf.constant(table, floatx), tf.clip_by_value(labels, 0, len(table) - 1))
+        return (
+            x,
+            y,
+            tf.gather(tf.constant(table, floatx), tf.clip_by_value(labels, 0, len(table) - 1)),
+        )
 
     return weighted

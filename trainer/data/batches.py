@@ -1,8 +1,9 @@
 """Assigns the rows of each step to replicas, as a function of (seed, step) only.
 
-Each pass is one order of all examples, cut into steps; a replica takes its rows of each global batch by index. So the
-order of the data is the same on any number of replicas, and a run can start at any step. No order is held in memory:
-row numbers are computed from positions, a few thousand at a time, ahead of the steps.
+Each pass is one order of all examples, cut into steps; a replica takes its rows of each global
+batch by index. So the order of the data is the same on any number of replicas, and a run can start
+at any step. No order is held in memory: row numbers are computed from positions, a few thousand at
+a time, ahead of the steps.
 """
 
 import math
@@ -18,7 +19,8 @@ from trainer.data.order import RowNumbers
 
 
 class ReplicaRows(NamedTuple):
-    """Holds what `copied_ahead` gives on several replicas: one replica's rows of a step, on its device."""
+    """Holds what `copied_ahead` gives on several replicas: one replica's rows of a step, on its
+    device."""
 
     parts: Parts  # (1, batches_per_step, rows, *example) each
 
@@ -28,21 +30,31 @@ _STEPS_AHEAD = 2  # steps whose rows are copied to a device in advance
 
 
 def batches(
-    examples: AnyExamples, schedule: Schedule, replicas: Replicas, first_step: int = 0, at_once: int = 1,
-    *, numbers: bool = False,
-) -> Any:  # fmt: skip
-    """Returns this worker's rows of every step from `first_step` on, as an infinite tf.data.Dataset.
+    examples: AnyExamples,
+    schedule: Schedule,
+    replicas: Replicas,
+    first_step: int = 0,
+    at_once: int = 1,
+    *,
+    numbers: bool = False,
+) -> Any:
+    """Returns this worker's rows of every step from `first_step` on, as an infinite
+    tf.data.Dataset.
 
-    Yields the parts (x,), (x, y) or (x, y, sample_weight) with a shape of (local replicas, batches_per_step, rows,
-    *example) and the type of the source. Replica r of this worker gets the rows of each global batch that start at
-    `replicas.first_row + r * replicas.rows`. `at_once`: the number of steps in one element: (at_once, local replicas,
-    …); examples in memory are then also gathered for all of them at once. `numbers`: yields the row numbers in
-    `examples.arrays` instead of rows; only for examples in memory.
+    Yields the parts (x,), (x, y) or (x, y, sample_weight) with a shape of (local replicas,
+    batches_per_step, rows, *example) and the type of the source. Replica r of this worker gets the
+    rows of each global batch that start at `replicas.first_row + r * replicas.rows`. `at_once`: the
+    number of steps in one element: (at_once, local replicas, …); examples in memory are then also
+    gathered for all of them at once. `numbers`: yields the row numbers in `examples.arrays` instead
+    of rows; only for examples in memory.
     """
 
     def share(leaf: Any) -> Any:
-        """Returns (local replicas, batches_per_step, rows, …) of (batches_per_step, global_batch_size, …)."""
-        local_rows = leaf[:, replicas.first_row : replicas.first_row + replicas.local * replicas.rows]
+        """Returns (local replicas, batches_per_step, rows, …) of (batches_per_step,
+        global_batch_size, …)."""
+        local_rows = leaf[
+            :, replicas.first_row : replicas.first_row + replicas.local * replicas.rows
+        ]
         shape = (schedule.batches_per_step, replicas.local, replicas.rows, *leaf.shape[2:])
         return tf.transpose(tf.reshape(local_rows, shape), (1, 0, *range(2, len(shape))))
 
@@ -50,10 +62,17 @@ def batches(
         return steps.batch(at_once, drop_remainder=True).prefetch(1) if at_once > 1 else steps
 
     if isinstance(examples, InSequence):
-        # One pass after another is cut into steps; the rows left over at the end of a pass are dropped.
+        # One pass after another is cut into steps; the rows left over at the end of a pass are
+        # dropped.
         one_pass = examples.batches(schedule.global_batch_size, drop_remainder=True)
-        steps = one_pass.batch(schedule.batches_per_step, drop_remainder=True).repeat().skip(first_step)
-        shares = steps.map(lambda *parts: tf.nest.map_structure(share, parts), num_parallel_calls=2, deterministic=True)
+        steps = (
+            one_pass.batch(schedule.batches_per_step, drop_remainder=True).repeat().skip(first_step)
+        )
+        shares = steps.map(
+            lambda *parts: tf.nest.map_structure(share, parts),
+            num_parallel_calls=2,
+            deterministic=True,
+        )
         return grouped(shares.prefetch(4))
     assert isinstance(examples, Examples)
 
@@ -70,7 +89,9 @@ def batches(
         return rows.map(gather, num_parallel_calls=examples.threads, deterministic=True)
 
     def read_epoch(epoch: Any) -> tf.data.Dataset:
-        return read(tf.maximum(epoch * schedule.whole_steps, first_step), (epoch + 1) * schedule.whole_steps)
+        return read(
+            tf.maximum(epoch * schedule.whole_steps, first_step), (epoch + 1) * schedule.whole_steps
+        )
 
     if not examples.ends_epochs:
         steps = read(first_step, tf.int64.max)
@@ -79,8 +100,11 @@ def batches(
     return grouped(epochs.flat_map(read_epoch).prefetch(4))
 
 
-def last_batches(examples: Examples, schedule: Schedule, replicas: Replicas, first_pass: int) -> Any:
-    """Returns this worker's rows of the smaller batch that ends each pass from `first_pass` on, as a tf.data.Dataset.
+def last_batches(
+    examples: Examples, schedule: Schedule, replicas: Replicas, first_pass: int
+) -> Any:
+    """Returns this worker's rows of the smaller batch that ends each pass from `first_pass` on, as
+    a tf.data.Dataset.
 
     replicas: for that batch, as `Replicas.of_batch` gives them. The parts are as in `batches`.
     """
@@ -89,7 +113,9 @@ def last_batches(examples: Examples, schedule: Schedule, replicas: Replicas, fir
     def share(leaf: Any) -> Any:
         """Returns (local replicas, 1, rows, …) of (rows of the batch, …)."""
         parts = tf.reshape(leaf, (-1, 1, replicas.rows, *leaf.shape[1:]))
-        return tf.gather(parts, [place // replicas.copies for place in range(first, first + replicas.local)])
+        return tf.gather(
+            parts, [place // replicas.copies for place in range(first, first + replicas.local)]
+        )
 
     positions = np.arange(schedule.examples - schedule.last, schedule.examples)
 
@@ -104,16 +130,21 @@ def last_batches(examples: Examples, schedule: Schedule, replicas: Replicas, fir
 
 
 def copied_ahead(steps: tf.data.Dataset, replicas: Replicas) -> Any:
-    """Returns an iterator over what `batches` returns, which copies the rows of the next steps to devices in advance.
+    """Returns an iterator over what `batches` returns, which copies the rows of the next steps to
+    devices in advance.
 
-    On several replicas it gives `ReplicaRows`, whose parts have a value per replica. Text stays on the host, which
-    alone can hold it.
+    On several replicas it gives `ReplicaRows`, whose parts have a value per replica. Text stays on
+    the host, which alone can hold it.
     """
     if any(part.dtype == tf.string for part in tf.nest.flatten(steps.element_spec)):
         return iter(steps)
     if replicas.count == 1:
-        return iter(steps.apply(tf.data.experimental.prefetch_to_device(replicas.devices[0], _STEPS_AHEAD)))
-    rows = steps.unbatch().map(lambda *parts: ReplicaRows(tf.nest.map_structure(lambda part: part[tf.newaxis], parts)))
+        return iter(
+            steps.apply(tf.data.experimental.prefetch_to_device(replicas.devices[0], _STEPS_AHEAD))
+        )
+    rows = steps.unbatch().map(
+        lambda *parts: ReplicaRows(tf.nest.map_structure(lambda part: part[tf.newaxis], parts))
+    )
     # If the rows might end, workers would ask each other before each step whether there are more.
     endless = rows.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     ahead = tf.distribute.InputOptions(experimental_per_replica_buffer_size=_STEPS_AHEAD)
@@ -121,7 +152,8 @@ def copied_ahead(steps: tf.data.Dataset, replicas: Replicas) -> Any:
 
 
 def row_order(examples: Examples, schedule: Schedule, first: Any, end: Any) -> tf.data.Dataset:
-    """Returns the row numbers of the steps from `first` to below `end`: (batches_per_step, global_batch_size) int64.
+    """Returns the row numbers of the steps from `first` to below `end`: (batches_per_step,
+    global_batch_size) int64.
 
     They are computed in blocks, one block ahead.
     """
@@ -132,10 +164,14 @@ def row_order(examples: Examples, schedule: Schedule, first: Any, end: Any) -> t
     shape = (schedule.batches_per_step, schedule.global_batch_size)
 
     def rows_of(start: Any, stop: Any) -> RowNumbers:
-        read = np.arange(start * schedule.examples_per_step, stop * schedule.examples_per_step, dtype=np.int64)
+        read = np.arange(
+            start * schedule.examples_per_step, stop * schedule.examples_per_step, dtype=np.int64
+        )
         epochs, of_epoch = np.divmod(read, per_epoch)
         pass_of_epoch, positions = np.divmod(of_epoch, schedule.examples)
-        return examples.order(schedule.seed, epochs * passes + pass_of_epoch, positions).reshape(-1, *shape)
+        return examples.order(schedule.seed, epochs * passes + pass_of_epoch, positions).reshape(
+            -1, *shape
+        )
 
     def block(start: Any) -> Any:
         count = tf.minimum(tf.constant(per_block, tf.int64), end - start)

@@ -1,4 +1,5 @@
-"""Defines the dataset that every source returns: examples for training and evaluation, and their classes.
+"""Defines the dataset that every source returns: examples for training and evaluation, and their
+classes.
 
 It turns what sources hold into what a model is called with, as `fit` would pass it.
 """
@@ -14,7 +15,8 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.data.examples import Arrays, Examples, InSequence, Nest, NestedArrays, described
 
-__all__ = ["Arrays", "Dataset", "Examples", "NestedArrays"]  # what a user's data function may import from here
+# what a user's data function may import from here
+__all__ = ["Arrays", "Dataset", "Examples", "NestedArrays"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Dataset:
 
     @property
     def holds_images(self) -> bool:
-        """Returns whether x are grey levels of images, which training and evaluation cast to floatx."""
+        """Returns whether x are grey levels of images, which training and evaluation cast to
+        floatx."""
         return self.train.image_shape is not None
 
     @property
@@ -54,37 +57,43 @@ class Dataset:
         x = self.spec[0]
         if tf.nest.is_nested(x) or len(x.shape) != 3:
             raise UserError(
-                f"data={self.name}: an example is {described(x)}, not an image (height, width, channels): use a model "
-                "of your own for it (--model=package.module:function)"
+                f"data={self.name}: an example is {described(x)}, not an image (height, width,"
+                " channels): use a model of your own for it (--model=package.module:function)"
             )
         return tuple(x.shape)
 
     def images(self, split: str) -> Examples:
-        """Returns the split "train" or "evaluation". Raises UserError if its examples are not images by row number."""
+        """Returns the split "train" or "evaluation". Raises UserError if its examples are not
+        images by row number."""
         examples = self.train if split == "train" else self.evaluation
         if not isinstance(examples, Examples) or examples.image_shape is None:
             raise UserError(
-                f"data={self.name}: its examples are {self.shape}, not images of a source, which FID and "
-                "prepared data need"
+                f"data={self.name}: its examples are {self.shape}, not images of a source, which"
+                " FID and prepared data need"
             )
         return examples
 
     @property
     def shape(self) -> str:
-        """Describes one example for people: the size of an image, or the types and shapes of all parts."""
+        """Describes one example for people: the size of an image, or the types and shapes of all
+        parts."""
         if self.holds_images:
             return "x".join(map(str, self.image_shape))
         return " -> ".join(described(part) for part in self.spec)
 
     @property
     def input_spec(self) -> Nest:
-        """Returns the tf.TensorSpec of a model's input, in the structure of x: any number of rows, images in floatx."""
+        """Returns the tf.TensorSpec of a model's input, in the structure of x: any number of rows,
+        images in floatx."""
         if self.holds_images:
             return tf.TensorSpec((None, *self.image_shape), keras.config.floatx(), name="images")
-        return tf.nest.map_structure(lambda leaf: tf.TensorSpec((None, *leaf.shape), leaf.dtype), self.spec[0])
+        return tf.nest.map_structure(
+            lambda leaf: tf.TensorSpec((None, *leaf.shape), leaf.dtype), self.spec[0]
+        )
 
     def as_fit(self, parts: tuple[Nest, ...]) -> Any:
-        """Returns the argument of train_step and test_step, as `fit` passes it: x, (x, y) or (x, y, sample_weight)."""
+        """Returns the argument of train_step and test_step, as `fit` passes it: x, (x, y) or (x, y,
+        sample_weight)."""
         x, *others = parts
         if self.holds_images:
             x = tf.cast(x, keras.config.floatx())
@@ -92,15 +101,20 @@ class Dataset:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Replaces TensorFlow's errors in the block by the exception of the examples behind them, or by a UserError."""
+        """Replaces TensorFlow's errors in the block by the exception of the examples behind them,
+        or by a UserError."""
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
-            sequences = [part for part in (self.train, self.evaluation) if isinstance(part, InSequence)]
-            if any(part.shaped_as_first for part in sequences) and "not compatible with expected shape" in str(error):
+            sequences = [
+                part for part in (self.train, self.evaluation) if isinstance(part, InSequence)
+            ]
+            if any(
+                part.shaped_as_first for part in sequences
+            ) and "not compatible with expected shape" in str(error):
                 raise UserError(
-                    f"data={self.name}: a batch of its tf.data.Dataset has other lengths than the first one, "
-                    f"{self.shape}: pad them, by padded_batch or to_tensor(shape=…)"
+                    f"data={self.name}: a batch of its tf.data.Dataset has other lengths than the"
+                    f" first one, {self.shape}: pad them, by padded_batch or to_tensor(shape=…)"
                 ) from error
             raise
         except tf.errors.UnknownError as error:

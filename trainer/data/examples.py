@@ -1,8 +1,10 @@
-"""Defines examples: nests of arrays with rows in axis 0, read by row number or in one fixed sequence.
+"""Defines examples: nests of arrays with rows in axis 0, read by row number or in one fixed
+sequence.
 
-A nest, as `fit` takes them, is an array, or dicts, lists and tuples of arrays. Most examples are read by row number,
-from memory, files or a user's object; a tf.data.Dataset, which has no row numbers, in its own order. `batches.py` reads
-both kinds. Examples that these classes accept have leaves of one length, in types that `fit` would pass.
+A nest, as `fit` takes them, is an array, or dicts, lists and tuples of arrays. Most examples are
+read by row number, from memory, files or a user's object; a tf.data.Dataset, which has no row
+numbers, in its own order. `batches.py` reads both kinds. Examples that these classes accept have
+leaves of one length, in types that `fit` would pass.
 """
 
 import hashlib
@@ -26,7 +28,8 @@ Parts = Any  # a tuple of nests: (x,), (x, y) or (x, y, sample_weight)
 Array = npt.NDArray[Any]
 PARTS = ("x", "y", "sample_weight")
 
-HELD_BACK = "held back"  # the random stream of the order that splits rows into training and evaluation
+# the random stream of the order that splits rows into training and evaluation
+HELD_BACK = "held back"
 _FIRST_ROWS = 8  # rows that each fingerprint reads
 HEAD_ROWS = 16  # rows of a sequence that are read twice and compared before training
 _SAMPLED_ROWS = 1024  # the most rows of a sequence that a fingerprint reads
@@ -37,41 +40,50 @@ _ALIGNMENT = 64  # of TensorFlow's tensors, in bytes
 
 
 def is_array(value: Any) -> bool:
-    """Returns whether NumPy reads `value` as one array: it has `__array__`, is a number, or is a list of numbers."""
+    """Returns whether NumPy reads `value` as one array: it has `__array__`, is a number, or is a
+    list of numbers."""
     numbers = isinstance(value, list) and bool(value) and all(np.isscalar(item) for item in value)
     return numbers or hasattr(value, "__array__") or np.isscalar(value)
 
 
 def parts_of(parts: Sequence[Nest]) -> Parts:
-    """Returns x, y and sample_weight, as many as there are, with arrays as leaves. Raises UserError for other parts."""
+    """Returns x, y and sample_weight, as many as there are, with arrays as leaves. Raises UserError
+    for other parts."""
     if not 1 <= len(parts) <= len(PARTS):
         raise UserError(f"{len(parts)} parts: return x, (x, y) or (x, y, sample_weight)")
     return tuple(_as_arrays(part, name) for part, name in zip(parts, PARTS, strict=False))
 
 
 def _as_arrays(value: Nest, name: str) -> Nest:
-    """Returns `value` with every leaf as an array of a type that `fit` would pass. Raises UserError, naming the leaf.
+    """Returns `value` with every leaf as an array of a type that `fit` would pass. Raises
+    UserError, naming the leaf.
 
-    Floating-point numbers become floatx, all others stay as they are; text, in x alone, is an array of objects. `name`:
-    what the leaves are called in errors, as "x".
+    Floating-point numbers become floatx, all others stay as they are; text, in x alone, is an array
+    of objects. `name`: what the leaves are called in errors, as "x".
     """
     if isinstance(value, list) and value and isinstance(value[0], list):
         raise UserError(
-            f"{name} is a list of lists: use np.array(…) for the rows of one input, or a tuple of arrays for several "
-            "inputs"
+            f"{name} is a list of lists: use np.array(…) for the rows of one input, or a tuple of"
+            " arrays for several inputs"
         )
     if isinstance(value, dict):
         return {key: _as_arrays(item, f"{name}[{key!r}]") for key, item in value.items()}
     if isinstance(value, (list, tuple)) and not is_array(value):
         return tuple(_as_arrays(item, f"{name}[{number}]") for number, item in enumerate(value))
     if not is_array(value):
-        advice = {tf.RaggedTensor: ": use .to_tensor()", tf.SparseTensor: ": use tf.sparse.to_dense"}
+        advice = {
+            tf.RaggedTensor: ": use .to_tensor()",
+            tf.SparseTensor: ": use tf.sparse.to_dense",
+        }
         raise UserError(
-            f"{name} is of type {type(value).__name__}: it must be an array, or a dict, list or tuple of arrays"
-            f"{advice.get(type(value), '')}"
+            f"{name} is of type {type(value).__name__}: it must be an array, or a dict, list or"
+            f" tuple of arrays{advice.get(type(value), '')}"
         )
     if np.ma.is_masked(value):
-        raise UserError(f"{name} is a masked array, whose masked values would be trained on: fill them by .filled(…)")
+        raise UserError(
+            f"{name} is a masked array, whose masked values would be trained on: fill them by"
+            " .filled(…)"
+        )
     try:
         array = np.asarray(value)
     except ValueError:  # rows of several lengths
@@ -80,26 +92,35 @@ def _as_arrays(value: Nest, name: str) -> Nest:
         return array.astype(keras.config.floatx(), copy=False)
     if array.dtype.kind in "biu":
         return array
-    texts = array.dtype.kind == "O" and array.size > 0 and all(isinstance(item, (str, bytes)) for item in array.flat)
+    texts = (
+        array.dtype.kind == "O"
+        and array.size > 0
+        and all(isinstance(item, (str, bytes)) for item in array.flat)
+    )
     if name.startswith("x") and (texts or array.dtype.kind in "SU"):
         return array.astype(object)  # as TensorFlow holds text
-    for column, kind in zip(getattr(value, "columns", ()), getattr(value, "dtypes", ()), strict=True):
+    for column, kind in zip(
+        getattr(value, "columns", ()), getattr(value, "dtypes", ()), strict=True
+    ):
         if kind.kind not in "fiu":  # of a DataFrame of pandas, with columns of several types
             raise UserError(
-                f"{name}: its column {column!r} holds {kind}, so that rows are Python objects: make numbers of all "
-                "columns, of bool by .astype('float32'), of text by pandas.get_dummies(…, dtype='float32')"
+                f"{name}: its column {column!r} holds {kind}, so that rows are Python objects: make"
+                " numbers of all columns, of bool by .astype('float32'), of text by"
+                " pandas.get_dummies(…, dtype='float32')"
             )
     if array.dtype.kind in "SU":
         raise UserError(
-            f"{name} holds text, first {str(array.flat[0] if array.size else '')[:40]!r}, not numbers: number its "
-            'classes from 0, as with np.unique(…, return_inverse=True); for numbers in text use .astype("float32")'
+            f"{name} holds text, first {str(array.flat[0] if array.size else '')[:40]!r}, not"
+            " numbers: number its classes from 0, as with np.unique(…, return_inverse=True); for"
+            ' numbers in text use .astype("float32")'
         )
     held = "Python objects, or rows of several lengths" if array.dtype.kind == "O" else array.dtype
     raise UserError(f"{name} holds {held}: it must hold numbers of one shape")
 
 
 def rows_in(parts: Sequence[Nest]) -> int:
-    """Returns the number of rows, which all leaves share. Raises UserError if they differ, or if there are no rows."""
+    """Returns the number of rows, which all leaves share. Raises UserError if they differ, or if
+    there are no rows."""
     counts = [
         (f"{name} {tuple(leaf.shape)}", len(leaf) if leaf.ndim else 0)
         for name, part in zip(PARTS, parts, strict=False)
@@ -120,7 +141,8 @@ def specs_of(parts: Parts) -> Parts:
 
 
 def described(spec: Nest) -> str:
-    """Returns types and shapes of one example for people, as `float32 (13,)`, or `{'image': uint8 (32, 32, 3), …}`."""
+    """Returns types and shapes of one example for people, as `float32 (13,)`, or `{'image': uint8
+    (32, 32, 3), …}`."""
     if isinstance(spec, dict):
         return "{" + ", ".join(f"{key!r}: {described(part)}" for key, part in spec.items()) + "}"
     if isinstance(spec, (list, tuple)):
@@ -129,14 +151,17 @@ def described(spec: Nest) -> str:
 
 
 class AnyExamples(ABC):
-    """Provides examples, each of which is x, (x, y) or (x, y, sample_weight): the interface of both kinds."""
+    """Provides examples, each of which is x, (x, y) or (x, y, sample_weight): the interface of both
+    kinds."""
 
     count: int  # the number of examples in one pass over the data
-    image_shape: tuple[int, int, int] | None = None  # (height, width, channels), if x are grey levels of images
+    # (height, width, channels), if x are grey levels of images
+    image_shape: tuple[int, int, int] | None = None
     arrays: Parts = ()  # the parts of all examples, if they are in memory
     has_length = True  # False: the length is unknown, and `count` is what the run reads
     targets: Array | None = None  # y of all rows, if it is one array of integers in memory
-    failure: Exception | None = None  # raised by the last reading: TensorFlow passes on only its text
+    # raised by the last reading: TensorFlow passes on only its text
+    failure: Exception | None = None
 
     @property
     @abstractmethod
@@ -150,20 +175,24 @@ class AnyExamples(ABC):
 
     @abstractmethod
     def first(self, count: int) -> Parts:
-        """Returns the parts of the first rows, at most `count`, as arrays; `Examples` read them again each time."""
+        """Returns the parts of the first rows, at most `count`, as arrays; `Examples` read them
+        again each time."""
 
     @abstractmethod
     def in_order(self, size: int, takers: int = 1, taker: int = 0) -> tf.data.Dataset:
-        """Returns every `takers`-th batch of `size` rows, beginning with batch `taker`; the last may be smaller."""
+        """Returns every `takers`-th batch of `size` rows, beginning with batch `taker`; the last
+        may be smaller."""
 
     def on_epoch_begin(self) -> None:  # noqa: B027
-        """Runs before each evaluation, as `fit` does for a PyDataset; most data have nothing to do."""
+        """Runs before each evaluation, as `fit` does for a PyDataset; most data have nothing to
+        do."""
 
     def on_epoch_end(self) -> None:  # noqa: B027
         """Runs after each evaluation."""
 
     def fingerprint(self) -> str:
-        """Returns a digest of the rows of `sample`, which changes only if the content of the examples changes."""
+        """Returns a digest of the rows of `sample`, which changes only if the content of the
+        examples changes."""
         digest = hashlib.sha256()
         for array in self.sample():
             digest.update(f"{array.dtype} {array.shape[1:]}\n".encode())
@@ -179,19 +208,23 @@ class AnyExamples(ABC):
 
 
 class Examples(AnyExamples):
-    """Provides examples by row number. A subclass needs `count`, and `gather`, or `spec` and `read`."""
+    """Provides examples by row number. A subclass needs `count`, and `gather`, or `spec` and
+    `read`."""
 
     threads = 2  # threads that read the rows of the next steps
     sampled_rows = 1024  # the most rows that a fingerprint reads
-    ends_epochs = False  # whether all rows of an epoch must be read before `order` is called for the next one
+    # whether all rows of an epoch must be read before `order` is called for the next one
+    ends_epochs = False
 
     def gather(self, rows: Any) -> Parts:
-        """Returns (x,), (x, y) or (x, y, sample_weight) of these rows, by TensorFlow operations; here they call `read`.
+        """Returns (x,), (x, y) or (x, y, sample_weight) of these rows, by TensorFlow operations;
+        here they call `read`.
 
-        rows: an integer tensor of any shape with numbers from 0 to below `count`. Each part is a nest of tensors, of
-        shape (*rows.shape, *the shape of one example). Where the examples are images, x is (*rows.shape, height, width,
-        channels), 0 to 255, usually uint8, and y, if any, is rows.shape, int32, from 0 to below the number of classes.
-        A UserError or PlatformFault that `read` raises is kept in `failure`.
+        rows: an integer tensor of any shape with numbers from 0 to below `count`. Each part is a
+            nest of tensors, of shape (*rows.shape, *the shape of one example). Where the examples
+            are images, x is (*rows.shape, height, width, channels), 0 to 255, usually uint8, and y,
+            if any, is rows.shape, int32, from 0 to below the number of classes. A UserError or
+            PlatformFault that `read` raises is kept in `failure`.
         """
 
         def leaves(numbers: RowNumbers) -> list[Array]:
@@ -210,7 +243,8 @@ class Examples(AnyExamples):
         return tf.nest.pack_sequence_as(self.spec, tensors)
 
     def read(self, rows: RowNumbers) -> Nest:
-        """Returns the arrays of these rows, any shape, in the structure of `spec`; it runs on the host."""
+        """Returns the arrays of these rows, any shape, in the structure of `spec`; it runs on the
+        host."""
         raise NotImplementedError
 
     def rows_of_arrays(self, rows: Any) -> Any:
@@ -223,9 +257,11 @@ class Examples(AnyExamples):
         return specs_of(self.first(1))
 
     def order(self, seed: int, passes: RowNumbers, positions: RowNumbers) -> RowNumbers:
-        """Returns the rows at these positions of passes over the data, each of which has every row once.
+        """Returns the rows at these positions of passes over the data, each of which has every row
+        once.
 
-        The order is a function of seed and pass. passes: (n,), ascending from 0; positions: (n,), 0 to below `count`.
+        The order is a function of seed and pass. passes: (n,), ascending from 0; positions: (n,), 0
+        to below `count`.
         """
         return shuffled(positions, self.count, seed, "order", passes)
 
@@ -234,7 +270,9 @@ class Examples(AnyExamples):
 
     def in_order(self, size: int, takers: int = 1, taker: int = 0) -> tf.data.Dataset:
         def batch(number: Any) -> Any:
-            return self.gather(tf.range(number * size, tf.minimum((number + 1) * size, self.count), dtype=tf.int64))
+            return self.gather(
+                tf.range(number * size, tf.minimum((number + 1) * size, self.count), dtype=tf.int64)
+            )
 
         numbers = tf.data.Dataset.range(math.ceil(self.count / size)).shard(takers, taker)
         return numbers.map(batch, num_parallel_calls=2, deterministic=True).prefetch(2)
@@ -242,20 +280,30 @@ class Examples(AnyExamples):
     def sample(self) -> Iterable[Array]:
         row_bytes = max(1, sum(array.nbytes for array in self._arrays(np.zeros(1, np.int64))))
         most = max(_FIRST_ROWS, min(self.sampled_rows, SAMPLE_BYTES // row_bytes))
-        drawn = np.random.default_rng(self.count).integers(0, self.count, most)  # the same at each call
-        return self._arrays(np.unique(np.concatenate([np.arange(min(_FIRST_ROWS, self.count)), drawn])))
+        # the same at each call
+        drawn = np.random.default_rng(self.count).integers(0, self.count, most)
+        return self._arrays(
+            np.unique(np.concatenate([np.arange(min(_FIRST_ROWS, self.count)), drawn]))
+        )
 
     def _arrays(self, rows: RowNumbers) -> list[Array]:
         return [np.asarray(array) for array in tf.nest.flatten(self.gather(rows))]
 
 
 class Subset(Examples):
-    """Provides `count` rows of other examples, from `first_position` on in an order drawn by the seed."""
+    """Provides `count` rows of other examples, from `first_position` on in an order drawn by the
+    seed."""
 
     def __init__(self, examples: Examples, seed: int, first_position: int, count: int) -> None:
-        self._examples, self._seed, self._first, self.count = examples, seed, first_position, count
-        self.arrays, self.threads, self.image_shape = examples.arrays, examples.threads, examples.image_shape
-        self.spec, targets = examples.spec, examples.targets
+        self._examples = examples
+        self._seed = seed
+        self._first = first_position
+        self.count = count
+        self.arrays = examples.arrays
+        self.threads = examples.threads
+        self.image_shape = examples.image_shape
+        self.spec = examples.spec
+        targets = examples.targets
         self.targets = None if targets is None else targets[self.located(np.arange(count))]
 
     @property
@@ -279,14 +327,17 @@ class Subset(Examples):
             return self._examples.rows_of_arrays(self._locate_tensor(rows))
 
     def _locate_tensor(self, rows: Any) -> Any:
-        located = tf.numpy_function(self.located, [tf.cast(rows, tf.int64)], tf.int64, stateful=False)
+        located = tf.numpy_function(
+            self.located, [tf.cast(rows, tf.int64)], tf.int64, stateful=False
+        )
         return tf.ensure_shape(located, rows.shape)
 
 
 def unfilled(shape: Sequence[int], dtype: Any) -> Array:
     """Returns an uninitialized array for `Examples.read`.
 
-    TensorFlow uses an array that is aligned to 64 bytes as it is; it copies any other one, while holding the GIL.
+    TensorFlow uses an array that is aligned to 64 bytes as it is; it copies any other one, while
+    holding the GIL.
     """
     kind = np.dtype(dtype)
     if kind.hasobject:
@@ -303,7 +354,8 @@ def as_numpy(parts: Parts) -> Parts:
 
 
 class NestedArrays(Examples):
-    """Holds examples of any shape: x, y and sample_weight are arrays, or dicts, lists or tuples of them.
+    """Holds examples of any shape: x, y and sample_weight are arrays, or dicts, lists or tuples of
+    them.
 
     Raises UserError if they have different numbers of rows, or are not numbers.
     """
@@ -314,10 +366,14 @@ class NestedArrays(Examples):
         self._hold(*parts_of([part for part in (x, y, sample_weight) if part is not None]))
         for name, part in zip(PARTS[1:], self.arrays[1:], strict=False):
             if (row := first_not_finite(part)) is not None:
-                raise UserError(f"{name} holds NaN or infinity, first in row {row:,}: remove or fill these rows")
+                raise UserError(
+                    f"{name} holds NaN or infinity, first in row {row:,}: remove or fill these rows"
+                )
 
     def _hold(self, *parts: Nest) -> None:
-        self.arrays, self.count, self.spec = parts, rows_in(parts), specs_of(parts)
+        self.arrays = parts
+        self.count = rows_in(parts)
+        self.spec = specs_of(parts)
         y = parts[1] if self.labelled else None
         self.targets = y if isinstance(y, np.ndarray) and y.dtype.kind in "iu" else None
 
@@ -331,31 +387,36 @@ class NestedArrays(Examples):
 
     @cached_property
     def _tensors(self) -> Any:
-        """Returns the arrays as tensors on the host, outside of any graph, so that all graphs share them."""
+        """Returns the arrays as tensors on the host, outside of any graph, so that all graphs share
+        them."""
         with tf.init_scope(), tf.device(HOST):
             return tf.nest.map_structure(tf.constant, self.arrays)
 
 
 class Arrays(NestedArrays):
-    """Holds images, which keep the source's type (usually uint8 grey levels) until they reach the device.
+    """Holds images, which keep the source's type (usually uint8 grey levels) until they reach the
+    device.
 
-    images: (examples, height, width, channels); labels: (examples,) integers from 0, or None. Raises UserError for
-    other shapes.
+    images: (examples, height, width, channels); labels: (examples,) integers from 0, or None.
+        Raises UserError for other shapes.
     """
 
     def __init__(self, images: Array, labels: Array | None = None) -> None:
         shape = None if labels is None else labels.shape
         if images.ndim != 4 or not len(images):
             raise UserError(
-                f"images of shape {images.shape}: must be (examples, height, width, channels), with at least one "
-                "example"
+                f"images of shape {images.shape}: must be (examples, height, width, channels), with"
+                " at least one example"
             )
         if shape is not None and shape != images.shape[:1]:
             raise UserError(
-                f"labels of shape {shape} for images of shape {images.shape}: one integer per image is required"
+                f"labels of shape {shape} for images of shape {images.shape}: one integer per image"
+                " is required"
             )
         height, width, channels = images.shape[1:]
-        self.images, self.labels, self.image_shape = images, labels, (height, width, channels)
+        self.images = images
+        self.labels = labels
+        self.image_shape = (height, width, channels)
         self._hold(*(part for part in (images, labels) if part is not None))
 
     def take(self, rows: Array) -> "Arrays":
@@ -372,21 +433,29 @@ def first_not_finite(part: Nest) -> int | None:
 
 
 class InSequence(AnyExamples):
-    """Provides the examples of a tf.data.Dataset in its own order. If it gives batches, they are cut anew.
+    """Provides the examples of a tf.data.Dataset in its own order. If it gives batches, they are
+    cut anew.
 
-    unknown_count: the number of examples in an epoch if the data set's length is unknown or infinite; batched: whether
-    an element is a batch, if that is known. Raises UserError if the count is 0 then, or if the data set does not give
-    tensors of fixed shapes.
+    unknown_count: the number of examples in an epoch if the data set's length is unknown or
+        infinite; batched: whether an element is a batch, if that is known. Raises UserError if the
+        count is 0 then, or if the data set does not give tensors of fixed shapes.
     """
 
     spec: Parts = ()
-    anew: Callable[[], Any]  # returns the same examples as a new object: TensorFlow reshuffles an object it reads again
+    # returns the same examples as a new object: TensorFlow reshuffles an object it reads again
+    anew: Callable[[], Any]
 
     def __init__(
-        self, source: tf.data.Dataset, origin: str, unknown_count: int, *, batched: bool | None = None
+        self,
+        source: tf.data.Dataset,
+        origin: str,
+        unknown_count: int,
+        *,
+        batched: bool | None = None,
     ) -> None:
         def parts_as_fit(*element: Any) -> Parts:
-            """Returns the parts of an element, with floating-point numbers as floatx, as `fit` passes them."""
+            """Returns the parts of an element, with floating-point numbers as floatx, as `fit`
+            passes them."""
             floatx = keras.config.floatx()
             return tf.nest.map_structure(
                 lambda leaf: tf.cast(leaf, floatx) if leaf.dtype.is_floating else leaf, element
@@ -399,50 +468,62 @@ class InSequence(AnyExamples):
         for spec in specs:
             if not isinstance(spec, tf.TensorSpec):
                 raise UserError(
-                    f"{origin}: the tf.data.Dataset gives {type(spec).__name__}: it must give tensors: map them by "
-                    "ragged.to_tensor(shape=…) or tf.sparse.to_dense"
+                    f"{origin}: the tf.data.Dataset gives {type(spec).__name__}: it must give"
+                    " tensors: map them by ragged.to_tensor(shape=…) or tf.sparse.to_dense"
                 )
-        self.shaped_as_first = self.batched and not all(spec.shape[1:].is_fully_defined() for spec in specs)
+        self.shaped_as_first = self.batched and not all(
+            spec.shape[1:].is_fully_defined() for spec in specs
+        )
         if self.shaped_as_first:
-            # timeseries_dataset_from_array leaves lengths undefined, although all batches have those of the first.
+            # timeseries_dataset_from_array leaves lengths undefined, although all batches have
+            # those of the first.
             for first in self._source.take(1):
                 self._source = self._source.map(
                     lambda *parts, first=first: tf.nest.map_structure(
-                        lambda leaf, like: tf.ensure_shape(leaf, (None, *like.shape[1:])), parts, first
+                        lambda leaf, like: tf.ensure_shape(leaf, (None, *like.shape[1:])),
+                        parts,
+                        first,
                     )
                 )
         axes = int(self.batched)  # before the shape of one example
         for spec in tf.nest.flatten(self._source.element_spec):
             if not spec.shape[axes:].is_fully_defined():
                 raise UserError(
-                    f"{origin}: the tf.data.Dataset gives {spec.dtype.name} {tuple(spec.shape)}: all lengths but the "
-                    "number of rows must be fixed: pad them, by padded_batch or to_tensor(shape=…)"
+                    f"{origin}: the tf.data.Dataset gives {spec.dtype.name} {tuple(spec.shape)}:"
+                    " all lengths but the number of rows must be fixed: pad them, by padded_batch"
+                    " or to_tensor(shape=…)"
                 )
         self.spec = tf.nest.map_structure(
             lambda spec: tf.TensorSpec(spec.shape[axes:], spec.dtype), self._source.element_spec
         )
-        self._length, self._unknown_count = int(source.cardinality()), unknown_count
+        self._length = int(source.cardinality())
+        self._unknown_count = unknown_count
         self.has_length = self._length >= 0
         if self._length == 0:
             raise UserError(f"{origin}: the tf.data.Dataset is empty")
         if not (self.has_length or unknown_count):
             raise UserError(
-                f"{origin}: the length of the tf.data.Dataset is unknown or infinite: give the length of the run with "
-                "--steps, or the data set's with tf.data.experimental.assert_cardinality"
+                f"{origin}: the length of the tf.data.Dataset is unknown or infinite: give the"
+                " length of the run with --steps, or the data set's with"
+                " tf.data.experimental.assert_cardinality"
             )
 
     @cached_property
     def count(self) -> int:  # type: ignore[override]
-        """Returns the number of examples in one pass; reads all batches once if it must count them."""
+        """Returns the number of examples in one pass; reads all batches once if it must count
+        them."""
         if not self.has_length:
             return self._unknown_count
         if not self.batched:
             return self._length
-        rows = self._source.map(lambda *parts: tf.shape(tf.nest.flatten(parts)[0], out_type=tf.int64)[0])
+        rows = self._source.map(
+            lambda *parts: tf.shape(tf.nest.flatten(parts)[0], out_type=tf.int64)[0]
+        )
         return int(rows.reduce(tf.constant(0, tf.int64), lambda total, more: total + more))
 
     def batches(self, size: int, *, drop_remainder: bool) -> tf.data.Dataset:
-        """Returns one pass over the examples: parts with `size` rows each, the last one perhaps with fewer."""
+        """Returns one pass over the examples: parts with `size` rows each, the last one perhaps
+        with fewer."""
         cut = self._source.rebatch if self.batched else self._source.batch
         return cut(size, drop_remainder=drop_remainder)
 
@@ -457,8 +538,11 @@ class InSequence(AnyExamples):
 
     @cached_property
     def _head(self) -> Parts:
-        """Returns the parts of the first rows, as many as a fingerprint takes, as arrays; they are read once."""
-        row_bytes = sum(leaf.dtype.size * math.prod(leaf.shape) for leaf in tf.nest.flatten(self.spec))
+        """Returns the parts of the first rows, as many as a fingerprint takes, as arrays; they are
+        read once."""
+        row_bytes = sum(
+            leaf.dtype.size * math.prod(leaf.shape) for leaf in tf.nest.flatten(self.spec)
+        )
         return self.read_head(max(HEAD_ROWS, min(_SAMPLED_ROWS, SAMPLE_BYTES // max(1, row_bytes))))
 
     def read_head(self, rows: int = HEAD_ROWS) -> Parts:

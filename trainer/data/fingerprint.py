@@ -1,9 +1,11 @@
-"""Fingerprints data, to detect workers that would read other data, and a resumed run whose data have changed.
+"""Fingerprints data, to detect workers that would read other data, and a resumed run whose data
+have changed.
 
-Files are described before they are read: by names and sizes, checksums in a bucket, the index of prepared data, and a
-sample of the content of local files (their times differ between copies). Other data are described when they are
-loaded: arrays by all bytes, others by a sample of rows or by the method `fingerprint() -> str` of their examples.
-docs/data.md states the chance to find one changed row.
+Files are described before they are read: by names and sizes, checksums in a bucket, the index of
+prepared data, and a sample of the content of local files (their times differ between copies). Other
+data are described when they are loaded: arrays by all bytes, others by a sample of rows or by the
+method `fingerprint() -> str` of their examples. docs/data.md states the chance to find one changed
+row.
 """
 
 import hashlib
@@ -24,14 +26,18 @@ from trainer.data.dataset import Dataset
 from trainer.data.pieces import INDEX
 
 _FILES = 1024  # files whose content is sampled, plus the square root of the number of all files
-_BLOCKS, _BLOCK = 2048, 64 * 1024  # blocks of all sampled files, at least two of each; bytes of a block: two seconds
+# blocks of all sampled files, at least two of each; bytes of a block: two seconds
+_BLOCKS = 2048
+_BLOCK = 64 * 1024
 _THREADS = 16  # so many because files on a network answer late
 
 
 def files_of(config: TrainConfig) -> dict[str, Any]:
-    """Returns the number, size and digest of the files of `config.data` by names for messages, without loading them.
+    """Returns the number, size and digest of the files of `config.data` by names for messages,
+    without loading them.
 
-    {} for a built-in name or a function. Raises UserError or PlatformFault if a bucket cannot be listed.
+    {} for a built-in name or a function. Raises UserError or PlatformFault if a bucket cannot be
+    listed.
     """
     if is_named(config.data):
         return {}
@@ -40,7 +46,8 @@ def files_of(config: TrainConfig) -> dict[str, Any]:
         below = len(address.prefix)
         remotes = listing(address)
         return _digested(
-            (item.address.name[below:], item.size, item.crc32c or f"{item.generation}") for item in remotes
+            (item.address.name[below:], item.size, item.crc32c or f"{item.generation}")
+            for item in remotes
         )
     path = expanded(location)
     if not os.path.exists(path):
@@ -50,7 +57,8 @@ def files_of(config: TrainConfig) -> dict[str, Any]:
         return _digested([(INDEX, len(content), hashlib.sha256(content).hexdigest())])
     sizes: dict[str, int] = {}
     if path.is_dir():
-        for parent, folders, names in os.walk(path):  # skips links to folders, and folders that cannot be listed
+        # skips links to folders, and folders that cannot be listed
+        for parent, folders, names in os.walk(path):
             folders[:] = [name for name in folders if name[0] != "."]
             for file in (os.path.join(parent, name) for name in names if name[0] != "."):
                 if os.path.isfile(file):
@@ -59,14 +67,19 @@ def files_of(config: TrainConfig) -> dict[str, Any]:
         sizes[""] = path.stat().st_size
     # The sampled files are drawn by their names, so that they are the same on each machine.
     sampled = heapq.nsmallest(
-        _FILES + math.isqrt(len(sizes)), sizes, key=lambda name: zlib.crc32(name.encode(errors="surrogateescape"))
+        _FILES + math.isqrt(len(sizes)),
+        sizes,
+        key=lambda name: zlib.crc32(name.encode(errors="surrogateescape")),
     )
     most = max(2, _BLOCKS // max(1, len(sampled)))
 
     def sample(name: str) -> str:
-        """Returns a digest of the first, the last and some blocks of a file between them, or of all of a small one."""
+        """Returns a digest of the first, the last and some blocks of a file between them, or of all
+        of a small one."""
         blocks = min(most, max(2, math.ceil(sizes[name] / _BLOCK)))
-        offsets = [round(part * max(0, sizes[name] - _BLOCK) / (blocks - 1)) for part in range(blocks)]
+        offsets = [
+            round(part * max(0, sizes[name] - _BLOCK) / (blocks - 1)) for part in range(blocks)
+        ]
         total = hashlib.sha256()
         try:
             with open(path / name if name else path, "rb") as content:
@@ -79,11 +92,14 @@ def files_of(config: TrainConfig) -> dict[str, Any]:
 
     with ThreadPoolExecutor(_THREADS) as pool:
         samples = dict(zip(sampled, pool.map(sample, sampled), strict=True))
-    return _digested(((name, size, samples.get(name, "")) for name, size in sizes.items()), "sample")
+    return _digested(
+        ((name, size, samples.get(name, "")) for name, size in sizes.items()), "sample"
+    )
 
 
 def _digested(files: Iterable[tuple[str, int, str]], name: str = "digest") -> dict[str, Any]:
-    """Describes files by number, size and digest. name: "digest", or "sample" if it covers a part of the content."""
+    """Describes files by number, size and digest. name: "digest", or "sample" if it covers a part
+    of the content."""
     entries = sorted(files)
     text = "\n".join([f"{file}\0{size}\0{content}" for file, size, content in entries])
     digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]
@@ -92,7 +108,8 @@ def _digested(files: Iterable[tuple[str, int, str]], name: str = "digest") -> di
 
 
 def content_of(dataset: Dataset, rows: bool) -> dict[str, Any]:
-    """Describes loaded data, in JSON types: counts, classes and, with `rows`, digests of their rows."""
+    """Describes loaded data, in JSON types: counts, classes and, with `rows`, digests of their
+    rows."""
     content: dict[str, Any] = {}
     for name, examples in (("training", dataset.train), ("evaluation", dataset.evaluation)):
         if examples and examples.has_length:
@@ -100,10 +117,15 @@ def content_of(dataset: Dataset, rows: bool) -> dict[str, Any]:
         if examples and rows:
             content[f"{name} digest"] = examples.fingerprint()
     names = json.dumps(list(dataset.class_names)).encode()
-    return {**content, "classes": len(dataset.class_names), "class names": hashlib.sha256(names).hexdigest()[:16]}
+    return {
+        **content,
+        "classes": len(dataset.class_names),
+        "class names": hashlib.sha256(names).hexdigest()[:16],
+    }
 
 
 def changed_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Returns the names and values that differ between an earlier start and this one; "" if none does."""
+    """Returns the names and values that differ between an earlier start and this one; "" if none
+    does."""
     names = [name for name in now if name in before and before[name] != now[name]]
     return "; ".join(f"{name}: {before[name]!r} before, {now[name]!r} now" for name in names)

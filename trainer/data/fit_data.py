@@ -1,6 +1,8 @@
-"""Makes a dataset of the arguments of `fit`: arrays, a tf.data.Dataset or a keras.utils.PyDataset, as Keras takes them.
+"""Makes a dataset of the arguments of `fit`: arrays, a tf.data.Dataset or a keras.utils.PyDataset,
+as Keras takes them.
 
-Here an element of a tf.data.Dataset is a batch, whatever made it, and the last batch of a pass may be smaller.
+Here an element of a tf.data.Dataset is a batch, whatever made it, and the last batch of a pass may
+be smaller.
 """
 
 import itertools
@@ -30,7 +32,8 @@ BATCH_ROWS = 32  # of Keras, for arrays
 
 
 class FitArrays(NestedArrays):
-    """Holds the arrays of a call of `fit`; shuffles: whether each pass over them has an order of its own."""
+    """Holds the arrays of a call of `fit`; shuffles: whether each pass over them has an order of
+    its own."""
 
     def __init__(self, parts: Parts, *, shuffles: bool) -> None:
         super().__init__(*parts)
@@ -41,22 +44,28 @@ class FitArrays(NestedArrays):
 
 
 class FitBatches(InSequence):
-    """Provides the batches of a tf.data.Dataset in its own order, all of one size but the last of a pass.
+    """Provides the batches of a tf.data.Dataset in its own order, all of one size but the last of a
+    pass.
 
-    sizes: the number of rows of each batch of a pass. Raises UserError for batches of several sizes.
+    sizes: the number of rows of each batch of a pass. Raises UserError for batches of several
+        sizes.
     """
 
     def __init__(self, source: tf.data.Dataset, origin: str, sizes: Sequence[int]) -> None:
         super().__init__(source, origin, unknown_count=1, batched=True)
-        self.source, self.name, self.sizes = source, origin, sizes
+        self.source = source
+        self.name = origin
+        self.sizes = sizes
         if not sizes:
             raise UserError(f"{origin}: the tf.data.Dataset is empty")
-        self.batch_size, self.last = sizes[0], sizes[-1] % sizes[0]
+        self.batch_size = sizes[0]
+        self.last = sizes[-1] % sizes[0]
         for number, size in enumerate(sizes):
             if size > self.batch_size or (size < self.batch_size and number < len(sizes) - 1):
                 raise UserError(
-                    f"{origin}: batch {number:,} has {size} rows and batch 0 has {self.batch_size}: all but the last, "
-                    "smaller one must have one size: cut them anew by unbatch().batch(SIZE)"
+                    f"{origin}: batch {number:,} has {size} rows and batch 0 has {self.batch_size}:"
+                    " all but the last, smaller one must have one size: cut them anew by"
+                    " unbatch().batch(SIZE)"
                 )
 
     @cached_property
@@ -66,14 +75,18 @@ class FitBatches(InSequence):
 
 
 def batches_of_dataset(source: tf.data.Dataset, origin: str, most: int = 0) -> FitBatches:
-    """Returns the batches of a tf.data.Dataset, which is read once to count their rows unless its type says them.
+    """Returns the batches of a tf.data.Dataset, which is read once to count their rows unless its
+    type says them.
 
-    most: how many batches are counted at most; 0: all. Raises UserError for an infinite data set without a limit.
+    most: how many batches are counted at most; 0: all. Raises UserError for an infinite data set
+        without a limit.
     """
     if source.cardinality() == tf.data.INFINITE_CARDINALITY and not most:
         raise UserError(f"{origin}: the tf.data.Dataset is infinite: give steps_per_epoch")
     counted = source.take(most) if most else source
-    rows = {leaf.shape[0] if leaf.shape.rank else None for leaf in tf.nest.flatten(source.element_spec)}
+    rows = {
+        leaf.shape[0] if leaf.shape.rank else None for leaf in tf.nest.flatten(source.element_spec)
+    }
     length = int(counted.cardinality())
     if length > 0 and len(rows) == 1 and rows.isdisjoint({None}):
         return FitBatches(source, origin, [int(size) for size in rows if size] * length)
@@ -81,19 +94,25 @@ def batches_of_dataset(source: tf.data.Dataset, origin: str, most: int = 0) -> F
     return FitBatches(source, origin, [int(size) for size in of_batches.as_numpy_iterator()])
 
 
-def batches_of_sequence(source: keras.utils.PyDataset, origin: str, *, shuffles: bool, seed: int) -> FitBatches:
-    """Returns the batches of a PyDataset; shuffles: whether each pass draws an order of all but a smaller last one."""
-    count, passes = len(source), itertools.count()
+def batches_of_sequence(
+    source: keras.utils.PyDataset, origin: str, *, shuffles: bool, seed: int
+) -> FitBatches:
+    """Returns the batches of a PyDataset; shuffles: whether each pass draws an order of all but a
+    smaller last one."""
+    count = len(source)
+    passes = itertools.count()
 
     def batch(number: int) -> Parts:
         return item_of(source, number, f"{origin}: batch {number:,}")
 
-    first, last = batch(0), batch(count - 1)
+    first = batch(0)
+    last = batch(count - 1)
     sizes = [rows_in(first)] * (count - 1) + [rows_in(last)]
     whole = count - (sizes[-1] < sizes[0])
 
     def one_pass() -> Iterator[Parts]:
-        number, order = next(passes), np.arange(count)
+        number = next(passes)
+        order = np.arange(count)
         source.on_epoch_begin()
         if shuffles:
             order[:whole] = shuffled(order[:whole], whole, seed, "batches", number)
@@ -101,8 +120,12 @@ def batches_of_sequence(source: keras.utils.PyDataset, origin: str, *, shuffles:
             yield batch(place)
         source.on_epoch_end()
 
-    spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec((None, *leaf.shape), leaf.dtype), specs_of(first))
-    return FitBatches(tf.data.Dataset.from_generator(one_pass, output_signature=spec), origin, sizes)
+    spec = tf.nest.map_structure(
+        lambda leaf: tf.TensorSpec((None, *leaf.shape), leaf.dtype), specs_of(first)
+    )
+    return FitBatches(
+        tf.data.Dataset.from_generator(one_pass, output_signature=spec), origin, sizes
+    )
 
 
 @dataclass(frozen=True)
@@ -116,11 +139,21 @@ class FitData:
 
 
 def data_of_fit(
-    x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int | None = None, shuffles: bool = True,
-    validation_data: Any = None, validation_split: float = 0.0, validation_batch_size: int | None = None,
-    validation_steps: int | None = None, steps: int | None = None, seed: int = 0,
-) -> FitData:  # fmt: skip
-    """Makes a dataset of the arguments of `fit`; steps: how many a run has, if `steps_per_epoch` limits them.
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    batch_size: int | None = None,
+    shuffles: bool = True,
+    validation_data: Any = None,
+    validation_split: float = 0.0,
+    validation_batch_size: int | None = None,
+    validation_steps: int | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+) -> FitData:
+    """Makes a dataset of the arguments of `fit`; steps: how many a run has, if `steps_per_epoch`
+    limits them.
 
     Raises UserError for what cannot be trained on.
     """
@@ -131,45 +164,69 @@ def data_of_fit(
     validation_size = validation_batch_size or size
     if validation_split:
         if not isinstance(train, FitArrays):
-            raise UserError(f"validation_split={validation_split}: x is no arrays: give validation_data")
+            raise UserError(
+                f"validation_split={validation_split}: x is no arrays: give validation_data"
+            )
         kept = math.floor(train.count * (1.0 - validation_split))
         if not 0 < kept < train.count:
-            raise UserError(f"validation_split={validation_split} leaves no rows of {train.count} for one of the parts")
+            raise UserError(
+                f"validation_split={validation_split} leaves no rows of {train.count} for one of"
+                " the parts"
+            )
         parts = train.arrays
         train = FitArrays(tf.nest.map_structure(lambda leaf: leaf[:kept], parts), shuffles=shuffles)
-        evaluation = FitArrays(tf.nest.map_structure(lambda leaf: leaf[kept:], parts), shuffles=False)
+        evaluation = FitArrays(
+            tf.nest.map_structure(lambda leaf: leaf[kept:], parts), shuffles=False
+        )
         size = min(size, train.count)
     elif validation_data is not None:
         several = isinstance(validation_data, (tuple, list))
         evaluation, validation_size = examples_of_fit(
-            "validation_data", *(validation_data if several else [validation_data]),
-            batch_size=validation_size, shuffles=False, steps=validation_steps,
-        )  # fmt: skip
+            "validation_data",
+            *(validation_data if several else [validation_data]),
+            batch_size=validation_size,
+            shuffles=False,
+            steps=validation_steps,
+        )
     if evaluation and validation_steps:
         evaluation = first_batches(evaluation, validation_steps, validation_size)
     last = train.last if isinstance(train, FitBatches) else train.count % size
     return FitData(Dataset("fit", train, evaluation), size, last, validation_size)
 
 
-def first_batches(examples: FitArrays | FitBatches, steps: int, batch_size: int) -> FitArrays | FitBatches:
+def first_batches(
+    examples: FitArrays | FitBatches, steps: int, batch_size: int
+) -> FitArrays | FitBatches:
     """Returns the examples of the first batches alone, `steps` of them."""
     if isinstance(examples, FitBatches):
         return FitBatches(examples.source.take(steps), examples.name, examples.sizes[:steps])
     rows = steps * batch_size
-    return FitArrays(tf.nest.map_structure(lambda leaf: leaf[:rows], examples.arrays), shuffles=False)
+    return FitArrays(
+        tf.nest.map_structure(lambda leaf: leaf[:rows], examples.arrays), shuffles=False
+    )
 
 
 def examples_of_fit(
-    name: str, x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int | None = None,
-    shuffles: bool = False, steps: int | None = None, seed: int = 0,
-) -> tuple[FitArrays | FitBatches, int]:  # fmt: skip
+    name: str,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    batch_size: int | None = None,
+    shuffles: bool = False,
+    steps: int | None = None,
+    seed: int = 0,
+) -> tuple[FitArrays | FitBatches, int]:
     """Returns the examples of x, y and sample_weight, and how many rows their batches have.
 
     Raises UserError, naming the argument, for what `fit` does not take, and for Python generators.
     """
     if isinstance(x, (tf.data.Dataset, keras.utils.PyDataset)):
         if y is not None or sample_weight is not None:
-            raise UserError(f"{name}: a {type(x).__name__} gives targets and weights itself: drop y and sample_weight")
+            raise UserError(
+                f"{name}: a {type(x).__name__} gives targets and weights itself: drop y and"
+                " sample_weight"
+            )
         if isinstance(x, keras.utils.PyDataset):
             batches = batches_of_sequence(x, name, shuffles=shuffles, seed=seed)
         else:
@@ -177,8 +234,9 @@ def examples_of_fit(
         return batches, batches.batch_size
     if isinstance(x, Iterator):
         raise UserError(
-            f"{name}: a {type(x).__name__} can be read only once, and not again after a resume: give "
-            "tf.data.Dataset.from_generator(…, output_signature=…), or a keras.utils.PyDataset"
+            f"{name}: a {type(x).__name__} can be read only once, and not again after a resume:"
+            " give tf.data.Dataset.from_generator(…, output_signature=…), or a"
+            " keras.utils.PyDataset"
         )
     try:
         arrays = FitArrays((x, y, sample_weight), shuffles=shuffles)

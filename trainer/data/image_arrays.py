@@ -1,11 +1,13 @@
-"""Makes datasets from arrays of images: the digits of the package, data sets of Keras, idx and .npz files.
+"""Makes datasets from arrays of images: the digits of the package, data sets of Keras, idx and .npz
+files.
 
 They are resized to the configured size and channels, and those for evaluation are split off.
 
-The digits: 1,797 real handwritten ones, part of the package so that a submitted job has them too. Optical Recognition
-of Handwritten Digits, E. Alpaydin and C. Kaynak (1998), UCI Machine Learning Repository,
-https://doi.org/10.24432/C50P49, licence CC BY 4.0: its test part, the same that scikit-learn ships. digits.npz holds
-`images` (1797, 8, 8) with grey levels 0 to 16 and `labels` (1797,), unchanged except for the file format.
+The digits: 1,797 real handwritten ones, part of the package so that a submitted job has them too.
+Optical Recognition of Handwritten Digits, E. Alpaydin and C. Kaynak (1998), UCI Machine Learning
+Repository, https://doi.org/10.24432/C50P49, licence CC BY 4.0: its test part, the same that
+scikit-learn ships. digits.npz holds `images` (1797, 8, 8) with grey levels 0 to 16 and `labels`
+(1797,), unchanged except for the file format.
 """
 
 import gzip
@@ -27,7 +29,8 @@ from trainer.data.dataset import Dataset
 from trainer.data.examples import Arrays, Examples, Subset
 
 MOST_CLASSES = 2**20
-_CHUNK_PIXELS = 2**24  # resized at a time, because float copies of all images would not fit into memory
+# resized at a time, because float copies of all images would not fit into memory
+_CHUNK_PIXELS = 2**24
 
 
 def arrays_dataset(
@@ -38,11 +41,12 @@ def arrays_dataset(
     test_labels: Any = None,
     class_names: tuple[str, ...] = (),
 ) -> Dataset:
-    """Returns a dataset of arrays, resized and converted to the settings. Raises UserError for invalid arrays.
+    """Returns a dataset of arrays, resized and converted to the settings. Raises UserError for
+    invalid arrays.
 
-    images: (examples, height, width) or (examples, height, width, channels) uint8; labels: (examples,) or
-    (examples, 1) integers, or None. Without test arrays, `evaluation_fraction` of the examples is held back; without
-    class names, `load_dataset` uses the labels' numbers.
+    images: (examples, height, width) or (examples, height, width, channels) uint8; labels:
+        (examples,) or (examples, 1) integers, or None. Without test arrays, `evaluation_fraction`
+        of the examples is held back; without class names, `load_dataset` uses the labels' numbers.
     """
     train = _arrays(config, images, labels)
     evaluation = None if test_images is None else _arrays(config, test_images, test_labels)
@@ -51,33 +55,46 @@ def arrays_dataset(
 
 
 def numbered_classes(labels: Iterable[int]) -> tuple[str, ...]:
-    """Returns "0", "1" and so on up to the largest of the labels, as names of unnamed classes; () without labels."""
+    """Returns "0", "1" and so on up to the largest of the labels, as names of unnamed classes; ()
+    without labels."""
     return tuple(map(str, range(max(labels, default=-1) + 1)))
 
 
-def with_evaluation(config: TrainConfig, train: Arrays, evaluation: Arrays | None) -> tuple[Arrays, Arrays | None]:
-    """Returns both parts; without `evaluation`, holds back a copy of `evaluation_fraction` of `train` for it.
+def with_evaluation(
+    config: TrainConfig, train: Arrays, evaluation: Arrays | None
+) -> tuple[Arrays, Arrays | None]:
+    """Returns both parts; without `evaluation`, holds back a copy of `evaluation_fraction` of
+    `train` for it.
 
     Raises UserError if there are an evaluation part and the flag.
     """
     if evaluation is None and config.evaluation_fraction:
-        kept, held = (train.take(np.sort(part.located(np.arange(part.count)))) for part in held_back(config, train))
+        kept, held = (
+            train.take(np.sort(part.located(np.arange(part.count))))
+            for part in held_back(config, train)
+        )
         return kept, held
     if evaluation is not None and config.evaluation_fraction:
         raise UserError(
-            f"evaluation_fraction={config.evaluation_fraction}: {config.data} already has an evaluation part "
-            f"({evaluation.count:,} examples): drop the flag"
+            f"evaluation_fraction={config.evaluation_fraction}: {config.data} already has an"
+            f" evaluation part ({evaluation.count:,} examples): drop the flag"
         )
     return train, evaluation
 
 
 def held_back(config: TrainConfig, examples: Examples) -> tuple[Subset, Subset]:
-    """Splits examples by the seed into those to train on and the `evaluation_fraction` to evaluate; both are views."""
+    """Splits examples by the seed into those to train on and the `evaluation_fraction` to evaluate;
+    both are views."""
     count = examples.count
     holdout = round(count * config.evaluation_fraction)
     if not 0 < holdout < count:
-        raise UserError(f"evaluation_fraction={config.evaluation_fraction} of {count} examples leaves one side empty")
-    return Subset(examples, config.seed, holdout, count - holdout), Subset(examples, config.seed, 0, holdout)
+        raise UserError(
+            f"evaluation_fraction={config.evaluation_fraction} of {count} examples leaves one side"
+            " empty"
+        )
+    return Subset(examples, config.seed, holdout, count - holdout), Subset(
+        examples, config.seed, 0, holdout
+    )
 
 
 def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
@@ -87,12 +104,16 @@ def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
         images = images[..., np.newaxis]
     if images.ndim != 4 or not images.size or images.shape[-1] not in (1, 3):
         raise UserError(
-            f"data={config.data}: images of shape {images.shape}: must be (examples, height, width) or "
-            "(examples, height, width, 1 or 3), with at least one example"
+            f"data={config.data}: images of shape {images.shape}: must be (examples, height, width)"
+            " or (examples, height, width, 1 or 3), with at least one example"
         )
     if images.dtype != np.uint8:
-        raise UserError(f"data={config.data}: images are {images.dtype}: must be uint8, grey levels from 0 to 255")
-    size, channels = config.image_size, config.channels
+        raise UserError(
+            f"data={config.data}: images are {images.dtype}: must be uint8, grey levels from 0"
+            " to 255"
+        )
+    size = config.image_size
+    channels = config.channels
     if images.shape[-1] < channels:
         images = np.repeat(images, 3, axis=-1)
     elif images.shape[-1] > channels:  # by ITU-R 601, the weights of Pillow
@@ -101,7 +122,8 @@ def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
     # The middle square, bicubic.
     height, width = images.shape[1:3]
     side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
+    top = (height - side) // 2
+    left = (width - side) // 2
     images = np.ascontiguousarray(images[:, top : top + side, left : left + side])
     if side != size:
 
@@ -117,21 +139,30 @@ def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
     return Arrays(images, labels)
 
 
-def checked_labels(labels: npt.NDArray[Any], origin: str, classes: int = MOST_CLASSES) -> npt.NDArray[np.int32]:
-    """Returns labels as int32. Raises UserError, naming `origin`, unless all are integers from 0 to below `classes`."""
+def checked_labels(
+    labels: npt.NDArray[Any], origin: str, classes: int = MOST_CLASSES
+) -> npt.NDArray[np.int32]:
+    """Returns labels as int32. Raises UserError, naming `origin`, unless all are integers from 0 to
+    below `classes`."""
     if labels.dtype.kind not in "iu":
         raise UserError(f"{origin}: labels of type {labels.dtype}: must be integers")
-    least, largest = labels.min(), labels.max()
+    least = labels.min()
+    largest = labels.max()
     if not 0 <= least <= largest < classes:
-        raise UserError(f"{origin}: labels from {least} to {largest}: must be from 0 to {classes - 1:,}")
+        raise UserError(
+            f"{origin}: labels from {least} to {largest}: must be from 0 to {classes - 1:,}"
+        )
     return labels.astype(np.int32, copy=False)
 
 
 def labelled(flags: Iterable[bool], origin: str, items: str) -> bool:
-    """Returns whether `items` have labels. Raises UserError, naming `origin`, if only some of them have."""
+    """Returns whether `items` have labels. Raises UserError, naming `origin`, if only some of them
+    have."""
     kinds = set(flags)
     if len(kinds) > 1:
-        raise UserError(f"{origin}: some {items} have labels and some do not: label all of them, or none")
+        raise UserError(
+            f"{origin}: some {items} have labels and some do not: label all of them, or none"
+        )
     return kinds == {True}
 
 
@@ -140,10 +171,14 @@ _WHITE_OF_DIGITS = 16
 
 
 def load_digits(config: TrainConfig) -> Dataset:
-    """Returns the digits of the package, resized (bicubic) to image_size and repeated to `channels`, as uint8."""
+    """Returns the digits of the package, resized (bicubic) to image_size and repeated to
+    `channels`, as uint8."""
     with np.load(_DIGITS, allow_pickle=False) as content:
-        small, labels = content["images"], content["labels"].astype(np.int32)
-    return arrays_dataset(config, np.rint(small * (255 / _WHITE_OF_DIGITS)).astype(np.uint8), labels)
+        small = content["images"]
+        labels = content["labels"].astype(np.int32)
+    return arrays_dataset(
+        config, np.rint(small * (255 / _WHITE_OF_DIGITS)).astype(np.uint8), labels
+    )
 
 
 _CLASSES_OF_KERAS = {
@@ -153,12 +188,16 @@ _CLASSES_OF_KERAS = {
 
 
 def load_keras(config: TrainConfig) -> Dataset:
-    """Returns the data set that `config.data` names, from Keras's cache (~/.keras/datasets) or by download."""
+    """Returns the data set that `config.data` names, from Keras's cache (~/.keras/datasets) or by
+    download."""
     try:
-        (images, labels), (test_images, test_labels) = getattr(keras.datasets, config.data).load_data()
+        (images, labels), (test_images, test_labels) = getattr(
+            keras.datasets, config.data
+        ).load_data()
     except Exception as error:  # of urllib, ssl, zipfile and others
         raise UserError(
-            f"data={config.data}: download failed ({reason(error)}): use --data=FOLDER with the files"
+            f"data={config.data}: download failed ({reason(error)}): use --data=FOLDER with the"
+            " files"
         ) from None
     class_names = tuple(_CLASSES_OF_KERAS.get(config.data, "").split())
     return arrays_dataset(config, images, labels, test_images, test_labels, class_names)
@@ -167,7 +206,8 @@ def load_keras(config: TrainConfig) -> Dataset:
 _UINT8 = 0x08
 
 # The first part of the file names: both `-` and `.` before `idx` are common.
-_IDX_IMAGES, _IDX_LABELS = ("train-images", "t10k-images"), ("train-labels", "t10k-labels")
+_IDX_IMAGES = ("train-images", "t10k-images")
+_IDX_LABELS = ("train-labels", "t10k-labels")
 
 
 def is_idx(path: Path) -> bool:
@@ -178,52 +218,69 @@ def is_idx(path: Path) -> bool:
 
 
 def load_idx(config: TrainConfig, path: Path) -> Dataset:
-    """Returns the dataset of a folder with train-* and perhaps t10k-* files, or of one images file without labels."""
+    """Returns the dataset of a folder with train-* and perhaps t10k-* files, or of one images file
+    without labels."""
     if not path.is_dir():
         return arrays_dataset(config, _read_idx(path, 3), None)
-    images, test_images = (file and _read_idx(file, 3) for file in (_find_idx(path, name) for name in _IDX_IMAGES))
-    labels, test_labels = (file and _read_idx(file, 1) for file in (_find_idx(path, name) for name in _IDX_LABELS))
+    images, test_images = (
+        file and _read_idx(file, 3) for file in (_find_idx(path, name) for name in _IDX_IMAGES)
+    )
+    labels, test_labels = (
+        file and _read_idx(file, 1) for file in (_find_idx(path, name) for name in _IDX_LABELS)
+    )
     if images is None:
         raise UserError(f"data={path}: train-images-idx3-ubyte(.gz) not found in this folder")
     return arrays_dataset(config, images, labels, test_images, test_labels)
 
 
 def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
-    """Reads an idx file of unsigned bytes with this many dimensions. Raises UserError if it is not one."""
+    """Reads an idx file of unsigned bytes with this many dimensions. Raises UserError if it is not
+    one."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
             header = file.read(4 + 4 * dimensions)
             if header[:4] != bytes((0, 0, _UINT8, dimensions)):
                 raise UserError(
-                    f"{path}: not an idx file of unsigned bytes in {dimensions} dimensions: its header is "
-                    f"{header[:4].hex(' ')}"
+                    f"{path}: not an idx file of unsigned bytes in {dimensions} dimensions: its"
+                    f" header is {header[:4].hex(' ')}"
                 )
-            shape = tuple(int.from_bytes(header[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions))
+            shape = tuple(
+                int.from_bytes(header[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions)
+            )
             content = file.read()
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
     if len(content) != (size := math.prod(shape)):
         raise UserError(
-            f"{path}: its header claims {shape}, but {'fewer' if len(content) < size else 'more'} bytes follow"
+            f"{path}: its header claims {shape}, but {'fewer' if len(content) < size else 'more'}"
+            " bytes follow"
         )
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def _find_idx(folder: Path, prefix: str) -> Path | None:
     names = (prefix, prefix.replace("-", "_"))
-    return min((path for path in folder.iterdir() if path.name.startswith(names) and path.is_file()), default=None)
+    return min(
+        (path for path in folder.iterdir() if path.name.startswith(names) and path.is_file()),
+        default=None,
+    )
 
 
 _NPZ_NAMES = (("x_train", "images", "x"), ("y_train", "labels", "y"), ("x_test",), ("y_test",))
 
 
 def load_npz(config: TrainConfig, path: Path) -> Dataset:
-    """Returns the dataset in a .npz file. Raises UserError for pickled objects and damaged files."""
+    """Returns the dataset in a .npz file. Raises UserError for pickled objects and damaged
+    files."""
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as content:
             members = [*content.files]
-            arrays = [next((content[name] for name in names if name in members), None) for names in _NPZ_NAMES]
-    except Exception as error:  # zipfile and numpy's header reader raise any exception for a damaged file
+            arrays = [
+                next((content[name] for name in names if name in members), None)
+                for names in _NPZ_NAMES
+            ]
+    # zipfile and numpy's header reader raise any exception for a damaged file
+    except Exception as error:
         raise UserError(f"data={path}: cannot be read as .npz: {reason(error)}") from None
     images, labels, test_images, test_labels = arrays
     if images is None:

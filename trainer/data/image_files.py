@@ -1,12 +1,14 @@
-"""Finds encoded images, the files of a folder or the records of TFRecord files, and decodes them to uint8 arrays.
+"""Finds encoded images, the files of a folder or the records of TFRecord files, and decodes them to
+uint8 arrays.
 
-A folder has class folders or is flat, also below train/ and val/ or test/. A record is a tf.train.Example with encoded
-image bytes and a label. Files that are no images are counted and reported, never skipped in silence.
+A folder has class folders or is flat, also below train/ and val/ or test/. A record is a
+tf.train.Example with encoded image bytes and a label. Files that are no images are counted and
+reported, never skipped in silence.
 
-Pillow decodes on all cores, and treats all images alike: the EXIF orientation is applied; more than 8 bits are scaled,
-not clipped; transparency is blended over white; of an animation the first frame is used; the middle square is cropped
-and resized (bicubic, antialiased) to `size`. An image that cannot be decoded ends the run or, with --skip_bad_images,
-is left out and named.
+Pillow decodes on all cores, and treats all images alike: the EXIF orientation is applied; more than
+8 bits are scaled, not clipped; transparency is blended over white; of an animation the first frame
+is used; the middle square is cropped and resized (bicubic, antialiased) to `size`. An image that
+cannot be decoded ends the run or, with --skip_bad_images, is left out and named.
 """
 
 import io
@@ -31,13 +33,18 @@ from trainer.data.dataset import Dataset
 from trainer.data.examples import Arrays
 from trainer.data.image_arrays import checked_labels, labelled, with_evaluation
 
-# Formats are recognised by content; Pillow's plug-ins for other formats run programs. Wheels of Pillow read AVIF since
-# 11.3.
+# Formats are recognised by content; Pillow's plug-ins for other formats run programs. Wheels of
+# Pillow read AVIF since 11.3.
 _SUFFIXES = {
-    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"), "PNG": (".png", ".apng"), "GIF": (".gif",), "BMP": (".bmp",),
-    "WEBP": (".webp",), "TIFF": (".tif", ".tiff"), "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
+    "PNG": (".png", ".apng"),
+    "GIF": (".gif",),
+    "BMP": (".bmp",),
+    "WEBP": (".webp",),
+    "TIFF": (".tif", ".tiff"),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
     **({"AVIF": (".avif", ".avifs")} if "avif" in features.get_supported_modules() else {}),
-}  # fmt: skip
+}
 IMAGE_SUFFIXES = frozenset(suffix for suffixes in _SUFFIXES.values() for suffix in suffixes)
 MOST_PIXELS = 100_000_000  # larger images are rejected as decompression bombs
 
@@ -51,19 +58,30 @@ class BadImage(Exception):
     """Reports an image that cannot be decoded; the text is the reason."""
 
 
-def decode(source: Path | bytes, size: int, channels: int) -> tuple[npt.NDArray[np.uint8], list[str]]:
-    """Returns the image as (size, size, channels) uint8, and the conversions made. Raises BadImage if that fails."""
+def decode(
+    source: Path | bytes, size: int, channels: int
+) -> tuple[npt.NDArray[np.uint8], list[str]]:
+    """Returns the image as (size, size, channels) uint8, and the conversions made. Raises BadImage
+    if that fails."""
     try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=[*_SUFFIXES]) as image:
+        with Image.open(
+            io.BytesIO(source) if isinstance(source, bytes) else source, formats=[*_SUFFIXES]
+        ) as image:
             width, height = image.size
             if width * height > MOST_PIXELS:
-                raise BadImage(f"it has {width} x {height} pixels, more than {MOST_PIXELS:,}: a decompression bomb?")
-            image.draft("RGB" if channels == 3 else "L", (2 * size, 2 * size))  # a JPEG is decoded at low resolution
+                raise BadImage(
+                    f"it has {width} x {height} pixels, more than {MOST_PIXELS:,}: a decompression"
+                    " bomb?"
+                )
+            # a JPEG is decoded at low resolution
+            image.draft("RGB" if channels == 3 else "L", (2 * size, 2 * size))
             rawmode = image.tile[0][3] if image.tile else None
             image.load()
             converted = ["animation"] if getattr(image, "n_frames", 1) > 1 else []
             if "transparency" in image.info and (rawmode == "RGB;16B" or image.mode in _DEEP_GREY):
-                raise BadImage("it has 16 bits and a transparent colour or level: convert it to 8 bits")
+                raise BadImage(
+                    "it has 16 bits and a transparent colour or level: convert it to 8 bits"
+                )
             upright: Image.Image = image
             if image.getexif().get(_ORIENTATION, 1) not in (0, 1):
                 upright = ImageOps.exif_transpose(image)
@@ -72,15 +90,22 @@ def decode(source: Path | bytes, size: int, channels: int) -> tuple[npt.NDArray[
             if upright.mode in _DEEP_GREY:  # 16 bits per pixel become 8
                 tags = getattr(image, "tag_v2", {})  # of a TIFF file
                 if upright.mode == "F" or (tags and upright.mode == "I"):
-                    raise BadImage("its pixels have a sign, or 32 bits and an unknown range: convert it to 8 bits")
+                    raise BadImage(
+                        "its pixels have a sign, or 32 bits and an unknown range: convert it to 8"
+                        " bits"
+                    )
                 bits = tags.get(_BITS_PER_SAMPLE, (16,))[0]
                 converted.append(f"{bits} bits to 8")
-                plain = Image.fromarray(np.rint(np.asarray(upright) * (255 / (2**bits - 1))).astype(np.uint8))
+                plain = Image.fromarray(
+                    np.rint(np.asarray(upright) * (255 / (2**bits - 1))).astype(np.uint8)
+                )
             if "transparency" in plain.info or plain.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
                 converted.append("transparency over white")
                 layer = plain.convert("RGBA")
                 opaque = "L" if plain.mode in ("L", "LA", "1") else "RGB"
-                plain = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert(opaque)
+                plain = Image.alpha_composite(
+                    Image.new("RGBA", layer.size, "white"), layer
+                ).convert(opaque)
             mode = "RGB" if channels == 3 else "L"
             if plain.mode != mode:
                 converted.append(f"{_MODES.get(plain.mode, plain.mode)} to {_MODES[mode]}")
@@ -96,12 +121,14 @@ def decode(source: Path | bytes, size: int, channels: int) -> tuple[npt.NDArray[
         raise BadImage(reason(error)) from error
 
 
-_CHUNK = 16  # images that a thread takes at a time: taking a task costs as much as decoding a tiny image
+# images that a thread takes at a time: taking a task costs as much as decoding a tiny image
+_CHUNK = 16
 
 
 @dataclass
 class DecodingReport:
-    """Collects the files that could not be decoded, and counts conversions and files left out, over all splits."""
+    """Collects the files that could not be decoded, and counts conversions and files left out, over
+    all splits."""
 
     files: list[tuple[Path, str]] = field(default_factory=list)
     converted: Counter[str] = field(default_factory=Counter)
@@ -111,12 +138,17 @@ class DecodingReport:
     def notes(self) -> dict[str, Any]:
         """Returns the report in the form of Dataset.notes."""
         skipped = [f"{file}: {why}" for file, why in self.files]
-        return {"converted": dict(self.converted), "skipped": skipped, "left_out": dict(self.left_out)}
+        return {
+            "converted": dict(self.converted),
+            "skipped": skipped,
+            "left_out": dict(self.left_out),
+        }
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Holds the images of one split as files, or as the bytes of records, with their `names` for messages.
+    """Holds the images of one split as files, or as the bytes of records, with their `names` for
+    messages.
 
     left_out: the number of files that are no images, by suffix.
     """
@@ -130,18 +162,25 @@ class Encoded:
     def parts(self, size: int) -> "list[Encoded]":
         """Returns the images in parts of `size`."""
         return [
-            Encoded(self.sources[at : at + size], self.labels and self.labels[at : at + size], self.class_names)
+            Encoded(
+                self.sources[at : at + size],
+                self.labels and self.labels[at : at + size],
+                self.class_names,
+            )
             for at in range(0, len(self.sources), size)
         ]
 
     def decode(self, config: TrainConfig, bad: DecodingReport) -> Arrays | None:
-        """Decodes the images on all cores, in their order, without the bad ones; returns None if all are bad."""
+        """Decodes the images on all cores, in their order, without the bad ones; returns None if
+        all are bad."""
         shape = config.image_size, config.image_size, config.channels
         images = np.empty((len(self.sources), *shape), np.uint8)
 
         def decode_at(position: int) -> list[str] | BadImage:
             try:
-                images[position], converted = decode(self.sources[position], config.image_size, config.channels)
+                images[position], converted = decode(
+                    self.sources[position], config.image_size, config.channels
+                )
             except BadImage as error:
                 return error
             return converted
@@ -158,21 +197,28 @@ class Encoded:
                 good.append(position)
         if not good:
             return None
-        labels = None if self.labels is None else checked_labels(np.array(self.labels)[good], f"data={config.data}")
+        labels = (
+            None
+            if self.labels is None
+            else checked_labels(np.array(self.labels)[good], f"data={config.data}")
+        )
         return Arrays(images if len(good) == len(images) else images[good], labels)
 
 
 def encoded_dataset(config: TrainConfig, train: Encoded, evaluation: Encoded | None) -> Dataset:
     """Decodes the images of both splits to a dataset.
 
-    Raises UserError if images cannot be decoded and may not be skipped, if none is left, or if a class has none left.
+    Raises UserError if images cannot be decoded and may not be skipped, if none is left, or if a
+    class has none left.
     """
     splits = [split for split in (train, evaluation) if split]
     bad = DecodingReport(left_out=sum((split.left_out for split in splits), Counter()))
     examples, *holdout = [split.decode(config, bad) for split in splits]
     refuse_or_skip(config, bad)
     if examples is None:
-        raise UserError(f"data={config.data}: none of its {len(train.sources):,} images could be decoded")
+        raise UserError(
+            f"data={config.data}: none of its {len(train.sources):,} images could be decoded"
+        )
     examples, evaluated = with_evaluation(config, examples, holdout[0] if holdout else None)
     if examples.labels is not None:
         refuse_empty_classes(config, train.class_names, set(np.unique(examples.labels).tolist()))
@@ -180,20 +226,22 @@ def encoded_dataset(config: TrainConfig, train: Encoded, evaluation: Encoded | N
 
 
 def refuse_or_skip(config: TrainConfig, bad: DecodingReport) -> None:
-    """Raises UserError naming the first ten files that cannot be decoded; with --skip_bad_images, logs each of them.
+    """Raises UserError naming the first ten files that cannot be decoded; with --skip_bad_images,
+    logs each of them.
 
     Also logs which files were left out and which conversions were made.
     """
     if bad.left_out:
         log.warning(
-            f"data={config.data}: {bad.left_out.total():,} files are not read: {counted(bad.left_out)} (images are "
-            f"recognised by {' '.join(sorted(IMAGE_SUFFIXES))})"
+            f"data={config.data}: {bad.left_out.total():,} files are not read:"
+            f" {counted(bad.left_out)} (images are recognised by"
+            f" {' '.join(sorted(IMAGE_SUFFIXES))})"
         )
     if not config.skip_bad_images and bad.files:
         first = "; ".join(f"{file}: {why}" for file, why in bad.files[:10])
         raise UserError(
-            f"data={config.data}: {len(bad.files):,} image files cannot be decoded: fix or remove them, or skip them "
-            f"with --skip_bad_images. The first: {first}"
+            f"data={config.data}: {len(bad.files):,} image files cannot be decoded: fix or remove"
+            f" them, or skip them with --skip_bad_images. The first: {first}"
         )
     for file, why in bad.files:
         log.warning(f"skipped {file}: {why}")
@@ -201,13 +249,17 @@ def refuse_or_skip(config: TrainConfig, bad: DecodingReport) -> None:
         log.info(f"converted images: {counted(bad.converted)}")
 
 
-def refuse_empty_classes(config: TrainConfig, class_names: Sequence[str], present: Container[int]) -> None:
-    """Raises UserError for the first class whose number is not among the labels `present` for training."""
+def refuse_empty_classes(
+    config: TrainConfig, class_names: Sequence[str], present: Container[int]
+) -> None:
+    """Raises UserError for the first class whose number is not among the labels `present` for
+    training."""
     for number, name in enumerate(class_names):
         if number not in present:
             raise UserError(
-                f"data={config.data}: class {name} would have no image to train on: all of its files are skipped, or "
-                "held back by evaluation_fraction: add images, or move its folder elsewhere"
+                f"data={config.data}: class {name} would have no image to train on: all of its"
+                " files are skipped, or held back by evaluation_fraction: add images, or move its"
+                " folder elsewhere"
             )
 
 
@@ -216,60 +268,83 @@ def counted(counts: Counter[str]) -> str:
     return ", ".join(f"{count:,} {noun}" for noun, count in counts.most_common())
 
 
-_TRAIN_FOLDERS, _EVALUATION_FOLDERS = ("train", "training"), ("val", "validation", "valid", "test")
+_TRAIN_FOLDERS = ("train", "training")
+_EVALUATION_FOLDERS = ("val", "validation", "valid", "test")
 _SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini", "__macosx", "ehthumbs.db"})
 
 
 def find_images(path: Path) -> tuple[Encoded, Encoded | None]:
-    """Finds the training and the evaluation files below `path`, by name. Raises UserError if there are none."""
+    """Finds the training and the evaluation files below `path`, by name. Raises UserError if there
+    are none."""
     children = _children(path)
     below = {child.name.lower(): Path(child.path) for child in children if child.is_dir()}
     train = next((below[name] for name in _TRAIN_FOLDERS if name in below), path)
     splits = [_images_in(train, None)]
     if train is not path:
-        for name, folder in below.items():  # `train` may be a class, if folders beside it contain images too
-            if name not in _TRAIN_FOLDERS + _EVALUATION_FOLDERS and _images_below(folder, Counter(), set()):
+        # `train` may be a class, if folders beside it contain images too
+        for name, folder in below.items():
+            if name not in _TRAIN_FOLDERS + _EVALUATION_FOLDERS and _images_below(
+                folder, Counter(), set()
+            ):
                 raise UserError(
-                    f"data={path}: {train.name} would be the training part, but {folder.name} beside it contains "
-                    f"images too: if {train.name} is a class, move all class folders into one folder train; otherwise "
-                    f"move {folder.name} elsewhere"
+                    f"data={path}: {train.name} would be the training part, but {folder.name}"
+                    f" beside it contains images too: if {train.name} is a class, move all class"
+                    f" folders into one folder train; otherwise move {folder.name} elsewhere"
                 )
-        splits[0].left_out.update(f"{_kind(child)} beside {train.name}" for child in children if not child.is_dir())
+        splits[0].left_out.update(
+            f"{_kind(child)} beside {train.name}" for child in children if not child.is_dir()
+        )
         evaluation = [below[name] for name in _EVALUATION_FOLDERS if name in below]
         splits += [_images_in(folder, splits[0].class_names) for folder in evaluation[:1]]
     if not splits[0].sources:
         why = f", but {counted(splits[0].left_out)}" if splits[0].left_out else ""
-        raise UserError(f"data={path}: no image files found{why} (recognised by {' '.join(sorted(IMAGE_SUFFIXES))})")
+        raise UserError(
+            f"data={path}: no image files found{why} (recognised by"
+            f" {' '.join(sorted(IMAGE_SUFFIXES))})"
+        )
     return splits[0], splits[1] if len(splits) > 1 else None
 
 
 def _images_in(path: Path, class_names: tuple[str, ...] | None) -> Encoded:
-    """Returns the images of class folders, if there are any with images, or of a flat folder without labels."""
+    """Returns the images of class folders, if there are any with images, or of a flat folder
+    without labels."""
     others: Counter[str] = Counter()
     children = _children(path)
-    flat = [Path(child.path) for child in children if not child.is_dir() and _is_image(child, others)]
-    left_out = {Path(child.path): Counter[str]() for child in children if child.is_dir()}  # files that are no images
+    flat = [
+        Path(child.path) for child in children if not child.is_dir() and _is_image(child, others)
+    ]
+    # files that are no images
+    left_out = {Path(child.path): Counter[str]() for child in children if child.is_dir()}
     classes = {child: _images_below(child, counts, set()) for child, counts in left_out.items()}
     others.update(sum(left_out.values(), Counter()))
     with_images = [child for child in classes if classes[child]]
     if flat and with_images:
-        raise UserError(f"data={path}: images beside class folders ({with_images[0].name}): move one or the other")
+        raise UserError(
+            f"data={path}: images beside class folders ({with_images[0].name}): move one or the"
+            " other"
+        )
     if not with_images:
         return Encoded(flat, None, left_out=others)
     if empty := next((child for child in classes if not classes[child]), None):
         raise UserError(
-            f"data={path}: class {empty.name} would have no image ({counted(left_out[empty]) or 'it is empty'}): "
-            "convert its files, or move the folder elsewhere"
+            f"data={path}: class {empty.name} would have no image"
+            f" ({counted(left_out[empty]) or 'it is empty'}): convert its files, or move the folder"
+            " elsewhere"
         )
     names = tuple(child.name for child in classes) if class_names is None else class_names
     if unknown := [child.name for child in classes if child.name not in names]:
-        raise UserError(f"data={path}: class {unknown[0]} is not one of the training classes {', '.join(names)}")
+        raise UserError(
+            f"data={path}: class {unknown[0]} is not one of the training classes {', '.join(names)}"
+        )
     labels = [names.index(child.name) for child, files in classes.items() for _ in files]
-    return Encoded([file for files in classes.values() for file in files], labels, names, left_out=others)
+    return Encoded(
+        [file for files in classes.values() for file in files], labels, names, left_out=others
+    )
 
 
 def _children(path: Path) -> list[os.DirEntry[str]]:
-    """Returns the entries of a folder, sorted by name, without hidden folders and files of operating systems."""
+    """Returns the entries of a folder, sorted by name, without hidden folders and files of
+    operating systems."""
     try:
         with os.scandir(path) as entries:
             children = sorted(entries, key=lambda entry: entry.name)
@@ -311,18 +386,23 @@ def _kind(file: os.DirEntry[str]) -> str:
 
 
 TFRECORD_SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
-_IMAGE_KEYS, _LABEL_KEYS = ("image/encoded", "image", "image_raw"), ("image/class/label", "label")
+_IMAGE_KEYS = ("image/encoded", "image", "image_raw")
+_LABEL_KEYS = ("image/class/label", "label")
 _EVALUATION_FILES = ("val", "test")
 
 
 def is_tfrecord(path: Path) -> bool:
     """Returns whether `path` is a TFRecord file, or a folder with such files."""
-    names = (file.name.lower().removesuffix(".gz") for file in (path.iterdir() if path.is_dir() else [path]))
+    names = (
+        file.name.lower().removesuffix(".gz")
+        for file in (path.iterdir() if path.is_dir() else [path])
+    )
     return any(name.endswith(TFRECORD_SUFFIXES) or ".tfrecord-" in name for name in names)
 
 
 def load_tfrecord(config: TrainConfig, path: Path) -> Dataset:
-    """Returns the dataset of all records; in a folder, files named val* or test* are for evaluation."""
+    """Returns the dataset of all records; in a folder, files named val* or test* are for
+    evaluation."""
     files, evaluation = find_records(path)
     held_out = read_records(config, evaluation) if evaluation else None
     return encoded_dataset(config, read_records(config, files), held_out)
@@ -330,36 +410,59 @@ def load_tfrecord(config: TrainConfig, path: Path) -> Dataset:
 
 def find_records(path: Path) -> tuple[list[Path], list[Path]]:
     """Returns the files for training and those for evaluation."""
-    files = sorted(file for file in path.iterdir() if file.is_file() and is_tfrecord(file)) if path.is_dir() else [path]
+    files = (
+        sorted(file for file in path.iterdir() if file.is_file() and is_tfrecord(file))
+        if path.is_dir()
+        else [path]
+    )
     holdout = [file for file in files if file.name.lower().startswith(_EVALUATION_FILES)]
     return [file for file in files if file not in holdout], holdout
 
 
 def read_records(config: TrainConfig, files: list[Path]) -> Encoded:
-    """Returns the images and labels of all records of `files`. Raises UserError for a damaged file."""
-    images, labels, names = list[bytes](), list[int | None](), list[Path]()
+    """Returns the images and labels of all records of `files`. Raises UserError for a damaged
+    file."""
+    images = list[bytes]()
+    labels = list[int | None]()
+    names = list[Path]()
     for file in files:
         try:
-            records = tf.data.TFRecordDataset(str(file), compression_type="GZIP" if file.suffix == ".gz" else "")
+            records = tf.data.TFRecordDataset(
+                str(file), compression_type="GZIP" if file.suffix == ".gz" else ""
+            )
             for number, record in enumerate(records):
                 feature = tf.train.Example.FromString(record.numpy()).features.feature
-                image = [value for key in _IMAGE_KEYS if key in feature for value in feature[key].bytes_list.value]
+                image = [
+                    value
+                    for key in _IMAGE_KEYS
+                    if key in feature
+                    for value in feature[key].bytes_list.value
+                ]
                 if not image:
                     raise UserError(
-                        f"{file}: a record without image bytes ({' or '.join(_IMAGE_KEYS)}): it has {[*feature][:20]}"
+                        f"{file}: a record without image bytes ({' or '.join(_IMAGE_KEYS)}): it has"
+                        f" {[*feature][:20]}"
                     )
-                label = [value for key in _LABEL_KEYS if key in feature for value in feature[key].int64_list.value]
+                label = [
+                    value
+                    for key in _LABEL_KEYS
+                    if key in feature
+                    for value in feature[key].int64_list.value
+                ]
                 images.append(image[0])
                 labels.append(label[0] if label else None)
                 names.append(Path(f"{file}#{number}"))
         except UserError:
             raise
-        except Exception as error:  # TensorFlow's DataLossError for a damaged record, protobuf's DecodeError
+        # TensorFlow's DataLossError for a damaged record, protobuf's DecodeError
+        except Exception as error:
             raise UserError(
-                f"{file}: damaged, or not a TFRecord file: {reason(error)}: copy it again, or end its name in .gz if "
-                "it is compressed"
+                f"{file}: damaged, or not a TFRecord file: {reason(error)}: copy it again, or end"
+                " its name in .gz if it is compressed"
             ) from None
     has_labels = labelled(
-        (label is not None for label in labels), f"data={config.data}", f"records ({' or '.join(_LABEL_KEYS)})"
+        (label is not None for label in labels),
+        f"data={config.data}",
+        f"records ({' or '.join(_LABEL_KEYS)})",
     )
     return Encoded(images, [label or 0 for label in labels] if has_labels else None, names=names)

@@ -1,7 +1,9 @@
-"""Reads prepared data, which `python -m trainer.data.prepare` writes: a few .npy files, into memory or row by row.
+"""Reads prepared data, which `python -m trainer.data.prepare` writes: a few .npy files, into memory
+or row by row.
 
-A folder contains pieces.json, and for each piece an array of images, as train-00000.x.npy, (examples, height, width,
-channels) uint8, and one of labels, if there are any, as train-00000.y.npy, (examples,) int32.
+A folder contains pieces.json, and for each piece an array of images, as train-00000.x.npy,
+(examples, height, width, channels) uint8, and one of labels, if there are any, as
+train-00000.y.npy, (examples,) int32.
 """
 
 import hashlib
@@ -41,32 +43,43 @@ class ArrayFile:
     start: int
 
     def read(self) -> Array:
-        """Returns the array, which cannot be written to. Raises UserError if the file has another checksum."""
+        """Returns the array, which cannot be written to. Raises UserError if the file has another
+        checksum."""
         content = self.path.read_bytes()
         if hashlib.sha256(content).hexdigest() != self.sha256:
             raise _damaged(self.path, "differs from its checksum")
-        return np.frombuffer(content, self.dtype, math.prod(self.shape), self.start).reshape(self.shape)
+        return np.frombuffer(content, self.dtype, math.prod(self.shape), self.start).reshape(
+            self.shape
+        )
 
 
 class PieceRows(Examples):
     """Reads images from their files on demand, so that memory holds only the labels and one batch.
 
-    It uses pread, not a memory map, because a failed read of a mounted bucket would end the process by a signal. A file
-    is open only while its rows are read, because a process may not be allowed to open all files at once.
+    It uses pread, not a memory map, because a failed read of a mounted bucket would end the process
+    by a signal. A file is open only while its rows are read, because a process may not be allowed
+    to open all files at once.
     """
 
     image_shape: tuple[int, int, int]
 
-    def __init__(self, images: Sequence[ArrayFile], labels: Array | None, image_shape: tuple[int, int, int]) -> None:
-        self._images, self.targets, self.image_shape = images, labels, image_shape
+    def __init__(
+        self, images: Sequence[ArrayFile], labels: Array | None, image_shape: tuple[int, int, int]
+    ) -> None:
+        self._images = images
+        self.targets = labels
+        self.image_shape = image_shape
         self._starts = np.cumsum([0] + [file.shape[0] for file in images])
         self.count = int(self._starts[-1])
-        self.spec = (tf.TensorSpec(image_shape, tf.uint8), tf.TensorSpec((), tf.int32))[: 1 + (labels is not None)]
+        self.spec = (tf.TensorSpec(image_shape, tf.uint8), tf.TensorSpec((), tf.int32))[
+            : 1 + (labels is not None)
+        ]
 
     def read(self, rows: npt.NDArray[np.int64]) -> tuple[Array, ...]:
         """Returns images and labels of `rows`, in their shape.
 
-        Raises PlatformFault if a file cannot be read: a restart may succeed, or find that the file is lost.
+        Raises PlatformFault if a file cannot be read: a restart may succeed, or find that the file
+        is lost.
         """
         flat = rows.ravel()
         images = unfilled((flat.size, math.prod(self.image_shape)), np.uint8)
@@ -78,10 +91,17 @@ class PieceRows(Examples):
             try:
                 with open(file.path, "rb", buffering=0) as content:
                     for place in places:
-                        if os.preadv(content.fileno(), [images[place]], file.start + offsets[place]) != images.shape[1]:
+                        if (
+                            os.preadv(
+                                content.fileno(), [images[place]], file.start + offsets[place]
+                            )
+                            != images.shape[1]
+                        ):
                             raise OSError("it became shorter")
             except OSError as error:
-                raise PlatformFault(f"data: {file.path} cannot be read any more ({error.strerror or error})") from error
+                raise PlatformFault(
+                    f"data: {file.path} cannot be read any more ({error.strerror or error})"
+                ) from error
         shaped = images.reshape(*rows.shape, *self.image_shape)
         return (shaped,) if self.targets is None else (shaped, self.targets[rows])
 
@@ -94,7 +114,8 @@ class PieceRows(Examples):
 
 
 def load(config: TrainConfig, path: Path) -> Dataset:
-    """Returns the dataset in `path`: read into memory and verified if it fits into data_memory_mib, else row by row."""
+    """Returns the dataset in `path`: read into memory and verified if it fits into data_memory_mib,
+    else row by row."""
     index = read_index(path)
     train, evaluation = (open_split(path, index, split) for split in SPLITS)
     if train is None:
@@ -106,7 +127,8 @@ def load(config: TrainConfig, path: Path) -> Dataset:
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """Returns the content of pieces.json and checks its entries. Raises UserError if it is damaged."""
+    """Returns the content of pieces.json and checks its entries. Raises UserError if it is
+    damaged."""
     try:
         index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
         if index["format"] != FORMAT:
@@ -114,30 +136,48 @@ def read_index(folder: Path) -> dict[str, Any]:
         index["image_shape"] = tuple(map(int, index["image_shape"]))
         index["class_names"] = tuple(map(str, index["class_names"]))
         for entry in (entry for split in SPLITS for entry in index["splits"].get(split, ())):
-            entry["examples"], entry["files"] = int(entry["examples"]), {**entry["files"]}
-    except (OSError, KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
+            entry["examples"] = int(entry["examples"])
+            entry["files"] = {**entry["files"]}
+    except (
+        OSError,
+        KeyError,
+        TypeError,
+        ValueError,
+        OverflowError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise UserError(
-            f"data={folder}: its {INDEX} is damaged ({reason(error)}): prepare the data again into another folder"
+            f"data={folder}: its {INDEX} is damaged ({reason(error)}): prepare the data again into"
+            " another folder"
         ) from None
     return index
 
 
 def open_split(folder: Path, index: Mapping[str, Any], split: str) -> PieceRows | None:
-    """Returns the rows of one split of an index, None if it has none. Reads the labels, and the headers of the images.
+    """Returns the rows of one split of an index, None if it has none. Reads the labels, and the
+    headers of the images.
 
     Raises UserError for a file that is not as its entry says.
     """
-    image_files, label_files = list[ArrayFile](), list[ArrayFile]()
+    image_files = list[ArrayFile]()
+    label_files = list[ArrayFile]()
     entries = [entry for entry in index["splits"].get(split, ()) if entry["files"]]
     for entry in entries:
         count = entry["examples"]
-        kinds: Any = (image_files, (count, *index["image_shape"]), np.dtype(np.uint8)), (label_files, (count,), LABEL)
-        for (name, sha256), (files, shape, dtype) in zip(entry["files"].items(), kinds, strict=False):
+        kinds: Any = (
+            (image_files, (count, *index["image_shape"]), np.dtype(np.uint8)),
+            (label_files, (count,), LABEL),
+        )
+        for (name, sha256), (files, shape, dtype) in zip(
+            entry["files"].items(), kinds, strict=False
+        ):
             path = folder / name
             try:
                 array = np.load(path, mmap_mode="r")
                 found = ArrayFile(path, sha256, array.shape, array.dtype, array.offset)
-            except Exception as error:  # numpy's header reader raises any exception for a damaged file
+            # numpy's header reader raises any exception for a damaged file
+            except Exception as error:
                 raise _damaged(path, f"cannot be read ({reason(error)})") from None
             if (found.shape, found.dtype) != (shape, dtype):
                 raise _damaged(path, f"is {found.dtype} {found.shape}: {dtype} {shape} is required")

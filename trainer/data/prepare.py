@@ -1,7 +1,9 @@
-"""Converts any source to .npy pieces: `python -m trainer.data.prepare SRC DST --image_size=64 --channels=3`.
+"""Converts any source to .npy pieces: `python -m trainer.data.prepare SRC DST --image_size=64
+--channels=3`.
 
-It decodes once what every run would decode again, with one piece of an image folder or of TFRecord files in memory at a
-time. After an interruption, the same command starts anew; `pieces.py` reads the result.
+It decodes once what every run would decode again, with one piece of an image folder or of TFRecord
+files in memory at a time. After an interruption, the same command starts anew; `pieces.py` reads
+the result.
 """
 
 import hashlib
@@ -20,7 +22,15 @@ import numpy as np
 
 from trainer.base.errors import DONE, UserError
 from trainer.base.log import ProgressBar, log, set_verbose
-from trainer.base.settings.fields import VERBOSE, Usage, answer_help, fields_of, read_flags, read_options, setting
+from trainer.base.settings.fields import (
+    VERBOSE,
+    Usage,
+    answer_help,
+    fields_of,
+    read_flags,
+    read_options,
+    setting,
+)
 from trainer.base.settings.own_settings import is_named
 from trainer.base.settings.request import Overrides
 from trainer.base.settings.train_config import TrainConfig, split_kind
@@ -46,9 +56,17 @@ with quiet_start():
     from trainer.data.order import RowNumbers
     from trainer.data.pieces import FORMAT, INDEX, LABEL, SPLITS, open_split, read_index
 
-_SETTINGS = ("image_size", "channels", "skip_bad_images", "evaluation_fraction", "seed", "cache_dir")
+_SETTINGS = (
+    "image_size",
+    "channels",
+    "skip_bad_images",
+    "evaluation_fraction",
+    "seed",
+    "cache_dir",
+)
 _PIECE_BYTES = 64 * 2**20  # of the images of a piece
-Piece = Callable[[DecodingReport], Arrays | None]  # decodes a piece; returns None if none of its images can be decoded
+# decodes a piece; returns None if none of its images can be decoded
+Piece = Callable[[DecodingReport], Arrays | None]
 
 
 @dataclass(frozen=True)
@@ -62,14 +80,20 @@ class Source:
 
 
 def source_of(config: TrainConfig, per_piece: int) -> Source:
-    """Divides `config.data` into pieces of `per_piece` images; TFRecord files into one piece each."""
+    """Divides `config.data` into pieces of `per_piece` images; TFRecord files into one piece
+    each."""
     content = files_of(config)  # before they are read: they may change meanwhile
-    kind, path = ("", Path()) if is_named(config.data) else sources.kind_and_path(config.data, config.cache_dir)
+    kind, path = (
+        ("", Path())
+        if is_named(config.data)
+        else sources.kind_and_path(config.data, config.cache_dir)
+    )
     class_names: tuple[str, ...] = ()
     left_out: Counter[str] = Counter()
     splits: list[list[Piece]] = []
     with naming(path, parse(split_kind(config.data)[1], "SRC")):
-        if kind == "tfrecord" and not config.evaluation_fraction:  # a file's records are counted when it is read
+        # a file's records are counted when it is read
+        if kind == "tfrecord" and not config.evaluation_fraction:
 
             def decoded(file: Path, report: DecodingReport) -> Arrays | None:
                 return read_records(config, [file]).decode(config, report)
@@ -77,31 +101,52 @@ def source_of(config: TrainConfig, per_piece: int) -> Source:
             splits = [[partial(decoded, file) for file in files] for files in find_records(path)]
         elif kind == "folder" and not config.evaluation_fraction:
             folders = [split for split in find_images(path) if split]
-            splits = [[partial(part.decode, config) for part in split.parts(per_piece)] for split in folders]
-            class_names, left_out = folders[0].class_names, sum((split.left_out for split in folders), left_out)
+            splits = [
+                [partial(part.decode, config) for part in split.parts(per_piece)]
+                for split in folders
+            ]
+            class_names = folders[0].class_names
+            left_out = sum((split.left_out for split in folders), left_out)
         else:  # loaded as a whole; a built-in source or a function may change without a file
-            keras.utils.set_random_seed(config.seed)  # before the user's function is imported, as in each command
+            # before the user's function is imported, as in each command
+            keras.utils.set_random_seed(config.seed)
             dataset = sources.load_dataset(config)
             for split in SPLITS[: 1 + bool(dataset.evaluation)]:
                 examples = dataset.images(split)
-                blocks = np.split(np.arange(examples.count), range(per_piece, examples.count, per_piece))
+                blocks = np.split(
+                    np.arange(examples.count), range(per_piece, examples.count, per_piece)
+                )
 
                 def gathered(examples: Examples, rows: RowNumbers, _: DecodingReport) -> Arrays:
                     return Arrays(*as_numpy(examples.gather(rows)))
 
                 splits.append([partial(gathered, examples, rows) for rows in blocks])
-            class_names, content = dataset.class_names, content or content_of(dataset, rows=True)
-    settings = (config.data, config.image_size, config.channels, config.evaluation_fraction, config.seed, per_piece)
-    fingerprint = hashlib.sha256(json.dumps([*settings, content], sort_keys=True).encode()).hexdigest()
+            class_names = dataset.class_names
+            content = content or content_of(dataset, rows=True)
+    settings = (
+        config.data,
+        config.image_size,
+        config.channels,
+        config.evaluation_fraction,
+        config.seed,
+        per_piece,
+    )
+    fingerprint = hashlib.sha256(
+        json.dumps([*settings, content], sort_keys=True).encode()
+    ).hexdigest()
     return Source(dict(zip(SPLITS, splits, strict=False)), class_names, left_out, fingerprint)
 
 
 def write_pieces(
-    config: TrainConfig, folder: Path, on_piece: Callable[[int, int], None] = lambda done, total: None
+    config: TrainConfig,
+    folder: Path,
+    on_piece: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Writes the pieces, and pieces.json at the end; returns its content. Calls `on_piece(done, total)`.
+    """Writes the pieces, and pieces.json at the end; returns its content. Calls `on_piece(done,
+    total)`.
 
-    Raises UserError if the source cannot be read, or has images that cannot be decoded and must not be skipped.
+    Raises UserError if the source cannot be read, or has images that cannot be decoded and must not
+    be skipped.
     """
     make_writable(folder, "DST")
     source = source_of(config, max(1, _PIECE_BYTES // (config.image_size**2 * config.channels)))
@@ -109,19 +154,30 @@ def write_pieces(
         before = read_index(folder)
         if before.get("fingerprint") == source.fingerprint:
             return before
-        raise UserError(f"{folder} contains pieces of other data or settings: use another folder, or remove it")
+        raise UserError(
+            f"{folder} contains pieces of other data or settings: use another folder, or remove it"
+        )
     index: dict[str, Any] = {
-        "format": FORMAT, "source": config.data, "fingerprint": source.fingerprint,
-        "image_shape": (config.image_size, config.image_size, config.channels), "class_names": (),
-        "left_out": source.left_out, "splits": {split: [] for split in source.splits},
-    }  # fmt: skip
+        "format": FORMAT,
+        "source": config.data,
+        "fingerprint": source.fingerprint,
+        "image_shape": (config.image_size, config.image_size, config.channels),
+        "class_names": (),
+        "left_out": source.left_out,
+        "splits": {split: [] for split in source.splits},
+    }
     report = DecodingReport(left_out=source.left_out)
-    pieces = [(split, number, piece) for split in source.splits for number, piece in enumerate(source.splits[split])]
+    pieces = [
+        (split, number, piece)
+        for split in source.splits
+        for number, piece in enumerate(source.splits[split])
+    ]
     for done, (split, number, piece) in enumerate(pieces, 1):
         files = {}
         images = piece(report)
         for part, array in zip("xy", images.arrays if images else (), strict=False):
-            content, file = io.BytesIO(), f"{split}-{number:05d}.{part}.npy"
+            content = io.BytesIO()
+            file = f"{split}-{number:05d}.{part}.npy"
             np.save(content, array.astype(LABEL) if part == "y" else array)
             write_whole(folder / file, content.getvalue())
             files[file] = hashlib.sha256(content.getbuffer()).hexdigest()
@@ -134,20 +190,26 @@ def write_pieces(
     if train.targets is not None:
         refuse_empty_classes(config, source.class_names, set(np.unique(train.targets).tolist()))
     labels = [rows.targets for rows in (train, evaluation) if rows and rows.targets is not None]
-    index["class_names"] = source.class_names or numbered_classes(int(of_split.max()) for of_split in labels)
+    index["class_names"] = source.class_names or numbered_classes(
+        int(of_split.max()) for of_split in labels
+    )
     index |= {"converted": report.converted, "skipped": report.notes["skipped"]}
     write_whole(folder / INDEX, json.dumps(index, indent=1) + "\n")
     return index
 
 
-USAGE = Usage("python -m trainer.data.prepare", "SRC DST [--image_size=64] [--setting=value …]", __doc__)
+USAGE = Usage(
+    "python -m trainer.data.prepare", "SRC DST [--image_size=64] [--setting=value …]", __doc__
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions:
     """Holds the options of `trainer.data.prepare` that are not settings of a run."""
 
-    source: str = setting(meaning="a folder, a file or a name, as for --data", metavar="SRC", positional=True)
+    source: str = setting(
+        meaning="a folder, a file or a name, as for --data", metavar="SRC", positional=True
+    )
     destination: str = setting(meaning="the folder for the pieces", metavar="DST", positional=True)
     verbose: bool = VERBOSE
 
@@ -166,15 +228,23 @@ def main(arguments: Sequence[str]) -> int:
     ).resolve()
     if address := output_address(options.destination, "DST"):
         raise UserError(
-            f"DST={options.destination}: must be a local folder: prepare into one, as pieces, and then copy it: "
-            f"gcloud storage cp -r pieces {address}"
+            f"DST={options.destination}: must be a local folder: prepare into one, as pieces, and"
+            f" then copy it: gcloud storage cp -r pieces {address}"
         )
     with closing(ProgressBar("text", "bar", "count", "left", text="prepare")) as bar:
         folder = expanded(options.destination)
-        index = write_pieces(config, folder, lambda done, total: bar.update(completed=done, total=total))
-    counts = {split: sum(entry["examples"] for entry in entries) for split, entries in index["splits"].items()}
+        index = write_pieces(
+            config, folder, lambda done, total: bar.update(completed=done, total=total)
+        )
+    counts = {
+        split: sum(entry["examples"] for entry in entries)
+        for split, entries in index["splits"].items()
+    }
     shown = ", ".join(f"{count:,} {split}" for split, count in counts.items() if count)
-    log.info(f"{options.destination}: {shown}, {'x'.join(map(str, index['image_shape']))} (height x width x channels)")
+    log.info(
+        f"{options.destination}: {shown}, {'x'.join(map(str, index['image_shape']))} (height x"
+        " width x channels)"
+    )
     return DONE
 
 

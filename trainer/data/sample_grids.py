@@ -1,4 +1,5 @@
-"""Converts images between a network's range [-1, 1] and grey levels [0, 255], and arranges them in sample grids.
+"""Converts images between a network's range [-1, 1] and grey levels [0, 255], and arranges them in
+sample grids.
 
 The noise of a grid depends on the seed alone, so that grids of several steps show the same images.
 """
@@ -16,7 +17,9 @@ from trainer.base.errors import UserError
 UInt8Array = npt.NDArray[np.uint8]
 
 _SAMPLES = 64  # images of a sample grid
-_COLUMNS, _MOST_CLASSES = 10, 20  # of a grid with one class in each row
+# of a grid with one class in each row
+_COLUMNS = 10
+_MOST_CLASSES = 20
 
 
 def from_uint8(images: Any) -> Any:
@@ -30,14 +33,18 @@ def to_uint8(images: Any) -> Any:
 
 
 def noise(seed: int, count: int, latent_dim: int, dtype: Any = tf.float32) -> Any:
-    """Returns the fixed noise of sample grids: (count, latent_dim), a function of seed, row and column only."""
-    return tf.cast(tf.random.stateless_normal((count, latent_dim), seed=(seed, 0x5EED), alg="philox"), dtype)
+    """Returns the fixed noise of sample grids: (count, latent_dim), a function of seed, row and
+    column only."""
+    return tf.cast(
+        tf.random.stateless_normal((count, latent_dim), seed=(seed, 0x5EED), alg="philox"), dtype
+    )
 
 
 def noise_and_labels(
     seed: int, columns: int, labels: Sequence[int], latent_dim: int, dtype: Any = tf.float32
 ) -> tuple[Any, Any]:
-    """Returns the noise and the labels of a grid with one class in each row and the same noise in each column.
+    """Returns the noise and the labels of a grid with one class in each row and the same noise in
+    each column.
 
     labels: the class of each row. Returns (rows x columns, latent_dim) and (rows x columns,) int32.
     """
@@ -45,8 +52,11 @@ def noise_and_labels(
     return tf.tile(drawn, (len(labels), 1)), tf.repeat(tf.constant(labels, tf.int32), columns)
 
 
-def sample_grid(generate: Callable[..., Any], seed: int, latent_dim: int, classes: int, dtype: Any) -> UInt8Array:
-    """Returns a grid of the images that a model's `sample` makes from fixed noise; with classes, a row for each."""
+def sample_grid(
+    generate: Callable[..., Any], seed: int, latent_dim: int, classes: int, dtype: Any
+) -> UInt8Array:
+    """Returns a grid of the images that a model's `sample` makes from fixed noise; with classes, a
+    row for each."""
     if not classes:
         return grid(as_uint8(generate(noise(seed, _SAMPLES, latent_dim, dtype))))
     inputs = noise_and_labels(seed, _COLUMNS, range(min(classes, _MOST_CLASSES)), latent_dim, dtype)
@@ -54,27 +64,34 @@ def sample_grid(generate: Callable[..., Any], seed: int, latent_dim: int, classe
 
 
 def as_uint8(images: Any) -> UInt8Array:
-    """Returns the images that a model's `sample` returned as an array. Raises UserError if they are no images."""
+    """Returns the images that a model's `sample` returned as an array. Raises UserError if they are
+    no images."""
     array = np.asarray(images)
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] not in (1, 3):
         raise UserError(
-            f"sample returned {array.dtype} of shape {array.shape}: it must return uint8 images (count, height, width, "
-            "1 or 3)"
+            f"sample returned {array.dtype} of shape {array.shape}: it must return uint8 images"
+            " (count, height, width, 1 or 3)"
         )
     return array
 
 
 def grid(images: UInt8Array, columns: int = 0, margin: int = 2) -> UInt8Array:
-    """Arranges (count, height, width, channels) in one picture, as close to a square as `count` allows.
+    """Arranges (count, height, width, channels) in one picture, as close to a square as `count`
+    allows.
 
-    columns: images in a row; 0: as in a square. Small images are enlarged by an integer factor to about 64 pixels.
+    columns: images in a row; 0: as in a square. Small images are enlarged by an integer factor to
+        about 64 pixels.
     """
     factor = max(1, 64 // images.shape[1])
     images = images.repeat(factor, axis=1).repeat(factor, axis=2)
     count, height, width, channels = images.shape
     columns = columns or math.ceil(math.sqrt(count))
     rows = math.ceil(count / columns)
-    picture = np.full((rows * (height + margin) + margin, columns * (width + margin) + margin, channels), 255, np.uint8)
+    picture = np.full(
+        (rows * (height + margin) + margin, columns * (width + margin) + margin, channels),
+        255,
+        np.uint8,
+    )
     for index, image in enumerate(images):
         top = margin + index // columns * (height + margin)
         left = margin + index % columns * (width + margin)

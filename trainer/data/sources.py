@@ -1,6 +1,8 @@
-"""Loads the dataset that `--data` names: a built-in source, a path whose kind is recognised or named, or a function.
+"""Loads the dataset that `--data` names: a built-in source, a path whose kind is recognised or
+named, or a function.
 
-Each kind has its loader in another module; here they are chosen, and what they return is checked against the settings.
+Each kind has its loader in another module; here they are chosen, and what they return is checked
+against the settings.
 """
 
 import dataclasses
@@ -27,12 +29,15 @@ LOADERS: dict[str, Callable[[TrainConfig, Path], Dataset]] = {
     "npz": image_arrays.load_npz,
     "tfrecord": image_files.load_tfrecord,
     "shards": pieces.load,
-    "folder": lambda config, path: image_files.encoded_dataset(config, *image_files.find_images(path)),
+    "folder": lambda config, path: image_files.encoded_dataset(
+        config, *image_files.find_images(path)
+    ),
 }
 
 
 def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
-    """Loads the dataset of `config.data`. Raises UserError if it cannot be read or does not fit the settings.
+    """Loads the dataset of `config.data`. Raises UserError if it cannot be read or does not fit the
+    settings.
 
     trains: whether it will be trained on, for which at least one global batch of rows is needed.
     """
@@ -47,7 +52,8 @@ def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
                 dataset = LOADERS[kind](config, path)
     except MemoryError:
         raise UserError(
-            f"data={config.data}: it does not fit into memory: prepare it (python -m trainer.data.prepare)"
+            f"data={config.data}: it does not fit into memory: prepare it (python -m"
+            " trainer.data.prepare)"
         ) from None
     except (OSError, RecursionError) as error:
         if where_raised(error):
@@ -58,26 +64,30 @@ def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
         expected = (config.image_size, config.image_size, config.channels)
         if shape != expected:
             raise UserError(
-                f"data={config.data}: images are {shape}, but the settings require {expected}: change image_size or "
-                "channels, or prepare the data again"
+                f"data={config.data}: images are {shape}, but the settings require {expected}:"
+                " change image_size or channels, or prepare the data again"
             )
     count = dataset.train.count if trains else config.global_batch_size
     if count < config.global_batch_size:
         raise UserError(
-            f"data={config.data}: {count} examples are fewer than global_batch_size={config.global_batch_size}: use at "
-            f"most {count}"
+            f"data={config.data}: {count} examples are fewer than"
+            f" global_batch_size={config.global_batch_size}: use at most {count}"
         )
     if config.evaluation_fraction and dataset.evaluation is None:
         raise UserError(
-            f"evaluation_fraction={config.evaluation_fraction}: {config.data} has no evaluation part, and the flag "
-            "does not apply to prepared data, nor to a Dataset of your own: drop it, prepare the data anew with it, "
-            "or give the rows as third argument: Dataset(name, training, evaluation)"
+            f"evaluation_fraction={config.evaluation_fraction}: {config.data} has no evaluation"
+            " part, and the flag does not apply to prepared data, nor to a Dataset of your own:"
+            " drop it, prepare the data anew with it, or give the rows as third argument:"
+            " Dataset(name, training, evaluation)"
         )
     # Labels in memory become int32, and classes without names are called by their numbers.
-    largest, parts = [], list[Any]((dataset.train, dataset.evaluation))
+    largest = []
+    parts = list[Any]((dataset.train, dataset.evaluation))
     for place, part in enumerate(parts):
         if isinstance(part, Arrays) and part.labels is not None:
-            labels = checked_labels(part.labels, f"data={config.data}", len(dataset.class_names) or MOST_CLASSES)
+            labels = checked_labels(
+                part.labels, f"data={config.data}", len(dataset.class_names) or MOST_CLASSES
+            )
             largest.append(int(labels.max()))
             parts[place] = part if labels is part.labels else Arrays(part.images, labels)
     names = dataset.class_names or numbered_classes(largest)
@@ -85,7 +95,8 @@ def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
 
 
 def kind_and_path(data: str, cache_dir: str = "") -> tuple[str, Path]:
-    """Returns the kind, named in `kind:path` or recognised from the files, and the path. Raises UserError if missing.
+    """Returns the kind, named in `kind:path` or recognised from the files, and the path. Raises
+    UserError if missing.
 
     An address in Cloud Storage is downloaded to `cache_dir` first.
     """
@@ -95,10 +106,12 @@ def kind_and_path(data: str, cache_dir: str = "") -> tuple[str, Path]:
         prefix, colon, _ = location.partition(":")
         if colon and not os.path.exists(prefix):
             raise UserError(
-                f"data={data}: unknown kind '{prefix}'{nearest(prefix, LOADERS)} Known: {', '.join(LOADERS)}"
+                f"data={data}: unknown kind '{prefix}'{nearest(prefix, LOADERS)} Known:"
+                f" {', '.join(LOADERS)}"
             )
         raise UserError(
-            f"data={data}: path not found{nearest(data, DATA_SOURCES)} Known names: {', '.join(DATA_SOURCES)}"
+            f"data={data}: path not found{nearest(data, DATA_SOURCES)} Known names:"
+            f" {', '.join(DATA_SOURCES)}"
         )
     recognised = {  # from the narrowest sign to the widest
         "npz": path.suffix == ".npz",
@@ -111,6 +124,6 @@ def kind_and_path(data: str, cache_dir: str = "") -> tuple[str, Path]:
         return kind, path
     kinds = ", ".join(f"{kind}:PATH" for kind in LOADERS)
     raise UserError(
-        f"data={data}: unknown kind of data: use one of {kinds}, or --data=package.module:function, a function of "
-        "yours that reads it (examples/table.py reads a CSV file)"
+        f"data={data}: unknown kind of data: use one of {kinds}, or --data=package.module:function,"
+        " a function of yours that reads it (examples/table.py reads a CSV file)"
     )

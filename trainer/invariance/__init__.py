@@ -1,1 +1,2 @@
-"""Keeps the promise that the number of replicas changes no result: random numbers, losses, gradients, batch norm."""
+"""Keeps the promise that the number of replicas changes no result: random numbers, losses,
+gradients, batch norm."""

@@ -1,12 +1,15 @@
-"""Makes Keras's random layers draw the same numbers for a row of the global batch on any number of replicas.
+"""Makes Keras's random layers draw the same numbers for a row of the global batch on any number of
+replicas.
 
-Within a step, Keras's random functions draw from a stream named by the layer's path and the number of the draw in the
-step, for the whole global batch, and return this replica's rows. Elsewhere they are Keras's own.
+Within a step, Keras's random functions draw from a stream named by the layer's path and the number
+of the draw in the step, for the whole global batch, and return this replica's rows. Elsewhere they
+are Keras's own.
 
-Numbers for each row have to be told from numbers that all rows share. Under `fit` a layer does not know how many rows
-it gets: the first size of what it asks for is a tensor for numbers by row, and an integer for shared ones. In a step
-the number of rows is known, and an integer of that value could mean either. So, while a layer runs in a step, the size
-of the first axis of its inputs is hidden from it.
+Numbers for each row have to be told from numbers that all rows share. Under `fit` a layer does not
+know how many rows it gets: the first size of what it asks for is a tensor for numbers by row, and
+an integer for shared ones. In a step the number of rows is known, and an integer of that value
+could mean either. So, while a layer runs in a step, the size of the first axis of its inputs is
+hidden from it.
 """
 
 import functools
@@ -22,7 +25,14 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.base.log import warn_once
 from trainer.invariance.internals import compiled_by_xla, intercept_random, outside_conditions, wrap
-from trainer.invariance.step import NORMAL, UNIFORM, NotCompilable, StepContext, holding, running_step
+from trainer.invariance.step import (
+    NORMAL,
+    UNIFORM,
+    NotCompilable,
+    StepContext,
+    holding,
+    running_step,
+)
 
 
 @dataclass(frozen=True)
@@ -34,24 +44,33 @@ class LayerInputs:
     of_keras: bool  # whether the layer is one of Keras's own
 
 
-# Those of the running layer, if `draw_by_row` changed it. None also where the size of the first axis is known only when
-# the step runs, as after `RaggedTensor.to_tensor`.
+# Those of the running layer, if `draw_by_row` changed it. None also where the size of the first
+# axis is known only when the step runs, as after `RaggedTensor.to_tensor`.
 _inputs: ContextVar[LayerInputs | None] = ContextVar("layer_inputs", default=None)
 
 
 def draw_by_row(layer: keras.layers.Layer, path: str) -> None:
     """Makes `layer` draw by row if it holds SeedGenerators, from streams named after `path`.
 
-    Its class and its weights stay; its `call` is replaced. The size of the first axis is not hidden from a recurrent
-    layer, which draws the dropout of its cells before it loops over time, nor from a model, only from layers in it.
+    Its class and its weights stay; its `call` is replaced. The size of the first axis is not hidden
+    from a recurrent layer, which draws the dropout of its cells before it loops over time, nor from
+    a model, only from layers in it.
     """
     # Those that the layer itself holds, not those of its layers.
-    attributes = (value if isinstance(value, (list, tuple)) else [value] for value in vars(layer).values())
-    held = [item for items in attributes for item in items if isinstance(item, keras.random.SeedGenerator)]
+    attributes = (
+        value if isinstance(value, (list, tuple)) else [value] for value in vars(layer).values()
+    )
+    held = [
+        item
+        for items in attributes
+        for item in items
+        if isinstance(item, keras.random.SeedGenerator)
+    ]
     generators = list({id(generator): generator for generator in held}.values())
     for index, generator in enumerate(generators):
         generator.name = f"{path}#{index}" if index else path
-    recurrent, cell = isinstance(layer, keras.layers.RNN), hasattr(layer, "state_size")
+    recurrent = isinstance(layer, keras.layers.RNN)
+    cell = hasattr(layer, "state_size")
     draws = generators and not cell and not isinstance(layer, keras.Model)
     if not (recurrent or draws) or "call" in vars(layer):
         return
@@ -59,16 +78,24 @@ def draw_by_row(layer: keras.layers.Layer, path: str) -> None:
 
     def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls the layer; within a step, `_inputs` describes its inputs meanwhile."""
-        step, tensors = running_step(), keras.tree.flatten((args, kwargs))
-        sizes = [tensor.shape[0] for tensor in tensors if isinstance(tensor, tf.Tensor) and tensor.shape.rank]
+        step = running_step()
+        tensors = keras.tree.flatten((args, kwargs))
+        sizes = [
+            tensor.shape[0]
+            for tensor in tensors
+            if isinstance(tensor, tf.Tensor) and tensor.shape.rank
+        ]
         if step is None or tf.executing_eagerly() or not sizes or sizes[0] is None:
             return original(*args, **kwargs)
         inputs = LayerInputs(sizes[0], not recurrent and sizes[0] == step.rows, of_keras)
         if inputs.hidden:
-            args, kwargs = keras.tree.map_structure(lambda value: hide_size(value, step.rows), (args, kwargs))
+            args, kwargs = keras.tree.map_structure(
+                lambda value: hide_size(value, step.rows), (args, kwargs)
+            )
         with holding(_inputs, inputs):
             outputs = original(*args, **kwargs)
-        if inputs.hidden and of_keras:  # a layer of Keras returns a row for each row: the outputs get the size back
+        # a layer of Keras returns a row for each row: the outputs get the size back
+        if inputs.hidden and of_keras:
             for value in keras.tree.flatten(outputs):
                 if isinstance(value, tf.Tensor) and value.shape.rank and value.shape[0] is None:
                     value.set_shape([step.rows, *value.shape[1:]])
@@ -78,7 +105,8 @@ def draw_by_row(layer: keras.layers.Layer, path: str) -> None:
 
 
 def hide_size(value: Any, size: int) -> Any:
-    """Returns a tensor whose first axis has this `size` with that size unknown, and any other value unchanged."""
+    """Returns a tensor whose first axis has this `size` with that size unknown, and any other value
+    unchanged."""
     if not isinstance(value, tf.Tensor) or not value.shape.rank or value.shape[0] != size:
         return value
     return tf.raw_ops.PlaceholderWithDefault(input=value, shape=[None, *value.shape[1:]])
@@ -101,11 +129,14 @@ class _Stream:
         return getattr(self.seed, "name", "keras.random")
 
     def __call__(self, draw: Any, shape: Any) -> Any:
-        """Returns numbers of `draw(shape=…, seed=…)`: by row if the first axis is that of rows, else shared by all.
+        """Returns numbers of `draw(shape=…, seed=…)`: by row if the first axis is that of rows,
+        else shared by all.
 
         Raises UserError if the first axis has several entries for each row, whose order is unknown.
         """
-        step, stream, sizes = self.step, self.step.numbered(self.path), _sizes(shape)
+        step = self.step
+        stream = self.step.numbered(self.path)
+        sizes = _sizes(shape)
 
         def own_rows() -> Any:
             drawn = tf.reshape(step.draw(draw, sizes[1:], stream), (step.rows, *sizes[1:]))
@@ -113,17 +144,22 @@ class _Stream:
             return hide_size(drawn, step.rows) if inputs and inputs.hidden else drawn
 
         def for_all() -> Any:
-            return step.draw_for_all(draw, sizes if all(isinstance(size, int) for size in sizes) else shape, stream)
+            return step.draw_for_all(
+                draw, sizes if all(isinstance(size, int) for size in sizes) else shape, stream
+            )
 
         def for_all_with_warning() -> Any:
-            with tf.control_dependencies([tf.numpy_function(lambda: self.warn_of_dependence(_SOME_ROWS), [], [])]):
+            with tf.control_dependencies(
+                [tf.numpy_function(lambda: self.warn_of_dependence(_SOME_ROWS), [], [])]
+            ):
                 return for_all()
 
         by_row = bool(sizes) and self.is_row_axis(sizes[0])
         if tf.is_tensor(by_row):
             # A replica that has the whole global batch gets the same numbers either way.
             return tf.cond(by_row, own_rows, for_all_with_warning) if step.is_part else for_all()
-        inputs, rows = _inputs.get(), step.rows
+        inputs = _inputs.get()
+        rows = step.rows
         if (
             sizes
             and not by_row
@@ -133,14 +169,17 @@ class _Stream:
             and not inputs.size % rows
         ):
             raise UserError(
-                f"{self.path}: it draws random numbers for {sizes[0]} parts of {rows} rows, whose order is unknown: "
-                "give the layer inputs that have the rows alone as first axis, (rows, parts, …)"
+                f"{self.path}: it draws random numbers for {sizes[0]} parts of {rows} rows, whose"
+                " order is unknown: give the layer inputs that have the rows alone as first axis,"
+                " (rows, parts, …)"
             )
         return own_rows() if by_row else for_all()
 
     def is_row_axis(self, first: Any) -> Any:
-        """Returns whether the first size of a shape stands for the rows; a tensor if only the running step can tell."""
-        inputs, rows = _inputs.get(), self.step.rows
+        """Returns whether the first size of a shape stands for the rows; a tensor if only the
+        running step can tell."""
+        inputs = _inputs.get()
+        rows = self.step.rows
         if inputs and inputs.hidden:
             return not isinstance(first, int)
         if not isinstance(first, int):
@@ -148,7 +187,8 @@ class _Stream:
         return first == rows and (inputs is None or inputs.size == rows)
 
     def warn_of_dependence(self, why: str) -> None:
-        """Warns once, on several replicas, that the numbers depend on how many there are; `why` follows the layer.
+        """Warns once, on several replicas, that the numbers depend on how many there are; `why`
+        follows the layer.
 
         Raises UserError with virtual replicas, which promise that no number does.
         """
@@ -159,15 +199,19 @@ class _Stream:
 
 
 def _sizes(shape: Any) -> list[Any]:
-    """Returns the sizes of a shape, which is a tensor or a sequence: ints where they are known, else tensors."""
+    """Returns the sizes of a shape, which is a tensor or a sequence: ints where they are known,
+    else tensors."""
     if tf.is_tensor(shape):
         shape = tf.unstack(shape)
     values = [tf.get_static_value(size) if tf.is_tensor(size) else size for size in shape]
-    return [size if value is None else int(value) for value, size in zip(values, shape, strict=True)]
+    return [
+        size if value is None else int(value) for value, size in zip(values, shape, strict=True)
+    ]
 
 
 def _constant(value: Any, dtype: Any) -> Any:
-    """Casts a number: to a NumPy value, which every graph accepts, if it is known while tracing, else to a tensor."""
+    """Casts a number: to a NumPy value, which every graph accepts, if it is known while tracing,
+    else to a tensor."""
     cast = tf.cast(value, dtype)
     constant = tf.get_static_value(cast)
     return cast if constant is None else constant
@@ -179,7 +223,9 @@ def _affine(drawn: Any, factor: Any, offset: Any, dtype: Any) -> Any:
     return tf.cast(drawn, kind) * tf.cast(factor, kind) + tf.cast(offset, kind)
 
 
-def _normal(stream: _Stream, shape: Any, mean: Any, stddev: Any, dtype: Any, draw: Any = NORMAL) -> Any:
+def _normal(
+    stream: _Stream, shape: Any, mean: Any, stddev: Any, dtype: Any, draw: Any = NORMAL
+) -> Any:
     return _affine(stream(draw, shape), stddev, mean, dtype)
 
 
@@ -200,14 +246,20 @@ def _dropout(stream: _Stream, inputs: Any, rate: float, noise_shape: Any) -> Any
         return inputs if rate == 0.0 else tf.zeros_like(inputs)
     sizes = keras.ops.shape(inputs)
     noise_shape = noise_shape or [None] * len(sizes)
-    shape = [size if noise is None else noise for noise, size in zip(noise_shape, sizes, strict=True)]
-    return tf.where(stream(UNIFORM, shape) >= rate, inputs * tf.cast(1.0 / (1.0 - rate), inputs.dtype), 0)
+    shape = [
+        size if noise is None else noise for noise, size in zip(noise_shape, sizes, strict=True)
+    ]
+    return tf.where(
+        stream(UNIFORM, shape) >= rate, inputs * tf.cast(1.0 / (1.0 - rate), inputs.dtype), 0
+    )
 
 
 def _dependence(function: str, stream: _Stream, arguments: dict[str, Any]) -> str | None:
-    """Returns why the numbers of a Keras function depend on the number of replicas; None if they do not.
+    """Returns why the numbers of a Keras function depend on the number of replicas; None if they do
+    not.
 
-    Raises UserError for gamma and beta, except in Keras's own layers, which `depends_on_replicas` reports.
+    Raises UserError for gamma and beta, except in Keras's own layers, which `depends_on_replicas`
+    reports.
     """
     inputs = _inputs.get()
     if function == "shuffle":
@@ -216,13 +268,15 @@ def _dependence(function: str, stream: _Stream, arguments: dict[str, Any]) -> st
         return "mixes the rows of one replica" if mixes else None
     if function in ("gamma", "beta") and stream.step.is_part and not (inputs and inputs.of_keras):
         raise UserError(
-            f"{stream.path}: keras.random.{function} draws other numbers on several replicas or in micro-batches: use "
-            "keras.random.uniform or normal"
+            f"{stream.path}: keras.random.{function} draws other numbers on several replicas or in"
+            " micro-batches: use keras.random.uniform or normal"
         )
     if function in _NOT_BY_ROW:
         return f"draws by keras.random.{function}"
     if isinstance(stream.seed, int):  # the same numbers in every step, as initializers draw
-        sizes = _sizes(arguments["shape"] if "shape" in arguments else keras.ops.shape(arguments["inputs"]))
+        sizes = _sizes(
+            arguments["shape"] if "shape" in arguments else keras.ops.shape(arguments["inputs"])
+        )
         if inputs and sizes and stream.is_row_axis(sizes[0]) is True:
             return "draws with a number as seed, which gives each replica the same numbers"
     return None
@@ -241,11 +295,15 @@ _NOT_BY_ROW = ("binomial", "categorical", "gamma", "beta", "shuffle")
 
 
 def _by_row(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Replaces `original`, a random function of Keras: draws by row within a step, and as `original` elsewhere."""
-    step, graph = running_step(), tf.compat.v1.get_default_graph()
-    if step is None or (tf.executing_eagerly() and graph is not step.graph):  # outside, or where variables are made
+    """Replaces `original`, a random function of Keras: draws by row within a step, and as
+    `original` elsewhere."""
+    step = running_step()
+    graph = tf.compat.v1.get_default_graph()
+    # outside, or where variables are made
+    if step is None or (tf.executing_eagerly() and graph is not step.graph):
         return original(*args, **kwargs)
-    name, bound = original.__name__, inspect.signature(original).bind(*args, **kwargs)
+    name = original.__name__
+    bound = inspect.signature(original).bind(*args, **kwargs)
     bound.apply_defaults()
     arguments = dict(bound.arguments)
     stream = _Stream(step, arguments.pop("seed"))

@@ -1,8 +1,9 @@
 """Sums gradients over replicas before an optimizer applies them, and makes its updates faster.
 
-Keras's common optimizers then update a variable in one TensorFlow operation. Keras itself uses up to twenty, which cost
-memory traffic on a CPU, and on a GPU time to launch. The optimizer's class, slots and settings stay, and schedules,
-decay, clipping and moving averages remain Keras's. The results are Keras's up to rounding.
+Keras's common optimizers then update a variable in one TensorFlow operation. Keras itself uses up
+to twenty, which cost memory traffic on a CPU, and on a GPU time to launch. The optimizer's class,
+slots and settings stay, and schedules, decay, clipping and moving averages remain Keras's. The
+results are Keras's up to rounding.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,12 +24,19 @@ from trainer.invariance.internals import (
     trained_by,
     wrap,
 )
-from trainer.invariance.step import NotCompilable, copies_of_rows, holding, parts_on_replicas, running_step
+from trainer.invariance.step import (
+    NotCompilable,
+    copies_of_rows,
+    holding,
+    parts_on_replicas,
+    running_step,
+)
 from trainer.invariance.virtual_replicas import dense, sum_over_replicas
 
 
 class Update(NamedTuple):
-    """Holds an update that an optimizer has not made yet; `apply` takes these, or with summed=True their sums."""
+    """Holds an update that an optimizer has not made yet; `apply` takes these, or with summed=True
+    their sums."""
 
     apply: Callable[..., None]
     gradients: list[Any]
@@ -38,23 +46,28 @@ class Update(NamedTuple):
 _row_factors = [1.0]  # set by `with_tables_as_of`, for the threads of all replicas
 _pending: ContextVar[list[Update] | None] = ContextVar("pending_updates", default=None)
 
-# Settings with which Keras's update has a branch, in which a replica cannot wait for the others; what to do instead.
+# Settings with which Keras's update has a branch, in which a replica cannot wait for the others;
+# what to do instead.
 _ONE_REPLICA_ONLY = {
-    "gradient_accumulation_steps": "leave it out and use --micro_batches, or a larger --global_batch_size",
+    "gradient_accumulation_steps": (
+        "leave it out and use --micro_batches, or a larger --global_batch_size"
+    ),
     "ema_overwrite_frequency": "leave it out: with use_ema the exported model has the averages",
 }
 
 
 def postponed_updates() -> AbstractContextManager[list[Update]]:
-    """Collects the updates of `sum_first`'s optimizers in the list that it yields; in the block none is made."""
+    """Collects the updates of `sum_first`'s optimizers in the list that it yields; in the block
+    none is made."""
     return holding(_pending, list[Update]())
 
 
 def sum_and_build(optimizer: Any, variables: Sequence[Any], precision: str) -> Any:
-    """Builds `optimizer` on `variables`, with loss scaling for mixed_float16; returns it, prepared by `sum_first`.
+    """Builds `optimizer` on `variables`, with loss scaling for mixed_float16; returns it, prepared
+    by `sum_first`.
 
-    Call it under the strategy's scope: an optimizer that is built later fails under MirroredStrategy. The loss must be
-    divided by the global batch.
+    Call it under the strategy's scope: an optimizer that is built later fails under
+    MirroredStrategy. The loss must be divided by the global batch.
     """
     if precision == "mixed_float16":
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
@@ -63,11 +76,13 @@ def sum_and_build(optimizer: Any, variables: Sequence[Any], precision: str) -> A
 
 
 def sum_first(optimizer: Any, *, mean: bool = False) -> Any:
-    """Makes `optimizer.apply` sum gradients over replicas before LossScaleOptimizer checks them for overflow.
+    """Makes `optimizer.apply` sum gradients over replicas before LossScaleOptimizer checks them for
+    overflow.
 
-    Keras sums after each replica has checked its own gradients: one replica could skip an update that another makes, or
-    all could apply a sum that overflowed. `mean`: takes the mean over replicas instead of the sum. Call it under the
-    strategy's scope. Raises UserError for settings that work on one replica alone.
+    Keras sums after each replica has checked its own gradients: one replica could skip an update
+    that another makes, or all could apply a sum that overflowed. `mean`: takes the mean over
+    replicas instead of the sum. Call it under the strategy's scope. Raises UserError for settings
+    that work on one replica alone.
     """
     if hasattr(optimizer.apply, "sums_first"):
         return optimizer
@@ -76,13 +91,17 @@ def sum_first(optimizer: Any, *, mean: bool = False) -> Any:
     for setting, advice in _ONE_REPLICA_ONLY.items():
         if replicas > 1 and (value := getattr(inner, setting)):
             raise UserError(
-                f"{setting}={value}: {type(inner).__name__} cannot do this on {replicas} replicas: {advice}"
+                f"{setting}={value}: {type(inner).__name__} cannot do this on {replicas} replicas:"
+                f" {advice}"
             )
     for member in (inner, *getattr(inner, "optimizers", ())):  # a MultiOptimizer has several
         disable_gradient_sum(member)
-    begin_update, apply = fuse_updates(inner), optimizer.apply
+    begin_update = fuse_updates(inner)
+    apply = optimizer.apply
 
-    def apply_sum(gradients: Sequence[Any], variables: Sequence[Any] | None = None, *, summed: bool = False) -> None:
+    def apply_sum(
+        gradients: Sequence[Any], variables: Sequence[Any] | None = None, *, summed: bool = False
+    ) -> None:
         if (pending := _pending.get()) is not None:
             pending.append(Update(apply_sum, list(gradients), variables))
             return
@@ -106,10 +125,11 @@ def sum_first(optimizer: Any, *, mean: bool = False) -> Any:
 class ExchangedGradients(NamedTuple):
     """Holds gradients in the form in which replicas exchange them; None stays None.
 
-    TensorFlow gives the gradient of an embedding's table as slices, one for each row of the batch. Several may belong
-    to one row of the table, and Adam would square each instead of their sum; `tf.unique`, and TensorFlow's sum of
-    slices, make the host wait for a GPU. So a gradient becomes as large as its table before it is exchanged. If the
-    table is large, replicas exchange the slices instead, with their table rows: all have the same number of them.
+    TensorFlow gives the gradient of an embedding's table as slices, one for each row of the batch.
+    Several may belong to one row of the table, and Adam would square each instead of their sum;
+    `tf.unique`, and TensorFlow's sum of slices, make the host wait for a GPU. So a gradient becomes
+    as large as its table before it is exchanged. If the table is large, replicas exchange the
+    slices instead, with their table rows: all have the same number of them.
     """
 
     values: list[Any]  # gradients or slices
@@ -123,13 +143,18 @@ class ExchangedGradients(NamedTuple):
         replica = tf.distribute.get_replica_context()
         replicas = replica.num_replicas_in_sync
         for gradient in gradients:
-            value, rows, size = gradient, None, None
+            value = gradient
+            rows = None
+            size = None
             if replicas > 1 and copies_of_rows() == 1 and isinstance(gradient, tf.IndexedSlices):
                 size = tf.get_static_value(gradient.dense_shape)
-                slices, count = gradient.values, gradient.values.shape[0]
-                # Large: the table has more than twice as many rows as all replicas together have slices.
+                slices = gradient.values
+                count = gradient.values.shape[0]
+                # Large: the table has more than twice as many rows as all replicas together have
+                # slices.
                 if size is not None and count and size[0] > 2 * replicas * count * _row_factors[-1]:
-                    # (replicas x slices, …): this replica's in their place, and 0 elsewhere; a sum joins them.
+                    # (replicas x slices, …): this replica's in their place, and 0 elsewhere; a sum
+                    # joins them.
                     place = tf.one_hot(replica.replica_id_in_sync_group, replicas, dtype=tf.int64)
                     rows = tf.reshape(place[:, None] * tf.cast(gradient.indices, tf.int64), (-1,))
                     place = tf.reshape(tf.cast(place, slices.dtype), (-1, *[1] * len(slices.shape)))
@@ -141,7 +166,9 @@ class ExchangedGradients(NamedTuple):
 
     def summed(self) -> "ExchangedGradients":
         """Returns the sums over replicas."""
-        return ExchangedGradients(all_reduce_sum(self.values), all_reduce_sum(self.rows), self.sizes)
+        return ExchangedGradients(
+            all_reduce_sum(self.values), all_reduce_sum(self.rows), self.sizes
+        )
 
     def gradients(self) -> list[Any]:
         """Returns the gradients, each as large as its table."""
@@ -152,24 +179,33 @@ class ExchangedGradients(NamedTuple):
 
 
 def of_repeated_tokens(model: keras.Model) -> str:
-    """Returns a line about tables whose repeated tokens an optimizer takes otherwise than in `fit`; "" without any.
+    """Returns a line about tables whose repeated tokens an optimizer takes otherwise than in `fit`;
+    "" without any.
 
-    `ExchangedGradients` sums the slices of a token first; Keras's own update squares each of them. With SGD, which is
-    linear in gradients, both are the same.
+    `ExchangedGradients` sums the slices of a token first; Keras's own update squares each of them.
+    With SGD, which is linear in gradients, both are the same.
     """
-    optimizers = [type(one).__name__ for one in optimizers_of(model) if type(one) is not keras.optimizers.SGD]
-    layers = [layer for layer in all_layers(model) if isinstance(layer, keras.layers.Embedding) and layer.trainable]
+    optimizers = [
+        type(one).__name__ for one in optimizers_of(model) if type(one) is not keras.optimizers.SGD
+    ]
+    layers = [
+        layer
+        for layer in all_layers(model)
+        if isinstance(layer, keras.layers.Embedding) and layer.trainable
+    ]
     if not (optimizers and layers):
         return ""
     return (
-        f"{layers[0].name}: gradients of a token that a batch repeats are summed before {optimizers[0]} squares them, "
-        "on any number of replicas; fit squares each by itself, and gives other numbers"
+        f"{layers[0].name}: gradients of a token that a batch repeats are summed before"
+        f" {optimizers[0]} squares them, on any number of replicas; fit squares each by itself, and"
+        " gives other numbers"
     )
 
 
 @contextmanager
 def with_tables_as_of(times: float) -> Iterator[None]:
-    """Makes replicas in the block exchange gradients of tables as if steps had `times` the rows, for plans."""
+    """Makes replicas in the block exchange gradients of tables as if steps had `times` the rows,
+    for plans."""
     _row_factors.append(times)
     try:
         yield
@@ -178,20 +214,25 @@ def with_tables_as_of(times: float) -> Iterator[None]:
 
 
 def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
-    """Returns each tensor summed over all replicas, None as None; with one replica, the tensors themselves.
+    """Returns each tensor summed over all replicas, None as None; with one replica, the tensors
+    themselves.
 
     Of replicas that have the same rows it is the mean that is summed.
-    The gradient of such a sum is summed over replicas too. Call it in a replica, not while a model is built. With
-    --virtual_replicas the order of the sum is fixed. Raises UserError then within a micro-batch, which has the rows of
-    one virtual replica alone, and NotCompilable where XLA compiles gradients and updates as two programs.
+    The gradient of such a sum is summed over replicas too. Call it in a replica, not while a model
+    is built. With --virtual_replicas the order of the sum is fixed. Raises UserError then within a
+    micro-batch, which has the rows of one virtual replica alone, and NotCompilable where XLA
+    compiles gradients and updates as two programs.
     """
     if (step := running_step()) and step.program and step.program.cut:
-        raise NotCompilable("it sums over replicas before its update, as batch norm over all rows does")
+        raise NotCompilable(
+            "it sums over replicas before its update, as batch norm over all rows does"
+        )
     if step and step.virtual_replicas:
         if step.micro_batch_count > 1:
             raise UserError(
-                f"{step.split}: the step sums over replicas within a micro-batch, which has the rows of one virtual "
-                "replica alone: drop --virtual_replicas, or use a loss that is a mean over rows"
+                f"{step.split}: the step sums over replicas within a micro-batch, which has the"
+                " rows of one virtual replica alone: drop --virtual_replicas, or use a loss that"
+                " is a mean over rows"
             )
         with _own_losses():
             return sum_over_replicas(tensors)
@@ -200,10 +241,13 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     if replica.num_replicas_in_sync == 1:
         return summed
     dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
-    for dtype in filter(None, dict.fromkeys(dtypes)):  # TensorFlow packs tensors for a sum, but only of one dtype
+    # TensorFlow packs tensors for a sum, but only of one dtype
+    for dtype in filter(None, dict.fromkeys(dtypes)):
         places = [place for place, other in enumerate(dtypes) if other == dtype]
         with _own_losses():
-            sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, [tensors[place] for place in places])
+            sums = replica.all_reduce(
+                tf.distribute.ReduceOp.SUM, [tensors[place] for place in places]
+            )
         for place, total in zip(places, sums, strict=True):
             copies = copies_of_rows()
             summed[place] = total / tf.cast(copies, total.dtype) if copies > 1 else total
@@ -211,7 +255,8 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
 
 
 def _own_losses() -> AbstractContextManager[None]:
-    """Keeps what layers added to the loss, as regularizers of activities do, while this replica waits for others."""
+    """Keeps what layers added to the loss, as regularizers of activities do, while this replica
+    waits for others."""
     step = running_step()
     return losses_kept(step.model) if step and step.model else nullcontext()
 
@@ -222,7 +267,8 @@ def _rounded(value: float, dtype: Any) -> Any:
 
 
 def _adam(optimizer: Any, count: Any) -> dict[str, Any]:
-    """Returns the arguments that all variables share in update `count`: Kingma and Ba 2015, arxiv.org/abs/1412.6980."""
+    """Returns the arguments that all variables share in update `count`: Kingma and Ba 2015,
+    arxiv.org/abs/1412.6980."""
     beta1, beta2, epsilon = (
         tf.constant(x, count.dtype) for x in (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon)
     )
@@ -231,33 +277,41 @@ def _adam(optimizer: Any, count: Any) -> dict[str, Any]:
     return {**powers, "beta1": beta1, "beta2": beta2, "epsilon": epsilon}
 
 
-# For each class: the operation, the optimizer's attribute for each slot that the operation takes, and the arguments
-# that all variables share.
+# For each class: the operation, the optimizer's attribute for each slot that the operation takes,
+# and the arguments that all variables share.
 _ADAM = (tf.raw_ops.ResourceApplyAdam, {"m": "_momentums", "v": "_velocities"}, _adam)
-_OPERATIONS: dict[type, tuple[Callable[..., Any], dict[str, str], Callable[[Any, Any], dict[str, Any]]]] = {
+_OPERATIONS: dict[
+    type, tuple[Callable[..., Any], dict[str, str], Callable[[Any, Any], dict[str, Any]]]
+] = {
     keras.optimizers.Adam: _ADAM,
     keras.optimizers.AdamW: _ADAM,
     keras.optimizers.SGD: (
         tf.raw_ops.ResourceApplyKerasMomentum,
         {"accum": "momentums"},
-        lambda sgd, count: {"momentum": _rounded(sgd.momentum, count.dtype), "use_nesterov": sgd.nesterov},
+        lambda sgd, count: {
+            "momentum": _rounded(sgd.momentum, count.dtype),
+            "use_nesterov": sgd.nesterov,
+        },
     ),
     keras.optimizers.RMSprop: (
         tf.raw_ops.ResourceApplyRMSProp,
         {"ms": "_velocities", "mom": "_momentums"},
         lambda rms, count: {
-            name: tf.constant(getattr(rms, name), count.dtype) for name in ("rho", "momentum", "epsilon")
+            name: tf.constant(getattr(rms, name), count.dtype)
+            for name in ("rho", "momentum", "epsilon")
         },
     ),
 }
 
 
 def fuse_updates(optimizer: Any) -> Callable[[], None]:
-    """Makes a built optimizer update each variable by one operation, if there is one; returns what to call before.
+    """Makes a built optimizer update each variable by one operation, if there is one; returns what
+    to call before.
 
-    There is one for Adam and AdamW without amsgrad, SGD with momentum, and RMSprop with momentum that is not centered:
-    without momentum the operation would need a slot that Keras does not have. Subclasses keep Keras's `update_step`,
-    as they may compute something else. The returned function has to be called before each update of all variables.
+    There is one for Adam and AdamW without amsgrad, SGD with momentum, and RMSprop with momentum
+    that is not centered: without momentum the operation would need a slot that Keras does not have.
+    Subclasses keep Keras's `update_step`, as they may compute something else. The returned function
+    has to be called before each update of all variables.
     """
     unsupported = not getattr(optimizer, "momentum", True) or any(
         getattr(optimizer, name, False) for name in ("amsgrad", "centered")
@@ -273,7 +327,10 @@ def fuse_updates(optimizer: Any) -> Callable[[], None]:
         key = (tf.compat.v1.get_default_graph(), variable.device, dtype)
         if key not in shared:  # computed once for all variables of an update
             count = tf.cast(keras.ops.convert_to_tensor(optimizer.iterations), dtype) + 1
-            shared[key] = {"lr": tf.cast(learning_rate, dtype), **shared_arguments(optimizer, count)}
+            shared[key] = {
+                "lr": tf.cast(learning_rate, dtype),
+                **shared_arguments(optimizer, count),
+            }
         handles = {name: slot.value.handle for name, slot in zip(slot_names, slots, strict=True)}
         gradient = tf.cast(tf.convert_to_tensor(gradient), dtype)
         operation(var=variable.handle, grad=gradient, **handles, **shared[key])
@@ -282,11 +339,16 @@ def fuse_updates(optimizer: Any) -> Callable[[], None]:
     return shared.clear
 
 
-def update_average(averages: Sequence[Any], variables: Sequence[Any], decay: float, step: Any) -> None:
-    """Computes averages <- d * averages + (1 - d) * variables, with d = min(decay, (1 + step) / (10 + step)).
+def update_average(
+    averages: Sequence[Any], variables: Sequence[Any], decay: float, step: Any
+) -> None:
+    """Computes averages <- d * averages + (1 - d) * variables, with d = min(decay, (1 + step) / (10
+    + step)).
 
-    The lower d of the first steps keeps the random initial weights out of the average. Call it in replica context.
-    averages, variables: keras.Variables of the same number and shapes; step: a tensor, counted from 0.
+    The lower d of the first steps keeps the random initial weights out of the average. Call it in
+    replica context.
+    averages, variables: keras.Variables of the same number and shapes; step: a tensor, counted from
+    0.
     """
     count = tf.cast(step, tf.float64)
     keep = tf.minimum(tf.constant(decay, tf.float64), (1.0 + count) / (10.0 + count))
@@ -294,12 +356,14 @@ def update_average(averages: Sequence[Any], variables: Sequence[Any], decay: flo
     shares = {kind: tf.cast(1.0 - keep, kind) for kind in {average.dtype for average in averages}}
     for average, variable in zip(averages, variables, strict=True):
         moved = (variable.value - average.value) * shares[average.dtype]
-        # By the handle of this replica's own copy: XLA cannot compile an update of all replicas at once.
+        # By the handle of this replica's own copy: XLA cannot compile an update of all replicas at
+        # once.
         tf.raw_ops.AssignAddVariableOp(resource=average.value.handle, value=moved)
 
 
 def use_averages(optimizer: Any) -> None:
-    """Sets weights to the averages that an optimizer with `use_ema` keeps of them, as `fit` does when it ends.
+    """Sets weights to the averages that an optimizer with `use_ema` keeps of them, as `fit` does
+    when it ends.
 
     Does nothing for other optimizers.
     """
@@ -310,41 +374,53 @@ def use_averages(optimizer: Any) -> None:
 
 def keeps_averages(optimizer: Any) -> bool:
     """Returns whether an optimizer keeps moving averages of the weights (`use_ema`)."""
-    return bool(optimizer and getattr(getattr(optimizer, "inner_optimizer", optimizer), "use_ema", False))
+    return bool(
+        optimizer and getattr(getattr(optimizer, "inner_optimizer", optimizer), "use_ema", False)
+    )
 
 
 def reachable(model: keras.Model) -> list[Any]:
-    """Returns all objects that TensorFlow tracks below `model`, then optimizers and variables it misses, each once.
+    """Returns all objects that TensorFlow tracks below `model`, then optimizers and variables it
+    misses, each once.
 
-    TensorFlow looks neither into the lists that Keras makes of a model's lists, nor into objects of a user's classes.
+    TensorFlow looks neither into the lists that Keras makes of a model's lists, nor into objects of
+    a user's classes.
     """
     tracked = [*tf.train.TrackableView(model).descendants()]
     seen: set[int] = set()
-    missed = [held for item in tracked if isinstance(item, keras.Layer) for held in _held_by(item, seen)]
+    missed = [
+        held for item in tracked if isinstance(item, keras.Layer) for held in _held_by(item, seen)
+    ]
     return [*{id(item): item for item in (*tracked, *missed)}.values()]
 
 
 def optimizers_of(model: keras.Model) -> list[Any]:
-    """Returns the optimizers that a model holds, each once; of a LossScaleOptimizer, the inner one."""
+    """Returns the optimizers that a model holds, each once; of a LossScaleOptimizer, the inner
+    one."""
     optimizers = [item for item in reachable(model) if isinstance(item, keras.optimizers.Optimizer)]
     inner = (getattr(optimizer, "inner_optimizer", optimizer) for optimizer in optimizers)
     return [*{id(optimizer): optimizer for optimizer in inner}.values()]
 
 
 def copies_of_weights(model: keras.Model) -> list[tuple[Any, Any]]:
-    """Returns the variables of optimizers that copied weights when they were built, each with its weight.
+    """Returns the variables of optimizers that copied weights when they were built, each with its
+    weight.
 
-    ScheduleFreeAdamW has such. A list of them counts only if each equals its weight and one of these is not constant:
-    Adam's zeros equal every bias of zeros.
+    ScheduleFreeAdamW has such. A list of them counts only if each equals its weight and one of
+    these is not constant: Adam's zeros equal every bias of zeros.
     """
     copies: list[tuple[Any, Any]] = []
     for optimizer in optimizers_of(model):
         weights = trained_by(optimizer)
         for slots in vars(optimizer).values():
             pairs = (
-                [*zip(slots, weights, strict=True)] if isinstance(slots, list) and len(slots) == len(weights) else []
+                [*zip(slots, weights, strict=True)]
+                if isinstance(slots, list) and len(slots) == len(weights)
+                else []
             )
-            if not all(isinstance(slot, keras.Variable) and slot is not weight for slot, weight in pairs):
+            if not all(
+                isinstance(slot, keras.Variable) and slot is not weight for slot, weight in pairs
+            ):
                 continue
             values = [tuple(map(keras.ops.convert_to_numpy, pair)) for pair in pairs]
             equal = all(np.array_equal(slot, weight) for slot, weight in values)
@@ -353,11 +429,13 @@ def copies_of_weights(model: keras.Model) -> list[tuple[Any, Any]]:
     return copies
 
 
-_LIBRARIES = ("keras", "tensorflow", "numpy", "builtins", "functools", "types")  # whose objects are searched no further
+# whose objects are searched no further
+_LIBRARIES = ("keras", "tensorflow", "numpy", "builtins", "functools", "types")
 
 
 def _held_by(item: Any, seen: set[int]) -> Iterator[Any]:
-    """Yields the optimizers and variables among an object's attributes, also within containers and plain objects."""
+    """Yields the optimizers and variables among an object's attributes, also within containers and
+    plain objects."""
     if id(item) in seen:
         return
     seen.add(id(item))
@@ -372,6 +450,10 @@ def _held_by(item: Any, seen: set[int]) -> Iterator[Any]:
             yield value
             continue
         package = type(value).__module__.partition(".")[0]
-        plain = hasattr(value, "__dict__") and not isinstance(value, (type, keras.Layer)) and package not in _LIBRARIES
+        plain = (
+            hasattr(value, "__dict__")
+            and not isinstance(value, (type, keras.Layer))
+            and package not in _LIBRARIES
+        )
         if plain or isinstance(value, (Mapping, list, tuple)):
             yield from _held_by(value, seen)

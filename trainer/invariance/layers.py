@@ -1,4 +1,5 @@
-"""Makes layers give the same numbers on any number of replicas, in place, and holds helpers that models share.
+"""Makes layers give the same numbers on any number of replicas, in place, and holds helpers that
+models share.
 
 Layers keep their classes, names, weights and settings, so that templates hold Keras's own layers.
 """
@@ -12,7 +13,8 @@ from trainer.invariance.batch_norm import normalize_in_place
 from trainer.invariance.draws import draw_by_row, draw_by_row_everywhere
 from trainer.invariance.internals import all_layers, layers_by_path
 
-# Layers of Keras that cannot be made independent of replicas and of micro-batches, and what they do.
+# Layers of Keras that cannot be made independent of replicas and of micro-batches, and what they
+# do.
 _DEPENDENT = {
     "MixUp": "mixes the rows of one replica",
     "CutMix": "mixes the rows of one replica",
@@ -22,10 +24,12 @@ _DEPENDENT = {
 
 
 def make_independent(model: keras.Model, config: TrainConfig) -> None:
-    """Makes the layers of `model` that draw random numbers or normalise batches independent of the number of replicas.
+    """Makes the layers of `model` that draw random numbers or normalise batches independent of the
+    number of replicas.
 
-    Call it once, under the strategy's scope. It reaches every layer that Keras tracks, in subclassed models too. With
-    --virtual_replicas, which promises equal bits, raises UserError if a layer cannot be made independent.
+    Call it once, under the strategy's scope. It reaches every layer that Keras tracks, in
+    subclassed models too. With --virtual_replicas, which promises equal bits, raises UserError if a
+    layer cannot be made independent.
     """
     draw_by_row_everywhere()
     for path, layer in layers_by_path(model).items():
@@ -34,20 +38,26 @@ def make_independent(model: keras.Model, config: TrainConfig) -> None:
             several = tf.distribute.get_strategy().num_replicas_in_sync > 1
             normalize_in_place(layer, synchronized=config.sync_batch_norm and several)
     if config.virtual_replicas and (reasons := depends_on_replicas(model, 2, 2, virtual=True)):
-        raise UserError(f"virtual_replicas={config.virtual_replicas}: {reasons[0]}: drop that, or --virtual_replicas")
+        raise UserError(
+            f"virtual_replicas={config.virtual_replicas}: {reasons[0]}: drop that, or"
+            " --virtual_replicas"
+        )
 
 
 def depends_on_replicas(
     model: keras.Model, replicas: int, micro_batches: int = 1, *, virtual: bool = False
 ) -> list[str]:
-    """Returns reasons, from its layers, why steps of `model` on several replicas may differ from those on one.
+    """Returns reasons, from its layers, why steps of `model` on several replicas may differ from
+    those on one.
 
-    Several micro-batches add reasons of their own. Each layer has a line, but all batch norm over micro-batches has one
-    together. With `virtual` replicas batch norm is no reason, unless a user's own layer updates its moving averages.
+    Several micro-batches add reasons of their own. Each layer has a line, but all batch norm over
+    micro-batches has one together. With `virtual` replicas batch norm is no reason, unless a user's
+    own layer updates its moving averages.
     """
     if replicas == micro_batches == 1:
         return []
-    reasons, normalising = [], []
+    reasons = []
+    normalising = []
     for path, layer in layers_by_path(model).items():
         normalises = isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
         if normalises and virtual and "call" not in vars(layer):
@@ -62,17 +72,22 @@ def depends_on_replicas(
         reasons.extend(f"{path} {_DEPENDENT[kind]}" for kind in kinds)
     if micro_batches > 1 and normalising:
         more = f" (and {len(normalising) - 1} more of batch norm)" if normalising[1:] else ""
-        reasons.append(f"{normalising[0]}{more} normalises the rows of one of micro_batches={micro_batches} alone")
+        reasons.append(
+            f"{normalising[0]}{more} normalises the rows of one of micro_batches={micro_batches}"
+            " alone"
+        )
     return reasons
 
 
 def refresh_normalization(model: keras.Model) -> None:
-    """Makes Keras's Normalization layers use newly assigned weights: they compute with values derived earlier."""
+    """Makes Keras's Normalization layers use newly assigned weights: they compute with values
+    derived earlier."""
     for layer in all_layers(model):
         if isinstance(layer, keras.layers.Normalization):
             layer.finalize_state()
 
 
 def full_precision() -> str:
-    """Returns the dtype of weights; outputs and losses have it too, where other layers compute in 16 bits."""
+    """Returns the dtype of weights; outputs and losses have it too, where other layers compute in
+    16 bits."""
     return str(keras.config.dtype_policy().variable_dtype)

@@ -1,11 +1,14 @@
-"""Gives a model the context of the current step: its rows of the global batch, and random numbers for them.
+"""Gives a model the context of the current step: its rows of the global batch, and random numbers
+for them.
 
-The loop sets the context in each replica; a model's `train_step` reads it by `current_step()`. Every draw is a function
-of (seed, step, stream) for the whole global batch, of which a replica takes its rows, so that a global row gets the
-same numbers on any number of replicas and in every precision (drawn in float32, then cast).
+The loop sets the context in each replica; a model's `train_step` reads it by `current_step()`.
+Every draw is a function of (seed, step, stream) for the whole global batch, of which a replica
+takes its rows, so that a global row gets the same numbers on any number of replicas and in every
+precision (drawn in float32, then cast).
 
-Numbers come from TensorFlow's Philox generator (Salmon et al. 2011, https://doi.org/10.1145/2063384.2063405), of which
-any part can be drawn alone, bit by bit the same: a counter gives them, four of 32 bits each.
+Numbers come from TensorFlow's Philox generator (Salmon et al. 2011,
+https://doi.org/10.1145/2063384.2063405), of which any part can be drawn alone, bit by bit the same:
+a counter gives them, four of 32 bits each.
 """
 
 import hashlib
@@ -23,7 +26,9 @@ from trainer.base.errors import UserError
 from trainer.invariance.internals import compiled_by_xla, outside_conditions
 from trainer.invariance.virtual_replicas import add_micro_batch, sum_over_replicas
 
-_ALGORITHM, BLOCK = 1, 4  # PHILOX of tf.random.Algorithm; how many numbers one value of the counter gives
+# PHILOX of tf.random.Algorithm; how many numbers one value of the counter gives
+_ALGORITHM = 1
+BLOCK = 4
 
 
 @contextmanager
@@ -35,7 +40,8 @@ def on_host_at_once() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Philox:
-    """Draws the float32 numbers of a stateless function of tf.random with alg="philox", in fewer operations."""
+    """Draws the float32 numbers of a stateless function of tf.random with alg="philox", in fewer
+    operations."""
 
     operation: Callable[..., Any]
 
@@ -48,14 +54,20 @@ class Philox:
             key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
             if tf.is_tensor(skip) or skip:
                 counter += tf.stack([tf.cast(skip, tf.uint64), tf.constant(0, tf.uint64)])
-        return self.operation(shape=shape, key=key, counter=counter, alg=_ALGORITHM, dtype=tf.float32)
+        return self.operation(
+            shape=shape, key=key, counter=counter, alg=_ALGORITHM, dtype=tf.float32
+        )
 
     def rows(self, seed: Any, first_row: Any, rows: int, shape: Sequence[Any]) -> Any | None:
-        """Draws only `rows` rows of what a draw of (…, *shape) gives, from `first_row` on, a multiple of `rows`.
+        """Draws only `rows` rows of what a draw of (…, *shape) gives, from `first_row` on, a
+        multiple of `rows`.
 
-        Returns None if these rows may not begin with a block of the counter, or if their size is not known.
+        Returns None if these rows may not begin with a block of the counter, or if their size is
+        not known.
         """
-        size = tf.TensorShape([length if isinstance(length, int) else None for length in shape]).num_elements()
+        size = tf.TensorShape(
+            [length if isinstance(length, int) else None for length in shape]
+        ).num_elements()
         if size is None or rows * size % BLOCK:
             return None
         with on_host_at_once():
@@ -63,30 +75,35 @@ class Philox:
         return self((rows, *shape), seed, skip)
 
 
-NORMAL, UNIFORM = Philox(tf.raw_ops.StatelessRandomNormalV2), Philox(tf.raw_ops.StatelessRandomUniformV2)
+NORMAL = Philox(tf.raw_ops.StatelessRandomNormalV2)
+UNIFORM = Philox(tf.raw_ops.StatelessRandomUniformV2)
 
 
 # Keys of StepContext.uses that count the calls of current_step and of accumulate.
-ASKED, ACCUMULATED = "current_step", "accumulate"
+ASKED = "current_step"
+ACCUMULATED = "accumulate"
 
 
 class NotCompilable(Exception):
     """Reports why XLA cannot compile a step without changing its numbers."""
 
 
-# An update of moving averages that waits for all micro-batches: the function that makes it, from means over all of
-# them, and this micro-batch's statistics.
+# An update of moving averages that waits for all micro-batches: the function that makes it, from
+# means over all of them, and this micro-batch's statistics.
 Averaged = tuple[Callable[[list[Any]], None], list[Any]]
 
 
 @dataclass(frozen=True)
 class Program:
-    """Describes a program of XLA, of one step or several. The graph that calls it draws the random numbers of all."""
+    """Describes a program of XLA, of one step or several. The graph that calls it draws the random
+    numbers of all."""
 
     graph: Any  # that calls it
     steps: Sequence[Any]  # the number of each step, an int64 scalar tensor in that graph
-    index: Any = None  # which of several steps runs, a tensor in the program; None for a single step
-    cut: bool = False  # whether it makes only gradients, which TensorFlow sums before another program makes updates
+    # which of several steps runs, a tensor in the program; None for a single step
+    index: Any = None
+    # whether it makes only gradients, which TensorFlow sums before another program makes updates
+    cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,20 +117,28 @@ class StepContext:
     global_batch_size: int
     prefix: str = ""  # put before the name of every stream
     micro_batches: int = 1  # into how many `accumulate` cuts the rows
-    virtual_replicas: int = 0  # fixed shards of the global batch, on any number of replicas; 0: none
+    # fixed shards of the global batch, on any number of replicas; 0: none
+    virtual_replicas: int = 0
     micro_batch_number: int = 0  # which micro-batch of this replica runs, from 0
-    micro_batch_count: int = 1  # in a micro-batch: of virtual replicas, or of this replica's micro-batches; else 1
-    graph: Any = field(default_factory=tf.compat.v1.get_default_graph, repr=False)  # in which the step is traced
-    program: Program | None = field(default=None, repr=False)  # that runs this step, if XLA compiles it
-    cut: bool = False  # whether XLA compiles parts of it, between which TensorFlow sums over replicas
-    uses: Counter[str] = field(default_factory=Counter, repr=False)  # how often each numbered stream was used so far
-    averaged: list[Averaged] = field(default_factory=list, repr=False)  # updates that wait for all micro-batches
+    # in a micro-batch: of virtual replicas, or of this replica's micro-batches; else 1
+    micro_batch_count: int = 1
+    # in which the step is traced
+    graph: Any = field(default_factory=tf.compat.v1.get_default_graph, repr=False)
+    # that runs this step, if XLA compiles it
+    program: Program | None = field(default=None, repr=False)
+    # whether XLA compiles parts of it, between which TensorFlow sums over replicas
+    cut: bool = False
+    # how often each numbered stream was used so far
+    uses: Counter[str] = field(default_factory=Counter, repr=False)
+    # updates that wait for all micro-batches
+    averaged: list[Averaged] = field(default_factory=list, repr=False)
     model: Any = field(default=None, repr=False)  # whose step it is
     copies: int = 1  # how many replicas have these same rows
 
     @property
     def accumulates(self) -> bool:
-        """Returns whether `accumulate` cuts the rows into micro-batches; virtual replicas may need a single one."""
+        """Returns whether `accumulate` cuts the rows into micro-batches; virtual replicas may need
+        a single one."""
         return self.micro_batches > 1 or self.virtual_replicas > 0
 
     @property
@@ -125,15 +150,18 @@ class StepContext:
 
     @property
     def is_part(self) -> bool:
-        """Returns whether its rows are only a part of the global batch: on several replicas, or in a micro-batch."""
+        """Returns whether its rows are only a part of the global batch: on several replicas, or in
+        a micro-batch."""
         return self.rows < self.global_batch_size
 
     def within(self, name: str) -> "StepContext":
-        """Returns the same step with separate streams: equal stream names give other numbers than elsewhere."""
+        """Returns the same step with separate streams: equal stream names give other numbers than
+        elsewhere."""
         return replace(self, prefix=f"{self.prefix}{name}/")
 
     def normal(self, shape: Sequence[int], stream: str) -> Any:
-        """Returns standard normal numbers, (rows, *shape), in floatx. Two draws in one step need two streams."""
+        """Returns standard normal numbers, (rows, *shape), in floatx. Two draws in one step need
+        two streams."""
         return tf.cast(self.draw(NORMAL, shape, stream), keras.config.floatx())
 
     def uniform(self, shape: Sequence[int], stream: str) -> Any:
@@ -141,23 +169,27 @@ class StepContext:
         return tf.cast(self.draw(UNIFORM, shape, stream), keras.config.floatx())
 
     def mean(self, values: Any) -> Any:
-        """Returns the sum of `values` divided by the GLOBAL batch size: over all replicas these add up to the mean."""
+        """Returns the sum of `values` divided by the GLOBAL batch size: over all replicas these add
+        up to the mean."""
         return tf.reduce_sum(values) / self.global_batch_size
 
     def accumulate(self, function: Callable[..., Any], *rows: Any) -> Any:
-        """Returns the sum, over this replica's micro-batches, of what `function` returns for the rows of each.
+        """Returns the sum, over this replica's micro-batches, of what `function` returns for the
+        rows of each.
 
-        rows: nests of tensors (rows, …) and None, of which a micro-batch gets its part. function: takes these and
-        returns a nest of losses, gradients or other tensors that are sums over rows; None stays None. While it runs,
-        `current_step()` is the step of its rows, with their random numbers. With --virtual_replicas it adds in the
-        fixed order of a binary tree, of which each replica has whole branches; `sum_over_replicas` adds these.
+        rows: nests of tensors (rows, …) and None, of which a micro-batch gets its part. function:
+            takes these and returns a nest of losses, gradients or other tensors that are sums over
+            rows; None stays None. While it runs, `current_step()` is the step of its rows, with
+            their random numbers. With --virtual_replicas it adds in the fixed order of a binary
+            tree, of which each replica has whole branches; `sum_over_replicas` adds these.
         """
         self.uses[ACCUMULATED] += 1
         if not self.accumulates:
             return function(*rows)
         sums: list[tuple[int, Any]] = []  # each with its number of micro-batches
         for number in range(self.micro_batches):
-            # A micro-batch begins once the sums so far are there: the memory of the one before is free by then.
+            # A micro-batch begins once the sums so far are there: the memory of the one before is
+            # free by then.
             before = tf.nest.flatten(sums[-1][1], expand_composites=True) if sums else []
             with tf.control_dependencies([tf.group(*filter(tf.is_tensor, before))] if sums else []):
                 step = self.micro_batch(number)
@@ -178,24 +210,33 @@ class StepContext:
         with on_host_at_once():
             first = self.first_row + number * rows
         return replace(
-            self, first_row=first, rows=rows, micro_batches=1, micro_batch_number=number,
-            micro_batch_count=self.virtual_replicas or self.micro_batches, uses=Counter(self.uses), averaged=[],
-        )  # fmt: skip
+            self,
+            first_row=first,
+            rows=rows,
+            micro_batches=1,
+            micro_batch_number=number,
+            micro_batch_count=self.virtual_replicas or self.micro_batches,
+            uses=Counter(self.uses),
+            averaged=[],
+        )
 
     def part(self, values: Any) -> Any:
-        """Returns this micro-batch's rows of `values`, which have the rows of all micro-batches; None stays None."""
+        """Returns this micro-batch's rows of `values`, which have the rows of all micro-batches;
+        None stays None."""
         if values is None:
             return None
         first = self.micro_batch_number * self.rows
         return values[first : first + self.rows]
 
     def numbered(self, stream: str) -> str:
-        """Returns `stream` with the number of this call in the step: each call names another stream."""
+        """Returns `stream` with the number of this call in the step: each call names another
+        stream."""
         self.uses[self.prefix + stream] += 1
         return f"{stream}/{self.uses[self.prefix + stream]}"
 
     def draw(self, draw: Any, shape: Sequence[Any], stream: str) -> Any:
-        """Returns this replica's rows, (rows, *shape), of what `draw(shape=…, seed=…)` returns for the global batch."""
+        """Returns this replica's rows, (rows, *shape), of what `draw(shape=…, seed=…)` returns for
+        the global batch."""
 
         def rows_of(step: StepContext) -> Any:
             seed = step.stateless_seed(stream)
@@ -206,25 +247,35 @@ class StepContext:
             whole = draw(shape=(self.global_batch_size, *shape), seed=seed)
             if not self.is_part:
                 return whole
-            return tf.slice(whole, [self.first_row] + [0] * len(shape), [self.rows] + [-1] * len(shape))
+            return tf.slice(
+                whole, [self.first_row] + [0] * len(shape), [self.rows] + [-1] * len(shape)
+            )
 
         return self._before_xla(rows_of, stream, draw, shape)
 
     def draw_for_all(self, draw: Any, shape: Sequence[Any], stream: str) -> Any:
         """Returns what `draw(shape=…, seed=…)` returns, (*shape), the same on all replicas."""
-        return self._before_xla(lambda step: draw(shape=shape, seed=step.stateless_seed(stream)), stream, draw, shape)
+        return self._before_xla(
+            lambda step: draw(shape=shape, seed=step.stateless_seed(stream)), stream, draw, shape
+        )
 
     def stateless_seed(self, stream: str) -> Any:
         """Returns the seed of `stream` in this step, as tf.random.stateless_uniform takes it."""
         key = hashlib.blake2b(f"{self.seed}/{self.prefix}{stream}".encode(), digest_size=7).digest()
         with on_host_at_once():  # where some of a GPU's kernels read it
-            return tf.stack([tf.constant(int.from_bytes(key, "big"), tf.int64), tf.cast(self.step, tf.int64)])
+            return tf.stack(
+                [tf.constant(int.from_bytes(key, "big"), tf.int64), tf.cast(self.step, tf.int64)]
+            )
 
-    def _before_xla(self, make: Callable[["StepContext"], Any], stream: str, draw: Any, shape: Sequence[Any]) -> Any:
-        """Returns the numbers of `make(step)`; those of a program of XLA are drawn before it, for all its steps.
+    def _before_xla(
+        self, make: Callable[["StepContext"], Any], stream: str, draw: Any, shape: Sequence[Any]
+    ) -> Any:
+        """Returns the numbers of `make(step)`; those of a program of XLA are drawn before it, for
+        all its steps.
 
-        XLA's own kernels give other numbers for the same seed. Raises NotCompilable where the numbers cannot be drawn
-        before the step, and UserError in a function that XLA compiles by itself.
+        XLA's own kernels give other numbers for the same seed. Raises NotCompilable where the
+        numbers cannot be drawn before the step, and UserError in a function that XLA compiles by
+        itself.
         """
         if not compiled_by_xla():
             return make(self)
@@ -232,10 +283,14 @@ class StepContext:
         assert self.program
         if outside_conditions(tf.compat.v1.get_default_graph()) is not self.graph:
             raise NotCompilable(
-                f"{self.prefix}{stream} draws random numbers inside a loop, or in a function of its own"
+                f"{self.prefix}{stream} draws random numbers inside a loop, or in a function of"
+                " its own"
             )
         if any(map(tf.is_tensor, [*shape, *getattr(draw, "keywords", {}).values()])):
-            raise NotCompilable(f"{self.prefix}{stream} draws random numbers whose number or range the step computes")
+            raise NotCompilable(
+                f"{self.prefix}{stream} draws random numbers whose number or range the step"
+                " computes"
+            )
         with self.program.graph.as_default():
             drawn = [make(replace(self, step=step)) for step in self.program.steps]
             numbers = drawn[0] if self.program.index is None else tf.stack(drawn)
@@ -245,8 +300,9 @@ class StepContext:
         """Raises UserError in a function that XLA compiles, unless it is the whole step."""
         if compiled_by_xla() and self.program is None:
             raise UserError(
-                f"{self.prefix}{stream}: random numbers are drawn in a function that XLA compiles, which gives "
-                "other numbers: draw them outside and pass them in, or leave out jit_compile"
+                f"{self.prefix}{stream}: random numbers are drawn in a function that XLA compiles,"
+                " which gives other numbers: draw them outside and pass them in, or leave out"
+                " jit_compile"
             )
 
 
@@ -260,13 +316,15 @@ def running_step() -> StepContext | None:
 
 
 def copies_of_rows() -> int:
-    """Returns how many replicas have the same rows of the global batch in this step: more than one in few steps."""
+    """Returns how many replicas have the same rows of the global batch in this step: more than one
+    in few steps."""
     step = running_step()
     return step.copies if step else 1
 
 
 def parts_on_replicas(replica: Any) -> int:
-    """Returns into how many parts replicas divide the global batch of this step; `replica`: the context of one."""
+    """Returns into how many parts replicas divide the global batch of this step; `replica`: the
+    context of one."""
     return replica.num_replicas_in_sync // copies_of_rows() if replica else 1
 
 
@@ -274,7 +332,10 @@ def current_step() -> StepContext:
     """Returns the step that this replica runs; raises RuntimeError outside the loop."""
     step = running_step()
     if step is None:
-        raise RuntimeError("no step is running: a model that uses current_step() must be trained by trainer's own loop")
+        raise RuntimeError(
+            "no step is running: a model that uses current_step() must be trained by trainer's own"
+            " loop"
+        )
     step.uses[ASKED] += 1
     return step
 

@@ -1,7 +1,8 @@
-"""Adds what micro-batches and replicas give; with --virtual_replicas in the fixed order of a binary tree.
+"""Adds what micro-batches and replicas give; with --virtual_replicas in the fixed order of a binary
+tree.
 
-Each micro-batch of a virtual replica is a leaf. A replica has whole branches, so that the order of all additions, and
-with it every bit of the sum, is the same on any number of replicas.
+Each micro-batch of a virtual replica is a leaf. A replica has whole branches, so that the order of
+all additions, and with it every bit of the sum, is the same on any number of replicas.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,8 @@ import tensorflow as tf
 
 
 def add_micro_batch(sums: list[tuple[int, Any]], total: Any, *, in_tree: bool) -> None:
-    """Adds the nest `total` of one more micro-batch to `sums`, each of which has its number of micro-batches before it.
+    """Adds the nest `total` of one more micro-batch to `sums`, each of which has its number of
+    micro-batches before it.
 
     in_tree: only sums of equally many micro-batches are added; else there is one sum.
     """
@@ -26,7 +28,8 @@ def add_micro_batch(sums: list[tuple[int, Any]], total: Any, *, in_tree: bool) -
 
 
 def sum_over_replicas(tensors: Sequence[Any]) -> list[Any]:
-    """Returns each tensor's sum over replicas, whose branches are added in pairs; None stays None."""
+    """Returns each tensor's sum over replicas, whose branches are added in pairs; None stays
+    None."""
     replica = tf.distribute.get_replica_context()
     present = [tf.expand_dims(tensor, 0) for tensor in tensors if tensor is not None]
     if replica.num_replicas_in_sync == 1 or not present:
@@ -35,8 +38,11 @@ def sum_over_replicas(tensors: Sequence[Any]) -> list[Any]:
     for tensor, gathered in zip(present, replica.all_gather(present, axis=0), strict=True):
         gathered.set_shape((replica.num_replicas_in_sync, *tensor.shape[1:]))
         branches = tf.unstack(gathered)
-        while len(branches) > 1:  # a power of 2 of them: added in pairs, and these sums in pairs again
-            branches = [left + right for left, right in zip(branches[::2], branches[1::2], strict=True)]
+        # a power of 2 of them: added in pairs, and these sums in pairs again
+        while len(branches) > 1:
+            branches = [
+                left + right for left, right in zip(branches[::2], branches[1::2], strict=True)
+            ]
         sums += branches
     summed = iter(sums)
     return [None if tensor is None else next(summed) for tensor in tensors]
@@ -54,6 +60,7 @@ def _added(left: Any, right: Any) -> Any:
     if left is None or right is None:
         return right if left is None else left
     if isinstance(left, tf.IndexedSlices) and isinstance(right, tf.IndexedSlices):
-        values, indices = tf.concat([left.values, right.values], 0), tf.concat([left.indices, right.indices], 0)
+        values = tf.concat([left.values, right.values], 0)
+        indices = tf.concat([left.indices, right.indices], 0)
         return tf.IndexedSlices(values, indices, left.dense_shape)
     return tf.convert_to_tensor(left) + tf.convert_to_tensor(right)

@@ -1,7 +1,8 @@
 """Evaluates a model as `model.evaluate` does on one device, on any number of replicas.
 
-Replicas take whole batches in turn, each as if it were the only device, and the metrics' variables are added up: the
-values are those of one device, in any precision. For a classifier it also counts the confusion matrix.
+Replicas take whole batches in turn, each as if it were the only device, and the metrics' variables
+are added up: the values are those of one device, in any precision. For a classifier it also counts
+the confusion matrix.
 """
 
 import math
@@ -38,9 +39,12 @@ MOST_CLASSES = 1000  # of a confusion matrix
 
 
 def counted_classes(model: keras.Model) -> int:
-    """Returns the number of classes of a model with one output and sparse categorical cross-entropy; 0 of any other."""
+    """Returns the number of classes of a model with one output and sparse categorical
+    cross-entropy; 0 of any other."""
     loss = ModelInterface.of(model).loss
-    sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy) and loss.ignore_class is None
+    sparse = (
+        isinstance(loss, keras.losses.SparseCategoricalCrossentropy) and loss.ignore_class is None
+    )
     if (
         has_own(model, "test_step")
         or not (sparse or loss == "sparse_categorical_crossentropy")
@@ -52,12 +56,15 @@ def counted_classes(model: keras.Model) -> int:
 
 
 def confusion(labels: Any, outputs: Any) -> Any:
-    """Returns the confusion matrix, (true classes, predicted classes): float64 counts, which add up exactly.
+    """Returns the confusion matrix, (true classes, predicted classes): float64 counts, which add up
+    exactly.
 
     labels: (rows,) or (rows, 1); outputs: (rows, classes).
     """
     predicted = tf.argmax(outputs, axis=1)
-    return tf.math.confusion_matrix(tf.reshape(labels, (-1,)), predicted, outputs.shape[1], dtype=tf.float64)
+    return tf.math.confusion_matrix(
+        tf.reshape(labels, (-1,)), predicted, outputs.shape[1], dtype=tf.float64
+    )
 
 
 _SAME = 1e-5  # the largest relative difference of two sums that rounding explains
@@ -72,19 +79,21 @@ class Totals(NamedTuple):
     confusion: Any  # (classes, classes); (0, 0) if it is not counted
 
     def apply(self, function: Callable[..., Any], *others: "Totals") -> "Totals":
-        """Returns the totals with `function` applied to each array, and to the same array of `others`."""
+        """Returns the totals with `function` applied to each array, and to the same array of
+        `others`."""
         return cast(Totals, tf.nest.map_structure(function, self, *others))
 
 
 class Evaluation:
     """Evaluates `model` by its test_step: a call returns loss and metrics as val_….
 
-    The examples are cut into batches of `batch_size`, the last one smaller, as `evaluate` cuts them, and the replicas
-    of all workers take whole batches in turn. A replica computes as if it were the only device, and the variables of
-    the metrics are added up over replicas.
+    The examples are cut into batches of `batch_size`, the last one smaller, as `evaluate` cuts
+    them, and the replicas of all workers take whole batches in turn. A replica computes as if it
+    were the only device, and the variables of the metrics are added up over replicas.
 
-    as_fit: returns the `data` of test_step for the parts of a batch, such as x and y; class_names: those of a
-    classifier with integer labels, for which a call sets `classes` to its confusion matrix.
+    as_fit: returns the `data` of test_step for the parts of a batch, such as x and y; class_names:
+        those of a classifier with integer labels, for which a call sets `classes` to its confusion
+        matrix.
     """
 
     def __init__(
@@ -96,7 +105,10 @@ class Evaluation:
         as_fit: Callable[[tuple[Any, ...]], Any],
         class_names: Sequence[str] = (),
     ) -> None:
-        self.model, self.replicas, self.examples, self.batch_size = model, replicas, examples, batch_size
+        self.model = model
+        self.replicas = replicas
+        self.examples = examples
+        self.batch_size = batch_size
         self._as_fit = as_fit
         self.class_count = counted_classes(model)  # 0: a call sets no `classes`
         self._class_names = class_names
@@ -106,17 +118,21 @@ class Evaluation:
         self._run = tf.function(self._run_batches)
         self._on_device = tf.autograph.experimental.do_not_convert(self._one_batch)
         self._returned: tuple[str, ...] = ()  # the names that test_step returns
-        self._by_key: dict[str, keras.Metric] = {}  # metrics among them, by the names that it gives them
-        self._updated: set[int] = set()  # the ids of the variables of metrics that test_step assigns
+        # metrics among them, by the names that it gives them
+        self._by_key: dict[str, keras.Metric] = {}
+        # the ids of the variables of metrics that test_step assigns
+        self._updated: set[int] = set()
 
     def of(self, examples: AnyExamples) -> "Evaluation":
-        """Returns itself for other examples of the same kind, for which what it has traced serves, too."""
+        """Returns itself for other examples of the same kind, for which what it has traced serves,
+        too."""
         self.examples, self._batches = examples, math.ceil(examples.count / self.batch_size)
         vars(self).pop("_takers", None)
         return self
 
     def reset(self) -> None:
-        """Calls an own reset_metrics, as Keras before it evaluates: it may anneal a loss. Metrics stay as they are."""
+        """Calls an own reset_metrics, as Keras before it evaluates: it may anneal a loss. Metrics
+        stay as they are."""
         if has_own(self.model, "reset_metrics"):
             metrics = self.model.metrics
             for metric in metrics:
@@ -130,18 +146,27 @@ class Evaluation:
         return {f"val_{name}": number for name, number in numbers_of(self.results()).items()}
 
     def results(self) -> dict[str, Any]:
-        """Returns what `evaluate` returns, by name: an array for each value. Every worker must call it."""
-        replicas, takers = self.replicas, self._takers
+        """Returns what `evaluate` returns, by name: an array for each value. Every worker must call
+        it."""
+        replicas = self.replicas
+        takers = self._takers
         indices = range(replicas.first, min(replicas.first + replicas.local, takers))
-        shares = [len(range(index, self._batches, takers)) for index in indices]  # numbers of batches
-        iterators, totals = [iter(self._part(takers, index)) for index in indices], [self._initial for _ in indices]
-        start, rounds = 0, math.ceil(self._batches / takers)
+        # numbers of batches
+        shares = [len(range(index, self._batches, takers)) for index in indices]
+        iterators = [iter(self._part(takers, index)) for index in indices]
+        totals = [self._initial for _ in indices]
+        start = 0
+        rounds = math.ceil(self._batches / takers)
         self.examples.on_epoch_begin()
         while start < rounds:
-            # Few batches in each call: between calls workers synchronise, and a signal can interrupt.
-            count, began = self._call_size(rounds - start), time.monotonic()
+            # Few batches in each call: between calls workers synchronise, and a signal can
+            # interrupt.
+            count = self._call_size(rounds - start)
+            began = time.monotonic()
             if indices:
-                totals = self._run_each(iterators, totals, [min(start + count, share) - start for share in shares])
+                totals = self._run_each(
+                    iterators, totals, [min(start + count, share) - start for share in shares]
+                )
             (seconds,) = replicas.sum_over_workers([time.monotonic() - began]).tolist()
             self._call_size.learn(count, seconds / replicas.cluster.workers)  # equal on all workers
             start += count
@@ -165,18 +190,24 @@ class Evaluation:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Returns the names of the values."""
-        return tuple(f"val_{name}" for name in numbers_of(self._results(self._initial.apply(np.asarray))))
+        return tuple(
+            f"val_{name}" for name in numbers_of(self._results(self._initial.apply(np.asarray)))
+        )
 
     @cached_property
     def _takers(self) -> int:
-        """Returns the number of replicas that take batches: 1 if a metric's variables do not add up over batches."""
+        """Returns the number of replicas that take batches: 1 if a metric's variables do not add up
+        over batches."""
         if self.replicas.count == 1 or self._batches == 1:
             return 1
         adds_up = None
-        if self.replicas.cluster.is_chief:  # compares two batches in one run with the sum of two runs
+        # compares two batches in one run with the sum of two runs
+        if self.replicas.cluster.is_chief:
             first, second = (self._after_batch(number, self._initial) for number in range(2))
             added = first.apply(lambda a, b, begin: a + b - begin, second, self._initial)
-            same = added.apply(lambda a, b: np.allclose(a, b, rtol=_SAME, atol=_SAME), self._after_batch(1, first))
+            same = added.apply(
+                lambda a, b: np.allclose(a, b, rtol=_SAME, atol=_SAME), self._after_batch(1, first)
+            )
             adds_up = all(tf.nest.flatten(same))
         if self.replicas.from_chief(adds_up):
             return self.replicas.count
@@ -196,18 +227,30 @@ class Evaluation:
         for metric in self.model.metrics:
             if any(scope.get_current_value(variable) is None for variable in metric.variables):
                 kind = type(self.model).__name__
-                raise UserError(f"reset_metrics of {kind} leaves out {metric.name}: call super().reset_metrics() in it")
-        metrics = [tf.convert_to_tensor(scope.get_current_value(variable)) for variable in self._variables]
-        shapes: list[tuple[int, ...]] = [(len(self._others),), (), (self.class_count, self.class_count)]
+                raise UserError(
+                    f"reset_metrics of {kind} leaves out {metric.name}: call"
+                    " super().reset_metrics() in it"
+                )
+        metrics = [
+            tf.convert_to_tensor(scope.get_current_value(variable)) for variable in self._variables
+        ]
+        shapes: list[tuple[int, ...]] = [
+            (len(self._others),),
+            (),
+            (self.class_count, self.class_count),
+        ]
         return Totals(metrics, *(tf.zeros(shape, tf.float64) for shape in shapes))
 
     @cached_property
     def _others(self) -> list[str]:
-        """Returns the names of the values of test_step that are no metrics and are averaged over rows."""
+        """Returns the names of the values of test_step that are no metrics and are averaged over
+        rows."""
         if not (has_own(self.model, "test_step") or has_own(self.model, "compute_metrics")):
             return []
         specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in self._variables]
-        tf.function(self._test_batch, autograph=False).get_concrete_function(specs, self._part(1, 0).element_spec)
+        tf.function(self._test_batch, autograph=False).get_concrete_function(
+            specs, self._part(1, 0).element_spec
+        )
         with keras.StatelessScope():
             self.model.reset_metrics()
             # Of those that test_step updates.
@@ -215,8 +258,9 @@ class Evaluation:
         others = [name for name in self._returned if name not in of_metrics]
         if others:
             warn_once(
-                f"{', '.join(others)}: no metric of the model: evaluation has its mean over rows, Keras's has "
-                "the value of the last batch: return the result of a keras.metrics.Metric"
+                f"{', '.join(others)}: no metric of the model: evaluation has its mean over rows,"
+                " Keras's has the value of the last batch: return the result of a"
+                " keras.metrics.Metric"
             )
         return others
 
@@ -228,15 +272,20 @@ class Evaluation:
         """Returns the batches of one taker: from number `index` on, every `takers`-th."""
         return self.examples.in_order(self.batch_size, takers, index)
 
-    def _run_each(self, iterators: list[Any], totals: list[Totals], counts: list[int]) -> list[Totals]:
-        """Runs `counts` batches, a number for each device; returns the new totals when the devices are done."""
+    def _run_each(
+        self, iterators: list[Any], totals: list[Totals], counts: list[int]
+    ) -> list[Totals]:
+        """Runs `counts` batches, a number for each device; returns the new totals when the devices
+        are done."""
         after = self._run(iterators, totals, [tf.constant(count) for count in counts])
         return [device.apply(np.asarray) for device in after]
 
     def _run_batches(self, iterators: Any, totals: Any, counts: Any) -> Any:
         after = []
-        # Outside of the strategy: Keras then computes as on one device. The devices' loops run side by side.
-        for device, iterator, so_far, count in zip(self.replicas.devices, iterators, totals, counts):  # noqa: B905
+        # Outside of the strategy: Keras then computes as on one device. The devices' loops run side
+        # by side.
+        devices = zip(self.replicas.devices, iterators, totals, counts)  # noqa: B905
+        for device, iterator, so_far, count in devices:
             with tf.device(device):
                 for _ in tf.range(count):
                     so_far = self._on_device(so_far, next(iterator))
@@ -250,16 +299,24 @@ class Evaluation:
         summed = totals.others + (tf.stack(others) if others else 0.0)
         return Totals(metrics, summed, totals.rows + rows, totals.confusion + counts)
 
-    def _test_batch(self, metrics: list[Any], parts: Any) -> tuple[list[Any], Mapping[str, Any], Any, Any]:
+    def _test_batch(
+        self, metrics: list[Any], parts: Any
+    ) -> tuple[list[Any], Mapping[str, Any], Any, Any]:
         """Runs test_step on one batch, with these values of the metrics' variables.
 
-        Returns the variables' new values, the values of test_step, the number of rows, and the confusion of classes.
+        Returns the variables' new values, the values of test_step, the number of rows, and the
+        confusion of classes.
         """
         rows = tf.cast(tf.shape(tf.nest.flatten(parts)[0])[0], tf.float64)
         variables = self._variables
         # In this scope Keras regularizes only weights whose values are given.
-        weights = [(weight, weight.value) for weight in self.model.weights if weight.regularizer is not None]
-        held, data = [*zip(variables, metrics, strict=True), *weights], self._as_fit(parts)
+        weights = [
+            (weight, weight.value)
+            for weight in self.model.weights
+            if weight.regularizer is not None
+        ]
+        held = [*zip(variables, metrics, strict=True), *weights]
+        data = self._as_fit(parts)
         outputs: list[Any] = []  # from which Keras's test_step computes the metrics
 
         def keep(compute: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -268,13 +325,21 @@ class Evaluation:
 
         keeping = wrapped("keras.Model.compute_metrics", keep, owner=self.model)
         recording = recording_results(self.model)
-        with keras.StatelessScope(held, collect_losses=True) as scope, keeping, recording as returned:
+        with (
+            keras.StatelessScope(held, collect_losses=True) as scope,
+            keeping,
+            recording as returned,
+        ):
             before = [scope.get_current_value(variable) for variable in variables]
             values = scalars_of(self.model.test_step(data))
         self._by_key = metrics_by_key(values, returned)
         after = [scope.get_current_value(variable) for variable in variables]
         self._returned = tuple(values)
-        self._updated = {id(variable) for variable, a, b in zip(variables, before, after, strict=True) if a is not b}
+        self._updated = {
+            id(variable)
+            for variable, a, b in zip(variables, before, after, strict=True)
+            if a is not b
+        }
         counts = tf.zeros((0, 0), tf.float64)
         if self.class_count:
             counts = confusion(tf.nest.flatten(data[1])[0], outputs[-1])
@@ -283,17 +348,24 @@ class Evaluation:
     def _results(self, totals: Totals) -> dict[str, Any]:
         """Returns the values by name, from totals over all examples."""
         metrics = zip(self._variables, totals.metrics, strict=True)
-        with keras.StatelessScope([(variable, tf.cast(value, variable.dtype)) for variable, value in metrics]):
+        with keras.StatelessScope(
+            [(variable, tf.cast(value, variable.dtype)) for variable, value in metrics]
+        ):
             results = self.model.get_metrics_result()
-            values = {name: results[name] for name in results if name in (self._returned or results)}
+            values = {
+                name: results[name] for name in results if name in (self._returned or results)
+            }
             values |= {key: metric.result() for key, metric in self._by_key.items()}
             values = {name: np.asarray(value, np.float64) for name, value in values.items()}
         means = totals.others / max(float(totals.rows), 1.0)
         return values | dict(zip(self._others, means.tolist(), strict=True))
 
 
-def evaluation(model: keras.Model, replicas: Replicas, dataset: Dataset, batch_size: int) -> Evaluation | None:
-    """Returns the evaluation of `model`; None without evaluation examples, or if the model has nothing to evaluate.
+def evaluation(
+    model: keras.Model, replicas: Replicas, dataset: Dataset, batch_size: int
+) -> Evaluation | None:
+    """Returns the evaluation of `model`; None without evaluation examples, or if the model has
+    nothing to evaluate.
 
     It needs a loss in compile(), or a test_step of its own.
     """
@@ -311,4 +383,8 @@ def why_not_evaluated(model: keras.Model) -> str:
     kind = type(model)
     own = has_own(model, "test_step") or has_own_loss(model)
     evaluated = own or (model.compiled and model.loss is not None)
-    return "" if evaluated else f"{kind.__name__} is not compiled with a loss, and has no test_step of its own"
+    return (
+        ""
+        if evaluated
+        else f"{kind.__name__} is not compiled with a loss, and has no test_step of its own"
+    )

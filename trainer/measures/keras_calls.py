@@ -1,4 +1,5 @@
-"""Answers `model.evaluate` and `model.predict` over all replicas, where a script or a callback calls them."""
+"""Answers `model.evaluate` and `model.predict` over all replicas, where a script or a callback
+calls them."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -23,7 +24,8 @@ _EVALUATE, _PREDICT = map(inspect.signature, (keras.Model.evaluate, keras.Model.
 
 @contextmanager
 def answered_by_replicas(replicas: Replicas, **others: Callable[..., Any]) -> Iterator[None]:
-    """Makes `evaluate` and `predict` of all Keras models in the block those of this module; others: more methods."""
+    """Makes `evaluate` and `predict` of all Keras models in the block those of this module; others:
+    more methods."""
 
     def outside(method: Callable[..., Any], original: Any, *given: Any, **named: Any) -> Any:
         with outside_of_scopes():
@@ -37,12 +39,14 @@ def answered_by_replicas(replicas: Replicas, **others: Callable[..., Any]) -> It
 
 
 def _evaluate(replicas: Replicas, *given: Any, **named: Any) -> Any:
-    """Does what `keras.Model.evaluate` does with these arguments, over all replicas; every worker must call it.
+    """Does what `keras.Model.evaluate` does with these arguments, over all replicas; every worker
+    must call it.
 
     The metrics of the epoch that trains stay as they are.
     """
     call = _arguments(_EVALUATE, given, named)
-    model, callbacks = call["self"], _callbacks(call)
+    model = call["self"]
+    callbacks = _callbacks(call)
     examples, size = _examples("evaluate", call, call["y"], call["sample_weight"])
 
     def traced() -> Evaluation:
@@ -67,7 +71,8 @@ def _evaluate(replicas: Replicas, *given: Any, **named: Any) -> Any:
 def _predict(replicas: Replicas, *given: Any, **named: Any) -> Any:
     """Does what `keras.Model.predict` does with these arguments, over all replicas."""
     call = _arguments(_PREDICT, given, named)
-    model, callbacks = call["self"], _callbacks(call)
+    model = call["self"]
+    callbacks = _callbacks(call)
     examples, size = _examples("predict", call)
 
     def traced() -> Any:
@@ -81,8 +86,11 @@ def _predict(replicas: Replicas, *given: Any, **named: Any) -> Any:
     return tf.nest.map_structure(np.asarray, outputs)
 
 
-def _kept(model: keras.Model, replicas: Replicas, kind: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-    """Returns what `make` has traced for calls of this kind, until the model is compiled anew, as in Keras."""
+def _kept(
+    model: keras.Model, replicas: Replicas, kind: tuple[Any, ...], make: Callable[[], Any]
+) -> Any:
+    """Returns what `make` has traced for calls of this kind, until the model is compiled anew, as
+    in Keras."""
     key = (*kind, *map(id, (replicas, *model.metrics)))
     kept = vars(model).setdefault("__answers", {})  # of the model, with which it is forgotten
     if key not in kept:
@@ -98,13 +106,20 @@ def _arguments(signature: inspect.Signature, given: Any, named: Any) -> dict[str
 
 
 def _examples(name: str, call: dict[str, Any], *others: Any) -> tuple[Any, int]:
-    """Returns the examples of a call, and how many rows their batches have; others: y and sample_weight."""
+    """Returns the examples of a call, and how many rows their batches have; others: y and
+    sample_weight."""
     steps = call["steps"]
-    examples, size = examples_of_fit(name, call["x"], *others, batch_size=call["batch_size"], steps=steps)
+    examples, size = examples_of_fit(
+        name, call["x"], *others, batch_size=call["batch_size"], steps=steps
+    )
     return first_batches(examples, steps, size) if steps else examples, size
 
 
 def _callbacks(call: dict[str, Any]) -> CallbackList:
     """Returns the callbacks of a call."""
     callbacks = call["callbacks"]
-    return callbacks if isinstance(callbacks, CallbackList) else CallbackList(callbacks, model=call["self"])
+    return (
+        callbacks
+        if isinstance(callbacks, CallbackList)
+        else CallbackList(callbacks, model=call["self"])
+    )

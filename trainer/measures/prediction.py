@@ -1,4 +1,5 @@
-"""Predicts as `model.predict` does on one device, whatever the number of replicas, and names the outputs."""
+"""Predicts as `model.predict` does on one device, whatever the number of replicas, and names the
+outputs."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,21 +23,27 @@ def predict(
     batch_size: int,
     as_fit: Callable[[tuple[Any, ...]], Any],
 ) -> Any:
-    """Returns what predict_step gives for all rows, in their order: tensors (rows, …) in the nest of its outputs.
+    """Returns what predict_step gives for all rows, in their order: tensors (rows, …) in the nest
+    of its outputs.
 
-    The examples are cut into batches as `model.predict(…, batch_size=…)` cuts them, the last one is filled up, and the
-    replicas of this machine take whole batches in turn: a row's output does not depend on the other rows of its batch.
-    Only x is used. Nothing in the model changes: a layer that draws at random draws the same for each batch. Raises
-    UserError if the model does not return a row for each row.
+    The examples are cut into batches as `model.predict(…, batch_size=…)` cuts them, the last one is
+    filled up, and the replicas of this machine take whole batches in turn: a row's output does not
+    depend on the other rows of its batch. Only x is used. Nothing in the model changes: a layer
+    that draws at random draws the same for each batch. Raises UserError if the model does not
+    return a row for each row.
     """
     run = round_of(model, replicas, batch_size, as_fit)
     return predict_by(run, replicas, examples, batch_size)
 
 
 def round_of(
-    model: keras.Model, replicas: Replicas, batch_size: int, as_fit: Callable[[tuple[Any, ...]], Any]
+    model: keras.Model,
+    replicas: Replicas,
+    batch_size: int,
+    as_fit: Callable[[tuple[Any, ...]], Any],
 ) -> Callable[[list[Any]], list[Any]]:
-    """Returns a function from the iterators of replicas to what predict_step gives for the next batch of each."""
+    """Returns a function from the iterators of replicas to what predict_step gives for the next
+    batch of each."""
 
     def filled(leaf: Any) -> Any:  # repeats the last row of the last batch
         more = tf.repeat(leaf[-1:], batch_size - tf.shape(leaf)[0], axis=0)
@@ -44,7 +51,8 @@ def round_of(
 
     def one_round(used: list[Any]) -> list[Any]:
         outputs = []
-        for device, iterator in zip(replicas.devices, used, strict=False):  # the last round may have fewer
+        # the last round may have fewer
+        for device, iterator in zip(replicas.devices, used, strict=False):
             with tf.device(device):
                 x = as_fit(tf.nest.map_structure(filled, next(iterator)[:1]))
                 outputs.append(outputs_of(model, x if isinstance(x, tuple) else (x,)))
@@ -54,7 +62,10 @@ def round_of(
 
 
 def predict_by(
-    run: Callable[[list[Any]], list[Any]], replicas: Replicas, examples: AnyExamples, batch_size: int
+    run: Callable[[list[Any]], list[Any]],
+    replicas: Replicas,
+    examples: AnyExamples,
+    batch_size: int,
 ) -> Any:
     """Returns what `predict` does, by the function of `round_of`."""
     batches = math.ceil(examples.count / batch_size)
@@ -71,7 +82,9 @@ def predict_by(
             for leaf in tf.nest.flatten(outputs):
                 if leaf.shape[:1] != (batch_size,):
                     shape = tuple(leaf.shape)
-                    raise UserError(f"the model returns {shape} for {batch_size} rows: one row each is needed")
+                    raise UserError(
+                        f"the model returns {shape} for {batch_size} rows: one row each is needed"
+                    )
             with tf.device("CPU:0"):  # a GPU may not have room for all
                 parts.append(tf.nest.map_structure(lambda leaf, rows=rows: leaf[:rows], outputs))
     with tf.device("CPU:0"):
@@ -79,12 +92,14 @@ def predict_by(
 
 
 def outputs_of(model: keras.Model, x: tuple[Any, ...]) -> Any:
-    """Returns what predict_step gives for (x,): the one way from rows to answers. Nothing in the model changes."""
+    """Returns what predict_step gives for (x,): the one way from rows to answers. Nothing in the
+    model changes."""
     return outputs_of_calls(model, x, 1)[0]
 
 
 def outputs_of_calls(model: keras.Model, x: tuple[Any, ...], calls: int) -> list[Any]:
-    """Returns what several calls of predict_step give for (x,), each from the first state of stateful layers."""
+    """Returns what several calls of predict_step give for (x,), each from the first state of
+    stateful layers."""
     outputs = []
     with keras.StatelessScope():
         for _ in range(calls):
@@ -96,22 +111,26 @@ def outputs_of_calls(model: keras.Model, x: tuple[Any, ...], calls: int) -> list
 
 
 def named_outputs(outputs: Any, names: Sequence[str]) -> Iterator[tuple[str, Array]]:
-    """Yields (name, array) for each array in a nest of outputs; raises UserError for one that holds no numbers.
+    """Yields (name, array) for each array in a nest of outputs; raises UserError for one that holds
+    no numbers.
 
-    A single output is `predictions`. Others have `names`, those of the model's outputs, or their keys in the nest, or
-    output_N by position; names of inner nests are joined by dots.
+    A single output is `predictions`. Others have `names`, those of the model's outputs, or their
+    keys in the nest, or output_N by position; names of inner nests are joined by dots.
     """
     if isinstance(outputs, (list, tuple)) and len(names) == len(outputs) == len({*names}):
         outputs = dict(zip(names, outputs, strict=True))
     for path, value in keras.tree.flatten_with_path(outputs):
         if not isinstance(value, tf.Tensor):
             raise UserError(
-                f"the model returns {type(value).__name__}: only tensors with a row for each example are kept"
+                f"the model returns {type(value).__name__}: only tensors with a row for each"
+                " example are kept"
             )
         # NumPy's files have no bfloat16.
         array: Array = (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy()
         if array.dtype.kind not in "biufc":
-            raise UserError(f"the model returns {value.dtype.name}, not numbers: only numbers are kept")
+            raise UserError(
+                f"the model returns {value.dtype.name}, not numbers: only numbers are kept"
+            )
         key, *inner = path or ("predictions",)
         yield ".".join(map(str, (f"output_{key}" if isinstance(key, int) else key, *inner))), array
 

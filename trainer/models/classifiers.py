@@ -1,4 +1,5 @@
-"""Builds the dense and the convolutional classifier, and what all classifiers share: last layer, loss, compilation.
+"""Builds the dense and the convolutional classifier, and what all classifiers share: last layer,
+loss, compilation.
 
 They are plain compiled Keras models, whose results
 do not depend on the number of replicas.
@@ -19,7 +20,8 @@ from trainer.models.optimizers import learning_rate
 
 
 def head(config: TrainConfig, dataset: Dataset) -> keras.layers.Layer:
-    """Returns the last layer, one logit per class; raises UserError if the data has no labels or only one class."""
+    """Returns the last layer, one logit per class; raises UserError if the data has no labels or
+    only one class."""
     classes = number_of_classes(config, dataset, f"model={config.model}", "a classifier")
     return layers.Dense(classes, dtype=full_precision(), name="logits")
 
@@ -27,15 +29,19 @@ def head(config: TrainConfig, dataset: Dataset) -> keras.layers.Layer:
 def number_of_classes(config: TrainConfig, dataset: Dataset, setting: str, kind: str) -> int:
     """Returns the number of classes of the data.
 
-    Raises UserError if there are no labels, or fewer than two classes; it names `setting` and the `kind` of model.
+    Raises UserError if there are no labels, or fewer than two classes; it names `setting` and the
+    `kind` of model.
     """
-    classes, data = len(dataset.class_names), f"{setting}: {config.data}"
+    classes = len(dataset.class_names)
+    data = f"{setting}: {config.data}"
     if not dataset.train.labelled:
         raise UserError(f"{data} has no labels: {kind} needs them, e.g. class folders")
     if not classes:
         raise UserError(f"{data} has labels but no class_names: set them in its Dataset")
     if classes < 2:
-        raise UserError(f"{data} has only one class ({''.join(dataset.class_names)}): two are required")
+        raise UserError(
+            f"{data} has only one class ({''.join(dataset.class_names)}): two are required"
+        )
     return classes
 
 
@@ -46,7 +52,8 @@ def compile_classifier(
     optimizer: Callable[[Any], Any],
     later: tuple[int, float] | None = None,
 ) -> keras.Model:
-    """Compiles `model` with cross-entropy, accuracy and the optimizer at the run's learning rate, and returns it.
+    """Compiles `model` with cross-entropy, accuracy and the optimizer at the run's learning rate,
+    and returns it.
 
     later: (step, the learning rate from that step on).
     """
@@ -65,20 +72,27 @@ def compile_classifier(
 
 
 def mlp(config: MLPConfig, dataset: Dataset) -> keras.Model:
-    """Maps (rows, image_size, image_size, channels) pixels to (rows, classes) logits; two hidden layers, Adam."""
+    """Maps (rows, image_size, image_size, channels) pixels to (rows, classes) logits; two hidden
+    layers, Adam."""
     images = keras.Input(dataset.image_shape, name="images")
     x = layers.Flatten()(layers.Rescaling(1 / 255)(images))
     for depth in range(2):
         x = layers.Dense(config.width, activation="relu")(x)
-        x = layers.Dropout(config.dropout, seed=config.seed, name=f"dropout_{depth}")(x) if config.dropout else x
+        x = (
+            layers.Dropout(config.dropout, seed=config.seed, name=f"dropout_{depth}")(x)
+            if config.dropout
+            else x
+        )
     model = keras.Model(images, head(config, dataset)(x), name="mlp")
     return compile_classifier(model, config, dataset, keras.optimizers.Adam)
 
 
 def cnn(config: CNNConfig, dataset: Dataset) -> keras.Model:
-    """Maps pixels to logits by two convolutions, pooling, three convolutions, pooling and 128 units; with RMSprop.
+    """Maps pixels to logits by two convolutions, pooling, three convolutions, pooling and 128
+    units; with RMSprop.
 
-    At width 128 it is the MNIST network of an article on training with several cloud GPUs, with the same RMSprop.
+    At width 128 it is the MNIST network of an article on training with several cloud GPUs, with the
+    same RMSprop.
     """
     images = keras.Input(dataset.image_shape, name="images")
     x = layers.Rescaling(1 / 255)(images)

@@ -1,8 +1,9 @@
-"""Builds the model that a run names, and checks that it fits the data. user_code/interface.py has the contract.
+"""Builds the model that a run names, and checks that it fits the data. user_code/interface.py has
+the contract.
 
-The returned model has built optimizers and metrics and a loss to train on, and its layers draw and normalise for the
-global batch. A train_step of the user's own may be written for `fit`: its stock optimizers are built and prepared too.
-Whatever can be known to fail raises a UserError of one line.
+The returned model has built optimizers and metrics and a loss to train on, and its layers draw and
+normalise for the global batch. A train_step of the user's own may be written for `fit`: its stock
+optimizers are built and prepared too. Whatever can be known to fail raises a UserError of one line.
 """
 
 import re
@@ -49,7 +50,8 @@ from trainer.user_code.mistakes import as_user_mistake, load_function, message_o
 
 
 def adapt_keras() -> None:
-    """Changes what Keras and TensorFlow do in this process on devices, in float64 and in gradients of gradients.
+    """Changes what Keras and TensorFlow do in this process on devices, in float64 and in gradients
+    of gradients.
 
     A second call changes nothing.
     """
@@ -68,41 +70,44 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
     model = build(config, dataset)
     if not isinstance(model, keras.Model):
         raise UserError(
-            f"model={config.model}: the function returned {type(model).__name__}: it must return a keras.Model"
+            f"model={config.model}: the function returned {type(model).__name__}: it must return a"
+            " keras.Model"
         )
-    # Weights that the import of the user's file created would be shared with the next model of this process.
+    # Weights that the import of the user's file created would be shared with the next model of this
+    # process.
     module = sys.modules.get(config.model.partition(":")[0])
     globals_of_file = {id(value): name for name, value in vars(module).items()} if module else {}
     for layer in (model, *all_layers(model)):
         if layer.weights and (name := globals_of_file.get(id(layer))):
             raise UserError(
-                f"model={config.model}: {name} is made when its file is imported: make it in the function, as each "
-                "replica needs weights of its own"
+                f"model={config.model}: {name} is made when its file is imported: make it in the"
+                " function, as each replica needs weights of its own"
             )
     prepare_model(model, config, dataset)
     return model
 
 
 def prepare_model(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
-    """Prepares a model for training: what `fit` would build, and what makes it independent of replicas.
+    """Prepares a model for training: what `fit` would build, and what makes it independent of
+    replicas.
 
-    Call it under the strategy's scope; a second call changes only what is new, as an optimizer. Raises UserError if the
-    model cannot be trained with these settings on these data.
+    Call it under the strategy's scope; a second call changes only what is new, as an optimizer.
+    Raises UserError if the model cannot be trained with these settings on these data.
     """
     _refuse_what_fit_alone_does(model, config)
     inputs = symbolic_inputs(model)
     if any(spec.dtype == tf.string for spec in tf.nest.flatten(dataset.spec[0])):
         if inputs and not any(tensor.dtype == "string" for tensor in inputs):
             raise UserError(
-                f"data={config.data}: x holds text, but no input of the model has dtype='string': turn text into "
-                "numbers first, numbers in text by .astype('float32'), words by keras.layers.TextVectorization, which "
-                "may also be a layer of the model"
+                f"data={config.data}: x holds text, but no input of the model has dtype='string':"
+                " turn text into numbers first, numbers in text by .astype('float32'), words by"
+                " keras.layers.TextVectorization, which may also be a layer of the model"
             )
         if tf.config.get_visible_devices("GPU"):
             log.warning(
-                f"model={config.model}: it turns text into numbers, for which GPUs have no kernel "
-                "(RaggedTensorToTensor): they wait in each step; call its TextVectorization in the data function "
-                "instead"
+                f"model={config.model}: it turns text into numbers, for which GPUs have no kernel"
+                " (RaggedTensorToTensor): they wait in each step; call its TextVectorization in"
+                " the data function instead"
             )
     x = dataset.input_spec
     if isinstance(model, keras.Sequential) and not (model.built or tf.nest.is_nested(x)):
@@ -113,7 +118,9 @@ def prepare_model(model: keras.Model, config: TrainConfig, dataset: Dataset) -> 
         _build_compiled(model, config, dataset)
     elif model.compiled and type(model).call is not keras.Model.call:
         # Builds loss and metrics if `call` takes x; that of a GAN may take something else.
-        rows = tf.nest.map_structure(lambda spec: tf.zeros((1, *spec.shape), spec.dtype), dataset.spec)
+        rows = tf.nest.map_structure(
+            lambda spec: tf.zeros((1, *spec.shape), spec.dtype), dataset.spec
+        )
         with suppress(Exception):  # the train_step reports what is wrong
             build_compiled(model, dataset.as_fit(rows))
     make_independent(model, config)
@@ -122,30 +129,40 @@ def prepare_model(model: keras.Model, config: TrainConfig, dataset: Dataset) -> 
 
 
 def _refuse_what_fit_alone_does(model: keras.Model, config: TrainConfig) -> None:
-    """Raises UserError for what the model changes of `fit` and this package cannot do, and logs what it leaves out."""
+    """Raises UserError for what the model changes of `fit` and this package cannot do, and logs
+    what it leaves out."""
     name = f"model={config.model}"
     if (model.compiled and model.run_eagerly) or tf.config.functions_run_eagerly():
         raise UserError(
-            f"{name}: it runs eagerly, but steps here are graphs, in which Python code runs once: drop "
-            "run_eagerly=True and keep what changes between steps in variables"
+            f"{name}: it runs eagerly, but steps here are graphs, in which Python code runs once:"
+            " drop run_eagerly=True and keep what changes between steps in variables"
         )
     if keras.config.max_epochs() or keras.config.max_steps_per_epoch():
-        raise UserError("KERAS_MAX_EPOCHS and KERAS_MAX_STEPS_PER_EPOCH limit `fit` alone: use --epochs or --steps")
+        raise UserError(
+            "KERAS_MAX_EPOCHS and KERAS_MAX_STEPS_PER_EPOCH limit `fit` alone: use --epochs or"
+            " --steps"
+        )
     for kind in ("train", "test", "predict"):
         if has_own(model, f"make_{kind}_function"):
             raise UserError(
-                f"{name}: it has a make_{kind}_function of its own, which is not called here: do the same in "
-                f"{kind}_step, or in a callback"
+                f"{name}: it has a make_{kind}_function of its own, which is not called here: do"
+                f" the same in {kind}_step, or in a callback"
             )
-    calls = ["fit", "evaluate"] if ":" in config.model else ["evaluate"]  # a script calls its `fit` itself
+    # a script calls its `fit` itself
+    calls = ["fit", "evaluate"] if ":" in config.model else ["evaluate"]
     if own := [method for method in calls if has_own(model, method)]:
-        log.warning(f"{name}: its own {' and '.join(own)} is not called: what it adds to Keras's is left out")
+        log.warning(
+            f"{name}: its own {' and '.join(own)} is not called: what it adds to Keras's is"
+            " left out"
+        )
 
 
 def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
-    """Builds the optimizer and the metrics of a compiled model, as `fit` does: within a step it is too late.
+    """Builds the optimizer and the metrics of a compiled model, as `fit` does: within a step it is
+    too late.
 
-    Sets `model.counted_losses`. Raises UserError if the model does not fit the data, or if there is no loss.
+    Sets `model.counted_losses`. Raises UserError if the model does not fit the data, or if there is
+    no loss.
     """
     if not model.compiled:
         raise UserError(
@@ -155,29 +172,46 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
     if "sparse" in _loss_name(model) and has_class_outputs(model):
         classes = model.output_shape[-1]
         for examples in filter(None, (dataset.train, dataset.evaluation)):
-            if examples.targets is not None:  # with labels out of range Keras would give NaN, or fail late
-                checked_labels(examples.targets, f"data={dataset.name}: the model has {classes} outputs", classes)
-    if model.loss is not None and dataset.train.labelled and dataset.evaluation and not dataset.evaluation.labelled:
+            # with labels out of range Keras would give NaN, or fail late
+            if examples.targets is not None:
+                checked_labels(
+                    examples.targets,
+                    f"data={dataset.name}: the model has {classes} outputs",
+                    classes,
+                )
+    if (
+        model.loss is not None
+        and dataset.train.labelled
+        and dataset.evaluation
+        and not dataset.evaluation.labelled
+    ):
         raise UserError(  # Keras would fail late
-            f"data={dataset.name}: the images for training have labels, but those for evaluation have none: add "
-            "theirs, or leave these images out and hold back a part by --evaluation_fraction"
+            f"data={dataset.name}: the images for training have labels, but those for evaluation"
+            " have none: add theirs, or leave these images out and hold back a part by"
+            " --evaluation_fraction"
         )
     # The rows of a micro-batch: a model may be built for just that number, as a stateful one is.
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     count = config.rows_per_replica(replicas) // config.micro_batches_on(replicas)
-    rows = dataset.as_fit(tf.nest.map_structure(lambda spec: tf.zeros((count, *spec.shape), spec.dtype), dataset.spec))
+    rows = dataset.as_fit(
+        tf.nest.map_structure(lambda spec: tf.zeros((count, *spec.shape), spec.dtype), dataset.spec)
+    )
     try:
         build_compiled(model, rows)
     except (ValueError, TypeError) as error:
         if re.search("incompatible with the layer|incompatible shape", str(error)):
-            advice = "; --image_size and --channels set the size of images" if dataset.holds_images else ""
+            advice = (
+                "; --image_size and --channels set the size of images"
+                if dataset.holds_images
+                else ""
+            )
             raise UserError(
                 f"model={config.model}: it cannot be called with x of {config.data}, {count} rows, "
                 f"{described(dataset.spec[0])} an example: {message_of(error)}{advice}"
             ) from error
         raise as_user_mistake(error) or UserError(
-            f"model={config.model}: its loss or metrics do not fit {config.data} ({dataset.shape}): "
-            f"{_other_loss(model, dataset) or reason(error)}"
+            f"model={config.model}: its loss or metrics do not fit {config.data} ({dataset.shape}):"
+            f" {_other_loss(model, dataset) or reason(error)}"
         ) from error
     if model.loss is None and not has_own_loss(model):  # then only its layers can have added one
         inputs, *_ = keras.utils.unpack_x_y_sample_weight(rows)
@@ -185,8 +219,8 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
             model(inputs, training=True)
         if not (scope.losses or any(variable.regularizer for variable in model.trainable_weights)):
             raise UserError(
-                f"model={config.model}: there is no loss to train on: pass loss=… to its compile(), or let a layer of "
-                "it call add_loss"
+                f"model={config.model}: there is no loss to train on: pass loss=… to its compile(),"
+                " or let a layer of it call add_loss"
             )
     if model.optimizer and not has_own_loss(model):
         sum_first(model.optimizer)
@@ -194,7 +228,9 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
         # Whether a loss divides by a count of rows that is known only after a forward pass.
         counted: list[bool] = []
 
-        def reduce(original: Any, values: Any, sample_weight: Any, mask: Any, reduction: Any, dtype: Any) -> Any:
+        def reduce(
+            original: Any, values: Any, sample_weight: Any, mask: Any, reduction: Any, dtype: Any
+        ) -> Any:
             counted.append(mask is not None or reduction == "mean_with_sample_weight")
             return original(values, sample_weight, mask, reduction, dtype)
 
@@ -204,61 +240,84 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
 
 
 def _loss_name(model: keras.Model) -> str:
-    """Returns the name of the loss of compile(), a string, function or Loss, in lower case and without underscores."""
+    """Returns the name of the loss of compile(), a string, function or Loss, in lower case and
+    without underscores."""
     loss = model.loss
     name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
     return name.replace("_", "").lower()
 
 
 def _other_loss(model: keras.Model, dataset: Dataset) -> str:
-    """Returns advice if the loss takes integer labels and these are one-hot, or the other way round; else ""."""
-    name, (_, y, *_) = _loss_name(model), (*dataset.spec, None)
+    """Returns advice if the loss takes integer labels and these are one-hot, or the other way
+    round; else ""."""
+    name = _loss_name(model)
+    (_, y, *_) = (*dataset.spec, None)
     if not has_class_outputs(model) or not isinstance(y, tf.TensorSpec):
         return ""
     one_hot = tuple(y.shape) == (model.output_shape[-1],)
     if name == "sparsecategoricalcrossentropy" and one_hot:
-        return 'its loss takes integer labels, and these are one-hot: use loss="categorical_crossentropy"'
+        return (
+            "its loss takes integer labels, and these are one-hot: use"
+            ' loss="categorical_crossentropy"'
+        )
     if name == "categoricalcrossentropy" and tuple(y.shape) in ((), (1,)):
-        return 'its loss takes one-hot labels, and these are numbers: use loss="sparse_categorical_crossentropy"'
+        return (
+            "its loss takes one-hot labels, and these are numbers: use"
+            ' loss="sparse_categorical_crossentropy"'
+        )
     return ""
 
 
 def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
-    """Builds the optimizers on the variables that the train_step passes to them, and makes them all-reduce gradients.
+    """Builds the optimizers on the variables that the train_step passes to them, and makes them
+    all-reduce gradients.
 
-    Call it for a train_step, or a compute_loss, of the user's own. Does nothing for optimizers of `sum_and_build`. Call
-    it under the strategy's scope, where `fit` would build them too. Sets `model.means_of_rows`: whether this code, as
-    one written for `fit`, takes means over a replica's rows and never calls current_step(). Raises UserError if the
-    train_step fails.
+    Call it for a train_step, or a compute_loss, of the user's own. Does nothing for optimizers of
+    `sum_and_build`. Call it under the strategy's scope, where `fit` would build them too. Sets
+    `model.means_of_rows`: whether this code, as one written for `fit`, takes means over a replica's
+    rows and never calls current_step(). Raises UserError if the train_step fails.
     """
     optimizers = [part for part in reachable(model) if isinstance(part, keras.optimizers.Optimizer)]
     inner = {id(getattr(optimizer, "inner_optimizer", None)) for optimizer in optimizers}
     optimizers = [
-        optimizer for optimizer in optimizers
+        optimizer
+        for optimizer in optimizers
         if id(optimizer) not in inner and not hasattr(optimizer.apply, "sums_first")
-    ]  # fmt: skip
+    ]
     if not optimizers:
         return
-    # One step is traced without running it: which variables does each optimizer get, and is current_step called?
+    # One step is traced without running it: which variables does each optimizer get, and is
+    # current_step called?
     trained: dict[int, list[Any]] = {}
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    rows, micro_batches = config.rows_per_replica(replicas), config.micro_batches_on(replicas)
+    rows = config.rows_per_replica(replicas)
+    micro_batches = config.micro_batches_on(replicas)
     interface = ModelInterface.of(model)
     if not interface.own_step:  # Keras's runs on the rows of a micro-batch
-        rows, micro_batches = rows // micro_batches, 1
+        rows = rows // micro_batches
+        micro_batches = 1
     shape = (interface.batches_per_step, rows) if interface.stacked else (rows,)
     asks_for_step = False
 
-    def record(optimizer: Any, original: Any, gradients: Any, variables: Sequence[Any] | None = None) -> None:
-        trained.setdefault(id(optimizer), list(model.trainable_variables if variables is None else variables))
+    def record(
+        optimizer: Any, original: Any, gradients: Any, variables: Sequence[Any] | None = None
+    ) -> None:
+        trained.setdefault(
+            id(optimizer), list(model.trainable_variables if variables is None else variables)
+        )
 
     def step(*parts: Any) -> None:
         nonlocal asks_for_step
         zero = tf.constant(0, tf.int64)
         context = StepContext(
-            config.seed, zero, 0, rows, config.global_batch_size, micro_batches=micro_batches,
+            config.seed,
+            zero,
+            0,
+            rows,
+            config.global_batch_size,
+            micro_batches=micro_batches,
             virtual_replicas=config.virtual_replicas,
-        )  # fmt: skip
+        )
         with in_step(context):
             model.train_step(dataset.as_fit(parts))
         asks_for_step = asks_for_step or context.uses[ASKED] > 0
@@ -266,20 +325,26 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
     def on_each(*parts: Any) -> None:
         tf.distribute.get_strategy().run(tf.autograph.experimental.do_not_convert(step), args=parts)
 
-    specs = tf.nest.map_structure(lambda spec: tf.TensorSpec((*shape, *spec.shape), spec.dtype), dataset.spec)
+    specs = tf.nest.map_structure(
+        lambda spec: tf.TensorSpec((*shape, *spec.shape), spec.dtype), dataset.spec
+    )
     try:
         with ExitStack() as stack:
             for optimizer in optimizers:
-                recorded = wrapped("keras.optimizers.Optimizer.apply", partial(record, optimizer), owner=optimizer)
+                recorded = wrapped(
+                    "keras.optimizers.Optimizer.apply", partial(record, optimizer), owner=optimizer
+                )
                 stack.enter_context(recorded)
             tf.function(on_each, autograph=False).get_concrete_function(*specs)
     except Exception as error:
         raise as_user_mistake(error) or UserError(
-            f"model={config.model}: its train_step fails for {rows} rows of {dataset.shape}: {message_of(error)}"
+            f"model={config.model}: its train_step fails for {rows} rows of {dataset.shape}:"
+            f" {message_of(error)}"
         ) from error
 
     def apply_and_keep_losses(original: Any, *given: Any, **named: Any) -> None:
-        with losses_kept(model):  # a step may read `model.losses` after it: these are still those of its replica
+        # a step may read `model.losses` after it: these are still those of its replica
+        with losses_kept(model):
             original(*given, **named)
 
     for optimizer in optimizers:

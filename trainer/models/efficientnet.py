@@ -1,8 +1,10 @@
-"""Builds EfficientNet classifiers from keras.applications: Tan and Le 2019, https://arxiv.org/abs/1905.11946.
+"""Builds EfficientNet classifiers from keras.applications: Tan and Le 2019,
+https://arxiv.org/abs/1905.11946.
 
-With pretrained weights the backbone runs as at inference, with fixed batch statistics: first only the new head learns;
-from step `fine_tune_after_steps` on also the backbone from block `fine_tune_from` upwards. Without weights
-(weights=none) the whole network learns from the first step, with batch norm and stochastic depth over all replicas.
+With pretrained weights the backbone runs as at inference, with fixed batch statistics: first only
+the new head learns; from step `fine_tune_after_steps` on also the backbone from block
+`fine_tune_from` upwards. Without weights (weights=none) the whole network learns from the first
+step, with batch norm and stochastic depth over all replicas.
 """
 
 from typing import Any
@@ -25,14 +27,22 @@ def build(config: EfficientNetConfig, dataset: Dataset) -> keras.Model:
     Raises UserError if the initial weights cannot be loaded.
     """
     named = {"imagenet": "imagenet", "none": None}
-    file = named[config.weights] if config.weights in named else stage(config.weights, "weights", config.cache_dir)
+    file = (
+        named[config.weights]
+        if config.weights in named
+        else stage(config.weights, "weights", config.cache_dir)
+    )
     make = getattr(keras.applications, f"EfficientNet{config.variant}")
     try:
-        backbone = make(include_top=False, weights=file, input_shape=dataset.image_shape, pooling="avg")
-    except Exception as error:  # Keras passes on whatever is raised: no network, a wrong checksum, other shapes
+        backbone = make(
+            include_top=False, weights=file, input_shape=dataset.image_shape, pooling="avg"
+        )
+    # Keras passes on whatever is raised: no network, a wrong checksum, other shapes
+    except Exception as error:
         raise UserError(
-            f"weights={config.weights}: cannot be loaded for EfficientNet{config.variant} ({reason(error)}): use the "
-            f"path of its weights file (made with include_top=False), or train from scratch: {FROM_SCRATCH}"
+            f"weights={config.weights}: cannot be loaded for EfficientNet{config.variant}"
+            f" ({reason(error)}): use the path of its weights file (made with include_top=False),"
+            f" or train from scratch: {FROM_SCRATCH}"
         ) from error
     if config.weights != "none":
         _freeze_below(backbone, config.fine_tune_from)
@@ -40,8 +50,14 @@ def build(config: EfficientNetConfig, dataset: Dataset) -> keras.Model:
     x = backbone(images)
     x = Gate(config.fine_tune_after_steps, name="gate")(x) if config.fine_tune_after_steps else x
     x = layers.Dropout(config.dropout, seed=config.seed, name="dropout")(x) if config.dropout else x
-    model = keras.Model(images, head(config, dataset)(x), name=f"efficientnet_{config.variant.lower()}")
-    later = (config.fine_tune_after_steps, config.fine_tune_learning_rate) if config.fine_tune_after_steps else None
+    model = keras.Model(
+        images, head(config, dataset)(x), name=f"efficientnet_{config.variant.lower()}"
+    )
+    later = (
+        (config.fine_tune_after_steps, config.fine_tune_learning_rate)
+        if config.fine_tune_after_steps
+        else None
+    )
     return compile_classifier(model, config, dataset, keras.optimizers.Adam, later)
 
 
@@ -65,7 +81,8 @@ class Gate(keras.layers.Layer):
 
 
 def _freeze_below(backbone: keras.Model, block: str) -> None:
-    """Freezes all layers below `block`, or all if it is empty, and all batch norm, and switches dropout off.
+    """Freezes all layers below `block`, or all if it is empty, and all batch norm, and switches
+    dropout off.
 
     A pretrained network then runs as at inference, with fixed statistics.
     """
@@ -73,8 +90,11 @@ def _freeze_below(backbone: keras.Model, block: str) -> None:
     blocks = list(dict.fromkeys(name.split("_")[0] for name in names if name.startswith("block")))
     if block and block not in blocks:
         raise UserError(f"fine_tune_from={block}: unknown block: use one of {', '.join(blocks)}")
-    first = next((i for i, name in enumerate(names) if block and name.startswith(f"{block}_")), len(names))
+    first = next(
+        (i for i, name in enumerate(names) if block and name.startswith(f"{block}_")), len(names)
+    )
     for index, layer in enumerate(backbone.layers):
         layer.trainable = index >= first and not isinstance(layer, layers.BatchNormalization)
-        if isinstance(layer, layers.Dropout):  # a Functional model passes its `training` to all its layers
+        # a Functional model passes its `training` to all its layers
+        if isinstance(layer, layers.Dropout):
             layer.rate = 0.0

@@ -1,14 +1,18 @@
-"""Provides what GANs share: generator and critic networks, their updates, the averaged generator, samples, templates.
+"""Provides what GANs share: generator and critic networks, their updates, the averaged generator,
+samples, templates.
 
-`--conditional` gives the networks the class of each image. The generator gets it by concatenation (Mirza and Osindero
-2014, https://arxiv.org/abs/1411.1784): beside the noise, a vector that is zero but for the class. It is as long as the
-noise is on average, so that both start with equal influence. The critic gets it by projection (Miyato and Koyama 2018,
-https://arxiv.org/abs/1802.05637): its score is that of the image, plus the product of the image's features with a
-learnt vector of the class. A critic might ignore a class that is concatenated with the image; this one has to tell
-whether the image is of that class, and its convolutions run on images alone.
+`--conditional` gives the networks the class of each image. The generator gets it by concatenation
+(Mirza and Osindero 2014, https://arxiv.org/abs/1411.1784): beside the noise, a vector that is zero
+but for the class. It is as long as the noise is on average, so that both start with equal
+influence. The critic gets it by projection (Miyato and Koyama 2018,
+https://arxiv.org/abs/1802.05637): its score is that of the image, plus the product of the image's
+features with a learnt vector of the class. A critic might ignore a class that is concatenated with
+the image; this one has to tell whether the image is of that class, and its convolutions run on
+images alone.
 
-In an update, a generated image gets the label of the real image in the same row. So no labels are drawn, real and
-generated images have the same classes, and an image between the two, as WGAN-GP has, is of one class.
+In an update, a generated image gets the label of the real image in the same row. So no labels are
+drawn, real and generated images have the same classes, and an image between the two, as WGAN-GP
+has, is of one class.
 """
 
 from collections.abc import Callable
@@ -50,19 +54,24 @@ def classes_of(config: TrainConfig, dataset: Dataset) -> int:
     classes = number_of_classes(config, dataset, "conditional=true", "a conditional GAN")
     label = tf.nest.flatten(dataset.spec[1])[0]
     if tf.nest.is_nested(dataset.spec[1]) or label.shape.rank != 0 or not label.dtype.is_integer:
-        raise UserError(f"conditional=true: examples of {config.data} are {dataset.shape}: one integer label is needed")
+        raise UserError(
+            f"conditional=true: examples of {config.data} are {dataset.shape}: one integer label is"
+            " needed"
+        )
     if (labels := dataset.train.targets) is not None:
         checked_labels(labels, f"conditional=true: {config.data} has {classes} classes", classes)
     return classes
 
 
 def with_labels(values: Any, labels: Any) -> Any:
-    """Returns the input of a network: images or noise and, unless they are None, their labels (rows,)."""
+    """Returns the input of a network: images or noise and, unless they are None, their labels
+    (rows,)."""
     return values if labels is None else [values, labels]
 
 
 def twice(labels: Any) -> Any:
-    """Returns the labels of real and generated images, one half after the other, (2 x rows,); None for None."""
+    """Returns the labels of real and generated images, one half after the other, (2 x rows,); None
+    for None."""
     return None if labels is None else tf.concat([labels, labels], axis=0)
 
 
@@ -79,7 +88,8 @@ def images_of(data: Any) -> Any:
 def filters(size: int, width: int) -> list[int]:
     """Returns the number of filters at each resolution, the largest first.
 
-    Each resolution is half the one before, while that is even and above 4 pixels. Filters double, to at most 8 x width.
+    Each resolution is half the one before, while that is even and above 4 pixels. Filters double,
+    to at most 8 x width.
     """
     result: list[int] = []
     while size % 2 == 0 and size > 4:
@@ -88,8 +98,11 @@ def filters(size: int, width: int) -> list[int]:
     return result
 
 
-def build_generator(config: GANConfig, initializer: Initializer = _GLOROT, classes: int = 0) -> keras.Model:
-    """Builds a network from (rows, latent_dim) noise to (rows, image_size, image_size, channels) in [-1, 1].
+def build_generator(
+    config: GANConfig, initializer: Initializer = _GLOROT, classes: int = 0
+) -> keras.Model:
+    """Builds a network from (rows, latent_dim) noise to (rows, image_size, image_size, channels) in
+    [-1, 1].
 
     With classes, it takes [noise, labels], with labels (rows,) int32.
     """
@@ -100,7 +113,9 @@ def build_generator(config: GANConfig, initializer: Initializer = _GLOROT, class
     full = {"dtype": full_precision()}
     if classes:
         label = keras.Input((), dtype="int32", name="label")
-        one_hot = layers.CategoryEncoding(classes, output_mode="one_hot", name="classes", **full)(label)
+        one_hot = layers.CategoryEncoding(classes, output_mode="one_hot", name="classes", **full)(
+            label
+        )
         # An array, because Keras rounds a plain number to float32.
         as_long_as_noise = layers.Rescaling(np.array([config.latent_dim**0.5]), **full)(one_hot)
         x = layers.Concatenate(**full)([inputs, as_long_as_noise])
@@ -109,7 +124,8 @@ def build_generator(config: GANConfig, initializer: Initializer = _GLOROT, class
     x = layers.Reshape((base, base, widths[-1]))(x)
     x = layers.ReLU()(_batch_norm(x))
     for channels in reversed(widths[:-1]):
-        kernel = {"kernel_initializer": initializer(), "use_bias": False}  # batch norm would cancel a bias
+        # batch norm would cancel a bias
+        kernel = {"kernel_initializer": initializer(), "use_bias": False}
         x = layers.Conv2DTranspose(channels, **CONVOLUTION, **kernel)(x)
         x = layers.ReLU()(_batch_norm(x))
     x = ImageConv2DTranspose(config.channels, **CONVOLUTION, kernel_initializer=initializer())(x)
@@ -125,27 +141,34 @@ def build_critic(
     score_bias: bool = True,
     classes: int = 0,
 ) -> keras.Model:
-    """Builds a network from (rows, image_size, image_size, channels) in [-1, 1] to (rows, 1) unbounded scores.
+    """Builds a network from (rows, image_size, image_size, channels) in [-1, 1] to (rows, 1)
+    unbounded scores.
 
-    With `batch_norm`, every layer but the first has one, as in DCGAN. `score_bias`: whether the scores have a bias.
-    With classes, it takes [images, labels].
+    With `batch_norm`, every layer but the first has one, as in DCGAN. `score_bias`: whether the
+    scores have a bias. With classes, it takes [images, labels].
     """
     images = keras.Input((config.image_size, config.image_size, config.channels), name="images")
     x = images
     for depth, channels in enumerate(filters(config.image_size, config.width)):
         normed = batch_norm and depth > 0
         convolution = layers.Conv2D if depth else ImageConv2D
-        x = convolution(channels, **CONVOLUTION, kernel_initializer=initializer(), use_bias=not normed)(x)
+        x = convolution(
+            channels, **CONVOLUTION, kernel_initializer=initializer(), use_bias=not normed
+        )(x)
         x = _batch_norm(x) if normed else x
         x = layers.LeakyReLU(negative_slope=0.2)(x)
     x = layers.Flatten()(x)
     full = {"dtype": full_precision()}
-    score = layers.Dense(1, name="score", kernel_initializer=initializer(), use_bias=score_bias, **full)(x)
+    score = layers.Dense(
+        1, name="score", kernel_initializer=initializer(), use_bias=score_bias, **full
+    )(x)
     if not classes:
         return keras.Model(images, score, name="critic")
     label = keras.Input((), dtype="int32", name="label")
     one_hot = layers.CategoryEncoding(classes, output_mode="one_hot", name="classes", **full)(label)
-    by_class = layers.Dense(classes, use_bias=False, name="by_class", kernel_initializer=initializer(), **full)(x)
+    by_class = layers.Dense(
+        classes, use_bias=False, name="by_class", kernel_initializer=initializer(), **full
+    )(x)
     of_class = layers.Dot(1, **full)([by_class, one_hot])
     return keras.Model([images, label], layers.Add(**full)([score, of_class]), name="critic")
 
@@ -156,7 +179,8 @@ def _batch_norm(x: Any) -> Any:
 
 
 def scores_and_slopes(critic: Any, images: Any, labels: Any = None) -> tuple[Any, Any]:
-    """Returns the critic's scores, (rows, 1), and the squared L2 norm of its gradient at each image, (rows,).
+    """Returns the critic's scores, (rows, 1), and the squared L2 norm of its gradient at each
+    image, (rows,).
 
     Only for a critic without batch norm, whose score of an image depends on no other image.
     """
@@ -167,10 +191,11 @@ def scores_and_slopes(critic: Any, images: Any, labels: Any = None) -> tuple[Any
 
 
 class Generated(NamedTuple):
-    """Holds the generated part of an update: images, (rows, height, width, channels), or the noise to make them from.
+    """Holds the generated part of an update: images, (rows, height, width, channels), or the noise
+    to make them from.
 
-    noise: (rows, latent_dim); labels: (rows,), the classes, if the GAN is conditional; reals: real images in [-1, 1],
-    with which the generator's loss compares the generated ones row by row.
+    noise: (rows, latent_dim); labels: (rows,), the classes, if the GAN is conditional; reals: real
+        images in [-1, 1], with which the generator's loss compares the generated ones row by row.
     """
 
     images: Any = None
@@ -182,16 +207,20 @@ class Generated(NamedTuple):
 class GAN(keras.Model):
     """Holds a generator, its moving average and a critic; a subclass defines their losses.
 
-    A step has one or several updates of the critic, and then one of the generator, each with new noise.
+    A step has one or several updates of the critic, and then one of the generator, each with new
+    noise.
     """
 
-    # (reals, fakes, *others, global_batch_size, labels) -> losses by name, the first of which the critic minimises.
+    # (reals, fakes, *others, global_batch_size, labels) -> losses by name, the first of which the
+    # critic minimises.
     critic_losses: Callable[..., dict[str, Any]]
-    # (scores of generated images, scores of the real images that they are compared with or None), (rows, 1) each -> the
-    # generator's loss, summed over rows.
+    # (scores of generated images, scores of the real images that they are compared with or None),
+    # (rows, 1) each -> the generator's loss, summed over rows.
     generator_loss: Callable[..., Any]
-    pairs_images = False  # whether the generator's loss compares each generated image with the real one of its row
-    compiles_gradients = False  # whether it neither draws nor sums over replicas: XLA can compile it alone
+    # whether the generator's loss compares each generated image with the real one of its row
+    pairs_images = False
+    # whether it neither draws nor sums over replicas: XLA can compile it alone
+    compiles_gradients = False
     betas: tuple[float, float]  # of both Adam optimizers
     critic_batch_norm = False
     score_bias = True
@@ -205,7 +234,9 @@ class GAN(keras.Model):
         self.batches_per_step = config.critic_steps if isinstance(config, WGANGPConfig) else 1
         classes = classes_of(config, dataset) if config.conditional else 0
         self.generated_classes = classes
-        self.generator, self.generator_average = (build_generator(config, self.initializer, classes) for _ in range(2))
+        self.generator, self.generator_average = (
+            build_generator(config, self.initializer, classes) for _ in range(2)
+        )
         self.critic = build_critic(
             config,
             self.initializer,
@@ -214,7 +245,9 @@ class GAN(keras.Model):
             classes=classes,
         )
         self.generator_average.set_weights(self.generator.get_weights())
-        self.generator_variables = [variable.value for variable in self.generator.trainable_variables]
+        self.generator_variables = [
+            variable.value for variable in self.generator.trainable_variables
+        ]
         self.critic_variables = [variable.value for variable in self.critic.trainable_variables]
 
         def adam(network: keras.Model, updates_per_step: int) -> Any:
@@ -225,22 +258,30 @@ class GAN(keras.Model):
         self.critic_optimizer = adam(self.critic, self.batches_per_step)
         self.generator_optimizer = adam(self.generator, 1)
         self.diff_augment = DiffAugment(config.diff_augment)
-        self._compiled_gradients = tf.function(self.critic_gradients, jit_compile=True, autograph=False)
+        self._compiled_gradients = tf.function(
+            self.critic_gradients, jit_compile=True, autograph=False
+        )
         # Traced once for all of a step's updates.
         self._traced_gradients = tf.function(self.critic_gradients, autograph=False)
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Returns the losses, of the critic as means over its updates.
 
-        data: images (critic updates, rows, height, width, channels) in [0, 255], perhaps labels (critic updates, rows).
+        data: images (critic updates, rows, height, width, channels) in [0, 255], perhaps labels
+            (critic updates, rows).
         """
-        step, reals = current_step(), tf.unstack(images_of(data))
+        step = current_step()
+        reals = tf.unstack(images_of(data))
         noise = step.normal((len(reals) + 1, self.latent_dim), stream="noise")
         *fakes, generated = self.images_for_updates(step, noise, self.labels_of(data))
         updates = [
-            self.update_critic(step, *given) for given in zip(reals, fakes, *self.drawn_for_updates(step), strict=True)
+            self.update_critic(step, *given)
+            for given in zip(reals, fakes, *self.drawn_for_updates(step), strict=True)
         ]
-        logs = {name: tf.add_n([update[name] for update in updates]) / len(updates) for name in updates[0]}
+        logs = {
+            name: tf.add_n([update[name] for update in updates]) / len(updates)
+            for name in updates[0]
+        }
         if self.pairs_images:
             generated = generated._replace(reals=from_uint8(reals[-1]))
         logs["generator_loss"] = self.update_generator(step, generated)
@@ -248,48 +289,58 @@ class GAN(keras.Model):
         return logs
 
     def drawn_for_updates(self, step: StepContext) -> list[list[Any]]:
-        """Returns further arguments of `critic_losses`, (rows, …), each for every update of the critic."""
+        """Returns further arguments of `critic_losses`, (rows, …), each for every update of the
+        critic."""
         return []
 
     def augmented(self, *images: Any) -> list[Any]:
-        """Returns each of `images`, (rows, height, width, channels) in [-1, 1], as the critic sees them.
+        """Returns each of `images`, (rows, height, width, channels) in [-1, 1], as the critic sees
+        them.
 
         --diff_augment changes each by its own random numbers, all in one call.
         """
         numbers = self.diff_augment.draw(len(images))
         if numbers is None:
             return list(images)
-        changed: list[Any] = tf.split(self.diff_augment(tf.concat(images, axis=0), numbers), len(images))
+        changed: list[Any] = tf.split(
+            self.diff_augment(tf.concat(images, axis=0), numbers), len(images)
+        )
         return changed
 
     def labels_of(self, data: Any) -> Any:
-        """Returns y of the `data` of train_step, (critic updates, rows); None if the GAN is not conditional."""
+        """Returns y of the `data` of train_step, (critic updates, rows); None if the GAN is not
+        conditional."""
         if not self.generated_classes:
             return None
         return tf.cast(keras.utils.unpack_x_y_sample_weight(data)[1], tf.int32)
 
     def scores(self, images: Any, labels: Any) -> Any:
-        """Returns the critic's scores in training, (rows, 1); labels: (rows,), or None if it takes none."""
+        """Returns the critic's scores in training, (rows, 1); labels: (rows,), or None if it takes
+        none."""
         return self.critic(with_labels(images, labels), training=True)
 
     def images_for_updates(self, step: StepContext, noise: Any, labels: Any) -> list[Generated]:
         """Returns the generated part of each critic update and, last, of the generator's update.
 
-        noise: (rows, critic updates + 1, latent_dim); labels: of `labels_of`; the generator's update takes the last.
+        noise: (rows, critic updates + 1, latent_dim); labels: of `labels_of`; the generator's
+            update takes the last.
         """
         by_update = [None] * noise.shape[1] if labels is None else [*tf.unstack(labels), labels[-1]]
         pairs = zip(tf.unstack(noise, axis=1), by_update, strict=True)
         generated = [Generated(noise=drawn, labels=of_update) for drawn, of_update in pairs]
-        if len(generated) > 2 and not step.accumulates:  # several critic updates, by the same generator
+        # several critic updates, by the same generator
+        if len(generated) > 2 and not step.accumulates:
             made = zip(generated, self.fakes(*generated[:-1]), strict=False)
             generated[:-1] = [update._replace(images=images) for update, images in made]
         return generated
 
     def fakes(self, *updates: Generated) -> list[Any]:
-        """Returns the images for each critic update from its noise; these updates do not change the generator.
+        """Returns the images for each critic update from its noise; these updates do not change the
+        generator.
 
-        One forward pass makes all of them, with fewer operations and all-reduces. On a CPU, a single replica runs the
-        generator for each noise separately, because the activations of fewer rows stay in its caches.
+        One forward pass makes all of them, with fewer operations and all-reduces. On a CPU, a
+        single replica runs the generator for each noise separately, because the activations of
+        fewer rows stay in its caches.
         """
         inputs = [with_labels(update.noise, update.labels) for update in updates]
         if not prefers_many_rows() and tf.distribute.get_strategy().num_replicas_in_sync == 1:
@@ -300,7 +351,8 @@ class GAN(keras.Model):
         return images
 
     def critic_gradients(self, *given: Any) -> Any:
-        """Returns losses by name, and a gradient of the scaled loss for each critic variable, over this replica's rows.
+        """Returns losses by name, and a gradient of the scaled loss for each critic variable, over
+        this replica's rows.
 
         given: the arguments of `critic_losses`.
         """
@@ -313,7 +365,8 @@ class GAN(keras.Model):
     def update_critic(self, step: StepContext, reals: Any, fakes: Generated, *others: Any) -> Any:
         """Updates the critic once; returns this replica's part of its losses.
 
-        reals: (rows, height, width, channels) in [0, 255]; others: (rows, …), further arguments of `critic_losses`.
+        reals: (rows, height, width, channels) in [0, 255]; others: (rows, …), further arguments of
+            `critic_losses`.
         """
 
         def of_micro_batch(reals: Any, fakes: Generated, *others: Any) -> Any:
@@ -323,10 +376,13 @@ class GAN(keras.Model):
                 generated = self.generator(with_labels(fakes.noise, fakes.labels), training=True)
             images = self.augmented(from_uint8(reals), generated)
             gradients_of = self.critic_gradients
-            if step.cut:  # XLA compiles parts, such as these gradients; TensorFlow sums over replicas between them
+            # XLA compiles parts, such as these gradients; TensorFlow sums over replicas between
+            # them
+            if step.cut:
                 gradients_of = self._compiled_gradients
             elif self.batches_per_step > 1 and not compiled_by_xla():
-                # XLA takes what a traced function gets from the step for constants, and would compile each step anew.
+                # XLA takes what a traced function gets from the step for constants, and would
+                # compile each step anew.
                 gradients_of = self._traced_gradients
             return gradients_of(*images, *others, step.global_batch_size, fakes.labels)
 
@@ -335,9 +391,11 @@ class GAN(keras.Model):
         return losses
 
     def update_generator(self, step: StepContext, generated: "Generated") -> Any:
-        """Updates the generator once by the images that it generated; returns this replica's part of its loss."""
+        """Updates the generator once by the images that it generated; returns this replica's part
+        of its loss."""
         gradients_of = partial(self.generator_gradients, global_batch_size=step.global_batch_size)
-        # Waits for the critic's update, which assigns its first weights last: both at once would need more memory.
+        # Waits for the critic's update, which assigns its first weights last: both at once would
+        # need more memory.
         with tf.control_dependencies([self.critic_variables[0].read_value()]):
             generated = generated._replace(noise=tf.identity(generated.noise))
         loss, gradients = step.accumulate(gradients_of, generated)
@@ -345,11 +403,13 @@ class GAN(keras.Model):
         return loss
 
     def generator_gradients(self, generated: "Generated", global_batch_size: int) -> Any:
-        """Returns the loss, and a gradient of the scaled loss for each generator variable, over this replica's rows."""
+        """Returns the loss, and a gradient of the scaled loss for each generator variable, over
+        this replica's rows."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.generator_variables)
             images = self.generator(with_labels(generated.noise, generated.labels), training=True)
-            reals, labels = generated.reals, generated.labels
+            reals = generated.reals
+            labels = generated.labels
             real_scores = None if reals is None else self.scores(self.augmented(reals)[0], labels)
             scores = self.scores(self.augmented(images)[0], labels)
             loss = self.generator_loss(scores, real_scores) / global_batch_size
@@ -358,27 +418,41 @@ class GAN(keras.Model):
 
     def average_generator(self, step: StepContext) -> None:
         """Moves the average towards the generator; called once at the end of each step."""
-        averaged, trained = self.generator_average.trainable_variables, self.generator.trainable_variables
+        averaged = self.generator_average.trainable_variables
+        trained = self.generator.trainable_variables
         update_average(averaged, trained, self.settings.ema_decay, step.step)
 
     def sample(self, noise: Any, labels: Any = None) -> Any:
-        """Returns uint8 images of the averaged generator, (count, …), for (count, latent_dim) noise.
+        """Returns uint8 images of the averaged generator, (count, …), for (count, latent_dim)
+        noise.
 
         labels: (count,), if the GAN is conditional.
         """
-        return to_uint8(self.averaged_generator()(with_labels(noise, labels), training=False)).numpy()
+        return to_uint8(
+            self.averaged_generator()(with_labels(noise, labels), training=False)
+        ).numpy()
 
     def templates(self) -> dict[str, keras.Model]:
-        """Returns the models to save: the averaged generator as "model", the plain one, and the critic."""
-        return {"model": self.averaged_generator(), "generator_raw": self.generator, "critic": self.critic}
+        """Returns the models to save: the averaged generator as "model", the plain one, and the
+        critic."""
+        return {
+            "model": self.averaged_generator(),
+            "generator_raw": self.generator,
+            "critic": self.critic,
+        }
 
     def serve(self, outputs: Any) -> Any:
         """Converts the outputs of a served generator to uint8 images."""
         return to_uint8(outputs)
 
     def averaged_generator(self) -> keras.Model:
-        """Returns the averaged generator, with the batch statistics of the trained one (they are averages already)."""
-        pairs = zip(self.generator_average.non_trainable_variables, self.generator.non_trainable_variables, strict=True)
+        """Returns the averaged generator, with the batch statistics of the trained one (they are
+        averages already)."""
+        pairs = zip(
+            self.generator_average.non_trainable_variables,
+            self.generator.non_trainable_variables,
+            strict=True,
+        )
         for average, trained in pairs:
             average.assign(trained)
         return self.generator_average

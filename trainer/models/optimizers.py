@@ -1,4 +1,5 @@
-"""Provides learning rates that change over a run: warm-up, cosine, and another rate from a step on."""
+"""Provides learning rates that change over a run: warm-up, cosine, and another rate from a step
+on."""
 
 import math
 from typing import Any
@@ -18,22 +19,29 @@ def learning_rate(
     updates_per_step: int = 1,
     later: tuple[int, float] | None = None,
 ) -> Any:
-    """Returns the learning rate for a Keras optimizer that makes `updates_per_step` updates: a number or a schedule.
+    """Returns the learning rate for a Keras optimizer that makes `updates_per_step` updates: a
+    number or a schedule.
 
     later: (step, the rate from that step on).
     """
     if config.learning_rate_schedule == "constant" and not config.warmup_steps and not later:
         return config.learning_rate
-    schedule = Schedule(dataset.train.count, config.global_batch_size, batches_per_step, config.seed)
-    total, kind = schedule.total_steps(config.steps, config.epochs), config.learning_rate_schedule
-    return StepSchedule(config.learning_rate, kind, config.warmup_steps, total, updates_per_step, later)
+    schedule = Schedule(
+        dataset.train.count, config.global_batch_size, batches_per_step, config.seed
+    )
+    total = schedule.total_steps(config.steps, config.epochs)
+    kind = config.learning_rate_schedule
+    return StepSchedule(
+        config.learning_rate, kind, config.warmup_steps, total, updates_per_step, later
+    )
 
 
 class StepSchedule(keras.optimizers.schedules.LearningRateSchedule):
     """Gives a learning rate by step, where a step is `updates_per_step` updates of the optimizer.
 
-    Linear from 0 over `warmup_steps`; then constant, or a cosine that reaches 0 at `total_steps` (Loshchilov and Hutter
-    2017, https://arxiv.org/abs/1608.03983, without restarts). `later`: (step, the peak from that step on).
+    Linear from 0 over `warmup_steps`; then constant, or a cosine that reaches 0 at `total_steps`
+    (Loshchilov and Hutter 2017, https://arxiv.org/abs/1608.03983, without restarts). `later`:
+    (step, the peak from that step on).
     """
 
     def __init__(
@@ -45,8 +53,12 @@ class StepSchedule(keras.optimizers.schedules.LearningRateSchedule):
         updates_per_step: int = 1,
         later: tuple[int, float] | None = None,
     ) -> None:
-        self.peak, self.kind, self.later = peak, kind, later
-        self.warmup_steps, self.total_steps, self.updates_per_step = warmup_steps, total_steps, updates_per_step
+        self.peak = peak
+        self.kind = kind
+        self.later = later
+        self.warmup_steps = warmup_steps
+        self.total_steps = total_steps
+        self.updates_per_step = updates_per_step
 
     def __call__(self, update: Any) -> Any:
         """Returns the rate of the update with this number, counted from 0, as float32."""

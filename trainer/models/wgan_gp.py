@@ -1,7 +1,9 @@
-"""Builds WGAN-GP (Wasserstein, gradient penalty): Gulrajani et al. 2017, https://arxiv.org/abs/1704.00028, Algorithm 1.
+"""Builds WGAN-GP (Wasserstein, gradient penalty): Gulrajani et al. 2017,
+https://arxiv.org/abs/1704.00028, Algorithm 1.
 
-The critic has no batch norm, as the penalty is on each example's own gradient. The generator's batch norm spans all
-replicas. Losses and penalty are divided by the GLOBAL batch, so the number of replicas changes nothing.
+The critic has no batch norm, as the penalty is on each example's own gradient. The generator's
+batch norm spans all replicas. Losses and penalty are divided by the GLOBAL batch, so the number of
+replicas changes nothing.
 """
 
 from typing import Any
@@ -14,7 +16,8 @@ from trainer.models.gan import GAN, scores_and_slopes, twice
 
 
 def gradient_norms(critic: Any, images: Any, labels: Any = None) -> Any:
-    """Returns the L2 norm of the critic's gradient at each image, (rows,); where it is 0 its gradient is 0, not NaN."""
+    """Returns the L2 norm of the critic's gradient at each image, (rows,); where it is 0 its
+    gradient is 0, not NaN."""
 
     def root(squares: Any) -> tuple[Any, Any]:
         norms = tf.sqrt(squares)
@@ -42,18 +45,25 @@ class WGANGP(GAN):
     ) -> dict[str, Any]:
         """Returns the loss, the distance and the penalty over this replica's rows.
 
-        reals, fakes: (rows, height, width, channels) in [-1, 1]; mix: (rows, 1, 1, 1) in [0, 1), the share of the real
-        one in each image at which the critic's gradient is penalised; labels: (rows,), those of both, if the GAN is
-        conditional. With --diff_augment, changed images are mixed, as the critic sees no others.
+        reals, fakes: (rows, height, width, channels) in [-1, 1]; mix: (rows, 1, 1, 1) in [0, 1),
+        the share of the real one in each image at which the critic's gradient is penalised; labels:
+        (rows,), those of both, if the GAN is conditional. With --diff_augment, changed images are
+        mixed, as the critic sees no others.
         """
         rows = reals.shape[0]
         scores = self.scores(tf.concat([fakes, reals], axis=0), twice(labels))
-        difference = tf.reduce_sum(scores * tf.constant([[1.0]] * rows + [[-1.0]] * rows, scores.dtype))
+        difference = tf.reduce_sum(
+            scores * tf.constant([[1.0]] * rows + [[-1.0]] * rows, scores.dtype)
+        )
         norms = gradient_norms(self.critic, fakes + mix * (reals - fakes), labels)
         wasserstein = difference / global_batch_size
         penalty = tf.reduce_sum(tf.square(norms - 1.0)) / global_batch_size
         loss = wasserstein + self.settings.gradient_penalty_weight * penalty
-        return {"critic_loss": loss, "wasserstein_distance": -wasserstein, "gradient_penalty": penalty}
+        return {
+            "critic_loss": loss,
+            "wasserstein_distance": -wasserstein,
+            "gradient_penalty": penalty,
+        }
 
     def generator_loss(self, scores: Any, real_scores: Any) -> Any:
         """Returns minus the sum of the scores."""

@@ -1,10 +1,11 @@
 """Makes the plan of a run: the memory and work of a step as functions of the rows of a replica.
 
-Memory is measured in real steps on one replica, with three numbers of rows, which repeat the first ones of the data.
-Every step gets the same tensors, so data set, prefetched batches and iterators, which a GPU machine keeps on its host,
-are not counted. Work is counted in the graphs of these steps and of steps of two replicas, which are traced but not
-run: FLOPs (of matrix products and convolutions only, padding included; a multiplication and an addition are two), bytes
-and all-reduces. What TensorFlow prunes, or computes once from constants, is not counted.
+Memory is measured in real steps on one replica, with three numbers of rows, which repeat the first
+ones of the data. Every step gets the same tensors, so data set, prefetched batches and iterators,
+which a GPU machine keeps on its host, are not counted. Work is counted in the graphs of these steps
+and of steps of two replicas, which are traced but not run: FLOPs (of matrix products and
+convolutions only, padding included; a multiplication and an addition are two), bytes and
+all-reduces. What TensorFlow prunes, or computes once from constants, is not counted.
 """
 
 import dataclasses
@@ -63,23 +64,36 @@ _REPEATED_ROWS = 16  # rows of the data of which all batches are made
 
 
 class MeasuredStep:
-    """Builds the model and a step with `rows` rows on each of `replicas` logical CPUs, and runs it when it is called.
+    """Builds the model and a step with `rows` rows on each of `replicas` logical CPUs, and runs it
+    when it is called.
 
-    It computes in float32 where the run has 16 bits, and without XLA, whose operations differ between CPU and GPU.
+    It computes in float32 where the run has 16 bits, and without XLA, whose operations differ
+    between CPU and GPU.
     """
 
     def __init__(self, config: TrainConfig, dataset: Dataset, rows: int, replicas: int = 1) -> None:
         rows_of_run = config.global_batch_size / replicas
         precision = "float32" if config.precision.startswith("mixed") else config.precision
         config = dataclasses.replace(
-            config, global_batch_size=rows * replicas, replicas=replicas, strategy="auto", expect_devices=0,
-            precision=precision, jit_compile="false", micro_batches=1, virtual_replicas=0,
-        )  # fmt: skip
-        self._times_rows, self._synchronizes = rows_of_run / rows, config.sync_batch_norm
+            config,
+            global_batch_size=rows * replicas,
+            replicas=replicas,
+            strategy="auto",
+            expect_devices=0,
+            precision=precision,
+            jit_compile="false",
+            micro_batches=1,
+            virtual_replicas=0,
+        )
+        self._times_rows = rows_of_run / rows
+        self._synchronizes = config.sync_batch_norm
         set_precision_and_seed(config)
         with as_on_gpus():
             setup = setup_with(config, make_replicas(config), dataset)
-        self.model, self.rows, self.replicas, self._steps_run = setup.model, rows, replicas, 0
+        self.model = setup.model
+        self.rows = rows
+        self.replicas = replicas
+        self._steps_run = 0
         self.batches_per_step = ModelInterface.of(setup.model).batches_per_step
         self._runner = setup.step_runner()
         shape = (replicas, self.batches_per_step, rows)  # as `trainer.data.batches` yields them
@@ -105,12 +119,19 @@ class MeasuredStep:
 
     @property
     def sums_within(self) -> bool:
-        """Returns whether a step sums over replicas before its update, as synchronized batch norm does."""
+        """Returns whether a step sums over replicas before its update, as synchronized batch norm
+        does."""
         interface = ModelInterface.of(self.model)
         if interface.own_step:
             return not interface.compiles_gradients
-        norms = (layer for layer in all_layers(self.model) if isinstance(layer, keras.layers.BatchNormalization))
-        return any(layer.trainable and (layer.synchronized or self._synchronizes) for layer in norms)
+        norms = (
+            layer
+            for layer in all_layers(self.model)
+            if isinstance(layer, keras.layers.BatchNormalization)
+        )
+        return any(
+            layer.trainable and (layer.synchronized or self._synchronizes) for layer in norms
+        )
 
     def __call__(self, steps: int = 1) -> None:
         """Runs this many steps."""
@@ -124,13 +145,16 @@ def _bytes(variable: Any) -> int:
 
 
 _ROWS = (8, 16, 32)  # of the steps that are run
-_TIMED_CALLS, _TIMED_S = 5, 2.0  # a step is timed in so many calls, or for so long
+# a step is timed in so many calls, or for so long
+_TIMED_CALLS = 5
+_TIMED_S = 2.0
 _CALL_S = 0.1  # a timed call has steps for this long
 
 
 @dataclass(frozen=True)
 class StepPart:
-    """Holds what is counted and measured of a step with `rows` rows on each of `replicas` logical CPUs.
+    """Holds what is counted and measured of a step with `rows` rows on each of `replicas` logical
+    CPUs.
 
     `trace` and `seconds`: only of steps that were run, the latter but for the fewest rows.
     """
@@ -150,11 +174,16 @@ class StepPart:
         """Returns the part of a step that was built."""
         found = operations(step.graph, ONE_STEP, step.rows)
         return cls(
-            rows=step.rows, replicas=step.replicas, kernels=[op for op in found if op.type not in NO_KERNEL],
-            batches_per_step=step.batches_per_step, state_bytes=step.state_bytes,
-            trained_bytes=sum(map(_bytes, step.model.trainable_variables)), sums_within=step.sums_within,
-            trace=trace, seconds=seconds,
-        )  # fmt: skip
+            rows=step.rows,
+            replicas=step.replicas,
+            kernels=[op for op in found if op.type not in NO_KERNEL],
+            batches_per_step=step.batches_per_step,
+            state_bytes=step.state_bytes,
+            trained_bytes=sum(map(_bytes, step.model.trainable_variables)),
+            sums_within=step.sums_within,
+            trace=trace,
+            seconds=seconds,
+        )
 
     @classmethod
     def read(cls, file: Path) -> "StepPart":
@@ -171,11 +200,14 @@ class StepPart:
 def make_plan(config: TrainConfig, kept: Path) -> StepPlan:
     """Measures steps on this machine's CPU and returns the plan.
 
-    kept: a folder for each part that was measured, from which a plan that was stopped goes on. Raises UserError for a
-    model or data that fail, or if the steps need more memory than this machine has. TensorFlow must not have started
-    in this process yet, as it gets two logical CPUs.
+    kept: a folder for each part that was measured, from which a plan that was stopped goes on.
+        Raises UserError for a model or data that fail, or if the steps need more memory than this
+        machine has. TensorFlow must not have started in this process yet, as it gets two logical
+        CPUs.
     """
-    local_devices(dataclasses.replace(config, replicas=2, strategy="auto", expect_devices=0), ONE_MACHINE)
+    local_devices(
+        dataclasses.replace(config, replicas=2, strategy="auto", expect_devices=0), ONE_MACHINE
+    )
     set_precision_and_seed(config)
     dataset = load_dataset(config)
 
@@ -200,16 +232,22 @@ def make_plan(config: TrainConfig, kept: Path) -> StepPlan:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if limit > memory:
         raise UserError(
-            f"a step with {_ROWS[-1]} rows needs up to {limit / 2**30:.1f} GiB, this machine has {memory / 2**30:.1f}: "
-            "make the plan on a larger one (--out), and use it with `python -m deploy plan --plan=FILE`"
+            f"a step with {_ROWS[-1]} rows needs up to {limit / 2**30:.1f} GiB, this machine has"
+            f" {memory / 2**30:.1f}: make the plan on a larger one (--out), and use it with `python"
+            " -m deploy plan --plan=FILE`"
         )
     small, large = map(part, _ROWS[1:])
     assert small.trace
     assert large.trace
-    few, many = small.seconds, large.seconds
+    few = small.seconds
+    many = large.seconds
     per_row = min(max(many - few, 0.0) / (large.rows - small.rows), many / large.rows)
-    in_memory = tf.nest.flatten([half.arrays for half in (dataset.train, dataset.evaluation) if half])
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    in_memory = tf.nest.flatten(
+        [half.arrays for half in (dataset.train, dataset.evaluation) if half]
+    )
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     # Without the work of two replicas the rest of the plan still holds.
     work_of_two = None
     try:
@@ -217,19 +255,29 @@ def make_plan(config: TrainConfig, kept: Path) -> StepPlan:
     except Exception as error:
         log.info(f"a step of two replicas is not planned: {reason(error)}")
     return StepPlan(
-        model=config.model, data=config.data, key=plan_key(config), versions=versions(),
-        examples=dataset.train.count, batches_per_step=first.batches_per_step,
+        model=config.model,
+        data=config.data,
+        key=plan_key(config),
+        versions=versions(),
+        examples=dataset.train.count,
+        batches_per_step=first.batches_per_step,
         data_bytes=sum(array.nbytes for array in in_memory),
         memory=_memory(first.trace, small.trace, large.trace, state),
-        trained_bytes=first.trained_bytes, work=work_by_rows(first, large), work_of_two=work_of_two,
-        sums_within=first.sums_within, own_loops=any(op.times != 1 for op in first.kernels),
+        trained_bytes=first.trained_bytes,
+        work=work_by_rows(first, large),
+        work_of_two=work_of_two,
+        sums_within=first.sums_within,
+        own_loops=any(op.times != 1 for op in first.kernels),
         cpu=CpuSteps(LinearInRows(many - per_row * large.rows, per_row), cores),
-    )  # fmt: skip
+    )
 
 
 def work_of_replicas(config: TrainConfig, dataset: Dataset, replicas: int) -> Work:
-    """Returns the work of each of so many replicas in a step by its rows. It traces steps and runs none."""
-    return work_by_rows(*(StepPart.of(MeasuredStep(config, dataset, rows, replicas)) for rows in _ROWS[::2]))
+    """Returns the work of each of so many replicas in a step by its rows. It traces steps and runs
+    none."""
+    return work_by_rows(
+        *(StepPart.of(MeasuredStep(config, dataset, rows, replicas)) for rows in _ROWS[::2])
+    )
 
 
 def measure_step(config: TrainConfig, dataset: Dataset, rows: int) -> tuple[MeasuredStep, Trace]:
@@ -239,34 +287,45 @@ def measure_step(config: TrainConfig, dataset: Dataset, rows: int) -> tuple[Meas
 
 
 def _seconds_per_step(step: MeasuredStep) -> float:
-    """Times the step outside of a trace; returns the seconds of a step in the fastest of several calls."""
-    times, count = list[float](), 1
+    """Times the step outside of a trace; returns the seconds of a step in the fastest of several
+    calls."""
+    times = list[float]()
+    count = 1
     while len(times) < _TIMED_CALLS and sum(times) < _TIMED_S:
-        began, worked = time.perf_counter(), time.process_time()
-        step(count)  # on a busy machine the wall time may exceed the processor time of its threads: take the lesser
+        began = time.perf_counter()
+        worked = time.process_time()
+        # on a busy machine the wall time may exceed the processor time of its threads: take the
+        # lesser
+        step(count)
         times.append(min(time.perf_counter() - began, time.process_time() - worked) / count)
         count = max(1, round(_CALL_S / times[-1]))
     return min(times)
 
 
 def _memory(first: Trace, small: Trace, large: Trace, state: int) -> Memory:
-    """Returns the memory lines of the two larger traces, and how far the order or the first trace may exceed them."""
+    """Returns the memory lines of the two larger traces, and how far the order or the first trace
+    may exceed them."""
     sizes = sizes_by_rows(small, large)
     device = peak_lines(large, sizes, state)
     above = peak_bytes(first, state, temporaries=False) / peak_of(device, first.rows)
     return Memory(
-        device=device, device_16_bit=peak_lines(large, sizes, state, half=True),
-        cpu=peak_lines(large, sizes, state, temporaries=True), state_bytes=state,
+        device=device,
+        device_16_bit=peak_lines(large, sizes, state, half=True),
+        cpu=peak_lines(large, sizes, state, temporaries=True),
+        state_bytes=state,
         measured_rows=[first.rows, small.rows, large.rows],
-        worst_order=max(above, *(worst_order(trace, state, COUNTED) for trace in (first, small, large))),
-    )  # fmt: skip
+        worst_order=max(
+            above, *(worst_order(trace, state, COUNTED) for trace in (first, small, large))
+        ),
+    )
 
 
 def work_by_rows(small: StepPart, large: StepPart) -> Work:
-    """Returns the work of one replica in a step as a function of its rows, from steps with two numbers of rows.
+    """Returns the work of one replica in a step as a function of its rows, from steps with two
+    numbers of rows.
 
-    Both steps have equally many replicas, and their graphs have the operations of every one. Operations that a graph of
-    several replicas has only once are left out, as the host runs them.
+    Both steps have equally many replicas, and their graphs have the operations of every one.
+    Operations that a graph of several replicas has only once are left out, as the host runs them.
     """
 
     def line(few: int, many: int) -> LinearInRows:
@@ -281,9 +340,12 @@ def work_by_rows(small: StepPart, large: StepPart) -> Work:
         else:
             kind = many.type + FEW_CHANNELS * many.few_channels
             # What runs in a loop is one operation with the FLOPs of all its times.
-            counts[kind, line(few.flops, many.flops), line(few.moved_bytes, many.moved_bytes)] += many.times > 0
+            counts[kind, line(few.flops, many.flops), line(few.moved_bytes, many.moved_bytes)] += (
+                many.times > 0
+            )
     work = [
         StepWork(kind, times // large.replicas, flops, moved)
-        for (kind, flops, moved), times in counts.items() if times >= large.replicas
-    ]  # fmt: skip
+        for (kind, flops, moved), times in counts.items()
+        if times >= large.replicas
+    ]
     return Work(work, len(summed) // large.replicas, sum(summed) // large.replicas)

@@ -1,8 +1,10 @@
-"""Rules of operations that compute: value by value, sums, products of matrices, convolutions, and row by row.
+"""Rules of operations that compute: value by value, sums, products of matrices, convolutions, and
+row by row.
 
-Most rules write an operation as an Einsum does: by a letter for each axis of its inputs and of its output, where rows
-go with their letter, and by the inputs in which it is linear. Letters are numbers or words; None stands for an axis
-along which values of the input are mixed, or that is new in the output.
+Most rules write an operation as an Einsum does: by a letter for each axis of its inputs and of its
+output, where rows go with their letter, and by the inputs in which it is linear. Letters are
+numbers or words; None stands for an axis along which values of the input are mixed, or that is new
+in the output.
 """
 
 import functools
@@ -61,8 +63,9 @@ def label_by_letters(
 ) -> Label:
     """Returns the label of an output with these letters.
 
-    terms: the inputs that are added, joined or kept; factors: those that are multiplied. The operation is linear in
-    each of them and in no other. sums: it adds up along letters that the output lacks; why: else what it does.
+    terms: the inputs that are added, joined or kept; factors: those that are multiplied. The
+        operation is linear in each of them and in no other. sums: it adds up along letters that the
+        output lacks; why: else what it does.
     """
     node.axes.append(axes)
     linear = [*axes.inputs] if ALL in (terms, factors) else [*terms, *factors]
@@ -91,7 +94,8 @@ def label_by_letters(
 
 def _placed(node: Node, axes: Axes, sums: bool, why: str) -> Label:
     """Returns where the rows are in the output, for inputs of which none is a SUM."""
-    found, place = Label(SAME), None
+    found = Label(SAME)
+    place = None
     for number, letters in axes.inputs.items():
         label = node.settled(number)
         if not label.has_rows:
@@ -104,7 +108,8 @@ def _placed(node: Node, axes: Axes, sums: bool, why: str) -> Label:
         if found.kind == label.kind == ROWS and found[2:4] != label[2:4]:
             raise NoRule("meets rows in another order")
         if found.kind != ROWS:
-            found, place = label._replace(of_metric=False), letter
+            found = label._replace(of_metric=False)
+            place = letter
     if not found.has_rows:
         return found
     if place in axes.output:
@@ -117,24 +122,31 @@ def _placed(node: Node, axes: Axes, sums: bool, why: str) -> Label:
 def broadcast(node: Node, *numbers: int) -> Axes:
     """Returns the letters of an operation, value by value, on these inputs, or on all."""
     ranks = {number: node.rank(number) for number in numbers or range(len(node.labels))}
-    return Axes({number: range(-rank, 0) for number, rank in ranks.items()}, range(-max(ranks.values()), 0))
+    return Axes(
+        {number: range(-rank, 0) for number, rank in ranks.items()}, range(-max(ranks.values()), 0)
+    )
 
 
 rule("Add AddV2 Sub", terms=ALL)(broadcast)
 rule("Mul MulNoNan", factors=ALL)(broadcast)
 rule("SigmoidGrad TanhGrad RsqrtGrad SqrtGrad InvGrad ReciprocalGrad", factors=(1,))(broadcast)
-rule("ReluGrad Relu6Grad LeakyReluGrad EluGrad SeluGrad SoftplusGrad SoftsignGrad", factors=(0,))(broadcast)
+rule("ReluGrad Relu6Grad LeakyReluGrad EluGrad SeluGrad SoftplusGrad SoftsignGrad", factors=(0,))(
+    broadcast
+)
 rule("Square L2Loss", factors=(0, 0), sums=True)(
-    lambda node: broadcast(node)._replace(output=() if node.type == "L2Loss" else range(-node.rank(0), 0))
+    lambda node: broadcast(node)._replace(
+        output=() if node.type == "L2Loss" else range(-node.rank(0), 0)
+    )
 )
 rule("SelectV2 Select", terms=(1, 2))(broadcast)
 rule(
-    "Abs Acos Acosh Asin Asinh Atan Atan2 Atanh BitwiseAnd BitwiseOr BitwiseXor Ceil ClipByValue Cos Cosh Digamma Elu "
-    "Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Inv IsFinite IsInf IsNan LeakyRelu "
-    "Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod NotEqual Pow Reciprocal Relu "
-    "Relu6 Rint Round Rsqrt Selu Sigmoid Sin Sinh Softplus Softsign Sqrt Tan Tanh TruncateDiv TruncateMod Xdivy "
-    "Xlog1py Xlogy RightShift LeftShift Bitcast Invert BesselI0e BesselI1e StaticRegexReplace AsString StringLower "
-    "StringUpper StringToHashBucketFast"
+    "Abs Acos Acosh Asin Asinh Atan Atan2 Atanh BitwiseAnd BitwiseOr BitwiseXor Ceil ClipByValue"
+    " Cos Cosh Digamma Elu Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater"
+    " GreaterEqual Inv IsFinite IsInf IsNan LeakyRelu Less LessEqual Lgamma Log Log1p LogicalAnd"
+    " LogicalNot LogicalOr Maximum Minimum Mod NotEqual Pow Reciprocal Relu Relu6 Rint Round Rsqrt"
+    " Selu Sigmoid Sin Sinh Softplus Softsign Sqrt Tan Tanh TruncateDiv TruncateMod Xdivy Xlog1py"
+    " Xlogy RightShift LeftShift Bitcast Invert BesselI0e BesselI1e StaticRegexReplace AsString"
+    " StringLower StringUpper StringToHashBucketFast"
 )(broadcast)
 rule("LookupTableFindV2")(lambda node: broadcast(node, 1))
 
@@ -148,11 +160,14 @@ def quotient(node: Node) -> Label:
     if denominator.kind == ZERO:
         raise NoRule("divides by zero")
     label = label_by_letters(node, broadcast(node), factors=ALL)
-    return label if label.kind == ZERO else label._replace(power=label.power - 2 * denominator.power)
+    return (
+        label if label.kind == ZERO else label._replace(power=label.power - 2 * denominator.power)
+    )
 
 
 @rule(
-    "Identity StopGradient PreventGradient Snapshot Neg EnsureShape PlaceholderWithDefault CheckNumerics Real Imag",
+    "Identity StopGradient PreventGradient Snapshot Neg EnsureShape PlaceholderWithDefault"
+    " CheckNumerics Real Imag",
     terms=(0,),
 )
 def kept(node: Node) -> Axes | Label:
@@ -171,9 +186,14 @@ def each_kept(node: Node) -> list[Label]:
 @rule("Cast", terms=(0,))
 def cast(node: Node) -> Axes | Label:
     """Is linear, unless it rounds to integers or asks whether a number is not zero."""
-    before, after = node.operations[0].inputs[0].dtype, node.operations[0].outputs[0].dtype
+    before = node.operations[0].inputs[0].dtype
+    after = node.operations[0].outputs[0].dtype
     narrows = after.is_bool or (after.is_integer and before.is_floating)
-    return label_by_letters(node, broadcast(node)) if narrows and node.label(0).kind != ZERO else kept(node)
+    return (
+        label_by_letters(node, broadcast(node))
+        if narrows and node.label(0).kind != ZERO
+        else kept(node)
+    )
 
 
 @rule("SquaredDifference")
@@ -245,7 +265,8 @@ rule("Cumprod")(along)
 
 @rule("MatMul BatchMatMulV2 BatchMatMulV3", factors=ALL, sums=True)
 def matrix_product(node: Node) -> Axes:
-    """Sums over the last axis of the first input and the last but one of the second, unless they are transposed."""
+    """Sums over the last axis of the first input and the last but one of the second, unless they
+    are transposed."""
     names = ("transpose_a", "transpose_b") if node.type == "MatMul" else ("adj_x", "adj_y")
     inputs: dict[int, Sequence[Any]] = {}
     for number, letters in enumerate((["row", "sum"], ["sum", "column"])):
@@ -275,7 +296,9 @@ def letters_of(equation: str, ranks: Sequence[int]) -> tuple[list[list[Any]], li
 def einstein_sum(node: Node) -> Axes:
     """Is a sum of products by its equation."""
     equation = node.attribute("equation").decode()
-    inputs, output = letters_of(equation, [node.rank(number) for number in range(equation.count(",") + 1)])
+    inputs, output = letters_of(
+        equation, [node.rank(number) for number in range(equation.count(",") + 1)]
+    )
     if any(len({*letters}) < len(letters) for letters in inputs):
         raise NoRule("takes a diagonal")
     return Axes(dict(enumerate(inputs)), output)
@@ -284,13 +307,17 @@ def einstein_sum(node: Node) -> Axes:
 def by_row(
     *numbers: int, whole: int | None = None, sizes: int | None = None, summed: bool = False
 ) -> Callable[[Node], Axes]:
-    """Returns the rule of an operation that treats each entry of the first axis of these inputs by itself.
+    """Returns the rule of an operation that treats each entry of the first axis of these inputs by
+    itself.
 
-    whole: an input that may have no rows; sizes: one of which only the value counts; summed: the entries are added up.
+    whole: an input that may have no rows; sizes: one of which only the value counts; summed: the
+        entries are added up.
     """
 
     def of(node: Node) -> Axes:
-        inputs: dict[int, Sequence[Any]] = {number: ["row", *[None] * (node.rank(number) - 1)] for number in numbers}
+        inputs: dict[int, Sequence[Any]] = {
+            number: ["row", *[None] * (node.rank(number) - 1)] for number in numbers
+        }
         if whole is not None:
             inputs[whole] = [None] * node.rank(whole)
         if sizes is not None:
@@ -304,9 +331,11 @@ rule("Conv2D DepthwiseConv2dNative Conv3D", factors=ALL)(by_row(0, whole=1))
 rule("Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2", factors=ALL)(
     by_row(2, whole=1, sizes=0)
 )
-rule("Conv2DBackpropFilter DepthwiseConv2dNativeBackpropFilter Conv3DBackpropFilterV2", factors=ALL, sums=True)(
-    by_row(0, 2, sizes=1, summed=True)
-)
+rule(
+    "Conv2DBackpropFilter DepthwiseConv2dNativeBackpropFilter Conv3DBackpropFilterV2",
+    factors=ALL,
+    sums=True,
+)(by_row(0, 2, sizes=1, summed=True))
 rule("MaxPool MaxPool3D RGBToHSV HSVToRGB AdjustContrastv2 AdjustHue AdjustSaturation")(by_row(0))
 rule("AvgPool AvgPool3D SpaceToDepth DepthToSpace ResizeNearestNeighborGrad", terms=ALL)(by_row(0))
 rule("ResizeBilinear ResizeBicubic ResizeNearestNeighbor", terms=ALL)(by_row(0))
@@ -324,7 +353,8 @@ def counts_of_classes(node: Node) -> Axes:
 
 
 def over_trailing(count: int) -> Callable[[Node], Axes]:
-    """Returns the rule of an operation that mixes values along the last `count` axes of its first input alone."""
+    """Returns the rule of an operation that mixes values along the last `count` axes of its first
+    input alone."""
 
     def of(node: Node) -> Axes:
         letters = [*range(node.rank(0) - count), *[None] * count]
@@ -334,9 +364,10 @@ def over_trailing(count: int) -> Callable[[Node], Axes]:
 
 
 rule("Softmax LogSoftmax FFT IFFT RFFT IRFFT TopKV2")(over_trailing(1))
-rule("Cholesky MatrixInverse MatrixDeterminant LogMatrixDeterminant Svd Qr SelfAdjointEigV2 MatrixBandPart")(
-    over_trailing(2)
-)
+rule(
+    "Cholesky MatrixInverse MatrixDeterminant LogMatrixDeterminant Svd Qr SelfAdjointEigV2"
+    " MatrixBandPart"
+)(over_trailing(2))
 
 
 def _channels(node: Node) -> int:

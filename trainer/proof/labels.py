@@ -1,23 +1,31 @@
 """Says what a tensor of one replica is to the step of one device that has all rows.
 
-A step is traced twice, with b and with 2 b rows a replica of one global batch, so that n = N / b replicas share it. A
-label with the power p holds for every such b, up to a factor of (b / N)^p, which is 1 for one device with all rows:
+A step is traced twice, with b and with 2 b rows a replica of one global batch, so that n = N / b
+replicas share it. A label with the power p holds for every such b, up to a factor of (b / N)^p,
+which is 1 for one device with all rows:
 
 - SAME: every replica has what that device would have.
-- ROWS: this replica's rows of it, along an axis of the size blocks * b * inner. Several batches one after another are
-  blocks; inner neighbours belong to one row.
+- ROWS: this replica's rows of it, along an axis of the size blocks * b * inner. Several batches one
+  after another are blocks; inner neighbours belong to one row.
 - UNIFORM: equal along an axis that is as long as there are rows, as of a mean's gradient.
-- SUM: the replicas' values add up to it. What is SAME with the power p adds up with the power p - 1.
+- SUM: the replicas' values add up to it. What is SAME with the power p adds up with the power p -
+  1.
 - ZERO: zeros, which are all of these.
-- MIXED: an operation mixed rows in another way. UNKNOWN: there is no rule. Both hold that operation and why.
+- MIXED: an operation mixed rows in another way. UNKNOWN: there is no rule. Both hold that operation
+  and why.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
-SAME, ROWS, UNIFORM, SUM = "same", "rows", "uniform", "sum"
-ZERO, MIXED, UNKNOWN = "zero", "mixed", "unknown"
+SAME = "same"
+ROWS = "rows"
+UNIFORM = "uniform"
+SUM = "sum"
+ZERO = "zero"
+MIXED = "mixed"
+UNKNOWN = "unknown"
 Shape = tuple[Any, ...]  # sizes, None where one is unknown
 Shapes = tuple[Shape | None, Shape | None]  # in the two traces
 
@@ -71,7 +79,8 @@ class Inherited(Exception):
 
 
 def power_between(first: Any, second: Any) -> int | None:
-    """Returns p for which second = 2^p first in all places; None if there is none, or both are zero everywhere."""
+    """Returns p for which second = 2^p first in all places; None if there is none, or both are zero
+    everywhere."""
     if first.dtype.kind not in "iuf" or not np.any(first):
         return None
     with np.errstate(all="ignore"):
@@ -83,7 +92,8 @@ def power_between(first: Any, second: Any) -> int | None:
 def label_of_values(first: Any, second: Any, rows: tuple[int, int]) -> Label:
     """Returns the label of a tensor whose values in both traces, with so many rows, are known."""
     if first.dtype.kind == "V":  # bfloat16 is no kind of NumPy's own
-        first, second = first.astype(np.float32), second.astype(np.float32)
+        first = first.astype(np.float32)
+        second = second.astype(np.float32)
     given = first, second
     if first.shape == second.shape:
         if first.dtype.kind in "iufb" and not (np.any(first) or np.any(second)):
@@ -99,22 +109,30 @@ def label_of_values(first: Any, second: Any, rows: tuple[int, int]) -> Label:
     if first.ndim == second.ndim and len(axes) == 1 and first.size:
         (axis,) = axes
         counts = [size / count for size, count in zip(sizes[axis], rows, strict=True)]
-        if counts[0] == counts[1] == int(counts[0]):  # whether each batch has one value for all of its rows
+        # whether each batch has one value for all of its rows
+        if counts[0] == counts[1] == int(counts[0]):
             shapes = [
-                (*of.shape[:axis], -1, count, *of.shape[axis + 1 :]) for of, count in zip(given, rows, strict=True)
+                (*of.shape[:axis], -1, count, *of.shape[axis + 1 :])
+                for of, count in zip(given, rows, strict=True)
             ]
             batches = [of.reshape(shape) for of, shape in zip(given, shapes, strict=True)]
             parts = [np.take(of, 0, axis + 1) for of in batches]
             pairs = zip(parts, batches, strict=True)
             if all(
-                np.array_equal(np.expand_dims(part, axis + 1).repeat(of.shape[axis + 1], axis + 1), of)
+                np.array_equal(
+                    np.expand_dims(part, axis + 1).repeat(of.shape[axis + 1], axis + 1), of
+                )
                 for part, of in pairs
             ):
                 label = label_of_values(parts[0], parts[1], rows)
                 if label.kind != SAME:
                     return label
                 alike = np.array_equal(parts[0], np.take(parts[0], [0] * int(counts[0]), axis))
-                return label._replace(kind=UNIFORM if alike else ROWS, axis=axis, blocks=1 if alike else int(counts[0]))
+                return label._replace(
+                    kind=UNIFORM if alike else ROWS,
+                    axis=axis,
+                    blocks=1 if alike else int(counts[0]),
+                )
     return Label(MIXED, why="a constant has a value for each place in the batch")
 
 
@@ -125,15 +143,20 @@ def joined(first: Label, second: Label) -> Label:
     if second.is_bad or first.kind == ZERO:
         return second
     if SUM in (first.kind, second.kind):
-        first, second = first.as_sum(), second.as_sum()
+        first = first.as_sum()
+        second = second.as_sum()
     if first.kind == UNIFORM:
         first, second = second, first
     of_metric = first.of_metric or second.of_metric
-    first, second = first._replace(of_metric=of_metric), second._replace(of_metric=of_metric)
+    first = first._replace(of_metric=of_metric)
+    second = second._replace(of_metric=of_metric)
     if second.kind == UNIFORM and first.kind == ROWS:
         second = second._replace(kind=ROWS, blocks=first.blocks, inner=first.inner)
     if first != second:
-        return Label(UNKNOWN, why=f"is {first.kind} in one branch or turn of a loop and {second.kind} in another")
+        return Label(
+            UNKNOWN,
+            why=f"is {first.kind} in one branch or turn of a loop and {second.kind} in another",
+        )
     return first
 
 
@@ -149,7 +172,9 @@ def fits(label: Label, shapes: Shapes, rows: tuple[int, int]) -> bool:
             continue
         if label.has_rows and axis == label.axis:
             by_row = [size / count for size, count in zip(sizes, rows, strict=True)]
-            if by_row[0] != by_row[1] or (label.kind == ROWS and by_row[0] != label.blocks * label.inner):
+            if by_row[0] != by_row[1] or (
+                label.kind == ROWS and by_row[0] != label.blocks * label.inner
+            ):
                 return False
         elif sizes[0] != sizes[1]:
             return False
@@ -157,8 +182,11 @@ def fits(label: Label, shapes: Shapes, rows: tuple[int, int]) -> bool:
 
 
 def scaled_axes(shapes: Shapes) -> list[int]:
-    """Returns the axes whose length differs between the traces. Raises NoRule if a shape is unknown."""
+    """Returns the axes whose length differs between the traces. Raises NoRule if a shape is
+    unknown."""
     first, second = shapes
     if first is None or second is None:
         raise NoRule("a shape is unknown")
-    return [axis for axis, (size, other) in enumerate(zip(first, second, strict=True)) if size != other]
+    return [
+        axis for axis, (size, other) in enumerate(zip(first, second, strict=True)) if size != other
+    ]

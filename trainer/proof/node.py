@@ -30,7 +30,8 @@ _MOST_VALUES = 4096  # of a tensor that is computed while labels are found
 
 
 class Axes(NamedTuple):
-    """Holds a letter for each axis of the inputs that may have rows, by their numbers, and of the output."""
+    """Holds a letter for each axis of the inputs that may have rows, by their numbers, and of the
+    output."""
 
     inputs: dict[int, Sequence[Any]]
     output: Sequence[Any]
@@ -38,7 +39,8 @@ class Axes(NamedTuple):
 
 @dataclass(frozen=True)
 class Node:
-    """Holds an operation of both graphs, with what is known of its inputs, and notes which of them a rule reads."""
+    """Holds an operation of both graphs, with what is known of its inputs, and notes which of them
+    a rule reads."""
 
     operations: tuple[Any, Any]
     labels: list[Label]  # of the inputs
@@ -61,7 +63,8 @@ class Node:
         return first
 
     def shape(self, number: int) -> Shape:
-        """Returns the shape of an input in the first trace. Raises NoRule if its number of axes is unknown."""
+        """Returns the shape of an input in the first trace. Raises NoRule if its number of axes is
+        unknown."""
         if (shape := self.shapes[number][0]) is None:
             raise NoRule("a shape is unknown")
         return shape
@@ -78,7 +81,8 @@ class Node:
         return first
 
     def values(self, number: int) -> Values:
-        """Returns the values of an input in both traces. Raises NoRule or Inherited if they are unknown."""
+        """Returns the values of an input in both traces. Raises NoRule or Inherited if they are
+        unknown."""
         values = self.known[number]
         if values is None:
             self.label(number)
@@ -98,7 +102,8 @@ class Node:
         return self.labels[number]
 
     def settled(self, number: int) -> Label:
-        """Returns an input's label: zeros as uniform if an axis is as long as there are rows, else as the same."""
+        """Returns an input's label: zeros as uniform if an axis is as long as there are rows, else
+        as the same."""
         label = self.label(number)
         if label.kind != ZERO:
             return label
@@ -118,7 +123,8 @@ class Node:
         return label._replace(kind=ROWS, blocks=size // self.rows[0])
 
     def refuse_unread(self) -> None:
-        """Raises Inherited or Mixes if an input that no rule has read is not the same on every replica."""
+        """Raises Inherited or Mixes if an input that no rule has read is not the same on every
+        replica."""
         for number in {*range(len(self.labels))} - self.read:
             label = self.label(number)
             if label.kind == SUM or label.power:
@@ -127,20 +133,24 @@ class Node:
                 raise Mixes("takes its settings from the rows of one replica")
 
     def output_shapes(self, number: int) -> Shapes:
-        """Returns an output's shape in both traces, also by what is known here and was not when the step was traced."""
+        """Returns an output's shape in both traces, also by what is known here and was not when the
+        step was traced."""
         shapes = [sizes_of(operation.outputs[number].shape) for operation in self.operations]
         for trace, sizes in enumerate(shapes):
             if sizes is None or None not in sizes or number:
                 continue
             if self.type in ("Reshape", "BroadcastTo") and self.known[1]:
                 asked = self.known[1][trace].tolist()
-                shapes[trace] = tuple(size if told < 0 else told for size, told in zip(sizes, asked, strict=True))
+                shapes[trace] = tuple(
+                    size if told < 0 else told for size, told in zip(sizes, asked, strict=True)
+                )
             elif self.axes:
                 shapes[trace] = self._sizes_by_letters(sizes, trace)
         return shapes[0], shapes[1]
 
     def _sizes_by_letters(self, sizes: Shape, trace: int) -> Shape:
-        """Returns these sizes of the output, those that are unknown by the inputs' axes with the same letters."""
+        """Returns these sizes of the output, those that are unknown by the inputs' axes with the
+        same letters."""
         lengths: dict[Any, Any] = {None: None}
         for number, letters in self.axes[-1].inputs.items():
             for letter, size in zip(letters, self.shapes[number][trace] or (), strict=False):
@@ -153,10 +163,11 @@ class Node:
         return tuple(lengths.get(letter) if size is None else size for letter, size in pairs)
 
     def constants(self) -> list[Values] | None:
-        """Returns the outputs in both traces, computed now, if all inputs are small constants; else None.
+        """Returns the outputs in both traces, computed now, if all inputs are small constants; else
+        None.
 
-        Numbers with a fraction are left to the rules, as the rounding of a sum would be taken for a value; so is what
-        has a value for each row.
+        Numbers with a fraction are left to the rules, as the rounding of a sum would be taken for a
+        value; so is what has a value for each row.
         """
         operation = self.operations[0]
         if operation.op_def.is_stateful or not self.known or None in self.known:
@@ -174,14 +185,17 @@ class Node:
 
 
 def shapes_with(shapes: Shapes, label: Label, rows: tuple[int, int]) -> Shapes:
-    """Returns a tensor's shapes in both traces with the length of the axis of rows, which its label tells."""
+    """Returns a tensor's shapes in both traces with the length of the axis of rows, which its label
+    tells."""
     first, second = shapes
     if label.kind != ROWS or first is None or second is None or label.axis >= len(first):
         return shapes
     first, second = (
-        (*shape[: label.axis], label.blocks * label.inner * count, *shape[label.axis + 1 :])
-        if shape[label.axis] is None
-        else shape
+        (
+            (*shape[: label.axis], label.blocks * label.inner * count, *shape[label.axis + 1 :])
+            if shape[label.axis] is None
+            else shape
+        )
         for shape, count in zip((first, second), rows, strict=True)
     )
     return first, second

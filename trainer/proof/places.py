@@ -1,4 +1,5 @@
-"""Rules of operations that move values to other places: shapes, slices, joins, places by number, lists."""
+"""Rules of operations that move values to other places: shapes, slices, joins, places by number,
+lists."""
 
 import math
 from collections.abc import Sequence
@@ -35,16 +36,21 @@ def reshaped(node: Node) -> Label:
         node.setting(1)
         return node.label(0)
     pairs = zip(node.shapes[0], node.values(1), strict=True)
-    if node.label(0).axis == 0 and all(given and given[:1] == (*asked[:1],) for given, asked in pairs):
+    if node.label(0).axis == 0 and all(
+        given and given[:1] == (*asked[:1],) for given, asked in pairs
+    ):
         return node.label(0)
-    label, uniform = node.whole(), node.label(0).kind == UNIFORM
+    label = node.whole()
+    uniform = node.label(0).kind == UNIFORM
     sizes = [_resolved(*pair) for pair in zip(node.shapes[0], node.values(1), strict=True)]
     scaled = scaled_axes((sizes[0], sizes[1]))
     if len(scaled) != 1:
         raise Mixes("cuts the rows of one replica by their number")
     (axis,) = scaled
-    outer, after = math.prod(sizes[0][:axis]), math.prod(sizes[0][axis + 1 :])
-    orders = [(label.blocks, label.inner), (label.inner, label.blocks)]  # what is uniform is in any order
+    outer = math.prod(sizes[0][:axis])
+    after = math.prod(sizes[0][axis + 1 :])
+    # what is uniform is in any order
+    orders = [(label.blocks, label.inner), (label.inner, label.blocks)]
     for order in orders if uniform else orders[:1]:
         before = math.prod(node.shape(0)[: label.axis]) * order[0]
         blocks, rest = divmod(before, outer)
@@ -128,8 +134,13 @@ def _repeated(label: Label, sizes: Values) -> Label:
 @rule("Tile")
 def tiled(node: Node) -> Label:
     """Repeats all values along axes."""
-    label, (first, second) = node.label(0), node.values(1)
-    scaled = [axis for axis, (count, other) in enumerate(zip(first, second, strict=True)) if count != other]
+    label = node.label(0)
+    (first, second) = node.values(1)
+    scaled = [
+        axis
+        for axis, (count, other) in enumerate(zip(first, second, strict=True))
+        if count != other
+    ]
     if label.has_rows and scaled:
         raise Mixes(PAIRS)
     if label.has_rows:
@@ -143,7 +154,10 @@ def tiled(node: Node) -> Label:
 def stacked(node: Node) -> Axes:
     """Adds an axis along which the inputs lie."""
     letters = range(node.rank(0))
-    return Axes(dict.fromkeys(range(len(node.labels)), letters), _with_new(letters, node.attribute("axis")).output)
+    return Axes(
+        dict.fromkeys(range(len(node.labels)), letters),
+        _with_new(letters, node.attribute("axis")).output,
+    )
 
 
 @rule("Unpack", terms=ALL, why=_PLACES)
@@ -193,7 +207,8 @@ def _places(shape: Shape | None, axis: int, index: Any) -> tuple[int, Any]:
 
 
 def _taken(node: Node, number: int, indexes: Sequence[Any]) -> Label:
-    """Returns the label of x[index], given the index in each trace: of whole batches, if it cuts the axis of rows."""
+    """Returns the label of x[index], given the index in each trace: of whole batches, if it cuts
+    the axis of rows."""
     label = node.label(number)
     if not label.has_rows:
         return label
@@ -222,7 +237,8 @@ def _batches(label: Label, kept: Sequence[Any], rows: tuple[int, int]) -> Label:
 def split(node: Node) -> list[Label]:
     """Cuts an axis into parts: that of rows between batches only."""
     equal = node.type == "Split"
-    number, count = int(equal), len(node.operations[0].outputs)
+    number = int(equal)
+    count = len(node.operations[0].outputs)
     label = node.label(number)
     axis = int(node.value(0 if equal else 2)) % node.rank(number)
     if not equal:
@@ -246,12 +262,15 @@ def part(node: Node) -> Label:
         return node.label(0)
     for begins, sizes in zip(node.values(1), node.values(2), strict=True):
         pairs = zip(begins, sizes, strict=True)
-        indexes.append(tuple(slice(begin, None if size < 0 else begin + size) for begin, size in pairs))
+        indexes.append(
+            tuple(slice(begin, None if size < 0 else begin + size) for begin, size in pairs)
+        )
     return _taken(node, 0, indexes)
 
 
 def _strided(node: Node, first: int) -> list[Any]:
-    """Returns the index of a strided slice in each trace; `first`: its first input that holds places."""
+    """Returns the index of a strided slice in each trace; `first`: its first input that holds
+    places."""
     names = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
     begin, end, ellipsis, new, shrink = (node.attribute(name) for name in names)
     indexes = []
@@ -267,7 +286,9 @@ def _strided(node: Node, first: int) -> list[Any]:
             elif shrink & bit:
                 index.append(start)
             else:
-                index.append(slice(None if begin & bit else start, None if end & bit else stop, stride))
+                index.append(
+                    slice(None if begin & bit else start, None if end & bit else stop, stride)
+                )
         indexes.append(tuple(index))
     return indexes
 
@@ -285,11 +306,14 @@ def strided_gradient(node: Node) -> Label:
     if not node.label(4).has_rows:
         node.setting(0, 1, 2, 3)
         return node.label(4)
-    label, indexes = node.whole(4), _strided(node, 1)
+    label = node.whole(4)
+    indexes = _strided(node, 1)
     shapes = [tuple(map(int, shape)) for shape in node.values(0)]
     for axis in range(len(shapes[0])):
         with suppress(Mixes):  # an axis that an index takes away
-            (found, first), (_, second) = (_places(*pair) for pair in zip(shapes, (axis, axis), indexes, strict=True))
+            (found, first), (_, second) = (
+                _places(*pair) for pair in zip(shapes, (axis, axis), indexes, strict=True)
+            )
             if found == label.axis:
                 break
     else:
@@ -304,14 +328,19 @@ def strided_gradient(node: Node) -> Label:
 @rule("Pad PadV2 MirrorPad MirrorPadGrad", terms=(0,), why=_OTHERS)
 def padded(node: Node) -> Axes | Label:
     """Adds values around others: along rows only whole batches of zeros."""
-    label, pads = node.settled(0), node.values(1)
-    letters = [axis if not np.any([of[axis] for of in pads]) else None for axis in range(node.rank(0))]
+    label = node.settled(0)
+    pads = node.values(1)
+    letters = [
+        axis if not np.any([of[axis] for of in pads]) else None for axis in range(node.rank(0))
+    ]
     if node.type == "PadV2" and node.label(2).kind != ZERO:
         return label_by_letters(node, Axes({0: letters}, letters), why=_OTHERS)
     if node.type != "Pad" or not label.has_rows or letters[label.axis] is not None:
         return Axes({0: letters}, letters)
     label = node.whole()
-    counts = [of[label.axis] / (count * label.inner) for of, count in zip(pads, node.rows, strict=True)]
+    counts = [
+        of[label.axis] / (count * label.inner) for of, count in zip(pads, node.rows, strict=True)
+    ]
     if not np.array_equal(*counts) or np.any(counts[0] % 1):
         raise Mixes(_OTHERS)
     return label._replace(blocks=label.blocks + int(sum(counts[0])))
@@ -329,7 +358,8 @@ def turned(node: Node) -> Axes:
 @rule("GatherV2", terms=(0,), why=_PLACES)
 def gathered(node: Node) -> Axes:
     """Takes values by their numbers along an axis."""
-    batches, (first, second) = node.attribute("batch_dims"), (node.rank(0), node.rank(1))
+    batches = node.attribute("batch_dims")
+    (first, second) = (node.rank(0), node.rank(1))
     values: list[Any] = [*range(first)]
     axis = values[int(node.value(2))]
     values[axis] = None
@@ -340,7 +370,8 @@ def gathered(node: Node) -> Axes:
 @rule("GatherNd", terms=(0,), why=_PLACES)
 def gathered_by_index(node: Node) -> Axes:
     """Takes slices by their places, along the last axis of the second input."""
-    places, depth = range(-node.rank(1), -1), node.shape(1)[-1]
+    places = range(-node.rank(1), -1)
+    depth = node.shape(1)[-1]
     rest = range(node.rank(0) - depth)
     return Axes({0: [*[None] * depth, *rest], 1: [*places, None]}, [*places, *rest])
 
@@ -358,10 +389,16 @@ def scattered(node: Node) -> Axes:
     outer = node.rank(0) - 1
     shapes = node.values(2)
     depth = len(shapes[0]) - node.rank(1) + outer
-    return Axes({0: [*range(outer), None], 1: range(node.rank(1))}, [*[None] * depth, *range(outer, node.rank(1))])
+    return Axes(
+        {0: [*range(outer), None], 1: range(node.rank(1))},
+        [*[None] * depth, *range(outer, node.rank(1))],
+    )
 
 
-@rule("Where Unique UniqueV2 UniqueWithCounts DynamicPartition NonMaxSuppressionV3 SegmentSum SegmentMean")
+@rule(
+    "Where Unique UniqueV2 UniqueWithCounts DynamicPartition NonMaxSuppressionV3 SegmentSum"
+    " SegmentMean"
+)
 def by_values(node: Node) -> Label:
     """Has an output whose length the values decide."""
     if not all(node.label(number).is_same for number in range(len(node.labels))):

@@ -1,7 +1,8 @@
-"""Walks through the graphs of both traces at once and labels every tensor: see `trainer.proof.labels`.
+"""Walks through the graphs of both traces at once and labels every tensor: see
+`trainer.proof.labels`.
 
-Functions are walked where they are called, both branches of a condition count, and a loop is walked until the labels of
-what it carries stay as they are.
+Functions are walked where they are called, both branches of a condition count, and a loop is walked
+until the labels of what it carries stay as they are.
 """
 
 import functools
@@ -36,7 +37,9 @@ from trainer.proof.labels import (
 from trainer.proof.node import Axes, Node, Values, shapes_with, sizes_of
 
 # The names of identity operations that mark what the graph of one replica cannot show.
-SUMMED, DRAWN, NUMBER = "trainer_summed", "trainer_drawn", "trainer_replica_number"
+SUMMED = "trainer_summed"
+DRAWN = "trainer_drawn"
+NUMBER = "trainer_replica_number"
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _BRANCHES = {
     "If": ("then_branch", "else_branch"),
@@ -60,8 +63,12 @@ _HARMLESS = {
     "WriteScalarSummary",
 }
 # Attributes that follow from shapes, or name functions: the walk compares what they stand for.
-_IGNORED = re.compile(r"_|shape$|.*shapes$|f$|cond$|body$|then_branch$|else_branch$|branches$|value$|element_shape$|N$")
-_ASSIGNS = re.compile("Assign|ResourceApply|ResourceScatter|ResourceSparseApply|ResourceStridedSliceAssign")
+_IGNORED = re.compile(
+    r"_|shape$|.*shapes$|f$|cond$|body$|then_branch$|else_branch$|branches$|value$|element_shape$|N$"
+)
+_ASSIGNS = re.compile(
+    "Assign|ResourceApply|ResourceScatter|ResourceSparseApply|ResourceStridedSliceAssign"
+)
 _DRAWS = re.compile("Random|Multinomial|TruncatedNormal|Stateful|Rng|Shuffle|DistortedBoundingBox")
 
 
@@ -75,13 +82,15 @@ class Variable(NamedTuple):
     name: str
     is_metric: bool = False
     own_value: bool = False  # whether each replica keeps a value of its own
-    combined: str = ""  # "mean" or "sum", if the values of the replicas are combined where they are assigned
+    # "mean" or "sum", if the values of the replicas are combined where they are assigned
+    combined: str = ""
     updated: bool = False  # whether an optimizer updates it, or keeps it
     shape: tuple[int, ...] = ()
 
 
 class Assignment(NamedTuple):
-    """Describes what a variable is given: the label is that of the worst value among an operation's inputs."""
+    """Describes what a variable is given: the label is that of the worst value among an operation's
+    inputs."""
 
     variable: Variable
     operation: Any
@@ -91,7 +100,8 @@ class Assignment(NamedTuple):
 
 @dataclass
 class _Frame:
-    """Holds what is known of the tensors of one call of a function, by the names that the first trace gives them."""
+    """Holds what is known of the tensors of one call of a function, by the names that the first
+    trace gives them."""
 
     labels: dict[str, Label] = field(default_factory=dict)
     known: dict[str, Values] = field(default_factory=dict)
@@ -101,14 +111,19 @@ class _Frame:
 
 @dataclass
 class Walk:
-    """Labels the tensors of two traces with so many rows, and collects what their operations assign."""
+    """Labels the tensors of two traces with so many rows, and collects what their operations
+    assign."""
 
     rows: tuple[int, int]
     assignments: list[Assignment] = field(default_factory=list)
-    mixed: list[Label] = field(default_factory=list)  # of the operations that mix rows, in the order of the graph
-    stateful: list[Label] = field(default_factory=list)  # of operations with a state and without a rule
-    _doubt: list[Label] = field(default_factory=list)  # of the conditions and loops around, if they are bad
-    _places: list[int] = field(default_factory=list)  # of the operations that call what is visited, the outermost first
+    # of the operations that mix rows, in the order of the graph
+    mixed: list[Label] = field(default_factory=list)
+    # of operations with a state and without a rule
+    stateful: list[Label] = field(default_factory=list)
+    # of the conditions and loops around, if they are bad
+    _doubt: list[Label] = field(default_factory=list)
+    # of the operations that call what is visited, the outermost first
+    _places: list[int] = field(default_factory=list)
 
     def graphs(
         self,
@@ -117,7 +132,8 @@ class Walk:
         known: Sequence[Values | None],
         variables: Sequence[Variable | None],
     ) -> _Outputs:
-        """Labels all tensors of two graphs, given what their inputs are; returns the labels and values of outputs.
+        """Labels all tensors of two graphs, given what their inputs are; returns the labels and
+        values of outputs.
 
         Raises Different if the graphs do not have the same operations in the same order.
         """
@@ -125,7 +141,9 @@ class Walk:
         given = zip(graphs[0].inputs, graphs[1].inputs, labels, known, variables, strict=True)
         for tensor, other, label, value, variable in given:
             frame.labels[tensor.name] = label
-            frame.shapes[tensor.name] = shapes_with((sizes_of(tensor.shape), sizes_of(other.shape)), label, self.rows)
+            frame.shapes[tensor.name] = shapes_with(
+                (sizes_of(tensor.shape), sizes_of(other.shape)), label, self.rows
+            )
             if value is not None:
                 frame.known[tensor.name] = value
             if variable is not None:
@@ -133,13 +151,17 @@ class Walk:
         first, second = (graph.get_operations() for graph in graphs)
         if [operation.type for operation in first] != [operation.type for operation in second]:
             raise Different("the step has other operations with twice as many rows")
-        places_of = [{tensor.name: place for place, tensor in enumerate(_tensors(graph))} for graph in graphs]
+        places_of = [
+            {tensor.name: place for place, tensor in enumerate(_tensors(graph))} for graph in graphs
+        ]
         for place in _in_order(first):
             pair = first[place], second[place]
             wired = zip(places_of, pair, strict=True)
             inputs = [[of[tensor.name] for tensor in operation.inputs] for of, operation in wired]
             if inputs[0] != inputs[1]:
-                raise Different("the operations of the step are joined in another way with twice as many rows")
+                raise Different(
+                    "the operations of the step are joined in another way with twice as many rows"
+                )
             if pair[0].outputs and pair[0].outputs[0].name in frame.labels:
                 continue
             self._places.append(place)
@@ -150,7 +172,8 @@ class Walk:
 
     def _visit(self, pair: tuple[Any, Any], frame: _Frame) -> None:
         """Labels the outputs of an operation."""
-        operation, count = pair[0], len(pair[0].outputs)
+        operation = pair[0]
+        count = len(pair[0].outputs)
         names = [tensor.name for tensor in operation.inputs]
         labels = [frame.labels[name] for name in names]
         known = [frame.known.get(name) for name in names]
@@ -165,16 +188,22 @@ class Walk:
             kind = MIXED if isinstance(error, Mixes) else UNKNOWN
             results = [Label(kind, operation=operation, why=str(error))] * count
         of_metric = any(label.of_metric for label in labels)
-        for number, (tensor, label, value) in enumerate(zip(operation.outputs, results, values, strict=True)):
+        for number, (tensor, label, value) in enumerate(
+            zip(operation.outputs, results, values, strict=True)
+        ):
             shapes = shapes_with(node.output_shapes(number), label, self.rows)
             checked = tensor.dtype.is_numpy_compatible and label.kind not in (ZERO, MIXED, UNKNOWN)
             if checked and not fits(label, shapes, self.rows):
-                label = Label(UNKNOWN, why=f"is labelled {label.kind}, which its shape {shapes} is not")
+                label = Label(
+                    UNKNOWN, why=f"is labelled {label.kind}, which its shape {shapes} is not"
+                )
             if label.is_bad and label.operation is None:
                 label = label._replace(operation=operation)
             if label.kind == MIXED and label.operation is operation:
                 self.mixed.append(label)
-            frame.labels[tensor.name] = label._replace(of_metric=label.of_metric or (of_metric and value is None))
+            frame.labels[tensor.name] = label._replace(
+                of_metric=label.of_metric or (of_metric and value is None)
+            )
             frame.shapes[tensor.name] = shapes
             if value is not None:
                 frame.shapes[tensor.name] = value[0].shape, value[1].shape
@@ -186,14 +215,17 @@ class Walk:
 
     def _result(self, node: Node) -> _Outputs:
         """Returns the labels and values of what an operation without a state gives."""
-        operation, count = node.operations[0], len(node.operations[0].outputs)
+        operation = node.operations[0]
+        count = len(node.operations[0].outputs)
         if (computed := self._computed(node)) is not None:
             return [label_of_values(*pair, self.rows) for pair in computed], [*computed]
         if node.type in RULES:
             results = RULES[node.type](node)
             node.refuse_unread()
             value = node.known[0] if node.type == "Identity" else None
-            return results[:count] if isinstance(results, list) else [results] * count, [value] * count
+            return results[:count] if isinstance(results, list) else [results] * count, [
+                value
+            ] * count
         if operation.op_def.is_stateful and node.type not in _HARMLESS:
             raise NoRule(_of_state(node.type))
         if all(node.label(number).is_same for number in range(len(node.labels))):
@@ -206,7 +238,9 @@ class Walk:
     def _computed(self, node: Node) -> list[Values] | None:
         """Returns the values of the outputs, if they follow from constants and shapes alone."""
         if node.type == "Const":
-            first, second = (tf.get_static_value(operation.outputs[0]) for operation in node.operations)
+            first, second = (
+                tf.get_static_value(operation.outputs[0]) for operation in node.operations
+            )
             return [(np.asarray(first), np.asarray(second))]
         if node.type == "Minimum" and (limits := _clamped(node)):
             return [limits]
@@ -217,7 +251,10 @@ class Walk:
         kinds: dict[str, Callable[[Any], Any]] = {"Size": math.prod, "Rank": len}
         make = kinds.get(node.type, np.asarray)
         dtype = node.operations[0].outputs[0].dtype.as_numpy_dtype
-        return [(np.asarray(make(first), dtype), np.asarray(make(second), dtype)) for first, second in node.shapes]
+        return [
+            (np.asarray(make(first), dtype), np.asarray(make(second), dtype))
+            for first, second in node.shapes
+        ]
 
     def _refuse_other_attributes(self, node: Node) -> None:
         """Raises NoRule if an operation without a rule has other attributes in the other trace."""
@@ -227,8 +264,10 @@ class Walk:
                 raise NoRule(f"{name} follows from the number of rows")
 
     def _special(self, node: Node, variables: Sequence[Variable | None]) -> _Outputs | None:
-        """Returns the outputs of marks, calls, conditions, loops and operations on variables; None for others."""
-        operation, count = node.operations[0], len(node.operations[0].outputs)
+        """Returns the outputs of marks, calls, conditions, loops and operations on variables; None
+        for others."""
+        operation = node.operations[0]
+        count = len(node.operations[0].outputs)
         nothing: list[Values | None] = [None] * count
         if node.type == "Identity" and (mark := _mark(operation)):
             return [self._marked(node, mark)], nothing
@@ -273,13 +312,20 @@ class Walk:
         if variable.own_value:
             raise NoRule(f"uses {variable.name}, of which each replica has a value of its own")
         if node.type != "ReadVariableOp":
-            given = [label for label, held in zip(node.labels, variables, strict=True) if held is None]
+            given = [
+                label for label, held in zip(node.labels, variables, strict=True) if held is None
+            ]
             for held in filter(None, variables):
-                self.assignments += [self._assignment(node, held, label) for label in given or [Label(SAME)]]
-        return [Label(SUM, of_metric=True) if variable.is_metric else Label(SAME)] * len(node.operations[0].outputs)
+                self.assignments += [
+                    self._assignment(node, held, label) for label in given or [Label(SAME)]
+                ]
+        return [Label(SUM, of_metric=True) if variable.is_metric else Label(SAME)] * len(
+            node.operations[0].outputs
+        )
 
     def _assignment(self, node: Node, variable: Variable, label: Label) -> Assignment:
-        """Returns what a variable is given, with a label that is bad unless every replica gives what it must."""
+        """Returns what a variable is given, with a label that is bad unless every replica gives
+        what it must."""
         operation = node.operations[0]
         plain = node.type.startswith("Assign")
         why = ""
@@ -287,7 +333,9 @@ class Walk:
             label = self._doubt[-1]
         elif not label.is_bad and label.kind != ZERO:
             as_sum = label.as_sum()
-            combined = {"mean": -1, "sum": 0}.get("sum" if variable.is_metric else variable.combined if plain else "")
+            combined = {"mean": -1, "sum": 0}.get(
+                "sum" if variable.is_metric else variable.combined if plain else ""
+            )
             if combined is not None:
                 good = as_sum.kind == SUM and as_sum.power == combined
             else:
@@ -319,9 +367,15 @@ class Walk:
         self._doubt += doubt
         pairs = []
         for attribute in _BRANCHES[node.type]:
-            several = range(len(node.operations[0].get_attr(attribute))) if attribute == "branches" else [None]
+            several = (
+                range(len(node.operations[0].get_attr(attribute)))
+                if attribute == "branches"
+                else [None]
+            )
             pairs += [self._graphs(node, attribute, place) for place in several]
-        found = [self.graphs(pair, node.labels[1:], node.known[1:], variables[1:])[0] for pair in pairs]
+        found = [
+            self.graphs(pair, node.labels[1:], node.known[1:], variables[1:])[0] for pair in pairs
+        ]
         if doubt:
             self._doubt.pop()
             return doubt * len(node.operations[0].outputs)
@@ -329,8 +383,10 @@ class Walk:
 
     def _loop(self, node: Node, variables: Sequence[Variable | None]) -> list[Label]:
         """Returns what a loop carries in the end."""
-        body, condition = self._graphs(node, "body"), self._graphs(node, "cond")
-        inputs, outputs = body[0].inputs, body[0].outputs
+        body = self._graphs(node, "body")
+        condition = self._graphs(node, "cond")
+        inputs = body[0].inputs
+        outputs = body[0].outputs
         kept = [given is result for given, result in zip(inputs, outputs, strict=True)]
         known = [value if same else None for value, same in zip(node.known, kept, strict=True)]
         labels = list(node.labels)
@@ -349,20 +405,28 @@ class Walk:
         raise NoRule("is a loop whose labels go on changing")
 
     def _doubt_of(self, label: Label, operation: Any, what: str) -> list[Label]:
-        """Returns the label of what depends on a condition, if that may differ with the number of replicas."""
+        """Returns the label of what depends on a condition, if that may differ with the number of
+        replicas."""
         if label.is_bad:
             return [label]
         if label.kind in (SAME, ZERO) and not label.power and not label.of_metric:
             return []
-        return [Label(MIXED, operation=operation, why=f"{what} follows from the rows of one replica")]
+        return [
+            Label(MIXED, operation=operation, why=f"{what} follows from the rows of one replica")
+        ]
 
 
 def _clamped(node: Node) -> Values | None:
-    """Returns the value of min(max(values, c), c), which is c, as Keras counts classes; None for another minimum."""
+    """Returns the value of min(max(values, c), c), which is c, as Keras counts classes; None for
+    another minimum."""
     for number in (0, 1):
         others = [operation.inputs[1 - number].op for operation in node.operations]
         pairs = zip(others, node.known[number] or (), strict=False)
-        bounds = [[*map(tf.get_static_value, other.inputs), limit] for other, limit in pairs if other.type == "Maximum"]
+        bounds = [
+            [*map(tf.get_static_value, other.inputs), limit]
+            for other, limit in pairs
+            if other.type == "Maximum"
+        ]
         if bounds and all(any(np.array_equal(bound, of[-1]) for bound in of[:-1]) for of in bounds):
             return node.known[number]
     return None
@@ -382,7 +446,8 @@ def _mark(operation: Any) -> str:
 
 
 def _in_order(operations: Sequence[Any]) -> list[int]:
-    """Returns the places of operations, each after those that it takes inputs of: a loop may get some later."""
+    """Returns the places of operations, each after those that it takes inputs of: a loop may get
+    some later."""
     place_of = {operation: place for place, operation in enumerate(operations)}
     order: dict[int, None] = {}
     waiting = [*reversed(operations)]

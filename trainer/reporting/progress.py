@@ -1,4 +1,5 @@
-"""Counts the progress of a run: the results of calls to the device, their means over steps, and the speed."""
+"""Counts the progress of a run: the results of calls to the device, their means over steps, and the
+speed."""
 
 import math
 import statistics
@@ -15,15 +16,17 @@ from trainer.base.run_files.job_files import Scalars, Speeds, StatsEntry
 
 _LEAST_SECONDS = 30.0  # how long steps must have run before a worker is called slow
 _SLOW_SHARE = 0.1  # a slow worker makes the others wait for this share of the time of the steps
-# Values of the variables of Keras metrics since the epoch began, summed over replicas. They can be subtracted and added
-# for other ranges of steps, while the metrics' results cannot: the mean of two AUCs is not an AUC.
+# Values of the variables of Keras metrics since the epoch began, summed over replicas. They can be
+# subtracted and added for other ranges of steps, while the metrics' results cannot: the mean of two
+# AUCs is not an AUC.
 MetricCounts = tuple[npt.NDArray[np.float64], ...]
 State = dict[str, Any]  # what a part of a run stores in a checkpoint, valid in JSON
 
 
 @dataclass(frozen=True)
 class StepLogs:
-    """Holds what one call to the device returned: scalars of each step, summed over replicas, and Keras metrics.
+    """Holds what one call to the device returned: scalars of each step, summed over replicas, and
+    Keras metrics.
 
     Those are of the epoch so far, as in `fit`.
     """
@@ -32,8 +35,10 @@ class StepLogs:
     values: npt.NDArray[np.float64]  # (count, len(names))
     metrics: Mapping[str, float] = field(default_factory=dict)
     counts: MetricCounts = ()
-    adds_up: tuple[bool, ...] = ()  # whether each of `counts` adds up over steps; a maximum does not
-    results: Callable[[MetricCounts], Mapping[str, float]] = lambda counts: {}  # computes `metrics` from counts
+    # whether each of `counts` adds up over steps; a maximum does not
+    adds_up: tuple[bool, ...] = ()
+    # computes `metrics` from counts
+    results: Callable[[MetricCounts], Mapping[str, float]] = lambda counts: {}
     waits: tuple[float, ...] = ()  # seconds of the call in which each worker waited for a batch
 
     @property
@@ -43,7 +48,8 @@ class StepLogs:
 
     @property
     def input_wait_seconds(self) -> float:
-        """Returns the longest wait of a worker for its batches, which holds up all other workers too."""
+        """Returns the longest wait of a worker for its batches, which holds up all other workers
+        too."""
         return max(self.waits, default=0.0)
 
     def joined(self, after: "StepLogs") -> "StepLogs":
@@ -52,23 +58,29 @@ class StepLogs:
         return replace(after, values=np.concatenate([self.values, after.values]), waits=waits)
 
     def means(self) -> Scalars:
-        """Returns the mean of every scalar over the steps; a Keras metric replaces a scalar of the same name."""
+        """Returns the mean of every scalar over the steps; a Keras metric replaces a scalar of the
+        same name."""
         means = dict(zip(self.names, self.values.mean(axis=0).tolist(), strict=True))
         return {**means, **self.metrics}
 
     def sums(self, before: Scalars) -> Scalars:
-        """Adds the scalars to `before`, one step at a time, so that sums do not depend on how many steps a call has."""
+        """Adds the scalars to `before`, one step at a time, so that sums do not depend on how many
+        steps a call has."""
         start = np.array([[before.get(name, 0.0) for name in self.names]])
         totals = np.add.accumulate(np.concatenate([start, self.values]))[-1].tolist()
         return dict(zip(self.names, totals, strict=True))
 
     def first_not_finite(self) -> tuple[int, list[str]] | None:
-        """Returns the first step (from 0) with a NaN or infinite loss, and the names of those losses.
+        """Returns the first step (from 0) with a NaN or infinite loss, and the names of those
+        losses.
 
-        Metrics may be NaN, such as that of a class missing from a batch. They count only if no scalar is a loss.
+        Metrics may be NaN, such as that of a class missing from a batch. They count only if no
+        scalar is a loss.
         """
         watched = [is_loss(name) for name in self.names]
-        wrong = ~np.isfinite(self.values) & np.array(watched if any(watched) else [True] * len(watched), bool)
+        wrong = ~np.isfinite(self.values) & np.array(
+            watched if any(watched) else [True] * len(watched), bool
+        )
         if not wrong.any():
             return None
         index = int(wrong.any(axis=1).argmax())
@@ -83,11 +95,15 @@ class WorkerWaits:
     seconds: float = 0.0
 
     def count(self, waits: Sequence[float], seconds: float) -> tuple[int, float] | None:
-        """Counts a call to the devices; returns the slow worker's index and the share of time that it costs, or None.
+        """Counts a call to the devices; returns the slow worker's index and the share of time that
+        it costs, or None.
 
         A worker is slow if its share of time spent waiting is well above the median of the others.
         """
-        self.waits = [total + wait for total, wait in zip(self.waits or [0.0] * len(waits), waits, strict=True)]
+        self.waits = [
+            total + wait
+            for total, wait in zip(self.waits or [0.0] * len(waits), waits, strict=True)
+        ]
         self.seconds += seconds
         most = max(self.waits)
         rest = sorted(self.waits)[:-1]
@@ -100,8 +116,8 @@ class WorkerWaits:
 class RunningMeans:
     """Accumulates means and speed over the steps since its creation.
 
-    counts: what the variables of metrics have counted in these steps; of those that do not add up, in the epoch so far.
-    Of a whole epoch, `metrics` are those of the calls.
+    counts: what the variables of metrics have counted in these steps; of those that do not add up,
+        in the epoch so far. Of a whole epoch, `metrics` are those of the calls.
     """
 
     examples_per_step: int
@@ -115,7 +131,8 @@ class RunningMeans:
 
     @classmethod
     def restored(cls, state: State) -> "RunningMeans":
-        """Restores the result of asdict(). Raises KeyError, TypeError or ValueError for anything else."""
+        """Restores the result of asdict(). Raises KeyError, TypeError or ValueError for anything
+        else."""
         return cls(
             examples_per_step=int(state["examples_per_step"]),
             steps=int(state["steps"]),
@@ -128,26 +145,32 @@ class RunningMeans:
         )
 
     def add(self, logs: StepLogs, seconds: float, timed: bool) -> None:
-        """Adds one call: its steps, scalars and metrics, which are of the epoch so far. `timed` is as in `count`."""
+        """Adds one call: its steps, scalars and metrics, which are of the epoch so far. `timed` is
+        as in `count`."""
         self.sums = logs.sums(self.sums)
         self.metrics = logs.metrics
         self.count(logs, seconds, timed)
 
     def add_counts(self, logs: StepLogs, before: MetricCounts) -> None:
-        """Makes the metrics those of the calls since its creation; `before`: the counts at the newest call's begin."""
+        """Makes the metrics those of the calls since its creation; `before`: the counts at the
+        newest call's begin."""
         zeros = tuple(map(np.zeros_like, logs.counts))
         shapes = [count.shape for count in logs.counts]
         # A resumed run may have other metrics than before.
         earlier, begin = (
-            counts if [count.shape for count in counts] == shapes else zeros for counts in (self.counts, before)
+            counts if [count.shape for count in counts] == shapes else zeros
+            for counts in (self.counts, before)
         )
         of_calls = zip(logs.adds_up, earlier, logs.counts, begin, strict=True)
-        self.counts = tuple(total + now - first if adds else now for adds, total, now, first in of_calls)
+        self.counts = tuple(
+            total + now - first if adds else now for adds, total, now, first in of_calls
+        )
         if any(np.any(first) for first in begin) or any(np.any(total) for total in earlier):
             self.metrics = logs.results(self.counts)
 
     def count(self, logs: StepLogs, seconds: float, timed: bool) -> None:
-        """Counts the steps of one call, and its seconds if `timed`; the call that traced the graph is not timed."""
+        """Counts the steps of one call, and its seconds if `timed`; the call that traced the graph
+        is not timed."""
         self.steps += logs.count
         if timed:
             self.timed_steps += logs.count
@@ -165,7 +188,8 @@ class RunningMeans:
 
     @property
     def input_wait_seconds(self) -> float | None:
-        """Returns the mean seconds per step spent waiting for a batch; None if no call was timed."""
+        """Returns the mean seconds per step spent waiting for a batch; None if no call was
+        timed."""
         return self.waited_seconds / self.timed_steps if self.timed_steps else None
 
     @property
@@ -199,24 +223,30 @@ class Progress:
     training_seconds: float = 0.0  # seconds in calls to the device, without saving and sampling
     call_seconds: float = 0.0  # seconds of the newest call
     call_timed: bool = False  # False if the newest call traced the graph
-    budget_spent: bool = False  # whether --max_minutes is used up: this process ends, another one may resume
+    # whether --max_minutes is used up: this process ends, another one may resume
+    budget_spent: bool = False
     unit: str = "images"  # what an example is called
-    steps_before: int = 0  # of earlier calls of `fit` in a script, each of which counts its own steps
+    # of earlier calls of `fit` in a script, each of which counts its own steps
+    steps_before: int = 0
     flops: int = 0  # FLOPs of a step over all replicas; 0 while unknown
     peak_tflops: float = 0.0  # TFLOP/s of all replicas by the data sheet; 0 if unknown
     whole: RunningMeans = field(init=False)
     asked_steps: int = field(init=False)  # total_steps before early stopping
 
     def __post_init__(self) -> None:
-        self.whole, self.asked_steps = RunningMeans(self.examples_per_step), self.total_steps
+        self.whole = RunningMeans(self.examples_per_step)
+        self.asked_steps = self.total_steps
 
     def state(self) -> SavedProgress:
         """Returns what a checkpoint stores of this."""
         whole = asdict(self.whole)
-        return SavedProgress(self.seconds, self.training_seconds, whole, self.asked_steps, self.total_steps)
+        return SavedProgress(
+            self.seconds, self.training_seconds, whole, self.asked_steps, self.total_steps
+        )
 
     def resume(self, saved: SavedProgress) -> None:
-        """Restores what `state` returned. Raises KeyError, TypeError or ValueError for values of other types."""
+        """Restores what `state` returned. Raises KeyError, TypeError or ValueError for values of
+        other types."""
         self.seconds_before = float(saved.seconds)
         self.training_seconds = float(saved.training_seconds)
         self.whole = RunningMeans.restored(saved.whole)
@@ -224,7 +254,8 @@ class Progress:
             self.total_steps = int(saved.total_steps)
 
     def advance(self, logs: StepLogs, seconds: float) -> None:
-        """Counts one call to the device. The first call of a process traces the graph and is not timed."""
+        """Counts one call to the device. The first call of a process traces the graph and is not
+        timed."""
         self.call_timed = self.first_call_ended is not None
         self.first_call_ended = self.first_call_ended or time.monotonic()
         self.call_seconds = seconds
@@ -258,10 +289,11 @@ class Progress:
         return self.seconds_before + time.monotonic() - self.began
 
     def speeds(self, running: RunningMeans) -> Speeds:
-        """Returns the speeds of the steps in `running`, as stats.jsonl and result.json have them; None if unknown.
+        """Returns the speeds of the steps in `running`, as stats.jsonl and result.json have them;
+        None if unknown.
 
-        TFLOP/s are those of all replicas together. MFU, the model FLOPs utilization, is the share of the data sheet's
-        TFLOP/s that is used.
+        TFLOP/s are those of all replicas together. MFU, the model FLOPs utilization, is the share
+        of the data sheet's TFLOP/s that is used.
         """
         seconds = running.step_seconds
         rate = rounded(self.flops / seconds / 1e12) if self.flops and seconds else None
@@ -279,7 +311,8 @@ class Progress:
 
     @property
     def left_text(self) -> str:
-        """Returns text on the time left at the mean speed so far; "" while that is unknown, and at the end."""
+        """Returns text on the time left at the mean speed so far; "" while that is unknown, and at
+        the end."""
         seconds = (self.total_steps - self.step) * (self.whole.step_seconds or 0.0)
         return f"{duration(seconds)} left" if seconds else ""
 
@@ -287,7 +320,10 @@ class Progress:
 def by_kind(means: Scalars) -> StatsEntry:
     """Groups scalars as {"losses": …, "metrics": …}."""
     losses = {name: value for name, value in means.items() if is_loss(name)}
-    return {"losses": losses, "metrics": {name: value for name, value in means.items() if name not in losses}}
+    return {
+        "losses": losses,
+        "metrics": {name: value for name, value in means.items() if name not in losses},
+    }
 
 
 def is_loss(name: str) -> bool:

@@ -1,4 +1,5 @@
-"""Reports a running job: log lines, progress bar, stats.jsonl, TensorBoard, tuning metric and sample grids."""
+"""Reports a running job: log lines, progress bar, stats.jsonl, TensorBoard, tuning metric and
+sample grids."""
 
 import json
 import logging
@@ -48,7 +49,9 @@ from trainer.reporting.resources import Gpus, memory_gib, peak_device_memory_gib
 # Attributes in a checkpoint.
 _STATE = ("epoch_seconds", "final", "measured", "evaluated", "quality", "classes", "counts")
 _WIDTH = 100  # columns of a log line
-_LINES, _QUIET_S = 16, 120  # log lines in a run without lines by epoch; the longest time without any line
+# log lines in a run without lines by epoch; the longest time without any line
+_LINES = 16
+_QUIET_S = 120
 _NEWEST_METRICS = 100  # lines that Vertex AI's tuning reads
 _METRIC_FILE = "/tmp/hypertune/output.metrics"  # noqa: S108 (the path that Vertex AI reads)
 
@@ -57,8 +60,8 @@ _METRIC_FILE = "/tmp/hypertune/output.metrics"  # noqa: S108 (the path that Vert
 class Reporter:
     """Counts every call to the device, and reports at report steps and at epoch ends.
 
-    `job_dir` is None on a worker that is not the chief, which counts the same but reports nothing. `devices` are those
-    of this worker, such as `GPU:0`.
+    `job_dir` is None on a worker that is not the chief, which counts the same but reports nothing.
+    `devices` are those of this worker, such as `GPU:0`.
     """
 
     config: TrainConfig
@@ -66,7 +69,8 @@ class Reporter:
     progress: Progress
     latest_checkpoint: Callable[[], str | None]
     devices: Sequence[str] = ()
-    metric_names: Sequence[str] = ()  # what evaluation and image quality report; set before the first call
+    # what evaluation and image quality report; set before the first call
+    metric_names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self._since_report = RunningMeans(self.progress.examples_per_step)
@@ -94,14 +98,22 @@ class Reporter:
         step = self.progress.run_step - repeats_step
         drop_stats_after(job_dir.root, step)
         self._tensorboard = EventFiles(job_dir.logs, step + 1) if self.config.tensorboard else None
-        self._tuning = TuningMetric(self.config.tuning_metric) if self.config.tuning_metric else None
+        self._tuning = (
+            TuningMetric(self.config.tuning_metric) if self.config.tuning_metric else None
+        )
         self._gpus = Gpus(sum(name.startswith("GPU") for name in self.devices))
         total = self.progress.total_steps
-        self._bar = ProgressBar("bar", "count", "text", total=total, completed=self.progress.step, text="first step …")
+        self._bar = ProgressBar(
+            "bar", "count", "text", total=total, completed=self.progress.step, text="first step …"
+        )
 
     def state(self) -> State:
-        """Returns what a checkpoint stores, so that a resumed run reports the same means and summary."""
-        means = {"since_report": asdict(self._since_report), "since_epoch": asdict(self._since_epoch)}
+        """Returns what a checkpoint stores, so that a resumed run reports the same means and
+        summary."""
+        means = {
+            "since_report": asdict(self._since_report),
+            "since_epoch": asdict(self._since_epoch),
+        }
         return {**means, **{name: getattr(self, f"_{name}") for name in _STATE}}
 
     def resume(self, state: State) -> None:
@@ -110,17 +122,26 @@ class Reporter:
         self._since_epoch = RunningMeans.restored(state["since_epoch"])
         self._epoch_seconds = [float(seconds) for seconds in state["epoch_seconds"]]
         self._final = {kind: numbers(values) for kind, values in state["final"].items()}
-        self._measured, self._evaluated = numbers(state["measured"]), numbers(state["evaluated"])
-        self._quality, self._classes = state["quality"], dict(state["classes"])
+        self._measured = numbers(state["measured"])
+        self._evaluated = numbers(state["evaluated"])
+        self._quality = state["quality"]
+        self._classes = dict(state["classes"])
         self._counts = tuple(np.asarray(count, np.float64) for count in state["counts"])
 
     def on_call(self, progress: Progress, logs: StepLogs) -> Scalars:
-        """Counts the newest call to the device, updates the progress bar, and returns the epoch's means so far.
+        """Counts the newest call to the device, updates the progress bar, and returns the epoch's
+        means so far.
 
         Raises UserError at the first call if this run does not report the tuning metric.
         """
-        if self._tuning and not progress.call_timed:  # after the first call, when the names are known
-            check_known("tuning_metric", self._tuning.name, "this run reports", {*logs.means(), *self.metric_names})
+        # after the first call, when the names are known
+        if self._tuning and not progress.call_timed:
+            check_known(
+                "tuning_metric",
+                self._tuning.name,
+                "this run reports",
+                {*logs.means(), *self.metric_names},
+            )
         for running in (self._since_report, self._since_epoch):
             running.add(logs, progress.call_seconds, progress.call_timed)
         self._since_report.add_counts(logs, self._counts)
@@ -137,33 +158,47 @@ class Reporter:
         return self._since_epoch.means()
 
     def report(self, progress: Progress) -> None:
-        """Reports the means since the last report to stats.jsonl, the log, TensorBoard and tuning."""
+        """Reports the means since the last report to stats.jsonl, the log, TensorBoard and
+        tuning."""
         if not self._since_report.steps:
             return
         means = self._since_report.means()
         entry = self._entry(progress, self._since_report)
         self._since_report = RunningMeans(progress.examples_per_step)
-        speed = {"images_per_second": entry["images_per_second"]} if entry["images_per_second"] else {}
-        self._publish("report", progress, entry, {**means, **speed, "memory_gib": entry["memory_gib"]})
+        speed = (
+            {"images_per_second": entry["images_per_second"]} if entry["images_per_second"] else {}
+        )
+        self._publish(
+            "report", progress, entry, {**means, **speed, "memory_gib": entry["memory_gib"]}
+        )
         if not (self.by_epoch and self._final):  # else `epoch_end` sets them
             self._final = {"losses": entry["losses"], "metrics": entry["metrics"]}
         if self._bar:
             log.log(logging.INFO if on_vertex() else logging.DEBUG, status_line(entry, progress))
-            (step, shown_at), now = self._shown, progress.step
-            due = not self.by_epoch and (progress.ends or now - step >= progress.total_steps / _LINES)
+            (step, shown_at) = self._shown
+            now = progress.step
+            due = not self.by_epoch and (
+                progress.ends or now - step >= progress.total_steps / _LINES
+            )
             if step < now and not on_vertex() and (due or time.monotonic() - shown_at >= _QUIET_S):
                 total = f"{progress.total_steps:,}"
                 self._show(progress, f"step {now:{len(total)},}/{total}", means, entry)
 
     def epoch_end(self, progress: Progress) -> Scalars:
-        """Writes the epoch's line of stats.jsonl and the log, with its evaluation; returns its scalars."""
+        """Writes the epoch's line of stats.jsonl and the log, with its evaluation; returns its
+        scalars."""
         means = {**self._since_epoch.means(), **self._evaluated}
         entry: StatsEntry = {**self._entry(progress, self._since_epoch), **by_kind(means)}
         self._append("epoch", progress, entry)
         if self.by_epoch:
             self._final = cast(dict[str, Scalars], by_kind(self._since_epoch.means()))
             total = math.ceil(progress.total_steps / progress.steps_per_epoch)
-            self._show(progress, f"epoch {math.ceil(progress.epoch):{len(str(total))}}/{total}", means, entry)
+            self._show(
+                progress,
+                f"epoch {math.ceil(progress.epoch):{len(str(total))}}/{total}",
+                means,
+                entry,
+            )
         if self._since_epoch.timed_steps == self._since_epoch.steps == progress.steps_per_epoch:
             self._epoch_seconds.append(self._since_epoch.timed_seconds)
         self._since_epoch = RunningMeans(progress.examples_per_step)
@@ -176,20 +211,26 @@ class Reporter:
         self._evaluated = values
         self._measured.update(values)
         self._publish("evaluation", progress, by_kind(values), values)
-        if progress.step % progress.steps_per_epoch:  # at the end of an epoch its own line shows them
+        # at the end of an epoch its own line shows them
+        if progress.step % progress.steps_per_epoch:
             self._show(progress, f"step {progress.step:,}/{progress.total_steps:,}", values)
 
     def quality(self, progress: Progress, values: Scalars, about: QualityOf) -> None:
-        """Reports image quality by name, {} on a worker that is not the chief; `about`: what it was measured with."""
+        """Reports image quality by name, {} on a worker that is not the chief; `about`: what it was
+        measured with."""
         self._quality = about
         self._measured.update(values)
         self._publish("quality", progress, {**by_kind(values), "quality": about}, values)
         shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         if self._bar:
-            log.info(f"step {progress.step:,}  {shown}  ({about['samples']:,} images, features of {about['features']})")
+            log.info(
+                f"step {progress.step:,}  {shown}  ({about['samples']:,} images, features of"
+                f" {about['features']})"
+            )
 
     def classified(self, progress: Progress, classes: Classification | None) -> None:
-        """Writes the newest evaluation's results for each class to their file, and logs the least accurate classes."""
+        """Writes the newest evaluation's results for each class to their file, and logs the least
+        accurate classes."""
         if classes is None or not self.job_dir:
             return
         file = self.job_dir.root / CLASSES
@@ -200,21 +241,35 @@ class Reporter:
 
     def _append(self, kind: str, progress: Progress, entry: StatsEntry) -> None:
         """Appends a line to stats.jsonl, on the chief, with the step and the time."""
-        head: StatsEntry = {"kind": kind, "step": progress.run_step, "epoch": round(progress.epoch, 4)}
+        head: StatsEntry = {
+            "kind": kind,
+            "step": progress.run_step,
+            "epoch": round(progress.epoch, 4),
+        }
         if self.job_dir:
             self.job_dir.append_stats({**head, **entry, "time": round(time.time(), 3)})
 
     @property
     def by_epoch(self) -> bool:
-        """Returns whether each epoch gets a log line: if the run's length is in epochs, or if it evaluates."""
-        return self.config.steps is None or any(name.startswith("val_") for name in self.metric_names)
+        """Returns whether each epoch gets a log line: if the run's length is in epochs, or if it
+        evaluates."""
+        return self.config.steps is None or any(
+            name.startswith("val_") for name in self.metric_names
+        )
 
-    def _show(self, progress: Progress, head: str, values: Scalars, entry: StatsEntry | None = None) -> None:
-        """Logs a line of these values on the chief, with speed, waiting and time left as far as there is room."""
+    def _show(
+        self, progress: Progress, head: str, values: Scalars, entry: StatsEntry | None = None
+    ) -> None:
+        """Logs a line of these values on the chief, with speed, waiting and time left as far as
+        there is room."""
         speed = progress.speed_text(entry["images_per_second"] if entry else None)
         waits = input_wait_text(entry) if entry else ""  # shown before the speed if room is short
         if self._bar:
-            log.info(fitting_line(head, values, speed, "  ".join(filter(None, [waits, progress.left_text]))))
+            log.info(
+                fitting_line(
+                    head, values, speed, "  ".join(filter(None, [waits, progress.left_text]))
+                )
+            )
             self._shown = progress.step, time.monotonic()
 
     def _publish(self, kind: str, progress: Progress, entry: StatsEntry, values: Scalars) -> None:
@@ -223,16 +278,24 @@ class Reporter:
         if self._tensorboard:
             self._tensorboard.scalars(progress.run_step, values)
         if self._tuning and self._tuning.name in values:
-            self._tuning.report(progress.run_step, values[self._tuning.name], self.latest_checkpoint())
+            self._tuning.report(
+                progress.run_step, values[self._tuning.name], self.latest_checkpoint()
+            )
 
-    def sample(self, generate: Callable[..., Any], latent_dim: int, classes: int, progress: Progress) -> None:
-        """Writes a grid of images that `generate` makes from noise, which is the same at every step.
+    def sample(
+        self, generate: Callable[..., Any], latent_dim: int, classes: int, progress: Progress
+    ) -> None:
+        """Writes a grid of images that `generate` makes from noise, which is the same at every
+        step.
 
-        If there are classes, `generate` also takes labels, and each row of the grid shows one class.
+        If there are classes, `generate` also takes labels, and each row of the grid shows one
+        class.
         """
         if not self.job_dir:
             return
-        picture = sample_grid(generate, self.config.seed, latent_dim, classes, keras.config.floatx())
+        picture = sample_grid(
+            generate, self.config.seed, latent_dim, classes, keras.config.floatx()
+        )
         file = self.job_dir.samples / f"{step_name(progress.step)}.png"
         with writing(file):
             file.parent.mkdir(exist_ok=True)
@@ -272,17 +335,31 @@ class Reporter:
 
 
 def fitting_line(head: str, values: Scalars, speed: str, left: str) -> str:
-    """Returns a line of at most 100 columns, in which each value stands beside that of the evaluation (val_…).
+    """Returns a line of at most 100 columns, in which each value stands beside that of the
+    evaluation (val_…).
 
     What has no room is left out: first the speed, then the last values.
     """
-    # Losses first, as they stay where there is little room; then the order of `values`, each before its val_….
-    order = [name.removeprefix("val_") for name in sorted(values, key=lambda name: name.startswith("val_"))]
-    names = sorted(values, key=lambda name: (not is_loss(name), order.index(name.removeprefix("val_")), len(name)))
+    # Losses first, as they stay where there is little room; then the order of `values`, each before
+    # its val_….
+    order = [
+        name.removeprefix("val_")
+        for name in sorted(values, key=lambda name: name.startswith("val_"))
+    ]
+    names = sorted(
+        values,
+        key=lambda name: (not is_loss(name), order.index(name.removeprefix("val_")), len(name)),
+    )
     numbers = {name: f"{values[name]:.4g}" for name in names}
-    shown = [f"{name} {text if len(text) <= 8 else f'{values[name]:.3g}':8}" for name, text in numbers.items()]
+    shown = [
+        f"{name} {text if len(text) <= 8 else f'{values[name]:.3g}':8}"
+        for name, text in numbers.items()
+    ]
     fewer = ([*shown[:count], left] for count in range(len(shown), 0, -1))
-    lines = ("  ".join(filter(None, [head, *parts])).rstrip() for parts in ([*shown, speed, left], *fewer))
+    lines = (
+        "  ".join(filter(None, [head, *parts])).rstrip()
+        for parts in ([*shown, speed, left], *fewer)
+    )
     return next((line for line in lines if len(line) <= _WIDTH), head)
 
 
@@ -294,13 +371,18 @@ def input_wait_text(entry: StatsEntry) -> str:
 
 def status_line(entry: StatsEntry, progress: Progress) -> str:
     """Returns the line of a report: step, losses, metrics, speed, memory and time left."""
-    speed, rate = progress.speed_text(entry["images_per_second"]), entry.get("tflop_per_second") or 0.0
+    speed = progress.speed_text(entry["images_per_second"])
+    rate = entry.get("tflop_per_second") or 0.0
     mfu = entry.get("mfu")
     compute = f"{rate:.3g} TFLOP/s" + (f" (MFU {100 * mfu:.2g} %)" if mfu else "")
     readings = []
     for gpu in entry["gpus"]:
-        memory, used = gpu["memory_gib"], gpu["utilization_percent"]
-        readings.append(("" if memory is None else f" {memory:.1f} GiB") + ("" if used is None else f" {used:.0f} %"))
+        memory = gpu["memory_gib"]
+        used = gpu["utilization_percent"]
+        readings.append(
+            ("" if memory is None else f" {memory:.1f} GiB")
+            + ("" if used is None else f" {used:.0f} %")
+        )
     parts = [
         f"step {progress.step:,}/{progress.total_steps:,}",
         f"epoch {progress.epoch:.1f}",
@@ -319,7 +401,8 @@ def status_line(entry: StatsEntry, progress: Progress) -> str:
 class EventFiles:
     """Writes TensorBoard's event files to `folder`, without the tensorboard package.
 
-    Each start notes its `first_step`, from which on TensorBoard drops the points of earlier processes.
+    Each start notes its `first_step`, from which on TensorBoard drops the points of earlier
+    processes.
     """
 
     def __init__(self, folder: Path, first_step: int = 1) -> None:
@@ -327,7 +410,10 @@ class EventFiles:
         with tensorflow_writing(folder):
             suffix = f"-{first_step}"  # its name sorts before that of the points
             start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
-            with tf.Graph().as_default(), tf.compat.v1.summary.FileWriter(str(folder), filename_suffix=suffix) as file:
+            with (
+                tf.Graph().as_default(),
+                tf.compat.v1.summary.FileWriter(str(folder), filename_suffix=suffix) as file,
+            ):
                 file.add_session_log(start, first_step)
             self._writer = tf.summary.create_file_writer(str(folder))
 
@@ -335,7 +421,9 @@ class EventFiles:
         """Adds one point to each curve, and writes them to disk."""
         with tensorflow_writing(self._folder), self._writer.as_default():
             for name, value in values.items():
-                tf.summary.write(name, tf.constant(value, tf.float32), step=step, metadata=_plugin("scalars"))
+                tf.summary.write(
+                    name, tf.constant(value, tf.float32), step=step, metadata=_plugin("scalars")
+                )
             self._writer.flush()
 
     def image(self, step: int, name: str, picture: UInt8Array) -> None:
@@ -353,13 +441,17 @@ class EventFiles:
 
 def _plugin(name: str) -> Any:
     """Returns metadata by which TensorBoard shows a value in the dashboard of this name."""
-    return tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name=name))
+    return tf.compat.v1.SummaryMetadata(
+        plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name=name)
+    )
 
 
 class TuningMetric:
-    """Reports one metric to Vertex AI's hyperparameter tuning, which reads the newest 100 values as JSON lines.
+    """Reports one metric to Vertex AI's hyperparameter tuning, which reads the newest 100 values as
+    JSON lines.
 
-    The format is that of the cloudml-hypertune package: https://github.com/GoogleCloudPlatform/cloudml-hypertune
+    The format is that of the cloudml-hypertune package:
+    https://github.com/GoogleCloudPlatform/cloudml-hypertune
     """
 
     def __init__(self, name: str, environment: Mapping[str, str] = os.environ) -> None:
@@ -372,8 +464,11 @@ class TuningMetric:
     def report(self, step: int, value: float, checkpoint: str | None) -> None:
         """Adds one line, with values as text as Vertex AI expects, and writes the newest ones."""
         line = {
-            "timestamp": time.time(), "trial": self._trial, self.name: str(value), "global_step": str(step),
+            "timestamp": time.time(),
+            "trial": self._trial,
+            self.name: str(value),
+            "global_step": str(step),
             "checkpoint_path": checkpoint or "",
-        }  # fmt: skip
+        }
         self._lines.append(json.dumps(line, sort_keys=True) + "\n")
         write_whole(self._file, "".join(self._lines))

@@ -31,9 +31,11 @@ def peak_memory_gib() -> float:
 
 
 def peak_device_memory_gib(devices: Sequence[str]) -> list[float]:
-    """Returns TensorFlow's peak memory so far on each device; [] for devices on which it does not count memory.
+    """Returns TensorFlow's peak memory so far on each device; [] for devices on which it does not
+    count memory.
 
-    It includes weights, activations and kernels' workspaces, but not the CUDA context and libraries (about 0.5 GiB).
+    It includes weights, activations and kernels' workspaces, but not the CUDA context and libraries
+    (about 0.5 GiB).
     """
     try:
         peaks = [tf.config.experimental.get_memory_info(device)["peak"] for device in devices]
@@ -44,11 +46,15 @@ def peak_device_memory_gib(devices: Sequence[str]) -> list[float]:
 
 def gpu_details() -> list[dict[str, Any]]:
     """Returns what TensorFlow knows of each visible GPU: device_name, compute_capability."""
-    return [tf.config.experimental.get_device_details(gpu) for gpu in tf.config.get_visible_devices("GPU")]
+    return [
+        tf.config.experimental.get_device_details(gpu)
+        for gpu in tf.config.get_visible_devices("GPU")
+    ]
 
 
 def gpu_names() -> list[str]:
-    """Returns the models of the visible GPUs, such as "NVIDIA A100-SXM4-80GB"; "" for one that is unknown."""
+    """Returns the models of the visible GPUs, such as "NVIDIA A100-SXM4-80GB"; "" for one that is
+    unknown."""
     return [str(details.get("device_name", "")) for details in gpu_details()]
 
 
@@ -63,9 +69,11 @@ def half_precision() -> str:
 
 
 class Gpus:
-    """Reads memory and utilization of this worker's first `count` NVIDIA GPUs, if nvidia-smi is installed.
+    """Reads memory and utilization of this worker's first `count` NVIDIA GPUs, if nvidia-smi is
+    installed.
 
-    nvidia-smi can take seconds, so a thread runs it every 10 seconds, and training never waits for it.
+    nvidia-smi can take seconds, so a thread runs it every 10 seconds, and training never waits for
+    it.
     """
 
     def __init__(self, count: int) -> None:

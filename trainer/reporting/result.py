@@ -23,7 +23,8 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.progress import Progress
 from trainer.reporting.resources import peak_memory_gib
 
-# Values that a process takes over from the one before, and values that result.json has if there is something to say.
+# Values that a process takes over from the one before, and values that result.json has if there is
+# something to say.
 _KEPT = ("steps_repeated", "depends_on_replicas", "not_compared", "replica_checks", "slow_worker")
 _IF_ANY = ("depends_on_replicas", "not_compared", "replica_checks", "saved_model", "slow_worker")
 
@@ -32,7 +33,8 @@ _IF_ANY = ("depends_on_replicas", "not_compared", "replica_checks", "saved_model
 class ResultWriter:
     """Holds counts of this and earlier processes of the run. Only this class writes result.json."""
 
-    job_dir: JobDir | None  # None on a worker that is not the chief: it counts the same, and writes nothing
+    # None on a worker that is not the chief: it counts the same, and writes nothing
+    job_dir: JobDir | None
     before: Result  # result.json as the last process left it; {} for the first process
     settings: str  # a digest of the resolved settings
     began: float  # time.monotonic() when this process began
@@ -40,17 +42,22 @@ class ResultWriter:
     restarts: int = 0
     steps_repeated: int = 0  # up to the last reported step of each earlier process
     saving_seconds: float = 0.0  # how long this process waited for checkpoints
-    depends_on_replicas: list[str] = field(default_factory=list)  # differences that the user has allowed
+    # differences that the user has allowed
+    depends_on_replicas: list[str] = field(default_factory=list)
     saved_model: str = ""  # whether model/ agrees with the model in memory, in one line
     not_compared: str = ""  # why it is not known whether the number of replicas changes the result
-    replica_checks: dict[str, str] = field(default_factory=dict)  # outcome by the steps that were compared
-    job_began_at: float = 0.0  # when the first process of this Vertex AI job began, in seconds since 1970
-    slow_worker: dict[str, str] = field(default_factory=dict)  # its name and why; {} if there is none
+    # outcome by the steps that were compared
+    replica_checks: dict[str, str] = field(default_factory=dict)
+    # when the first process of this Vertex AI job began, in seconds since 1970
+    job_began_at: float = 0.0
+    # its name and why; {} if there is none
+    slow_worker: dict[str, str] = field(default_factory=dict)
     progress: Progress | None = None  # set once the data and the model are loaded
 
     @classmethod
     def of_job(cls, config: TrainConfig, job_dir: JobDir | None, began: float) -> "ResultWriter":
-        """Continues the counts in the job directory. It is a restart unless the last process ended as planned."""
+        """Continues the counts in the job directory. It is a restart unless the last process ended
+        as planned."""
         before = job_dir.read_result() if job_dir else {}
         restarted = before.get("state") in ("running", "interrupted", "failed")
         goodput = Goodput(began, before)
@@ -75,7 +82,8 @@ class ResultWriter:
         return sum(self.goodput.seconds().values())
 
     def resume(self, progress: Progress) -> None:
-        """Takes the progress to resume from, and counts the steps since then that have to be repeated.
+        """Takes the progress to resume from, and counts the steps since then that have to be
+        repeated.
 
         They go up to the last step in stats.jsonl or result.json.
         """
@@ -93,7 +101,8 @@ class ResultWriter:
             log.warning(f"{name} is slow: {why}")
 
     def write(self, state: str, measured: Result, error: str | None = None) -> None:
-        """Replaces result.json, on the chief. `measured`: values of the run, such as those of `Reporter.summary`."""
+        """Replaces result.json, on the chief. `measured`: values of the run, such as those of
+        `Reporter.summary`."""
         if self.job_dir:
             self.job_dir.write(RESULT, {**self._content(state, error), **measured})
 
@@ -102,15 +111,19 @@ class ResultWriter:
 
         The result of a finished run is not touched.
         """
-        about: Result = {} if exit_code is None else {"exit_code": exit_code, "settings": self.settings}
+        about: Result = (
+            {} if exit_code is None else {"exit_code": exit_code, "settings": self.settings}
+        )
         if self.job_dir:
-            with suppress(UserError):  # if the file cannot be written either, the first error is the one to report
+            # if the file cannot be written either, the first error is the one to report
+            with suppress(UserError):
                 if (known := self.job_dir.read_result()).get("state") != "done":
                     self.job_dir.write(RESULT, {**known, **self._content(state, error), **about})
 
     def _content(self, state: str, error: str | None = None) -> Result:
         """Returns what result.json always has: state, counts and seconds, but no metrics."""
-        seconds, progress = self.goodput.seconds(), self.progress
+        seconds = self.goodput.seconds()
+        progress = self.progress
         reached: Result = {}
         if progress:
             ended = progress.first_call_ended
@@ -137,26 +150,33 @@ class ResultWriter:
             "restarts": self.restarts,
             "steps_repeated": self.steps_repeated,
             **cast(Result, {name: value for name in _IF_ANY if (value := getattr(self, name))}),
-            "saving_seconds": round(self.before.get("saving_seconds", 0.0) + self.saving_seconds, 3),
+            "saving_seconds": round(
+                self.before.get("saving_seconds", 0.0) + self.saving_seconds, 3
+            ),
         }
 
 
 def refuse_hopeless_restart(config: TrainConfig, before: Result) -> None:
-    """Raises UserError if Vertex AI has restarted a job that failed because of a mistake, with unchanged settings.
+    """Raises UserError if Vertex AI has restarted a job that failed because of a mistake, with
+    unchanged settings.
 
-    Vertex AI restarts every job that exits non-zero. Elsewhere it is the user who runs it again, so it is tried again.
+    Vertex AI restarts every job that exits non-zero. Elsewhere it is the user who runs it again, so
+    it is tried again.
     """
     if (
         same_job(before)
         and before.get("exit_code") == USER_MUST_CHANGE
         and before.get("settings") == settings_digest(config)
     ):
-        log.warning("this job has failed before, and a restart with the same settings cannot fix it:")
+        log.warning(
+            "this job has failed before, and a restart with the same settings cannot fix it:"
+        )
         raise UserError(before.get("error") or "its error is not known: submit the job again")
 
 
 def same_job(before: Result) -> bool:
-    """Returns whether the process that wrote `before` belonged to the same Vertex AI job as this one."""
+    """Returns whether the process that wrote `before` belonged to the same Vertex AI job as this
+    one."""
     job = before.get("vertex_job")
     return bool(job) and job == os.environ.get("CLOUD_ML_JOB_ID")
 
@@ -167,7 +187,8 @@ def settings_digest(config: TrainConfig) -> str:
 
 
 def library_versions() -> dict[str, str]:
-    """Returns the versions of this package, of Python and of the libraries that the numbers depend on."""
+    """Returns the versions of this package, of Python and of the libraries that the numbers depend
+    on."""
     return {
         "trainer": trainer.__version__,
         "python": platform.python_version(),

@@ -1,6 +1,8 @@
-"""Exports the template model, a plain Keras model that needs neither a strategy nor this package, in three formats.
+"""Exports the template model, a plain Keras model that needs neither a strategy nor this package,
+in three formats.
 
-model.keras is compiled like the trained model if Keras can load that by itself, with or without the optimizer's state.
+model.keras is compiled like the trained model if Keras can load that by itself, with or without the
+optimizer's state.
 """
 
 import io
@@ -34,16 +36,22 @@ logging.getLogger("absl").addFilter(lambda record: "as an HDF5 file" not in reco
 
 
 def export(
-    model: keras.Model, folder: Path, input_spec: Any, *, save_optimizer: bool = False,
-    image: tuple[int, ...] = (), class_names: tuple[str, ...] = (),
-) -> None:  # fmt: skip
-    """Writes `folder` atomically: model.keras, model.h5, saved_model/, further templates (.keras) and serving.json.
+    model: keras.Model,
+    folder: Path,
+    input_spec: Any,
+    *,
+    save_optimizer: bool = False,
+    image: tuple[int, ...] = (),
+    class_names: tuple[str, ...] = (),
+) -> None:
+    """Writes `folder` atomically: model.keras, model.h5, saved_model/, further templates (.keras)
+    and serving.json.
 
-    model.h5 is left out for what HDF5 cannot hold: a subclassed model, a vocabulary. If a class lacks the get_config
-    that Keras needs, model.weights.h5 takes the place of model.keras.
-    `input_spec`: a tf.TensorSpec or a nest of them, for a subclassed model, which has no symbolic inputs.
-    `save_optimizer`: whether model.keras also holds the state of the optimizer.
-    `image`: the shape of an image, if the data are images; it and `class_names` go into serving.json.
+    model.h5 is left out for what HDF5 cannot hold: a subclassed model, a vocabulary. If a class
+    lacks the get_config that Keras needs, model.weights.h5 takes the place of model.keras.
+    `input_spec`: a tf.TensorSpec or a nest of them, for a subclassed model, which has no symbolic
+    inputs. `save_optimizer`: whether model.keras also holds the state of the optimizer. `image`:
+    the shape of an image, if the data are images; it and `class_names` go into serving.json.
     """
     interface = ModelInterface.of(model)
     templates = interface.templates()
@@ -51,7 +59,11 @@ def export(
         copies = {name: plain_copy(trained) for name, trained in templates.items()}
         template = copies["model"]
         is_model = templates["model"] is model  # False for a part of it, such as a generator
-        with compiled_as(template, model, save_optimizer=save_optimizer) if is_model else nullcontext():
+        with (
+            compiled_as(template, model, save_optimizer=save_optimizer)
+            if is_model
+            else nullcontext()
+        ):
             for name, network in copies.items():
                 _save(network, beside / f"{name}.keras")
         _save_h5(template, beside / "model.h5")
@@ -59,14 +71,20 @@ def export(
         inputs = named_leaves(model_inputs(template, input_spec))
         outputs = keras.tree.flatten(template.outputs) if symbolic_inputs(template) else []
         names = ["predictions"] if len(outputs) == 1 else output_names(template)
-        loss, scores = interface.loss, ""
+        loss = interface.loss
+        scores = ""
         if class_names and [tuple(leaf.shape[1:]) for leaf in outputs] == [(len(class_names),)]:
-            if isinstance(loss, (keras.losses.SparseCategoricalCrossentropy, keras.losses.CategoricalCrossentropy)):
+            if isinstance(
+                loss,
+                (keras.losses.SparseCategoricalCrossentropy, keras.losses.CategoricalCrossentropy),
+            ):
                 scores = "logits" if loss.from_logits else "probabilities"
             elif loss in ("sparse_categorical_crossentropy", "categorical_crossentropy"):
                 scores = "probabilities"
         # A generator is a network whose inputs are noise and, if it has classes, a label.
-        generates = interface.sampler is not None and len(inputs) == 1 + bool(interface.generated_classes)
+        generates = interface.sampler is not None and len(inputs) == 1 + bool(
+            interface.generated_classes
+        )
         write_servable(
             beside,
             inputs=_specs(inputs),
@@ -80,12 +98,14 @@ def export(
 
 
 def _specs(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns, by name, each tensor's type and the shape of one row, in the form of serving.json."""
+    """Returns, by name, each tensor's type and the shape of one row, in the form of
+    serving.json."""
     return {name: (tf.as_dtype(leaf.dtype).name, list(leaf.shape[1:])) for name, leaf in named}
 
 
 def _save(network: keras.Model, path: Path) -> None:
-    """Saves a network, or only its weights, with a warning, if one of its classes has no usable get_config."""
+    """Saves a network, or only its weights, with a warning, if one of its classes has no usable
+    get_config."""
     try:
         network.save(path)
     except (NotImplementedError, TypeError) as error:
@@ -94,18 +114,21 @@ def _save(network: keras.Model, path: Path) -> None:
         path.unlink(missing_ok=True)
         weights = path.with_suffix(".weights.h5")
         warn_once(
-            f"{path.name} is not written: {reason(error).partition(' Please')[0]}: give that class a get_config whose "
-            "values JSON can hold (https://keras.io/guides/serialization_and_saving/#custom-objects); until then "
-            f"{weights.name} has its weights, and saved_model/ serves it"
+            f"{path.name} is not written: {reason(error).partition(' Please')[0]}: give that class"
+            " a get_config whose values JSON can hold"
+            " (https://keras.io/guides/serialization_and_saving/#custom-objects); until then"
+            f" {weights.name} has its weights, and saved_model/ serves it"
         )
         network.save_weights(weights)
 
 
 def load_template_weights(model: keras.Model, path: Path, origin: str = "") -> None:
-    """Sets the weights of the model's networks from saved template models; call it under the strategy's scope.
+    """Sets the weights of the model's networks from saved template models; call it under the
+    strategy's scope.
 
-    `path`: the model.keras that `export` wrote. A GAN's other networks are read from the files beside it, if they
-    exist; its generator starts from the saved average. Raises UserError that names `origin` if the weights do not fit.
+    `path`: the model.keras that `export` wrote. A GAN's other networks are read from the files
+        beside it, if they exist; its generator starts from the saved average. Raises UserError that
+        names `origin` if the weights do not fit.
     """
     origin = origin or f"initial_model={path}"
     templates = ModelInterface.of(model).templates()
@@ -119,39 +142,55 @@ def load_template_weights(model: keras.Model, path: Path, origin: str = "") -> N
     for name, network in templates.items():
         beside = path.with_name(f"{name}{path.suffix}")
         saved = load_template(beside, origin) if name != "model" and beside.exists() else template
-        source, target = _without_lora(saved), _without_lora(network)
+        source = _without_lora(saved)
+        target = _without_lora(network)
         if [weight.shape for weight in source] == [weight.shape for weight in target]:
             for value, weight in zip(source, target, strict=True):
                 weight.assign(keras.ops.convert_to_numpy(value))
         elif name == "model":
-            raise UserError(f"{origin}: its weights do not fit this model: use the settings of its run")
+            raise UserError(
+                f"{origin}: its weights do not fit this model: use the settings of its run"
+            )
 
 
 def _without_lora(network: keras.Model) -> list[Any]:
-    """Returns the weights without LoRA's matrices: a template has none, and those of a new model add nothing."""
+    """Returns the weights without LoRA's matrices: a template has none, and those of a new model
+    add nothing."""
     layers = (layer for layer in all_layers(network) if getattr(layer, "lora_enabled", False))
-    lora = {id(weight) for layer in layers for weight in layer.weights if weight.name.startswith("lora_")}
+    lora = {
+        id(weight)
+        for layer in layers
+        for weight in layer.weights
+        if weight.name.startswith("lora_")
+    }
     return [weight for weight in network.weights if id(weight) not in lora]
 
 
 def load_template(path: Path, origin: str, *, compiled: bool = False) -> keras.Model:
-    """Loads the model in a .keras file that `export` wrote. Raises UserError that names `origin` if that fails.
+    """Loads the model in a .keras file that `export` wrote. Raises UserError that names `origin` if
+    that fails.
 
-    compiled: whether to compile it with the loss, metrics and optimizer that the file holds, if any.
+    compiled: whether to compile it with the loss, metrics and optimizer that the file holds, if
+        any.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about what the file lacks: the export has already warned of it
+            # about what the file lacks: the export has already warned of it
+            warnings.simplefilter("ignore")
             return keras.models.load_model(path, compile=compiled, safe_mode=True)
     except Exception as error:  # Keras raises many types of errors for a file that is not a model
         unknown = re.search(r"Could not locate (class|function) '[^']*'", str(error))
-        raise UserError(f"{origin}: Keras cannot load it: {unknown[0] if unknown else reason(error)}") from error
+        raise UserError(
+            f"{origin}: Keras cannot load it: {unknown[0] if unknown else reason(error)}"
+        ) from error
 
 
 def plain_copy(model: keras.Model) -> keras.Model:
-    """Returns a float32 copy (float64 for a float64 model) without strategy and synchronized batch norm, LoRA merged.
+    """Returns a float32 copy (float64 for a float64 model) without strategy and synchronized batch
+    norm, LoRA merged.
 
-    A subclassed model cannot be copied and is returned itself, and so is one whose copy would lack its predict_step.
+    A subclassed model cannot be copied and is returned itself, and so is one whose copy would lack
+    its predict_step.
     """
     copies: dict[int, keras.layers.Layer] = {}  # by id: networks within the model may share a layer
 
@@ -161,7 +200,8 @@ def plain_copy(model: keras.Model) -> keras.Model:
         if isinstance(layer, keras.Model):
             copies[id(layer)] = _cloned(layer, copy_of)
             return copies[id(layer)]
-        # A layer of this package has plain(), which returns the Keras layer that stands for it in a template.
+        # A layer of this package has plain(), which returns the Keras layer that stands for it in a
+        # template.
         plain = layer.plain() if hasattr(layer, "plain") else layer
         config = plain.get_config()
         for name in ("lora_rank", "lora_alpha"):  # save_own_variables merges LoRA into the kernel
@@ -177,17 +217,24 @@ def plain_copy(model: keras.Model) -> keras.Model:
     if copy is model or type(copy).predict_step is not type(model).predict_step:
         return model
     # Networks within the model may share inputs, and their copies do not.
-    both = ([layer for layer in all_layers(network) if not isinstance(layer, keras.layers.InputLayer)]
-            for network in (model, copy))  # fmt: skip
+    both = (
+        [layer for layer in all_layers(network) if not isinstance(layer, keras.layers.InputLayer)]
+        for network in (model, copy)
+    )
     for trained, plain in zip(*both, strict=True):
         if plain is not trained:  # a subclassed model within was not copied
             _copy_learnt(trained, plain)
     return copy
 
 
-def _cloned(model: keras.Model, copy_of: Callable[[keras.layers.Layer], keras.layers.Layer]) -> keras.Model:
-    """Returns a clone of the model built from copies of its layers, or a subclassed model itself."""
-    compiled, model.compiled = model.compiled, False  # so that clone_model copies no training state
+def _cloned(
+    model: keras.Model, copy_of: Callable[[keras.layers.Layer], keras.layers.Layer]
+) -> keras.Model:
+    """Returns a clone of the model built from copies of its layers, or a subclassed model
+    itself."""
+    # so that clone_model copies no training state
+    compiled = model.compiled
+    model.compiled = False
     try:
         return keras.models.clone_model(model, clone_function=copy_of)
     except ValueError:
@@ -197,10 +244,13 @@ def _cloned(model: keras.Model, copy_of: Callable[[keras.layers.Layer], keras.la
 
 
 def _copy_learnt(trained: keras.layers.Layer, plain: keras.layers.Layer) -> None:
-    """Copies a layer's own weights and assets, such as a vocabulary, by the methods that Keras saves and loads with."""
+    """Copies a layer's own weights and assets, such as a vocabulary, by the methods that Keras
+    saves and loads with."""
     values: dict[str, Any] = {}
     trained.save_own_variables(values)
-    plain.load_own_variables({name: keras.ops.convert_to_numpy(value) for name, value in values.items()})
+    plain.load_own_variables(
+        {name: keras.ops.convert_to_numpy(value) for name, value in values.items()}
+    )
     if hasattr(trained, "save_assets"):
         with tempfile.TemporaryDirectory() as folder:
             trained.save_assets(folder)
@@ -208,8 +258,10 @@ def _copy_learnt(trained: keras.layers.Layer, plain: keras.layers.Layer) -> None
 
 
 def _save_h5(template: keras.Model, path: Path) -> None:
-    """Saves model.h5 if HDF5 can hold the model. It is uncompiled, since Keras cannot load a compiled one from HDF5."""
-    saved, why = path.with_suffix(".keras"), ""
+    """Saves model.h5 if HDF5 can hold the model. It is uncompiled, since Keras cannot load a
+    compiled one from HDF5."""
+    saved = path.with_suffix(".keras")
+    why = ""
     if not symbolic_inputs(template):
         why = "a subclassed model; model.keras needs its class"
     elif not saved.is_file():
@@ -219,17 +271,23 @@ def _save_h5(template: keras.Model, path: Path) -> None:
             if any(name.startswith("assets/") for name in archive.namelist()):
                 why = "a vocabulary, or another file that a layer saves; model.keras has it"
     if why:
-        warn_once(f"model.h5 is not written: HDF5 cannot hold {why}")  # once, though rehearsal and export both save
+        # once, though rehearsal and export both save
+        warn_once(f"model.h5 is not written: HDF5 cannot hold {why}")
         return
-    # HDF5 crashes on a full disk, so an ordinary file of at least the same size is written first, which raises.
+    # HDF5 crashes on a full disk, so an ordinary file of at least the same size is written first,
+    # which raises.
     path.write_bytes(bytes(8 * template.count_params() + 64 * 1024))
     template.save(path, include_optimizer=False)
 
 
-def _save_for_serving(template: keras.Model, interface: ModelInterface, input_spec: Any, folder: Path) -> None:
+def _save_for_serving(
+    template: keras.Model, interface: ModelInterface, input_spec: Any, folder: Path
+) -> None:
     """Writes a SavedModel whose endpoint `serve` takes the model's inputs by name."""
     inputs = model_inputs(template, input_spec)
-    signature = [tf.TensorSpec(leaf.shape, leaf.dtype, name=name) for name, leaf in named_leaves(inputs)]
+    signature = [
+        tf.TensorSpec(leaf.shape, leaf.dtype, name=name) for name, leaf in named_leaves(inputs)
+    ]
     archive = keras.export.ExportArchive()
     archive.track(template)
 
@@ -242,14 +300,16 @@ def _save_for_serving(template: keras.Model, interface: ModelInterface, input_sp
 
 
 def model_inputs(template: keras.Model, input_spec: Any = None) -> Any:
-    """Returns the symbolic inputs in the structure that `call` takes, or `input_spec` for a subclassed model."""
+    """Returns the symbolic inputs in the structure that `call` takes, or `input_spec` for a
+    subclassed model."""
     if not symbolic_inputs(template):
         return input_spec
     return template.inputs[0] if isinstance(template, keras.Sequential) else template.input
 
 
 def named_leaves(inputs: Any) -> list[tuple[str, Any]]:
-    """Returns (name, leaf) for each leaf of a nest of inputs or rows: its key, or its own name, or its position."""
+    """Returns (name, leaf) for each leaf of a nest of inputs or rows: its key, or its own name, or
+    its position."""
     named = []
     for path, leaf in keras.tree.flatten_with_path(inputs):
         name = "_".join(map(str, path))
@@ -260,7 +320,8 @@ def named_leaves(inputs: Any) -> list[tuple[str, Any]]:
 
 
 def random_rows(specs: Mapping[str, Any], about: Servable, rows: int) -> list[Any]:
-    """Returns an array of random rows for each input; integers are 0, text is always "a b", images are random bytes."""
+    """Returns an array of random rows for each input; integers are 0, text is always "a b", images
+    are random bytes."""
     draw = np.random.default_rng(0)
 
     def column(spec: Any) -> Any:
@@ -270,7 +331,9 @@ def random_rows(specs: Mapping[str, Any], about: Servable, rows: int) -> list[An
             return draw.integers(0, 256, shape, np.uint8)
         if dtype.kind == "O":
             return np.full(shape, b"a b", object)
-        return draw.normal(size=shape).astype(dtype) if dtype.kind == "f" else np.zeros(shape, dtype)
+        return (
+            draw.normal(size=shape).astype(dtype) if dtype.kind == "f" else np.zeros(shape, dtype)
+        )
 
     return [column(spec) for spec in specs.values()]
 
@@ -279,23 +342,36 @@ _STEP_METHODS = ("train_step", "test_step", "compute_loss")
 
 
 @contextmanager
-def compiled_as(template: keras.Model, model: keras.Model, *, save_optimizer: bool) -> Iterator[None]:
-    """Compiles `template`, a plain copy of the trained `model`, with the model's loss and optimizer, within the block.
+def compiled_as(
+    template: keras.Model, model: keras.Model, *, save_optimizer: bool
+) -> Iterator[None]:
+    """Compiles `template`, a plain copy of the trained `model`, with the model's loss and
+    optimizer, within the block.
 
-    It stays uncompiled, with a warning that says why, if a process without the user's code could not load it compiled.
-    save_optimizer: whether the state of the optimizer is copied, too. A subclassed model is its own template, and
-    always keeps that state.
+    It stays uncompiled, with a warning that says why, if a process without the user's code could
+    not load it compiled.
+    save_optimizer: whether the state of the optimizer is copied, too. A subclassed model is its own
+        template, and always keeps that state.
     """
-    compiled, interface = model.compiled, ModelInterface.of(model)
-    plain_compile, why_not = interface.plain_compile, ""
+    compiled = model.compiled
+    interface = ModelInterface.of(model)
+    plain_compile = interface.plain_compile
+    why_not = ""
     if compiled and not plain_compile:
         why_not = _why_not_compiled(model, has_steps=template is model)
     if why_not:
-        warn_once(f"model.keras is not compiled, as {why_not}: compile it after loading, or use trainer.evaluate")
+        warn_once(
+            f"model.keras is not compiled, as {why_not}: compile it after loading, or use"
+            " trainer.evaluate"
+        )
     if why_not or not compiled:
         template.compiled = False
     elif template is not model:
-        config = plain_compile() if plain_compile else keras.saving.deserialize_keras_object(model.get_compile_config())
+        config = (
+            plain_compile()
+            if plain_compile
+            else keras.saving.deserialize_keras_object(model.get_compile_config())
+        )
         template.compile(**config)
         if save_optimizer:
             template.optimizer.build(template.trainable_variables)
@@ -310,8 +386,8 @@ def compiled_as(template: keras.Model, model: keras.Model, *, save_optimizer: bo
                     target.assign(keras.ops.convert_to_numpy(source))
             else:  # because of LoRA or frozen weights
                 warn_once(
-                    "model.keras has no state of the optimizer: once loaded it trains other weights than this run, as "
-                    "LoRA is merged and single weights are not frozen in it"
+                    "model.keras has no state of the optimizer: once loaded it trains other weights"
+                    " than this run, as LoRA is merged and single weights are not frozen in it"
                 )
     try:
         yield
@@ -320,7 +396,8 @@ def compiled_as(template: keras.Model, model: keras.Model, *, save_optimizer: bo
 
 
 def _why_not_compiled(model: keras.Model, *, has_steps: bool) -> str:
-    """Returns why what `compile` got cannot be loaded without the user's code, or not as it was; "" if it can.
+    """Returns why what `compile` got cannot be loaded without the user's code, or not as it was; ""
+    if it can.
 
     has_steps: whether the template has the model's own train_step and test_step.
     """
@@ -332,7 +409,9 @@ def _why_not_compiled(model: keras.Model, *, has_steps: bool) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras warns that it cannot save a lambda
         try:
-            json.loads(json.dumps(model.get_compile_config(), default=str), object_hook=parts.append)
+            json.loads(
+                json.dumps(model.get_compile_config(), default=str), object_hook=parts.append
+            )
         except Exception as error:  # a user's get_config may raise anything
             return f"the get_config of a part of it fails ({error})"
     for part in parts:
@@ -345,7 +424,10 @@ def _why_not_compiled(model: keras.Model, *, has_steps: bool) -> str:
             return f"its {name} is code of yours"
     for loss in keras.tree.flatten(model.loss):
         if isinstance(loss, keras.Loss) and _is_saved_with_less(loss):
-            return f"Keras {keras.__version__} saves its {type(loss).__name__} without what it was made with"
+            return (
+                f"Keras {keras.__version__} saves its {type(loss).__name__} without what it was"
+                " made with"
+            )
     return ""
 
 
@@ -353,7 +435,11 @@ def _is_saved_with_less(loss: keras.Loss) -> bool:
     """Returns whether saving a loss loses an argument, as delta of Huber in Keras 3.15."""
     copy = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss))
     before, after = (
-        {name: value for name, value in vars(part).items() if isinstance(value, (int, float, str, dict))}
+        {
+            name: value
+            for name, value in vars(part).items()
+            if isinstance(value, (int, float, str, dict))
+        }
         for part in (loss, copy)
     )
     return before != after

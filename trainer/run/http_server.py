@@ -1,4 +1,5 @@
-"""Serves an exported model over HTTP as Vertex AI requires of a custom container: GET /health, POST /predict.
+"""Serves an exported model over HTTP as Vertex AI requires of a custom container: GET /health, POST
+/predict.
 
 https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/predictions/custom-container-requirements
 """
@@ -32,7 +33,8 @@ _ABOUT = "/v2/models/model"
 _LOADING = "the model is being loaded"
 _WAITING_BYTES = 128 * MOST_BYTES  # limit on all unanswered requests together
 _LEAST_BYTES = 10_000  # a smaller request counts as this many, which limits the number of requests
-# Smaller requests are parsed, and shorter model calls are made, on the event loop: handing them to a thread costs more.
+# Smaller requests are parsed, and shorter model calls are made, on the event loop: handing them to
+# a thread costs more.
 _INLINE_BYTES = 200_000
 _SHORT_CALL_S = 0.02
 _BODY_S = 20  # for a client to send its body
@@ -41,7 +43,8 @@ _GRACE_S = 30  # for open requests, after SIGTERM
 
 @dataclass(eq=False)
 class _Part:
-    """Holds rows of one shape from one request, at most as many as a call takes, and the future of their answers."""
+    """Holds rows of one shape from one request, at most as many as a call takes, and the future of
+    their answers."""
 
     columns: Columns
     answers: asyncio.Future[list[Any]]
@@ -52,10 +55,11 @@ class _Part:
 
 
 class Batcher:
-    """Answers all waiting rows in one call of the model, on the event loop if the call is short, else in a thread.
+    """Answers all waiting rows in one call of the model, on the event loop if the call is short,
+    else in a thread.
 
-    Rows that arrive meanwhile wait for the next call. A request with more rows than a call takes is cut into parts of
-    which one waits at a time, so that other requests get their turn in between.
+    Rows that arrive meanwhile wait for the next call. A request with more rows than a call takes is
+    cut into parts of which one waits at a time, so that other requests get their turn in between.
     """
 
     def __init__(self, model: ServedModel) -> None:
@@ -66,7 +70,8 @@ class Batcher:
         self._short_rows = 0  # a call of at most so many rows has taken less than _SHORT_CALL_S
 
     async def answer(self, columns: Columns) -> list[Any]:
-        """Returns the answers to rows of one shape, in order; a BadRow for each row that has none."""
+        """Returns the answers to rows of one shape, in order; a BadRow for each row that has
+        none."""
         answers: list[Any] = []
         most = self.model.most_rows
         for at in range(0, len(columns[0]), most):
@@ -79,10 +84,12 @@ class Batcher:
         return answers
 
     async def _answer_waiting(self) -> None:
-        """Makes call after call while parts wait, and gives each part its answers or the error of its call."""
+        """Makes call after call while parts wait, and gives each part its answers or the error of
+        its call."""
         while self._waiting:
             # A call takes parts in their order: those of the first one's shape that fit.
-            shapes, room = self._waiting[0].shapes, self.model.most_rows
+            shapes = self._waiting[0].shapes
+            room = self.model.most_rows
             taken: list[_Part] = []
             left: list[_Part] = []
             for part in self._waiting:
@@ -94,15 +101,20 @@ class Batcher:
             self._waiting = left
             try:
                 together = zip(*(part.columns for part in taken), strict=True)
-                columns = tuple(rows[0] if len(taken) == 1 else np.concatenate(rows) for rows in together)
-                began, count = time.perf_counter(), len(columns[0])
+                columns = tuple(
+                    rows[0] if len(taken) == 1 else np.concatenate(rows) for rows in together
+                )
+                began = time.perf_counter()
+                count = len(columns[0])
                 if count <= self._short_rows:
                     answers = self.model.answer(columns)
                 else:
                     loop = asyncio.get_running_loop()
                     answers = await loop.run_in_executor(self._thread, self.model.answer, columns)
                 short = time.perf_counter() - began < _SHORT_CALL_S
-                self._short_rows = max(self._short_rows, count) if short else min(self._short_rows, count - 1)
+                self._short_rows = (
+                    max(self._short_rows, count) if short else min(self._short_rows, count - 1)
+                )
             except Exception as error:  # only the requests of this call fail; the server goes on
                 for part in taken:
                     if not part.answers.cancelled():
@@ -110,7 +122,8 @@ class Batcher:
                 continue
             for part in taken:
                 count = len(part.columns[0])
-                if not part.answers.cancelled():  # the server stops, and its time for open requests is over
+                # the server stops, and its time for open requests is over
+                if not part.answers.cancelled():
                     part.answers.set_result(answers[:count])
                 answers = answers[count:]
             await asyncio.sleep(0)  # lets the event loop send answers and read requests
@@ -118,7 +131,8 @@ class Batcher:
 
 @dataclass(eq=False)
 class Server:
-    """Answers requests with the model that `load` returns, by 503 until then; passes an error of `load` to `stop`."""
+    """Answers requests with the model that `load` returns, by 503 until then; passes an error of
+    `load` to `stop`."""
 
     load: Callable[[], ServedModel]
     stop: Callable[[Exception], None]
@@ -128,7 +142,8 @@ class Server:
     parser: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "parser"))
 
     def application(self) -> Starlette:
-        """Returns the application. Vertex AI may name its paths: AIP_HEALTH_ROUTE, AIP_PREDICT_ROUTE."""
+        """Returns the application. Vertex AI may name its paths: AIP_HEALTH_ROUTE,
+        AIP_PREDICT_ROUTE."""
         health = os.environ.get("AIP_HEALTH_ROUTE", "/health")
         predict = os.environ.get("AIP_PREDICT_ROUTE", "/predict")
 
@@ -167,16 +182,23 @@ class Server:
 
     async def metadata(self, request: Request) -> Response:
         """Returns what the model takes and returns."""
-        return JSONResponse(self.batcher.model.metadata()) if self.batcher else _refused(503, _LOADING)
+        return (
+            JSONResponse(self.batcher.model.metadata()) if self.batcher else _refused(503, _LOADING)
+        )
 
     async def predict(self, request: Request) -> Response:
         """Returns the answers to all rows of a request, or why there are none."""
         if not self.batcher:
             return _refused(503, _LOADING)
-        declared = int(request.headers.get("content-length", MOST_BYTES))  # a stream has no length: assume the most
+        # a stream has no length: assume the most
+        declared = int(request.headers.get("content-length", MOST_BYTES))
         size = min(max(declared, _LEAST_BYTES), MOST_BYTES)
         if self.waiting_bytes + size > _WAITING_BYTES:
-            return _refused(503, "too many requests are waiting: send it again in some seconds", {"Retry-After": "2"})
+            return _refused(
+                503,
+                "too many requests are waiting: send it again in some seconds",
+                {"Retry-After": "2"},
+            )
         self.waiting_bytes += size
         try:
             content = await _body(request, too_large=declared > MOST_BYTES)
@@ -188,7 +210,9 @@ class Server:
         except TimeoutError:
             return _refused(408, f"the request did not arrive within {_BODY_S} s")
         except asyncio.CancelledError:  # by uvicorn, after _GRACE_S
-            return _refused(503, f"the server stops, and did not come to this request within {_GRACE_S} s")
+            return _refused(
+                503, f"the server stops, and did not come to this request within {_GRACE_S} s"
+            )
         except ClientDisconnect:
             return Response(status_code=400)  # Starlette needs a response, though nobody reads it
         except Exception as error:
@@ -198,12 +222,15 @@ class Server:
             self.waiting_bytes -= size
 
     async def _answer(self, batcher: Batcher, content: bytes) -> Response:
-        """Returns the response with all answers. Raises BadRow for a malformed body or a row that has no answer."""
+        """Returns the response with all answers. Raises BadRow for a malformed body or a row that
+        has no answer."""
 
         async def run(function: Callable[..., Any], *arguments: Any) -> Any:
             if len(content) <= _INLINE_BYTES:
                 return function(*arguments)
-            return await asyncio.get_running_loop().run_in_executor(self.parser, function, *arguments)
+            return await asyncio.get_running_loop().run_in_executor(
+                self.parser, function, *arguments
+            )
 
         blocks = await run(_blocks, batcher.model, content)
         parts = await asyncio.gather(*(batcher.answer(columns) for _, columns in blocks))
@@ -221,7 +248,8 @@ class Server:
 def serve(load: Callable[[], ServedModel], host: str, port: int) -> None:
     """Serves until SIGTERM or Ctrl-C, and then answers open requests before it returns.
 
-    The port listens before `load` is called. Raises UserError if the port cannot be opened, and what `load` raises.
+    The port listens before `load` is called. Raises UserError if the port cannot be opened, and
+    what `load` raises.
     """
     errors: list[Exception] = []
 
@@ -231,15 +259,19 @@ def serve(load: Callable[[], ServedModel], host: str, port: int) -> None:
 
     app = Server(load, stop).application()
     server = uvicorn.Server(
-        uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_GRACE_S, access_log=False)
+        uvicorn.Config(
+            app, log_level="warning", timeout_graceful_shutdown=_GRACE_S, access_log=False
+        )
     )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise UserError(f"port={port}: it cannot be opened at {host} ({reason(error)}): use another --port") from None
-    # Accepted connections inherit TCP_NODELAY. asyncio sets it only on sockets whose protocol is TCP by name, and
-    # without it an answer is delayed by 40 ms.
+        raise UserError(
+            f"port={port}: it cannot be opened at {host} ({reason(error)}): use another --port"
+        ) from None
+    # Accepted connections inherit TCP_NODELAY. asyncio sets it only on sockets whose protocol is
+    # TCP by name, and without it an answer is delayed by 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with listener, suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
@@ -248,13 +280,15 @@ def serve(load: Callable[[], ServedModel], host: str, port: int) -> None:
 
 
 async def _body(request: Request, *, too_large: bool) -> bytes | None:
-    """Returns the body of a request, or None if it is too large; raises TimeoutError if it does not arrive in time."""
+    """Returns the body of a request, or None if it is too large; raises TimeoutError if it does not
+    arrive in time."""
     content = bytearray()
     try:
         async with asyncio.timeout(_BODY_S):
             async for part in request.stream():
                 too_large = too_large or len(content) + len(part) > MOST_BYTES
-                if not too_large:  # else the rest is read and dropped: who still sends reads no answer
+                # else the rest is read and dropped: who still sends reads no answer
+                if not too_large:
                     content += part
     except TimeoutError:
         if not too_large:
@@ -263,7 +297,8 @@ async def _body(request: Request, *, too_large: bool) -> bytes | None:
 
 
 def _blocks(model: ServedModel, content: bytes) -> list[tuple[Sequence[int], Columns]]:
-    """Parses a request into blocks of rows of one shape, with their places. Raises BadRow for a malformed one."""
+    """Parses a request into blocks of rows of one shape, with their places. Raises BadRow for a
+    malformed one."""
     form = 'the body must be JSON as {"instances": […]}'
     try:
         body = json.loads(content.decode())

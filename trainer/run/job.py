@@ -16,7 +16,13 @@ from trainer.base.errors import DONE, INTERRUPTED, NotFinite
 from trainer.base.log import duration, log, on_vertex
 from trainer.base.run_files.goodput import RESTORE, START
 from trainer.base.run_files.job_directory import JobDir
-from trainer.base.run_files.job_files import RUN_INFO, SKIPPED_IMAGES, RunInfo, mapping, trainer_commit
+from trainer.base.run_files.job_files import (
+    RUN_INFO,
+    SKIPPED_IMAGES,
+    RunInfo,
+    mapping,
+    trainer_commit,
+)
 from trainer.base.settings.accelerators import peak_tflops
 from trainer.base.settings.fields import recording_reads, refuse_unused
 from trainer.base.settings.own_settings import changed_settings
@@ -34,13 +40,24 @@ from trainer.reporting.resources import gpu_names
 from trainer.reporting.result import library_versions, refuse_hopeless_restart
 from trainer.run.export import export
 from trainer.run.proof import PROVED
-from trainer.run.replica_check import COMPARED_STEPS, ReplicaCheck, ReplicaVerdict, act_on_verdict, needs_check
+from trainer.run.replica_check import (
+    COMPARED_STEPS,
+    ReplicaCheck,
+    ReplicaVerdict,
+    act_on_verdict,
+    needs_check,
+)
 from trainer.run.run_state import Best, RunState
 from trainer.run.saved_model_check import DIFFERS, compare_saved
 from trainer.run.start import StartedJob
 from trainer.run.stop_if_idle import JobWatch
 from trainer.run.training_run import TrainingRun
-from trainer.run.training_setup import TrainingSetup, build_setup, set_precision_and_seed, starting_weights
+from trainer.run.training_setup import (
+    TrainingSetup,
+    build_setup,
+    set_precision_and_seed,
+    starting_weights,
+)
 from trainer.training.callbacks import load_callbacks
 from trainer.training.checkpoint import Checkpoints, LearningRates
 from trainer.training.loop import Control
@@ -59,16 +76,19 @@ def run(
 ) -> int:
     """Runs the job and returns its exit code; raises UserError for what the user must change.
 
-    `began`: time.monotonic() at the start of the process; `job_dir`: the job directory, if it is open already; `named`:
-    the settings that the command names, of which each must have an effect.
+    `began`: time.monotonic() at the start of the process; `job_dir`: the job directory, if it is
+        open already; `named`: the settings that the command names, of which each must have an
+        effect.
 
-    result.json records how the run ends; a failure before training leaves the result of a finished run as it is.
+    result.json records how the run ends; a failure before training leaves the result of a finished
+    run as it is.
     """
     job = StartedJob.open(config, command, began, job_dir, named)
     signals = leave_on_signals() if job.cluster.several else nullcontext()
 
     with closing(job.job_dir.mirror), signals, job.tracking, job.workers():
-        refuse_hopeless_restart(config, job.result.before)  # once all workers have met, so that all of them end
+        # once all workers have met, so that all of them end
+        refuse_hopeless_restart(config, job.result.before)
         if job.cluster.is_chief:
             job.refuse_changed_data("files", job.files)
         replicas = job.connect()
@@ -94,11 +114,14 @@ def run(
 
 
 def act_on_check(run: TrainingRun, verdict: ReplicaVerdict) -> None:
-    """Records whether one replica and two give the same numbers; raises UserError if they must and do not."""
-    job, replicas = run.job, run.setup.replicas
+    """Records whether one replica and two give the same numbers; raises UserError if they must and
+    do not."""
+    job = run.job
+    replicas = run.setup.replicas
     paid = replicas.on_gpus and replicas.count > 1
     act_on_verdict(verdict, allowed=job.config.allow_replica_dependence, paid=paid)
-    job.result.depends_on_replicas, job.result.not_compared = verdict.problems, verdict.not_compared
+    job.result.depends_on_replicas = verdict.problems
+    job.result.not_compared = verdict.not_compared
     compared = "all" if verdict.proof == PROVED else f"1 to {COMPARED_STEPS}"
     job.result.replica_checks = {compared: verdict.outcome}
     bits = {"equal_bits": 0} if verdict.problems else {}
@@ -107,16 +130,23 @@ def act_on_check(run: TrainingRun, verdict: ReplicaVerdict) -> None:
 
 
 def prepare_run(job: StartedJob, replicas: Replicas) -> TrainingRun:
-    """Builds callbacks, data and model, and restores the newest checkpoint or sets the first weights."""
-    config, job_dir = job.config, job.job_dir
+    """Builds callbacks, data and model, and restores the newest checkpoint or sets the first
+    weights."""
+    config = job.config
+    job_dir = job.job_dir
     job.result.goodput.enter(START)
     set_precision_and_seed(config)  # first, as importing a user's file may draw random numbers
     config_of_callbacks, used = recording_reads(config)
     callbacks = load_callbacks(config_of_callbacks)
     setup = build_setup(config, replicas)
-    used |= {*setup.used, *(["sample_every_steps"] if ModelInterface.of(setup.model).sampler else [])}
+    used |= {
+        *setup.used,
+        *(["sample_every_steps"] if ModelInterface.of(setup.model).sampler else []),
+    }
     refuse_unused(job.named, used, config)
-    checkpoints = Checkpoints(setup.model, replicas, job_dir.checkpoints, config.keep_checkpoints, job_dir.mirror)
+    checkpoints = Checkpoints(
+        setup.model, replicas, job_dir.checkpoints, config.keep_checkpoints, job_dir.mirror
+    )
     return restored_run(job, setup, callbacks, checkpoints)
 
 
@@ -128,17 +158,23 @@ def restored_run(
     first_step: int = 0,
     before: int = 0,
 ) -> TrainingRun:
-    """Returns the run as its newest checkpoint has it; without one it begins at `first_step`, and sets first weights.
+    """Returns the run as its newest checkpoint has it; without one it begins at `first_step`, and
+    sets first weights.
 
-    before: the steps of earlier calls of `fit` in a script, after which those of the checkpoints count.
+    before: the steps of earlier calls of `fit` in a script, after which those of the checkpoints
+        count.
     """
-    config, replicas = setup.config, setup.replicas
+    config = setup.config
+    replicas = setup.replicas
     for reason in _dependences(setup):
         log.warning(f"the result depends on the number of replicas: {reason}")
     if line := of_repeated_tokens(setup.model):
         log.info(line)
     source = f" of {config.data}" if config.data != config.model else ""  # a script is both
-    log.info(f"trains {config.model} on {setup.dataset.train.count:,} examples{source}, {setup.dataset.shape}")
+    log.info(
+        f"trains {config.model} on {setup.dataset.train.count:,} examples{source},"
+        f" {setup.dataset.shape}"
+    )
     with job.result.goodput.within(RESTORE):
         step, saved = checkpoints.restore() or (before + first_step, None)
         if saved is not None:
@@ -147,19 +183,27 @@ def restored_run(
         else:
             starting_weights(config, setup)
     step -= before
-    schedule, total = setup.schedule, setup.schedule.total_steps(config.steps, config.epochs)
+    schedule = setup.schedule
+    total = setup.schedule.total_steps(config.steps, config.epochs)
     if schedule.left_out:
         log.info(
-            f"each epoch trains on whole batches and leaves out {schedule.left_out:,} rows (fit has a last, smaller "
-            "batch)"
+            f"each epoch trains on whole batches and leaves out {schedule.left_out:,} rows (fit has"
+            " a last, smaller batch)"
         )
     progress = Progress(
-        step, total, schedule.steps_per_epoch, schedule.examples_per_step,
-        unit=setup.dataset.unit, peak_tflops=replicas.count * peak_tflops((*gpu_names(), "")[0], config),
+        step,
+        total,
+        schedule.steps_per_epoch,
+        schedule.examples_per_step,
+        unit=setup.dataset.unit,
+        peak_tflops=replicas.count * peak_tflops((*gpu_names(), "")[0], config),
         steps_before=before,
-    )  # fmt: skip
-    reporter = Reporter(config, job.result.job_dir, progress, lambda: checkpoints.latest, replicas.devices)
-    best, rates = Best(config, setup.model), LearningRates(setup.model)
+    )
+    reporter = Reporter(
+        config, job.result.job_dir, progress, lambda: checkpoints.latest, replicas.devices
+    )
+    best = Best(config, setup.model)
+    rates = LearningRates(setup.model)
     state = RunState(progress, reporter, best, callbacks, rates, str(checkpoints.restored))
     if saved is not None:
         state.resume(saved)
@@ -171,7 +215,8 @@ def restored_run(
 
 
 def _dependences(setup: TrainingSetup) -> list[str]:
-    """Returns the reasons, one line each, why the model's layers make the result depend on the number of replicas."""
+    """Returns the reasons, one line each, why the model's layers make the result depend on the
+    number of replicas."""
     config = setup.config
     if config.virtual_replicas:
         return []  # building the model has refused layers that depend on it
@@ -179,13 +224,23 @@ def _dependences(setup: TrainingSetup) -> list[str]:
 
 
 def _ended_before(run: TrainingRun) -> str | None:
-    """Returns the line to log if an earlier start has already ended this run, else None. Only the chief decides."""
-    config, before, progress, job_dir = run.job.config, run.job.result.before, run.state.progress, run.job.job_dir
-    if not run.job.cluster.is_chief or before.get("steps") != progress.step or not job_dir.mirror.holds(job_dir.model):
+    """Returns the line to log if an earlier start has already ended this run, else None. Only the
+    chief decides."""
+    config = run.job.config
+    before = run.job.result.before
+    progress = run.state.progress
+    job_dir = run.job.job_dir
+    if (
+        not run.job.cluster.is_chief
+        or before.get("steps") != progress.step
+        or not job_dir.mirror.holds(job_dir.model)
+    ):
         return None
-    state, asked = before.get("state"), progress.asked_steps
+    state = before.get("state")
+    asked = progress.asked_steps
     if state == "done" and (progress.finished or before.get("asked_steps") == asked):
-        more, steps = f"more than {max(asked, progress.step):,} steps", f"{progress.step:,} of {asked:,} steps"
+        more = f"more than {max(asked, progress.step):,} steps"
+        steps = f"{progress.step:,} of {asked:,} steps"
         if progress.total_steps < asked:
             more += " and a larger --patience" if config.early_stopping else ""
             return f"finished already: stopped early after {steps}: use {more} to continue"
@@ -193,22 +248,29 @@ def _ended_before(run: TrainingRun) -> str | None:
     minutes = config.max_minutes
     if state == "budget" and minutes and before.get("wall_seconds", 0.0) >= 60 * minutes:
         steps = f"after {progress.step:,} steps"
-        return f"its budget of {minutes:g} minutes is spent {steps}: raise --max_minutes to continue"
+        return (
+            f"its budget of {minutes:g} minutes is spent {steps}: raise --max_minutes to continue"
+        )
     return None
 
 
 def write_run_info(run: TrainingRun, config: TrainConfig | None = None) -> None:
-    """Writes run.json and the list of skipped images. config: the settings to record, by default those of the job.
+    """Writes run.json and the list of skipped images. config: the settings to record, by default
+    those of the job.
 
     Raises UserError if the data have changed, or the versions of a run whose bits must be equal.
     """
-    job, setup, data = run.job, run.setup, run.setup.dataset
-    config, job_dir = config or job.config, job.job_dir
+    job = run.job
+    setup = run.setup
+    data = run.setup.dataset
+    config = config or job.config
+    job_dir = job.job_dir
     job.refuse_changed_data("content", setup.content)
     notes = dict(data.notes)
     if skipped := notes.pop("skipped", []):
         job_dir.write(SKIPPED_IMAGES, skipped)
-    replicas, schedule = setup.replicas, setup.schedule
+    replicas = setup.replicas
+    schedule = setup.schedule
     about: RunInfo = {
         "config": asdict(config),
         "batch": replicas.sentence(),
@@ -222,9 +284,14 @@ def write_run_info(run: TrainingRun, config: TrainConfig | None = None) -> None:
         "gpus": gpu_names()[: replicas.local],  # of this worker
         "processor": _processor(),
         "gpu_environment": gpu_environment(),
-        "on_vertex": os.environ.get("CLOUD_ML_JOB_ID", "").isdigit(),  # `deploy local` calls its jobs local-…
+        # `deploy local` calls its jobs local-…
+        "on_vertex": os.environ.get("CLOUD_ML_JOB_ID", "").isdigit(),
         "simulated": simulated_devices() > 0,  # logical CPU devices stand for accelerators
-        "strategy": "MultiWorkerMirroredStrategy" if replicas.cluster.several else type(replicas.strategy).__name__,
+        "strategy": (
+            "MultiWorkerMirroredStrategy"
+            if replicas.cluster.several
+            else type(replicas.strategy).__name__
+        ),
         "collectives": replicas.collectives,
         "data": {
             "examples": schedule.examples,
@@ -241,10 +308,12 @@ def write_run_info(run: TrainingRun, config: TrainConfig | None = None) -> None:
         "total_steps": run.state.progress.total_steps,
         "versions": library_versions(),
         "git_commit": trainer_commit(),
-        "command": os.environ.get("TRAINER_COMMAND") or shlex.join(job.command),  # `deploy local` sets it
+        # `deploy local` sets it
+        "command": os.environ.get("TRAINER_COMMAND") or shlex.join(job.command),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "depends_on_replicas": _dependences(setup),
-        "compilation": dict(mapping(run.earlier, "compilation")),  # replaced once this start has chosen
+        # replaced once this start has chosen
+        "compilation": dict(mapping(run.earlier, "compilation")),
         "versions_by_step": job.versions_by_step(run.earlier, run.state.progress.step),
         "id": run.earlier.get("id") or secrets.token_hex(8),
     }
@@ -260,10 +329,14 @@ def write_run_info(run: TrainingRun, config: TrainConfig | None = None) -> None:
 
 
 def _processor() -> str:
-    """Returns the model of this machine's processor, or its architecture where Linux does not say it."""
+    """Returns the model of this machine's processor, or its architecture where Linux does not say
+    it."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(": ")[2] for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def train_to_end(
@@ -271,14 +344,21 @@ def train_to_end(
 ) -> Control:
     """Trains, and leaves the weights as `fit` does; returns why training ended.
 
-    stopping: what makes signals ask for the end; by default `stop_on_signals`. Raises UserError with what to change if
-    memory runs out.
+    stopping: what makes signals ask for the end; by default `stop_on_signals`. Raises UserError
+        with what to change if memory runs out.
     """
-    job, setup, data = run.job, run.setup, run.setup.dataset
+    job = run.job
+    setup = run.setup
+    data = run.setup.dataset
     with _explaining_errors(run):
         run.write_result("running")
         answered = answered_by_replicas(setup.replicas)  # where a callback evaluates or predicts
-        with answered, data.reading(), (stopping or stop_on_signals)() as stop, JobWatch(job, stop).watching():
+        with (
+            answered,
+            data.reading(),
+            (stopping or stop_on_signals)() as stop,
+            JobWatch(job, stop).watching(),
+        ):
             control = run.train(stop)
     optimizer = ModelInterface.of(setup.model).optimizer
     if keeps_averages(optimizer) and not control.signal:
@@ -289,18 +369,26 @@ def train_to_end(
 
 
 def export_model(run: TrainingRun) -> None:
-    """Exports the trained model, on the chief, and compares what was saved with the model in memory."""
-    job, setup, data = run.job, run.setup, run.setup.dataset
+    """Exports the trained model, on the chief, and compares what was saved with the model in
+    memory."""
+    job = run.job
+    setup = run.setup
+    data = run.setup.dataset
     if not job.cluster.is_chief:
         return
     with _explaining_errors(run):
         export(
-            setup.model, job.job_dir.model, data.input_spec, save_optimizer=job.config.save_optimizer,
-            image=data.image_shape if data.holds_images else (), class_names=data.class_names,
-        )  # fmt: skip
+            setup.model,
+            job.job_dir.model,
+            data.input_spec,
+            save_optimizer=job.config.save_optimizer,
+            image=data.image_shape if data.holds_images else (),
+            class_names=data.class_names,
+        )
         try:
             outcome = compare_saved(setup, job.job_dir.model)
-        except Exception as error:  # a failed comparison must not fail a run that is trained and saved
+        # a failed comparison must not fail a run that is trained and saved
+        except Exception as error:
             outcome = f"not compared: {message_of(error)}"
         if outcome.startswith((DIFFERS, "not compared")):
             log.warning(f"the saved model: {outcome}")
@@ -310,7 +398,8 @@ def export_model(run: TrainingRun) -> None:
 
 @contextmanager
 def _explaining_errors(run: TrainingRun) -> Iterator[None]:
-    """Waits for the running checkpoint after an error in the block, and says what to change if memory runs out."""
+    """Waits for the running checkpoint after an error in the block, and says what to change if
+    memory runs out."""
     data = run.setup.dataset
     try:
         yield
@@ -319,29 +408,46 @@ def _explaining_errors(run: TrainingRun) -> Iterator[None]:
             run.checkpoints.wait()  # an earlier checkpoint may still be on its way to the disk
         if is_out_of_memory(error):
             raise out_of_memory(run.job.config, run.setup.replicas) from error
-        if isinstance(error, NotFinite) and (row := first_not_finite(data.train.arrays[:1])) is not None:
+        if (
+            isinstance(error, NotFinite)
+            and (row := first_not_finite(data.train.arrays[:1])) is not None
+        ):
             cause = f"x holds NaN or infinity, first in row {row:,}: fill or remove such rows first"
             raise NotFinite(f"{cause}; {error}") from error
         raise
 
 
 def finish(run: TrainingRun, control: Control) -> int:
-    """Writes result.json, logs how the run ended, its last values and where its files are; returns the exit code."""
-    job, progress, mirror = run.job, run.state.progress, run.job.job_dir.mirror
+    """Writes result.json, logs how the run ended, its last values and where its files are; returns
+    the exit code."""
+    job = run.job
+    progress = run.state.progress
+    mirror = run.job.job_dir.mirror
     if control.signal and not control.stopped:
         run.write_result("interrupted")
         mirror.leave()
-        log.warning(f"{control.signal}: state saved at step {progress.run_step:,}; the same command resumes from it")
+        log.warning(
+            f"{control.signal}: state saved at step {progress.run_step:,}; the same command resumes"
+            " from it"
+        )
         return INTERRUPTED
     spent = control.budget_spent and not progress.finished
     mirror.finish()  # all other files are sent before result.json reports the end
-    run.write_result("stopped" if control.stopped else "budget" if spent else "done", control.stopped or None)
+    run.write_result(
+        "stopped" if control.stopped else "budget" if spent else "done", control.stopped or None
+    )
     mirror.finish()
     if control.stopped:
-        log.warning(f"stopped: {control.stopped}: state saved at step {progress.run_step:,}; the same command goes on")
+        log.warning(
+            f"stopped: {control.stopped}: state saved at step {progress.run_step:,}; the same"
+            " command goes on"
+        )
         return DONE  # Vertex AI would restart any other exit code
     if spent:
-        log.warning(f"the budget of {job.config.max_minutes:g} minutes is spent: --max_minutes has to be more to go on")
+        log.warning(
+            f"the budget of {job.config.max_minutes:g} minutes is spent: --max_minutes has to be"
+            " more to go on"
+        )
     if not job.cluster.is_chief:
         return DONE
     # Logs times, last and best values, where the files are, and which command to run next.
@@ -349,8 +455,11 @@ def finish(run: TrainingRun, control: Control) -> int:
     rate = progress.whole.images_per_second
     speed = f", {rate:,.0f} {progress.unit}/s" if rate else ""
     doubt = "; one replica and two were not compared" if job.result.not_compared else ""
-    wall, training = duration(job.result.wall_seconds), duration(progress.training_seconds)
-    log.info(f"done: {progress.run_step:,} steps in {wall}, of which training {training}{speed}{doubt}")
+    wall = duration(job.result.wall_seconds)
+    training = duration(progress.training_seconds)
+    log.info(
+        f"done: {progress.run_step:,} steps in {wall}, of which training {training}{speed}{doubt}"
+    )
     final = run.state.reporter.summary()["final"]
     values = {**final.get("losses", {}), **final.get("metrics", {})}
     if values:
@@ -365,5 +474,8 @@ def finish(run: TrainingRun, control: Control) -> int:
     if pictures:
         log.info(f"pictures  {where(job.job_dir.samples)}")
     if not on_vertex():
-        log.info(f"next      python -m trainer.{'generate' if pictures else 'serve'} {shlex.quote(job.config.job_dir)}")
+        log.info(
+            f"next      python -m trainer.{'generate' if pictures else 'serve'}"
+            f" {shlex.quote(job.config.job_dir)}"
+        )
     return DONE

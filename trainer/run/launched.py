@@ -1,8 +1,8 @@
 """Trains by this package what a script trains by `keras.Model.fit`: each call is a part of one run.
 
-The checkpoints of all parts lie in one folder, numbered by the steps of the run. The same command again runs the script
-from its start: a finished part sets the weights, the optimizer and the callbacks that it left, and trains nothing; the
-interrupted one goes on.
+The checkpoints of all parts lie in one folder, numbered by the steps of the run. The same command
+again runs the script from its start: a finished part sets the weights, the optimizer and the
+callbacks that it left, and trains nothing; the interrupted one goes on.
 """
 
 import hashlib
@@ -13,7 +13,14 @@ import runpy
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,11 +46,23 @@ from trainer.data.fit_data import data_of_fit
 from trainer.measures.keras_calls import answered_by_replicas
 from trainer.models.construction import adapt_keras, prepare_model
 from trainer.reporting.result import refuse_hopeless_restart
-from trainer.run.job import act_on_check, export_model, finish, restored_run, train_to_end, write_run_info
+from trainer.run.job import (
+    act_on_check,
+    export_model,
+    finish,
+    restored_run,
+    train_to_end,
+    write_run_info,
+)
 from trainer.run.replica_check import judge_built, needs_check
 from trainer.run.start import StartedJob
 from trainer.run.training_run import TrainingRun
-from trainer.run.training_setup import TrainingSetup, refuse_other_classes, set_arithmetic, set_precision
+from trainer.run.training_setup import (
+    TrainingSetup,
+    refuse_other_classes,
+    set_arithmetic,
+    set_precision,
+)
 from trainer.training.callbacks import usable
 from trainer.training.checkpoint import Checkpoints
 from trainer.training.loop import Control
@@ -53,19 +72,25 @@ _FIT = inspect.signature(keras.Model.fit)
 
 
 def launch(
-    config: TrainConfig, command: Sequence[str], began: float, job_dir: JobDir, arguments: Sequence[str], *,
+    config: TrainConfig,
+    command: Sequence[str],
+    began: float,
+    job_dir: JobDir,
+    arguments: Sequence[str],
+    *,
     forced: bool = False,
-) -> int:  # fmt: skip
-    """Runs the script `config.model` with its `arguments`; its calls of `fit` are a run. Returns the exit code.
+) -> int:
+    """Runs the script `config.model` with its `arguments`; its calls of `fit` are a run. Returns
+    the exit code.
 
-    began: time.monotonic() at the start of the process; forced: even if no call of `fit` is seen in its source. Raises
-    UserError for what the user must change.
+    began: time.monotonic() at the start of the process; forced: even if no call of `fit` is seen in
+        its source. Raises UserError for what the user must change.
     """
     script = Path(config.model)
     if not (forced or calls_fit(script.parent, script.name)):
         log.info(
-            f"{config.model} calls no fit of Keras: it runs as it is, on the devices that it chooses itself (--launch "
-            "trains by this package)"
+            f"{config.model} calls no fit of Keras: it runs as it is, on the devices that it"
+            " chooses itself (--launch trains by this package)"
         )
         run_script(config.model, arguments)
         return DONE
@@ -80,10 +105,12 @@ def launch(
 
 
 def fit_model(model: keras.Model, config: TrainConfig, arguments: Mapping[str, Any]) -> None:
-    """Trains a compiled model of this process by the arguments of `keras.Model.fit`, and leaves its weights trained.
+    """Trains a compiled model of this process by the arguments of `keras.Model.fit`, and leaves its
+    weights trained.
 
-    On several replicas a copy that Keras makes of its config is trained, and gives its weights back. Raises UserError
-    for what the user must change, and KeyboardInterrupt after Ctrl-C, when the state is saved.
+    On several replicas a copy that Keras makes of its config is trained, and gives its weights
+    back. Raises UserError for what the user must change, and KeyboardInterrupt after Ctrl-C, when
+    the state is saved.
     """
     with opened_run(config, ["vertex_trainer.fit"], time.monotonic(), None) as run:
         run.stopping = stop_on_interrupt
@@ -100,7 +127,8 @@ def fit_model(model: keras.Model, config: TrainConfig, arguments: Mapping[str, A
 
 
 def copy_of(model: keras.Model) -> keras.Model:
-    """Returns a compiled copy of a model with its weights and its optimizer's state, made of its config.
+    """Returns a compiled copy of a model with its weights and its optimizer's state, made of its
+    config.
 
     Raises UserError for a model that Keras cannot make again.
     """
@@ -108,8 +136,9 @@ def copy_of(model: keras.Model) -> keras.Model:
         copy = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(model))
     except Exception as error:
         raise UserError(
-            f"model={type(model).__name__}: several replicas train a copy, which Keras cannot make of its config "
-            f"({reason(error)}): give the class a get_config, take replicas=1, or train by a script (trainer.launch)"
+            f"model={type(model).__name__}: several replicas train a copy, which Keras cannot make"
+            f" of its config ({reason(error)}): give the class a get_config, take replicas=1, or"
+            " train by a script (trainer.launch)"
         ) from error
     set_state(copy, model)
     return copy
@@ -122,13 +151,18 @@ def set_state(model: keras.Model, source: keras.Model) -> None:
     model.set_weights(source.get_weights())
     if source.optimizer and source.optimizer.built:
         model.optimizer.build(model.trainable_variables)
-        for variable, value in zip(model.optimizer.variables, source.optimizer.variables, strict=True):
+        for variable, value in zip(
+            model.optimizer.variables, source.optimizer.variables, strict=True
+        ):
             variable.assign(value)
 
 
 @contextmanager
-def opened_run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobDir | None) -> Iterator["Launch"]:
-    """Opens the run whose parts are calls of `fit`, connects its workers and replicas, and closes it after the block.
+def opened_run(
+    config: TrainConfig, command: Sequence[str], began: float, job_dir: JobDir | None
+) -> Iterator["Launch"]:
+    """Opens the run whose parts are calls of `fit`, connects its workers and replicas, and closes
+    it after the block.
 
     began: time.monotonic() at the start of the process.
     """
@@ -138,10 +172,12 @@ def opened_run(config: TrainConfig, command: Sequence[str], began: float, job_di
         refuse_hopeless_restart(config, job.result.before)
         _ = job.earlier  # read before this start writes it
         job.result.goodput.enter(START)
-        batch = config.micro_batches * (config.virtual_replicas or len(local_devices(config, job.cluster)))
-        replicas = replace(job, config=replace(config, global_batch_size=batch * job.cluster.workers)).connect(
-            has_batch=False
+        batch = config.micro_batches * (
+            config.virtual_replicas or len(local_devices(config, job.cluster))
         )
+        replicas = replace(
+            job, config=replace(config, global_batch_size=batch * job.cluster.workers)
+        ).connect(has_batch=False)
         set_arithmetic(config)
         if config.precision != TrainConfig.precision:  # else the user's code may set its own
             set_precision(config)
@@ -151,17 +187,22 @@ def opened_run(config: TrainConfig, command: Sequence[str], began: float, job_di
 
 @contextmanager
 def one_strategy(strategy: Any) -> Iterator[None]:
-    """Makes strategies that a script makes in the block this one; settings of devices come too late and do nothing."""
+    """Makes strategies that a script makes in the block this one; settings of devices come too late
+    and do nothing."""
 
     def same(name: str) -> Callable[..., Any]:
         def make(*given: Any, **named: Any) -> Any:
-            log.info(f"tf.distribute.{name}: the devices are those of trainer.launch: see --replicas")
+            log.info(
+                f"tf.distribute.{name}: the devices are those of trainer.launch: see --replicas"
+            )
             return strategy
 
         return make
 
     def too_late(name: str) -> Callable[..., None]:
-        return lambda *given, **named: log.info(f"{name}: has no effect, as TensorFlow runs already")
+        return lambda *given, **named: log.info(
+            f"{name}: has no effect, as TensorFlow runs already"
+        )
 
     with ExitStack() as stack:
         for name in ("MirroredStrategy", "MultiWorkerMirroredStrategy", "OneDeviceStrategy"):
@@ -178,7 +219,8 @@ def one_strategy(strategy: Any) -> Iterator[None]:
 
 
 def run_script(script: str, arguments: Sequence[str]) -> None:
-    """Runs a script as `python SCRIPT ARGUMENTS` does. Raises UserError if it ends with an exit code of its own."""
+    """Runs a script as `python SCRIPT ARGUMENTS` does. Raises UserError if it ends with an exit
+    code of its own."""
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     try:
@@ -186,7 +228,11 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
     except SystemExit as error:
         if error.code not in (None, 0):
             ours = next((word for word in arguments if flag_name(word) in LAUNCH_SETTINGS), "")
-            hint = f": {ours.partition('=')[0]} is a flag of trainer.launch: write it before {script}" if ours else ""
+            hint = (
+                f": {ours.partition('=')[0]} is a flag of trainer.launch: write it before {script}"
+                if ours
+                else ""
+            )
             raise UserError(f"{script} ended by sys.exit({error.code!r}){hint}") from error
 
 
@@ -200,29 +246,36 @@ class Launch:
 
     job: StartedJob
     replicas: Replicas
-    parts: list[dict[str, Any]] = field(default_factory=list)  # of run.json: what each call of `fit` was asked for
+    # of run.json: what each call of `fit` was asked for
+    parts: list[dict[str, Any]] = field(default_factory=list)
     steps: int = 0  # of all parts so far
     ends: list[int] = field(default_factory=list)  # the number of steps after each part
     run: TrainingRun | None = None  # the newest part
     control: Control | None = None  # of the newest part
-    setups: list[tuple[Any, TrainingSetup]] = field(default_factory=list)  # each with what tells it from others
+    # each with what tells it from others
+    setups: list[tuple[Any, TrainingSetup]] = field(default_factory=list)
     stopping: Callable[[], AbstractContextManager[StopRequest]] | None = None  # see `train_to_end`
 
     def fit(self, *given: Any, **named: Any) -> History:
         """Does what `keras.Model.fit` does with these arguments, and returns its History.
 
-        Raises UserError for what cannot be trained on, and Ended when a signal or a limit ends the run.
+        Raises UserError for what cannot be trained on, and Ended when a signal or a limit ends the
+        run.
         """
         bound = _FIT.bind(*given, **named)
         bound.apply_defaults()
         call = bound.arguments
         if not call["self"].compiled:
-            raise UserError("fit: the model is not compiled: call model.compile(optimizer, loss=…) first")
+            raise UserError(
+                "fit: the model is not compiled: call model.compile(optimizer, loss=…) first"
+            )
         setup = self._setup(call["self"], call)
         callbacks = call["callbacks"]
         if isinstance(callbacks, CallbackList):
             callbacks = callbacks.callbacks
-        kept = usable(callbacks if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks else [])
+        kept = usable(
+            callbacks if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks else []
+        )
         first_step = call["initial_epoch"] * setup.schedule.steps_per_epoch
         checkpoints = self._checkpoints(setup, first_step)
         job = replace(self.job, config=setup.config)
@@ -232,11 +285,14 @@ class Launch:
         if self.job.cluster.is_chief:
             if self.run is None:
                 write_run_info(run, self.job.config)
-            self.job.job_dir.add_to_run_info(parts=self.parts, total_steps=self.steps + run.state.progress.total_steps)
+            self.job.job_dir.add_to_run_info(
+                parts=self.parts, total_steps=self.steps + run.state.progress.total_steps
+            )
         if self.run is None:
             self.job.tracking.begin()
         if setup.proves and not run.state.saved:
-            # Each worker traces: tracing numbers the sums over workers, and all must have the same numbers after it.
+            # Each worker traces: tracing numbers the sums over workers, and all must have the same
+            # numbers after it.
             verdict = judge_built(setup.config, setup.dataset, setup.model)
             if self.job.cluster.is_chief:
                 act_on_check(run, verdict)
@@ -258,11 +314,16 @@ class Launch:
 
         A second call for the same compiled model and batches of the same kind has its traced steps.
         """
-        epochs, epoch_steps = call["epochs"], call["steps_per_epoch"] or 0
+        epochs = call["epochs"]
+        epoch_steps = call["steps_per_epoch"] or 0
         if call["shuffle"] == "batch":
-            raise UserError("fit: shuffle='batch' is for HDF5 files: use shuffle=True, or a tf.data.Dataset")
+            raise UserError(
+                "fit: shuffle='batch' is for HDF5 files: use shuffle=True, or a tf.data.Dataset"
+            )
         data = data_of_fit(
-            call["x"], call["y"], call["sample_weight"],
+            call["x"],
+            call["y"],
+            call["sample_weight"],
             batch_size=call["batch_size"],
             shuffles=bool(call["shuffle"]),
             validation_data=call["validation_data"],
@@ -271,25 +332,29 @@ class Launch:
             validation_steps=call["validation_steps"],
             steps=epoch_steps * epochs,
             seed=self.job.config.seed,
-        )  # fmt: skip
+        )
         config = replace(
             self.job.config,
             global_batch_size=data.batch_size,
             epochs=epochs,
-            class_weight={int(number): float(weight) for number, weight in (call["class_weight"] or {}).items()},
+            class_weight={
+                int(number): float(weight)
+                for number, weight in (call["class_weight"] or {}).items()
+            },
             evaluation_batch_size=data.validation_batch_size,
         )
         train = data.dataset.train
         if data.last and (config.virtual_replicas or config.micro_batches > 1):
             raise UserError(
-                f"fit: the last batch of a pass has {data.last} rows, which --virtual_replicas and --micro_batches "
-                f"cannot cut: use a batch_size that divides {train.count}"
+                f"fit: the last batch of a pass has {data.last} rows, which --virtual_replicas and"
+                f" --micro_batches cannot cut: use a batch_size that divides {train.count}"
             )
         schedule = Schedule(train.count, data.batch_size, 1, config.seed, last=data.last)
         if epoch_steps and schedule.steps_per_pass % min(epoch_steps, schedule.steps_per_pass):
             raise UserError(
-                f"fit: steps_per_epoch={epoch_steps} does not divide the {schedule.steps_per_pass} batches of a pass, "
-                "so that some epochs would end early: use a divisor, or repeat() of a tf.data.Dataset"
+                f"fit: steps_per_epoch={epoch_steps} does not divide the {schedule.steps_per_pass}"
+                " batches of a pass, so that some epochs would end early: use a divisor, or"
+                " repeat() of a tf.data.Dataset"
             )
         schedule = replace(schedule, epoch_steps=min(epoch_steps, schedule.steps_per_pass))
         count = self.replicas.count
@@ -305,48 +370,77 @@ class Launch:
         )
         content = content_of(data.dataset, rows=bool(train.arrays))
         replicas.refuse_differences(content, "read the same data")
-        kind = (id(model), id(model.optimizer), replicas, data.last, str(train.spec), type(train), config.class_weight)
+        kind = (
+            id(model),
+            id(model.optimizer),
+            replicas,
+            data.last,
+            str(train.spec),
+            type(train),
+            config.class_weight,
+        )
         known = next((setup for other, setup in self.setups if other == kind), None)
         if known:
-            return replace(known, config=config, dataset=data.dataset, schedule=schedule, content=content, proves=False)
+            return replace(
+                known,
+                config=config,
+                dataset=data.dataset,
+                schedule=schedule,
+                content=content,
+                proves=False,
+            )
         with replicas.strategy.scope():
             prepare_model(model, config, data.dataset)
         refuse_other_classes(config, data.dataset, model)
         if data.last and isinstance(getattr(model, "loss", None), (list, tuple, dict)):
             log.info(
-                "the loss of each output is a mean over rows, in Keras's fit over batches, of which the last is smaller"
+                "the loss of each output is a mean over rows, in Keras's fit over batches, of which"
+                " the last is smaller"
             )
         proves = needs_check(config, count)
-        setup = TrainingSetup(config, replicas, data.dataset, model, schedule, content, (), proves=proves)
+        setup = TrainingSetup(
+            config, replicas, data.dataset, model, schedule, content, (), proves=proves
+        )
         self.setups.append((kind, setup))
         log.info(replicas.sentence())
         return setup
 
     def _checkpoints(self, setup: TrainingSetup, first_step: int) -> Checkpoints:
-        """Returns the checkpoints of a part, without those of an earlier start that was asked for something else."""
+        """Returns the checkpoints of a part, without those of an earlier start that was asked for
+        something else."""
         number = len(self.parts)
         self.parts.append(_described(setup, first_step))
-        job_dir, before = self.job.job_dir, self.steps
+        job_dir = self.job.job_dir
+        before = self.steps
         total = setup.schedule.total_steps(None, setup.config.epochs)
         checkpoints = Checkpoints(
-            setup.model, setup.replicas, job_dir.checkpoints, setup.config.keep_checkpoints, job_dir.mirror,
-            steps=range(before + bool(before), before + total + 1), ends=self.ends,
-        )  # fmt: skip
-        earlier, now = [*items(self.job.earlier, "parts")], json.loads(json.dumps(self.parts[number]))
-        changes = [name for name in now if number < len(earlier) and earlier[number].get(name) != now[name]]
+            setup.model,
+            setup.replicas,
+            job_dir.checkpoints,
+            setup.config.keep_checkpoints,
+            job_dir.mirror,
+            steps=range(before + bool(before), before + total + 1),
+            ends=self.ends,
+        )
+        earlier = [*items(self.job.earlier, "parts")]
+        now = json.loads(json.dumps(self.parts[number]))
+        changes = [
+            name for name in now if number < len(earlier) and earlier[number].get(name) != now[name]
+        ]
         if changes == ["epochs"] and number == len(earlier) - 1:
             changes = []  # the last call may become longer
         if changes:
             log.warning(
-                f"call {number + 1} of fit is another one than when this run began ({', '.join(changes)}): training "
-                "starts anew from there"
+                f"call {number + 1} of fit is another one than when this run began"
+                f" ({', '.join(changes)}): training starts anew from there"
             )
             if self.job.cluster.is_chief:
                 checkpoints.remove_after(before)
         return checkpoints
 
     def end(self) -> int:
-        """Exports the model that was trained last, writes result.json, and returns the exit code."""
+        """Exports the model that was trained last, writes result.json, and returns the exit
+        code."""
         if not self.run or self.control is None:
             log.warning("the script never called fit: nothing was trained by this package")
             return DONE
@@ -357,7 +451,8 @@ class Launch:
 
 def _described(setup: TrainingSetup, first_step: int) -> dict[str, Any]:
     """Returns what tells a call of `fit` from another one, in JSON types."""
-    model, schedule = setup.model, setup.schedule
+    model = setup.model
+    schedule = setup.schedule
     weights = [(list(weight.shape), bool(weight.trainable)) for weight in model.weights]
     structure = json.dumps([type(model).__name__, weights])
     return {

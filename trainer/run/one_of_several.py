@@ -1,8 +1,9 @@
-"""Traces the step of one replica of several, twice: with some number of rows, and with twice as many.
+"""Traces the step of one replica of several, twice: with some number of rows, and with twice as
+many.
 
-The global batch is the same both times, so that one trace stands for four replicas and the other for two. Each builds a
-model of its own, in one thread, on this machine's CPU: what a model computes from the number of replicas while it is
-built counts too. Nothing of the step runs.
+The global batch is the same both times, so that one trace stands for four replicas and the other
+for two. Each builds a model of its own, in one thread, on this machine's CPU: what a model computes
+from the number of replicas while it is built counts too. Nothing of the step runs.
 """
 
 import math
@@ -26,8 +27,8 @@ from trainer.run.training_setup import TrainingSetup, set_precision_and_seed, se
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import load_function
 
-# The rows of a trace: a multiple of the four numbers that a counter draws at once, and so many that TensorFlow makes no
-# constant of ones for them (it does up to 1,000 values).
+# The rows of a trace: a multiple of the four numbers that a counter draws at once, and so many that
+# TensorFlow makes no constant of ones for them (it does up to 1,000 values).
 ROWS = 1004
 REPLICAS = 4
 BUILT_ROWS = 8  # for which a model is built: some data are made for these
@@ -39,14 +40,17 @@ class OneOfSeveral(tf.distribute.OneDeviceStrategy):
     def __init__(self, count: int) -> None:
         super().__init__("CPU:0")
         self._count = count
-        self.micro_batches: list[range] = []  # the places of the operations that each micro-batch has
+        # the places of the operations that each micro-batch has
+        self.micro_batches: list[range] = []
 
     @property
     def num_replicas_in_sync(self) -> int:
         """Returns how many replicas the one stands for."""
         return self._count
 
-    def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+    def run(
+        self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None
+    ) -> Any:
         """Returns what `fn` returns in the context of the one replica."""
         with TracedReplica(self, 0):
             return tf.autograph.experimental.do_not_convert(fn)(*args, **(kwargs or {}))
@@ -64,26 +68,33 @@ class TracedReplica(tf.distribute.ReplicaContext):
         return tf.identity(tf.raw_ops.PlaceholderWithDefault(input=0, shape=()), name=NUMBER)
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        """Returns tensors that stand for the sums, or means, over replicas; so do their gradients."""
+        """Returns tensors that stand for the sums, or means, over replicas; so do their
+        gradients."""
         mean = reduce_op in (tf.distribute.ReduceOp.MEAN, "MEAN", "mean")
 
         def marked(tensor: Any) -> tuple[Any, Any]:
             summed = tf.identity(tensor, name=SUMMED)
-            return (summed / self.num_replicas_in_sync if mean else summed), tf.custom_gradient(marked)
+            return (summed / self.num_replicas_in_sync if mean else summed), tf.custom_gradient(
+                marked
+            )
 
-        return tf.nest.map_structure(lambda part: tf.custom_gradient(marked)(tf.convert_to_tensor(part)), value)
+        return tf.nest.map_structure(
+            lambda part: tf.custom_gradient(marked)(tf.convert_to_tensor(part)), value
+        )
 
 
 @dataclass(frozen=True)
 class TracedStep(StepContext):
-    """Is the context of the step: it marks what is drawn by row, and notes the operations of a micro-batch."""
+    """Is the context of the step: it marks what is drawn by row, and notes the operations of a
+    micro-batch."""
 
     def draw(self, draw: Any, shape: Sequence[Any], stream: str) -> Any:
         """Returns the numbers of `StepContext.draw`, marked."""
         return tf.identity(super().draw(draw, shape, stream), name=DRAWN)
 
     def accumulate(self, function: Callable[..., Any], *rows: Any) -> Any:
-        """Returns what `function` returns for all rows, which stand for those of one micro-batch."""
+        """Returns what `function` returns for all rows, which stand for those of one
+        micro-batch."""
         graph = tf.compat.v1.get_default_graph()
         first = len(graph.get_operations())
         result = super().accumulate(function, *rows)
@@ -101,11 +112,13 @@ class StepTrace:
     micro_batches: list[range]  # the places of the operations that each micro-batch has
 
 
-def trace(config: TrainConfig, dataset: Dataset, count: int, parts: int, model: keras.Model | None = None) -> StepTrace:
+def trace(
+    config: TrainConfig, dataset: Dataset, count: int, parts: int, model: keras.Model | None = None
+) -> StepTrace:
     """Traces the step of one of `count` parts of a global batch of parts * ROWS rows.
 
-    dataset: as the run has it; model: one with plain variables, if it is not to be built anew. Raises UserError, or
-    whatever the user's code raises for such a number of rows.
+    dataset: as the run has it; model: one with plain variables, if it is not to be built anew.
+        Raises UserError, or whatever the user's code raises for such a number of rows.
     """
     size = parts * ROWS
     config = replace(
@@ -122,21 +135,28 @@ def trace(config: TrainConfig, dataset: Dataset, count: int, parts: int, model: 
     strategy = OneOfSeveral(count)
     replicas = Replicas(strategy, ("CPU:0",) * count, rows, size)
     if model:
-        setup = TrainingSetup(config, replicas, dataset, model, Schedule(size, size, 1, config.seed), {}, ())
+        setup = TrainingSetup(
+            config, replicas, dataset, model, Schedule(size, size, 1, config.seed), {}, ()
+        )
     else:
-        load_function(function_of(config.model), "model")  # a module may draw when it is first imported
+        # a module may draw when it is first imported
+        load_function(function_of(config.model), "model")
         set_precision_and_seed(config)
         setup = setup_with(config, replicas, dataset)
     interface = ModelInterface.of(setup.model)
     runner = setup.step_runner()
     runner.context = TracedStep
     shape = (1, interface.batches_per_step, rows)
-    specs = tf.nest.map_structure(lambda spec: tf.TensorSpec((*shape, *spec.shape), spec.dtype), dataset.train.spec)
+    specs = tf.nest.map_structure(
+        lambda spec: tf.TensorSpec((*shape, *spec.shape), spec.dtype), dataset.train.spec
+    )
 
     def one_step(parts: Any, step: Any) -> Any:
         return runner.one_step(ReplicaRows(parts), step)
 
     strategy.micro_batches.clear()
     with with_tables_as_of(math.inf):
-        function = tf.function(one_step, autograph=False).get_concrete_function(specs, tf.TensorSpec((), tf.int64))
+        function = tf.function(one_step, autograph=False).get_concrete_function(
+            specs, tf.TensorSpec((), tf.int64)
+        )
     return StepTrace(function.graph, rows, setup.model, strategy.micro_batches)

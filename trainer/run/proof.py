@@ -1,4 +1,5 @@
-"""Says whether the step of a run gives on several replicas what one device with all rows would give, by its graph."""
+"""Says whether the step of a run gives on several replicas what one device with all rows would
+give, by its graph."""
 
 import linecache
 import re
@@ -18,21 +19,28 @@ from trainer.proof.walk import Different, Variable, Walk
 from trainer.run.one_of_several import REPLICAS, StepTrace, trace
 from trainer.run.one_of_several import __file__ as trace_file
 
-PROVED, MIXES, MAY_MIX, NOT_PROVED = "proved", "mixes rows", "may mix rows", "not proved"
+PROVED = "proved"
+MIXES = "mixes rows"
+MAY_MIX = "may mix rows"
+NOT_PROVED = "not proved"
 
 
 @dataclass(frozen=True)
 class Proof:
-    """Holds what the graph shows; the first three lists are empty if every update is that of one device."""
+    """Holds what the graph shows; the first three lists are empty if every update is that of one
+    device."""
 
-    mixes: list[str] = field(default_factory=list)  # what mixes rows, with the line of the user's file
+    # what mixes rows, with the line of the user's file
+    mixes: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)  # what has no rule
     parts: list[str] = field(default_factory=list)  # variables that each micro-batch assigns
-    metrics: list[str] = field(default_factory=list)  # metrics that mix rows, which changes no update
+    # metrics that mix rows, which changes no update
+    metrics: list[str] = field(default_factory=list)
 
     @property
     def lines(self) -> list[str]:
-        """Returns what is not proved; what has no rule is left out where something mixes rows for sure."""
+        """Returns what is not proved; what has no rule is left out where something mixes rows for
+        sure."""
         return [*self.mixes, *self.parts, *([] if self.mixes else self.unknown)]
 
     @property
@@ -41,7 +49,8 @@ class Proof:
         return not (self.mixes or self.unknown or self.parts)
 
     def verdict(self, *, differ: bool = False) -> str:
-        """Returns the verdict in a few words; differ: whether steps on one and on two replicas gave other numbers."""
+        """Returns the verdict in a few words; differ: whether steps on one and on two replicas gave
+        other numbers."""
         if self.mixes and differ:
             return MIXES
         if self.mixes or self.parts:
@@ -50,16 +59,20 @@ class Proof:
 
 
 def prove_built(config: TrainConfig, dataset: Dataset, model: keras.Model) -> Proof:
-    """Returns what `prove` does for a model that is built and prepared; its variables stay as they are."""
-    with plain_variables(variable for variable in _held_by(model) if isinstance(variable, keras.Variable)):
+    """Returns what `prove` does for a model that is built and prepared; its variables stay as they
+    are."""
+    with plain_variables(
+        variable for variable in _held_by(model) if isinstance(variable, keras.Variable)
+    ):
         return prove(config, dataset, model)
 
 
 def prove(config: TrainConfig, dataset: Dataset, model: keras.Model | None = None) -> Proof:
-    """Traces the step of a run twice and returns what its graph shows. Raises UserError as building the model does.
+    """Traces the step of a run twice and returns what its graph shows. Raises UserError as building
+    the model does.
 
-    The settings --sync_batch_norm=false and --micro_batches, which ask batch norm for fewer rows, are left out. model:
-    one with plain variables, if it is not to be built anew.
+    The settings --sync_batch_norm=false and --micro_batches, which ask batch norm for fewer rows,
+    are left out. model: one with plain variables, if it is not to be built anew.
     """
     traces = [trace(config, dataset, count, REPLICAS, model) for count in (REPLICAS, REPLICAS // 2)]
     try:
@@ -71,9 +84,11 @@ def prove(config: TrainConfig, dataset: Dataset, model: keras.Model | None = Non
 
 
 def _assigned_in_parts(walk: Walk, first: StepTrace) -> list[str]:
-    """Returns lines about variables that each micro-batch assigns, other than metrics and the averages of batch norm.
+    """Returns lines about variables that each micro-batch assigns, other than metrics and the
+    averages of batch norm.
 
-    Keras's own train_step has no call of `accumulate`, and then only its optimizer's updates come after all of them.
+    Keras's own train_step has no call of `accumulate`, and then only its optimizer's updates come
+    after all of them.
     """
     averages = {
         variable.path
@@ -86,9 +101,14 @@ def _assigned_in_parts(walk: Walk, first: StepTrace) -> list[str]:
         for assignment in walk.assignments
         if not (assignment.variable.is_metric or assignment.variable.updated)
         and assignment.variable.name not in averages
-        and (not first.micro_batches or any(assignment.place in places for places in first.micro_batches))
+        and (
+            not first.micro_batches
+            or any(assignment.place in places for places in first.micro_batches)
+        )
     ]
-    return [f"{name} is assigned in each micro-batch, not once a step" for name in dict.fromkeys(inside)]
+    return [
+        f"{name} is assigned in each micro-batch, not once a step" for name in dict.fromkeys(inside)
+    ]
 
 
 def _walked(*traces: StepTrace) -> Walk:
@@ -100,7 +120,8 @@ def _walked(*traces: StepTrace) -> Walk:
     held: list[Variable | None] = []
     captured = [{id(inside): outside for outside, inside in each.graph.captures} for each in traces]
     for first, second in zip(traces[0].graph.inputs, traces[1].graph.inputs, strict=True):
-        if id(first) not in captured[0]:  # rows: (1, batches of the step, rows, …); the step's number has no axes
+        # rows: (1, batches of the step, rows, …); the step's number has no axes
+        if id(first) not in captured[0]:
             labels.append(Label(ROWS, axis=2) if first.shape.rank else Label(SAME))
             known.append(None)
             held.append(None)
@@ -119,37 +140,47 @@ def _walked(*traces: StepTrace) -> Walk:
         if pair[0] and pair[1]:
             values = pair[0][1].numpy(), pair[1][1].numpy()
             if pair[0][0] != pair[1][0] or not np.array_equal(*values):
-                raise Different(f"{pair[0][0].name} starts from other values with another number of replicas")
+                raise Different(
+                    f"{pair[0][0].name} starts from other values with another number of replicas"
+                )
     walk.graphs((traces[0].graph, traces[1].graph), labels, known, held)
     return walk
 
 
 def _held_by(model: keras.Model) -> list[Any]:
-    """Returns the variables that a step of the model may use, each once: also those of metrics and of optimizers."""
+    """Returns the variables that a step of the model may use, each once: also those of metrics and
+    of optimizers."""
     of_metrics = [variable for metric in model.metrics for variable in metric.variables]
-    of_optimizers = [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
+    of_optimizers = [
+        variable for optimizer in optimizers_of(model) for variable in optimizer.variables
+    ]
     held = [*model.variables, *of_metrics, *of_optimizers, *reachable(model)]
     variables = {id(item): item for item in held if isinstance(item, (keras.Variable, tf.Variable))}
     return [*variables.values()]
 
 
 def _variables(model: keras.Model) -> dict[int, tuple[Variable, Any]]:
-    """Returns the variables that a step of the model may use, with their values, by the ids of their handles."""
+    """Returns the variables that a step of the model may use, with their values, by the ids of
+    their handles."""
     metrics = {id(variable) for metric in model.metrics for variable in metric.variables}
     kept = [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
     updated = {id(variable) for variable in (*kept, *model.trainable_variables)}
     found: dict[int, tuple[Variable, Any]] = {}
     for variable in _held_by(model):
         value = variable.value if isinstance(variable, keras.Variable) else variable
-        is_metric, is_updated = id(variable) in metrics, id(variable) in updated
-        combined = {tf.VariableAggregation.MEAN: "mean", tf.VariableAggregation.SUM: "sum"}.get(value.aggregation, "")
+        is_metric = id(variable) in metrics
+        is_updated = id(variable) in updated
+        combined = {tf.VariableAggregation.MEAN: "mean", tf.VariableAggregation.SUM: "sum"}.get(
+            value.aggregation, ""
+        )
         found.setdefault(
             id(value.handle),
             (
                 Variable(
                     name=getattr(variable, "path", variable.name),
                     is_metric=is_metric,
-                    own_value=value.synchronization == tf.VariableSynchronization.ON_READ and not is_metric,
+                    own_value=value.synchronization == tf.VariableSynchronization.ON_READ
+                    and not is_metric,
                     combined="" if is_updated else combined,
                     updated=is_updated,
                     shape=tuple(value.shape),
@@ -162,15 +193,30 @@ def _variables(model: keras.Model) -> dict[int, tuple[Variable, Any]]:
 
 # What to write instead, by what the line of the user's file does.
 _ADVICE = (
-    ("global_norm|clip_by_norm", "give the optimizer global_clipnorm (or clipnorm), which clips the sum"),
+    (
+        "global_norm|clip_by_norm",
+        "give the optimizer global_clipnorm (or clipnorm), which clips the sum",
+    ),
     ("metric", "compute it from this step's rows instead"),
-    ("divides by a sum|ratio", "a sum over a mask's sum is the reduction mean_with_sample_weight of a loss"),
+    (
+        "divides by a sum|ratio",
+        "a sum over a mask's sum is the reduction mean_with_sample_weight of a loss",
+    ),
     ("pairs", "a loss of pairs needs all rows on one device: --replicas=1"),
-    ("over the rows of one replica", "use a mean over rows, or a constant, instead of what the whole batch decides"),
+    (
+        "over the rows of one replica",
+        "use a mean over rows, or a constant, instead of what the whole batch decides",
+    ),
     ("number of this replica", "draw by current_step() or keras.random, which know the rows"),
-    ("TensorFlow's own state", "draw by keras.random (normal, uniform, randint) or a layer, such as GaussianNoise"),
+    (
+        "TensorFlow's own state",
+        "draw by keras.random (normal, uniform, randint) or a layer, such as GaussianNoise",
+    ),
     ("not linear in a sum", "use a loss that is a mean of one value a row"),
-    ("by a factor|divided by the rows", "take the mean over the rows at hand, or divide by the GLOBAL batch"),
+    (
+        "by a factor|divided by the rows",
+        "take the mean over the rows at hand, or divide by the GLOBAL batch",
+    ),
 )
 
 
@@ -186,29 +232,41 @@ def _findings(walk: Walk) -> dict[str, list[str]]:
             kind = "metrics"
         found[kind].append(_line(label, walk.mixed, assignment.variable.name))
     found["unknown"] += [_line(label, []) for label in walk.stateful]
-    told = {*found["mixes"], *found["unknown"]}  # what enters an update is not told of the loss's mean once more
+    # what enters an update is not told of the loss's mean once more
+    told = {*found["mixes"], *found["unknown"]}
     found["metrics"] = [line for line in found["metrics"] if line not in told]
     return {kind: [*dict.fromkeys(lines)] for kind, lines in found.items()}
 
 
 def _line(label: Label, mixed: list[Label], name: str = "") -> str:
-    """Returns a line about the operation of a label, with the file and line of the user's code and some advice."""
+    """Returns a line about the operation of a label, with the file and line of the user's code and
+    some advice."""
     chosen = label
-    if label.kind == MIXED and not _frames(label.operation):  # such as a gradient, whose forward pass tells more
+    # such as a gradient, whose forward pass tells more
+    if label.kind == MIXED and not _frames(label.operation):
         scope = label.operation.name.removeprefix("gradient_tape/").rpartition("/")[0]
         others = [other for other in mixed if _frames(other.operation)]
-        near = [other for other in others if other.operation.name.rpartition("/")[0].startswith(scope)]
+        near = [
+            other for other in others if other.operation.name.rpartition("/")[0].startswith(scope)
+        ]
         chosen = next(iter(near or others), label)
     operation = chosen.operation
     frames = _frames(operation)
     where = "{}:{}: {}".format(*frames[-1]) if frames else operation.name
     about = f"{where}: {operation.type} {chosen.why}"
-    advice = next((advice for words, advice in _ADVICE if re.search(words, f"{where} {chosen.why}")), "")
-    return f"{about}: {advice}" if (advice and chosen.kind == MIXED) or "draws" in chosen.why else about
+    advice = next(
+        (advice for words, advice in _ADVICE if re.search(words, f"{where} {chosen.why}")), ""
+    )
+    return (
+        f"{about}: {advice}"
+        if (advice and chosen.kind == MIXED) or "draws" in chosen.why
+        else about
+    )
 
 
 def _frames(operation: Any) -> list[tuple[str, int, str]]:
-    """Returns (file, line, text) of the user's files in which an operation was made, the innermost last."""
+    """Returns (file, line, text) of the user's files in which an operation was made, the innermost
+    last."""
     frames = [(frame.filename, frame.lineno) for frame in operation.traceback or ()]
     ours = [place for place, (file, _) in enumerate(frames) if file == trace_file]
     frames = frames[ours[-1] :] if ours else frames

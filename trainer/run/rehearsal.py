@@ -1,4 +1,5 @@
-"""Tries, before training, what a run of a user's own model does only after hours: evaluate, sample, save and export."""
+"""Tries, before training, what a run of a user's own model does only after hours: evaluate, sample,
+save and export."""
 
 import random
 import tempfile
@@ -15,7 +16,13 @@ from trainer.measures.evaluation import Evaluation
 from trainer.run.export import export
 from trainer.run.saved_model_check import DIFFERS, compare_saved
 from trainer.run.training_setup import TrainingSetup
-from trainer.training.checkpoint import check_fits, read_checkpoint, snapshot, variables_of, write_checkpoint
+from trainer.training.checkpoint import (
+    check_fits,
+    read_checkpoint,
+    snapshot,
+    variables_of,
+    write_checkpoint,
+)
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import as_user_mistake, message_of
 
@@ -23,12 +30,15 @@ _ROWS = 2  # samples to draw
 
 
 def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
-    """Writes a checkpoint, evaluates one batch, draws two samples, exports the model, and loads what was saved.
+    """Writes a checkpoint, evaluates one batch, draws two samples, exports the model, and loads
+    what was saved.
 
-    All files go to a temporary folder, and no weight changes, nor what Python draws next. A training step is not tried,
-    as the first one follows at once. Raises UserError that names what failed.
+    All files go to a temporary folder, and no weight changes, nor what Python draws next. A
+    training step is not tried, as the first one follows at once. Raises UserError that names what
+    failed.
     """
-    model, config = setup.model, setup.config
+    model = setup.model
+    config = setup.config
     random_state = random.getstate()  # by which a script may seed its next model
 
     @contextmanager
@@ -39,17 +49,19 @@ def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
             raise
         except Exception as error:
             raise as_user_mistake(error) or UserError(
-                f"model={config.model}: its {part} fails, tried before training: {message_of(error)} "
-                "(--verbose prints the whole traceback)"
+                f"model={config.model}: its {part} fails, tried before training:"
+                f" {message_of(error)} (--verbose prints the whole traceback)"
             ) from error
 
     with tempfile.TemporaryDirectory(prefix="trainer-rehearsal-") as name:
-        checkpoint, exported = Path(name) / "state", Path(name) / "exported"
+        checkpoint = Path(name) / "state"
+        exported = Path(name) / "exported"
         with trying("checkpoint"):
             variables = variables_of(model)
             if not variables:
                 raise UserError(
-                    "the model has no variables: build its layers, or call it on some rows, before it is returned"
+                    "the model has no variables: build its layers, or call it on some rows, before"
+                    " it is returned"
                 )
             write_checkpoint(checkpoint, snapshot(variables), {"step": 0, "state": {}})
             _, values = read_checkpoint(checkpoint)
@@ -67,11 +79,13 @@ def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
                 as_uint8(sampler.sample(*drawn))
         with trying("export"):
             export(model, exported, setup.dataset.input_spec, save_optimizer=config.save_optimizer)
-            # Keras also saves classes that it cannot load without their code; compare_saved then only warns.
+            # Keras also saves classes that it cannot load without their code; compare_saved then
+            # only warns.
             outcome = compare_saved(setup, exported)
     random.setstate(random_state)
     if outcome.startswith(DIFFERS):
         raise UserError(
-            f"model={config.model}: {outcome}: Keras {keras.__version__} loses what it was made with: "
-            "give it a registered class of your own with a get_config that has all arguments, or use another"
+            f"model={config.model}: {outcome}: Keras {keras.__version__} loses what it was made"
+            " with: give it a registered class of your own with a get_config that has all"
+            " arguments, or use another"
         )

@@ -1,8 +1,10 @@
-"""Proves by its graph that the number of replicas changes nothing in a step, or else compares a few steps in numbers.
+"""Proves by its graph that the number of replicas changes nothing in a step, or else compares a few
+steps in numbers.
 
-While the run starts, a child of the chief does so on the CPU, as `trainer.check` does. Only what the graph does not
-prove is compared: weights and losses of steps on one and on two replicas, in float64. With --virtual_replicas it
-compares all bits of weights, slots and averages in the precision of the run.
+While the run starts, a child of the chief does so on the CPU, as `trainer.check` does. Only what
+the graph does not prove is compared: weights and losses of steps on one and on two replicas, in
+float64. With --virtual_replicas it compares all bits of weights, slots and averages in the
+precision of the run.
 """
 
 import json
@@ -44,34 +46,42 @@ from trainer.user_code.mistakes import as_user_mistake, load_function, message_o
 
 # A few steps of a few rows take much less; this limit only ends a comparison that hangs.
 LONGEST_SECONDS = 1800.0
-# This environment variable skips the comparison, for tests of this project that are about something else.
+# This environment variable skips the comparison, for tests of this project that are about something
+# else.
 SKIP = "TRAINER_SKIP_REPLICA_CHECK"
 COMPARED_STEPS = 5
 REMEDY = (
-    "change that, train on one replica (--replicas=1), or use --allow_replica_dependence: the numbers then hold for "
-    "this many replicas only"
+    "change that, train on one replica (--replicas=1), or use --allow_replica_dependence: the"
+    " numbers then hold for this many replicas only"
 )
 _FEW_ROWS = 16
 TOLERANCE = 1e-10  # relative L2 norm of a weight tensor's difference; far above float64 rounding
-_METRIC_TOLERANCE = 1e-6  # relative; wider, as a user's metric may compute in float32, and training does not use it
-# Relative, of a comparison in float32: Adam makes large updates of gradients that are rounding alone.
+# relative; wider, as a user's metric may compute in float32, and training does not use it
+_METRIC_TOLERANCE = 1e-6
+# Relative, of a comparison in float32: Adam makes large updates of gradients that are rounding
+# alone.
 _FLOAT32_WEIGHTS = 1e-3
 _FLOAT32_LOSSES = 1e-4
 
 
 @dataclass(frozen=True)
 class ReplicaVerdict:
-    """Holds what a comparison found, as run.json keeps it. `agrees` is None if nothing was compared."""
+    """Holds what a comparison found, as run.json keeps it. `agrees` is None if nothing was
+    compared."""
 
     agrees: bool | None
     problems: list[str] = field(default_factory=list)  # what differs, and what to change
     reason: str = ""  # why nothing was compared, or which settings the comparison changed
-    equal_bits: bool = False  # whether all bits were compared, with --virtual_replicas, and are equal
-    by_settings: bool = False  # nothing was compared, as the settings ask for a dependence that the log reports
+    # whether all bits were compared, with --virtual_replicas, and are equal
+    equal_bits: bool = False
+    # nothing was compared, as the settings ask for a dependence that the log reports
+    by_settings: bool = False
     fault: bool = False  # whether the comparison itself failed, through no mistake of the user
     proof: str = ""  # what the graph shows: "proved", "mixes rows", "may mix rows" or "not proved"
-    lines: list[str] = field(default_factory=list)  # what is not proved, with the lines of the user's files
-    metrics: list[str] = field(default_factory=list)  # metrics that mix rows, which changes no update
+    # what is not proved, with the lines of the user's files
+    lines: list[str] = field(default_factory=list)
+    # metrics that mix rows, which changes no update
+    metrics: list[str] = field(default_factory=list)
     precision: str = ""  # in which steps were compared, as "in float64"
 
     @property
@@ -88,14 +98,20 @@ class ReplicaVerdict:
 
     @property
     def not_compared(self) -> str:
-        """Returns why it is unknown whether the number of replicas changes the result; "" if it is known."""
+        """Returns why it is unknown whether the number of replicas changes the result; "" if it is
+        known."""
         return self.reason if self.agrees is None and not self.by_settings else ""
 
 
 def needs_check(config: TrainConfig, replicas: int) -> bool:
-    """Returns whether a new run needs a proof: a user's own model or data, on several replicas or in micro-batches."""
+    """Returns whether a new run needs a proof: a user's own model or data, on several replicas or
+    in micro-batches."""
     parts = replicas * config.micro_batches
-    return (parts > 1 or config.virtual_replicas > 0) and has_own_code(config) and not os.environ.get(SKIP)
+    return (
+        (parts > 1 or config.virtual_replicas > 0)
+        and has_own_code(config)
+        and not os.environ.get(SKIP)
+    )
 
 
 class ReplicaCheck:
@@ -108,7 +124,9 @@ class ReplicaCheck:
         self._folder = TemporaryDirectory(prefix="trainer-replicas-")
         self._file, self._log = (Path(self._folder.name) / name for name in ("verdict.json", "log"))
         self._began = time.monotonic()
-        self._child = start_command(["trainer.check", *arguments, f"--verdict={self._file}"], self._log)
+        self._child = start_command(
+            ["trainer.check", *arguments, f"--verdict={self._file}"], self._log
+        )
         with suppress(OSError):
             # If memory runs short, Linux kills the child first.
             Path(f"/proc/{self._child.pid}/oom_score_adj").write_text("1000")
@@ -119,13 +137,18 @@ class ReplicaCheck:
             self._child.wait(max(0.0, self._began + LONGEST_SECONDS - time.monotonic()))
         except subprocess.TimeoutExpired:
             return ReplicaVerdict(
-                None, reason=f"it took longer than {(time.monotonic() - self._began) / 60:.3g} minutes"
+                None,
+                reason=f"it took longer than {(time.monotonic() - self._began) / 60:.3g} minutes",
             )
         with suppress(OSError, ValueError, TypeError):
             return ReplicaVerdict(**json.loads(self._file.read_text()))
         if self._child.returncode < 0:  # killed, for instance because memory ran short
-            return ReplicaVerdict(None, reason=f"its process was ended by signal {-self._child.returncode}")
-        return ReplicaVerdict(None, reason=last_error(self._log), fault=self._child.returncode == FAULT)
+            return ReplicaVerdict(
+                None, reason=f"its process was ended by signal {-self._child.returncode}"
+            )
+        return ReplicaVerdict(
+            None, reason=last_error(self._log), fault=self._child.returncode == FAULT
+        )
 
     def close(self) -> None:
         """Kills the child if it still runs, and removes its files."""
@@ -137,8 +160,8 @@ class ReplicaCheck:
 def act_on_verdict(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False) -> None:
     """Logs a verdict or, unless `allowed` (--allow_replica_dependence), refuses to train.
 
-    Raises UserError if steps differ, or if rows may be mixed, or were not compared, though several replicas are `paid`
-    for; PlatformFault if the comparison itself failed.
+    Raises UserError if steps differ, or if rows may be mixed, or were not compared, though several
+    replicas are `paid` for; PlatformFault if the comparison itself failed.
     """
     for line in verdict.metrics:
         log.warning(f"a metric depends on the number of replicas: {line}")
@@ -147,7 +170,10 @@ def act_on_verdict(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False
         line = "proved: every update is what one device with all rows would make, whatever the data"
         log.info(f"{line} ({verdict.reason})" if verdict.reason else line)
     elif verdict.proof == MAY_MIX and verdict.agrees:
-        line = f"{MAY_MIX}, though 5 steps on 1 and on 2 replicas give the same {verdict.precision}: {told}"
+        line = (
+            f"{MAY_MIX}, though 5 steps on 1 and on 2 replicas give the same {verdict.precision}:"
+            f" {told}"
+        )
         if paid and not allowed:
             raise UserError(f"{line}: {REMEDY}")
         log.warning(line)
@@ -155,8 +181,8 @@ def act_on_verdict(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False
         log.info("equal bits: steps on 1 and on 2 replicas, compared before training")
     elif verdict.agrees:
         log.info(
-            f"steps on 1 and on 2 replicas give the same, compared {verdict.precision} before training"
-            f"{f' ({NOT_PROVED}: {told})' if told else ''} {verdict.reason}".rstrip()
+            f"steps on 1 and on 2 replicas give the same, compared {verdict.precision} before"
+            f" training{f' ({NOT_PROVED}: {told})' if told else ''} {verdict.reason}".rstrip()
         )
     elif verdict.agrees is None:
         line = f"one replica and two were not compared before training: {verdict.reason}"
@@ -164,12 +190,15 @@ def act_on_verdict(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False
             raise PlatformFault(f"{line}: --allow_replica_dependence trains all the same")
         if paid and verdict.not_compared and not allowed:
             raise UserError(
-                f"{line}: compare them at your desk (python -m trainer.check with the same flags), then pay for "
-                "several replicas with --allow_replica_dependence"
+                f"{line}: compare them at your desk (python -m trainer.check with the same flags),"
+                " then pay for several replicas with --allow_replica_dependence"
             )
         log.warning(line)
     elif allowed:
-        log.warning(f"the result depends on the number of replicas, as allowed: {'; '.join(verdict.problems)}")
+        log.warning(
+            "the result depends on the number of replicas, as allowed:"
+            f" {'; '.join(verdict.problems)}"
+        )
     else:
         raise UserError(f"{'; '.join(verdict.problems)}: {REMEDY}")
 
@@ -178,12 +207,14 @@ _PLAIN = "with --sync_batch_norm=true and --micro_batches=1"
 
 
 def asks_for_less(config: TrainConfig) -> bool:
-    """Returns whether the settings let batch norm take fewer rows than those of all replicas, as the log tells."""
+    """Returns whether the settings let batch norm take fewer rows than those of all replicas, as
+    the log tells."""
     return not config.sync_batch_norm or config.micro_batches > 1
 
 
 def proof_of(config: TrainConfig) -> Proof:
-    """Returns what the graph of a step shows; nothing if it cannot be traced for other numbers of rows."""
+    """Returns what the graph of a step shows; nothing if it cannot be traced for other numbers of
+    rows."""
 
     def built_anew() -> Proof:
         set_precision_and_seed(config)
@@ -202,18 +233,24 @@ def _traced(proved: Callable[[], Proof]) -> Proof:
 
 
 def judge_built(config: TrainConfig, dataset: Dataset, model: keras.Model) -> ReplicaVerdict:
-    """Proves that replicas change nothing in steps of a model that a script has built; nothing is compared."""
+    """Proves that replicas change nothing in steps of a model that a script has built; nothing is
+    compared."""
     proof = _traced(lambda: prove_built(config, dataset, model))
     if proof.holds:
         return ReplicaVerdict(True, proof=PROVED, metrics=proof.metrics)
     verdict = proof.verdict()
     reason = f"{verdict}: {'; '.join(proof.lines)}"
-    return ReplicaVerdict(None, reason=reason, proof=verdict, lines=proof.lines, metrics=proof.metrics)
+    return ReplicaVerdict(
+        None, reason=reason, proof=verdict, lines=proof.lines, metrics=proof.metrics
+    )
 
 
 def judge(config: TrainConfig) -> dict[str, Any]:
-    """Proves that replicas change nothing, or compares steps with few rows; returns a `ReplicaVerdict`'s fields."""
-    proof = Proof(unknown=["its bits are compared"]) if config.virtual_replicas else proof_of(config)
+    """Proves that replicas change nothing, or compares steps with few rows; returns a
+    `ReplicaVerdict`'s fields."""
+    proof = (
+        Proof(unknown=["its bits are compared"]) if config.virtual_replicas else proof_of(config)
+    )
     if proof.holds:
         exempt = f"batch norm as {_PLAIN}" if asks_for_less(config) else ""
         return {"agrees": True, "proof": PROVED, "metrics": proof.metrics, "reason": exempt}
@@ -228,19 +265,23 @@ def judge(config: TrainConfig) -> dict[str, Any]:
 
 
 def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
-    """Compares steps with few rows each, or with whole batches if few rows fail; returns a `ReplicaVerdict`'s fields.
+    """Compares steps with few rows each, or with whole batches if few rows fail; returns a
+    `ReplicaVerdict`'s fields.
 
-    Batch norm without --sync_batch_norm, or over micro-batches, depends on replicas by its settings, as the log says
-    anyway, so the comparison changes these settings.
+    Batch norm without --sync_batch_norm, or over micro-batches, depends on replicas by its
+    settings, as the log says anyway, so the comparison changes these settings.
     """
-    cuts = config.virtual_replicas or 2 * config.micro_batches  # of each global batch, all of one size
+    # of each global batch, all of one size
+    cuts = config.virtual_replicas or 2 * config.micro_batches
     few, whole = (max(rows // cuts, 2) * cuts for rows in (_FEW_ROWS, config.global_batch_size))
     for rows in (few, whole):
         try:
             fewer = replace(config, global_batch_size=min(rows, whole))
             problems = compare_bits(fewer, 2) if config.virtual_replicas else []
-            warnings, precision = list[str](), ""
-            if not problems:  # with equal bits, the loss of a shard may still differ from that of the whole batch
+            warnings = list[str]()
+            precision = ""
+            # with equal bits, the loss of a shard may still differ from that of the whole batch
+            if not problems:
                 fewer = replace(fewer, virtual_replicas=0, sync_batch_norm=True, micro_batches=1)
                 problems, warnings, precision = compare_replicas(fewer)
             break
@@ -260,24 +301,30 @@ def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
 
 
 def compare_bits(config: TrainConfig, replicas: int) -> list[str]:
-    """Returns a line if any bits of the variables differ between one replica and `replicas`, else an empty list."""
+    """Returns a line if any bits of the variables differ between one replica and `replicas`, else
+    an empty list."""
     runs = [_run_steps(config, count, config.precision) for count in (1, replicas)]
     if other := _different_starts(config, *runs):
         return other
     alone, several = (snapshot(variables_of(run.model)) for run in runs)
-    log.info(f"SHA-256 of {len(alone)} variables: {digest_of(alone)} on 1 replica, {digest_of(several)} on {replicas}")
+    log.info(
+        f"SHA-256 of {len(alone)} variables: {digest_of(alone)} on 1 replica, {digest_of(several)}"
+        f" on {replicas}"
+    )
     unequal = [name for name in alone if alone[name].tobytes() != several[name].tobytes()]
     if not unequal:
         return []
     return [
-        f"{config.model}: on {replicas} replicas {len(unequal)} of {len(alone)} variables have other bits after "
-        f"{COMPARED_STEPS} steps, {unequal[0]} the first: a layer keeps numbers of its own from shard to shard or "
-        "draws by tf.random, or a gradient is taken outside of accumulate"
+        f"{config.model}: on {replicas} replicas {len(unequal)} of {len(alone)} variables have"
+        f" other bits after {COMPARED_STEPS} steps, {unequal[0]} the first: a layer keeps numbers"
+        " of its own from shard to shard or draws by tf.random, or a gradient is taken outside of"
+        " accumulate"
     ]
 
 
 class ComparedSteps(NamedTuple):
-    """Holds what differs, with the likely reasons; which of these the log of the run gives anyway; and the precision.
+    """Holds what differs, with the likely reasons; which of these the log of the run gives anyway;
+    and the precision.
 
     Both lists are empty if nothing differs. The precision is text, such as "in float64".
     """
@@ -288,32 +335,46 @@ class ComparedSteps(NamedTuple):
 
 
 def compare_replicas(config: TrainConfig) -> ComparedSteps:
-    """Compares weights and losses on one and two replicas, in float64 or, if the model cannot run in it, in float32.
+    """Compares weights and losses on one and two replicas, in float64 or, if the model cannot run
+    in it, in float32.
 
-    Compiled metrics that float64 lacks are left out. Raises UserError if the steps give NaN or infinity on one replica.
+    Compiled metrics that float64 lacks are left out. Raises UserError if the steps give NaN or
+    infinity on one replica.
     """
     in_float32 = False
     with metrics_that_run() as left_out:
         try:
             alone, together = (_run_steps(config, replicas, "float64") for replicas in (1, 2))
-        except Exception:  # an operation without float64, of which each layer tells in words of its own
+        # an operation without float64, of which each layer tells in words of its own
+        except Exception:
             in_float32 = True
     if in_float32:
         alone, together = (_run_steps(config, replicas, "float32") for replicas in (1, 2))
-        precision = f"in float32 (up to {_FLOAT32_LOSSES:g} of a loss, as the model does not run in float64)"
+        precision = (
+            f"in float32 (up to {_FLOAT32_LOSSES:g} of a loss, as the model does not run in"
+            " float64)"
+        )
     else:
         names = ", ".join(dict.fromkeys(left_out))
-        precision = f"in float64 (without {names}, which does not run in it)" if names else "in float64"
+        precision = (
+            f"in float64 (without {names}, which does not run in it)" if names else "in float64"
+        )
     if other := _different_starts(config, alone, together):
         return ComparedSteps(other, [], precision)
-    if infinite := [name for name, value in alone.means.items() if is_loss(name) and not np.isfinite(value)]:
+    if infinite := [
+        name for name, value in alone.means.items() if is_loss(name) and not np.isfinite(value)
+    ]:
         raise UserError(
-            f"{config.model}: {infinite[0]} is {alone.means[infinite[0]]} within the first {COMPARED_STEPS} steps, on "
-            "one replica too: look for a logarithm, root or division of 0, or use a smaller learning rate"
+            f"{config.model}: {infinite[0]} is {alone.means[infinite[0]]} within the first"
+            f" {COMPARED_STEPS} steps, on one replica too: look for a logarithm, root or division"
+            " of 0, or use a smaller learning rate"
         )
-    # A weight without effect (a bias before batch norm) has only rounding errors for gradients, which Adam, with its
-    # epsilon of 1e-7, turns into up to 1e-8 of an update. So a difference is relative to a hundred updates at least.
-    rate = float(getattr(ModelInterface.of(alone.model).optimizer, "learning_rate", config.learning_rate))
+    # A weight without effect (a bias before batch norm) has only rounding errors for gradients,
+    # which Adam, with its epsilon of 1e-7, turns into up to 1e-8 of an update. So a difference is
+    # relative to a hundred updates at least.
+    rate = float(
+        getattr(ModelInterface.of(alone.model).optimizer, "learning_rate", config.learning_rate)
+    )
     hundred_updates = 100 * COMPARED_STEPS * rate
     differences = [
         float(np.nan_to_num(np.linalg.norm(a - b), nan=np.inf))
@@ -332,10 +393,15 @@ def compare_replicas(config: TrainConfig) -> ComparedSteps:
     }
     if max(differences) <= tolerance and not uneven:
         return ComparedSteps([], [], precision)
-    problems = [f"{config.model}: {name} is {a:.9g} on 1 replica and {b:.9g} on 2" for name, (a, b) in uneven.items()]
+    problems = [
+        f"{config.model}: {name} is {a:.9g} on 1 replica and {b:.9g} on 2"
+        for name, (a, b) in uneven.items()
+    ]
     if max(differences) > tolerance:
         worst = alone.model.weights[int(np.argmax(differences))].path
-        difference = f"{worst} differs by {max(differences):.1e} (relative) after {COMPARED_STEPS} steps"
+        difference = (
+            f"{worst} differs by {max(differences):.1e} (relative) after {COMPARED_STEPS} steps"
+        )
         problems.insert(0, f"{config.model}: on 2 replicas {difference}")
     ratios = {name: b / a for name, (a, b) in uneven.items() if a}
     warnings = depends_on_replicas(together.model, replicas=2, micro_batches=config.micro_batches)
@@ -345,13 +411,27 @@ def compare_replicas(config: TrainConfig) -> ComparedSteps:
     dtypes = () if in_float32 else ("float32", "float16", "bfloat16")
     narrow = [path for path, layer in layers if layer.compute_dtype in dtypes]
     reasons = [  # the most likely one comes first
-        f"{halved[0]} is about half as large: it is a sum over rows, or one divided by the global batch, as in a "
-        "tutorial of TensorFlow's: take the mean over the rows at hand (tf.reduce_mean)" if halved else "",
-        f"{doubled[0]} is about twice as large: divide its sum by the GLOBAL batch, not by the rows of one replica "
-        "(reduce_mean)" if doubled else "",
-        f"{narrow[0]} computes in a narrower dtype than float64, so that its rounding may differ" if narrow else "",
+        (
+            f"{halved[0]} is about half as large: it is a sum over rows, or one divided by the"
+            " global batch, as in a tutorial of TensorFlow's: take the mean over the rows at hand"
+            " (tf.reduce_mean)"
+            if halved
+            else ""
+        ),
+        (
+            f"{doubled[0]} is about twice as large: divide its sum by the GLOBAL batch, not by the"
+            " rows of one replica (reduce_mean)"
+            if doubled
+            else ""
+        ),
+        (
+            f"{narrow[0]} computes in a narrower dtype than float64, so that its rounding may"
+            " differ"
+            if narrow
+            else ""
+        ),
         *warnings,
-    ]  # fmt: skip
+    ]
     return ComparedSteps([*problems, *filter(None, reasons)], warnings, precision)
 
 
@@ -360,7 +440,8 @@ class _StepsResult:
     """Holds what a few steps began with and what they computed."""
 
     model: Any  # after the steps
-    content: dict[str, Any]  # counts and classes of the data; for data of a function also digests of the rows
+    # counts and classes of the data; for data of a function also digests of the rows
+    content: dict[str, Any]
     starts: list[Any]  # the weights before the steps
     means: Mapping[str, float]  # of losses and metrics
 
@@ -368,9 +449,15 @@ class _StepsResult:
 def _run_steps(config: TrainConfig, replicas: int, precision: str) -> _StepsResult:
     """Runs a few steps on so many replicas."""
     config = replace(
-        config, precision=precision, replicas=replicas, strategy="auto", expect_devices=0, jit_compile="false"
+        config,
+        precision=precision,
+        replicas=replicas,
+        strategy="auto",
+        expect_devices=0,
+        jit_compile="false",
     )
-    # A module may draw when it is first imported: import it before the seed, so that both builds draw the same.
+    # A module may draw when it is first imported: import it before the seed, so that both builds
+    # draw the same.
     set_precision_and_seed(config)
     load_function(function_of(config.model), "model")
     if is_named(config.data):
@@ -380,7 +467,8 @@ def _run_steps(config: TrainConfig, replicas: int, precision: str) -> _StepsResu
         setup = build_setup(config, make_replicas(config))
     starts = setup.model.get_weights()
     with setup.dataset.reading():
-        runner, rows = setup.step_runner(), setup.rows_from(0)
+        runner = setup.step_runner()
+        rows = setup.rows_from(0)
         try:
             means = runner(rows, 0, COMPARED_STEPS).means()
         except Exception as error:
@@ -388,17 +476,22 @@ def _run_steps(config: TrainConfig, replicas: int, precision: str) -> _StepsResu
         return _StepsResult(setup.model, setup.content, starts, means)
 
 
-def _different_starts(config: TrainConfig, alone: _StepsResult, together: _StepsResult) -> list[str]:
-    """Returns a line if the two builds differ in data or weights before any step, else an empty list."""
+def _different_starts(
+    config: TrainConfig, alone: _StepsResult, together: _StepsResult
+) -> list[str]:
+    """Returns a line if the two builds differ in data or weights before any step, else an empty
+    list."""
     if changes := changed_values(alone.content, together.content):
         return [
-            f"data={config.data}: a second reading gives other rows ({changes}): draw with a generator that is made, "
-            "with a seed, inside the function, and make a Dataset that is shuffled there, too"
+            f"data={config.data}: a second reading gives other rows ({changes}): draw with a"
+            " generator that is made, with a seed, inside the function, and make a Dataset that is"
+            " shuffled there, too"
         ]
     pairs = zip(alone.starts, together.starts, strict=True)
     if unlike := [place for place, pair in enumerate(pairs) if not np.array_equal(*pair)]:
         return [
-            f"{config.model}: a second model starts from other weights, {alone.model.weights[unlike[0]].path} the "
-            "first: make every initializer and layer inside the function, and draw with generators made there"
+            f"{config.model}: a second model starts from other weights,"
+            f" {alone.model.weights[unlike[0]].path} the first: make every initializer and layer"
+            " inside the function, and draw with generators made there"
         ]
     return []

@@ -1,4 +1,5 @@
-"""Reads a command line that names a run by its job directory, and may replace its data. Imports no TensorFlow."""
+"""Reads a command line that names a run by its job directory, and may replace its data. Imports no
+TensorFlow."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -8,7 +9,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from trainer.base.errors import UserError
-from trainer.base.run_files.job_files import CHECKPOINTS, MODEL, RUN_INFO, mapping, read_run_info, step_name
+from trainer.base.run_files.job_files import (
+    CHECKPOINTS,
+    MODEL,
+    RUN_INFO,
+    mapping,
+    read_run_info,
+    step_name,
+)
 from trainer.base.run_files.serving_file import SERVING
 from trainer.base.settings.fields import (
     ALL_FLAGS,
@@ -30,15 +38,31 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import expanded, parse
 from trainer.base.storage.staging import Staged, naming
 
-NEWEST, BEST = "newest", "best"
-# Settings that a command on a run may change. The default is the run's value, but for replicas all of this machine.
-_OVERRIDABLE = ("replicas", "data", "evaluation_batch_size", "skip_bad_images", "data_memory_mib", "cache_dir")
+NEWEST = "newest"
+BEST = "best"
+# Settings that a command on a run may change. The default is the run's value, but for replicas all
+# of this machine.
+_OVERRIDABLE = (
+    "replicas",
+    "data",
+    "evaluation_batch_size",
+    "skip_bad_images",
+    "data_memory_mib",
+    "cache_dir",
+)
 _FIELDS = fields_of(TrainConfig)
 # Settings of the training job alone, whose defaults a command on another machine uses.
 _TRAINING_ONLY = (
-    "recipe", "job_dir", "callbacks", "strategy", "replicas", "expect_devices", "jit_compile", "initial_checkpoint",
+    "recipe",
+    "job_dir",
+    "callbacks",
+    "strategy",
+    "replicas",
+    "expect_devices",
+    "jit_compile",
+    "initial_checkpoint",
     "initial_model",
-)  # fmt: skip
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +72,8 @@ class RunOptions:
     run: str = setting(meaning="a job directory; also at gs://", metavar="RUN", positional=True)
     checkpoint: str = setting(
         "",
-        f"weights of this checkpoint, {NEWEST} or {BEST} (default: those of the template model in {MODEL}/)",
+        f"weights of this checkpoint, {NEWEST} or {BEST} (default: those of the template model in"
+        f" {MODEL}/)",
         metavar="STEP",
     )
     verbose: bool = VERBOSE
@@ -66,34 +91,42 @@ class RequestedRun:
 
     @property
     def has_other_data(self) -> bool:
-        """Returns whether the command line names other data, or sets settings of the function that reads the data."""
+        """Returns whether the command line names other data, or sets settings of the function that
+        reads the data."""
         return "data" in self.flags or not self.flags.keys() <= {*_OVERRIDABLE}
 
     @cached_property
     def trained(self) -> TrainConfig:
-        """Returns the run's settings, without those of training alone. Raises UserError if they are damaged."""
+        """Returns the run's settings, without those of training alone. Raises UserError if they are
+        damaged."""
         return _resolve(self._values({}))
 
     @cached_property
     def config(self) -> TrainConfig:
-        """Returns the run's settings with the flags of the command line. Raises UserError for a wrong flag."""
+        """Returns the run's settings with the flags of the command line. Raises UserError for a
+        wrong flag."""
         flags = dict(self.flags)
         replicas = coerce(_FIELDS["replicas"], flags.pop("replicas", 0))
         stored = self._values(flags)
         if self.has_other_data:
             stored["evaluation_fraction"] = 0.0
         config = _resolve({**stored, **flags})
-        return dataclasses.replace(config, replicas=replicas)  # set last: the run's batch need not divide by them
+        # set last: the run's batch need not divide by them
+        return dataclasses.replace(config, replicas=replicas)
 
     @cached_property
     def model_config(self) -> TrainConfig:
-        """Returns `config`, but with the run's values of settings that flags give to the function of the data.
+        """Returns `config`, but with the run's values of settings that flags give to the function
+        of the data.
 
-        If the model's function takes the same settings, such as a vocabulary, it gets those that it was trained with.
+        If the model's function takes the same settings, such as a vocabulary, it gets those that it
+        was trained with.
         """
         names = self.flags.keys() - {*_OVERRIDABLE}
         stored = self._values(self.flags) if names else {}
-        return dataclasses.replace(self.config, **{name: stored[name] for name in names if name in stored})
+        return dataclasses.replace(
+            self.config, **{name: stored[name] for name in names if name in stored}
+        )
 
     def naming(self) -> AbstractContextManager[None]:
         """Makes errors within the block name the run's address instead of its local copy."""
@@ -102,8 +135,8 @@ class RequestedRun:
     def _values(self, flags: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the run's settings for its model and data, or for the data that `flags` name.
 
-        Settings of its callbacks, and of data that `flags` replace, are left out. Raises UserError for other unknown
-        settings and for damaged values.
+        Settings of its callbacks, and of data that `flags` replace, are left out. Raises UserError
+        for other unknown settings and for damaged values.
         """
         config = mapping(self.info, "config")
         stored = _known_settings(config)
@@ -115,24 +148,38 @@ class RequestedRun:
 
 
 def read_request(kind: type[RunOptions], arguments: Sequence[str], usage: Usage) -> RequestedRun:
-    """Parses a command line and reads the run's settings. Raises UserError for a mistake, or a damaged run.json."""
+    """Parses a command line and reads the run's settings. Raises UserError for a mistake, or a
+    damaged run.json."""
     fields = fields_of(kind)
     known = {**fields, **{name: _as_of_run(name) for name in _OVERRIDABLE}}
     answer_help(arguments, usage, known.values())
-    # The run's data function may have settings, which are flags too: they are not known before run.json is read.
-    texts = read_flags([word for word in arguments if not flag_name(word) or flag_name(word) in known], known)
+    # The run's data function may have settings, which are flags too: they are not known before
+    # run.json is read.
+    texts = read_flags(
+        [word for word in arguments if not flag_name(word) or flag_name(word) in known], known
+    )
     options = read_options(kind, texts, usage)
     checkpoint = options.checkpoint
-    if checkpoint and checkpoint not in (NEWEST, BEST) and not (checkpoint.isdecimal() and len(checkpoint) < 12):
+    if (
+        checkpoint
+        and checkpoint not in (NEWEST, BEST)
+        and not (checkpoint.isdecimal() and len(checkpoint) < 12)
+    ):
         raise UserError(f"checkpoint={checkpoint}: use the number of a step, {NEWEST} or {BEST}")
     address = parse(options.run, "run")
     if address is None:
         folder = expanded(options.run)
     else:  # copies the files that are needed
-        steps = f"{CHECKPOINTS}/{step_name(int(checkpoint))}/" if checkpoint.isdecimal() else f"{CHECKPOINTS}/"
+        steps = (
+            f"{CHECKPOINTS}/{step_name(int(checkpoint))}/"
+            if checkpoint.isdecimal()
+            else f"{CHECKPOINTS}/"
+        )
 
         def is_needed(below: str) -> bool:
-            template = below.startswith(f"{MODEL}/") and below.endswith((".keras", ".weights.h5", f"/{SERVING}"))
+            template = below.startswith(f"{MODEL}/") and below.endswith(
+                (".keras", ".weights.h5", f"/{SERVING}")
+            )
             return below == RUN_INFO or template or bool(checkpoint and below.startswith(steps))
 
         folder = Staged(address, "run", texts.get("cache_dir", "")).fetch(is_needed)
@@ -140,23 +187,33 @@ def read_request(kind: type[RunOptions], arguments: Sequence[str], usage: Usage)
         info, problem = read_run_info(folder)
     if problem or not mapping(info, "config"):
         raise UserError(
-            f"{options.run} is not the job directory of a run: {problem or f'{RUN_INFO} in it has no settings'}"
+            f"{options.run} is not the job directory of a run:"
+            f" {problem or f'{RUN_INFO} in it has no settings'}"
         )
     functions = OwnSettings({**_known_settings(mapping(info, "config")), **texts})
-    of_data = {name: field for name, field in functions.fields.items() if "data" in functions_taking(field)}
+    of_data = {
+        name: field for name, field in functions.fields.items() if "data" in functions_taking(field)
+    }
     if twice := of_data.keys() & known.keys():
         name = min(twice)
-        raise UserError(f"--{name} is a flag of `{usage.program}` and a setting of your own: rename the setting")
-    texts = read_flags(arguments, {**known, **of_data}, lambda name: ALL_FLAGS + functions.hint(name))
+        raise UserError(
+            f"--{name} is a flag of `{usage.program}` and a setting of your own: rename the setting"
+        )
+    texts = read_flags(
+        arguments, {**known, **of_data}, lambda name: ALL_FLAGS + functions.hint(name)
+    )
     settings = {name: text for name, text in texts.items() if name not in fields}
     return RequestedRun(options.run, folder, dict(info), settings, options)
 
 
 def _as_of_run(name: str) -> Field:
-    """Returns a setting of the run as a flag of a command on it, whose default is the run's own value."""
+    """Returns a setting of the run as a flag of a command on it, whose default is the run's own
+    value."""
     field = _FIELDS[name]
     default = field.default if name == "replicas" else ""
-    meaning = field.metadata["meaning"] + ("" if name == "replicas" else " (default: that of the run)")
+    meaning = field.metadata["meaning"] + (
+        "" if name == "replicas" else " (default: that of the run)"
+    )
     copy: Any = dataclasses.field(default=default, metadata={**field.metadata, "meaning": meaning})
     copy.name = name
     copy.type = field.type
@@ -164,10 +221,12 @@ def _as_of_run(name: str) -> Field:
 
 
 def _known_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns stored settings without those of the training job alone, of which some may not exist on this machine."""
+    """Returns stored settings without those of the training job alone, of which some may not exist
+    on this machine."""
     return {name: value for name, value in config.items() if name not in _TRAINING_ONLY}
 
 
 def _resolve(values: Mapping[str, Any]) -> TrainConfig:
-    """Resolves a run's settings for a command that does not train. Raises UserError for contradictions."""
+    """Resolves a run's settings for a command that does not train. Raises UserError for
+    contradictions."""
     return Overrides.read({**values, "jit_compile": "false"}).resolve()

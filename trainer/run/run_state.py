@@ -1,4 +1,5 @@
-"""Holds what a checkpoint keeps besides variables: progress, measurements, and the state of callbacks."""
+"""Holds what a checkpoint keeps besides variables: progress, measurements, and the state of
+callbacks."""
 
 import math
 import operator
@@ -28,7 +29,8 @@ class SavedState(SavedProgress):
     reporter: State
     callbacks: State  # as in `CallbackStates.changed`
     arrays: Arrays  # of callbacks; not in the manifest, but beside the variables
-    history: Mapping[str, Sequence[float | None]]  # the values of each epoch, as in History.history of `fit`
+    # the values of each epoch, as in History.history of `fit`
+    history: Mapping[str, Sequence[float | None]]
     learning_rates: Sequence[float]  # as in `LearningRates.state`
     best: State
     pending: bool  # whether the hooks of this step have not run, because a signal came first
@@ -38,25 +40,34 @@ class SavedState(SavedProgress):
 class Best:
     """Holds the best value of one metric so far, and its step.
 
-    The metric is `best_metric`; without it, the first that is measured of: that of `early_stopping`, val_accuracy, FID,
-    val_loss. A value that is not comparable (another metric, or FID by other features or image counts) replaces the
-    best one; NaN never does.
+    The metric is `best_metric`; without it, the first that is measured of: that of
+    `early_stopping`, val_accuracy, FID, val_loss. A value that is not comparable (another metric,
+    or FID by other features or image counts) replaces the best one; NaN never does.
     """
 
     config: TrainConfig
     model: keras.Model
-    state: State = field(default_factory=dict)  # {"metric", "features", "value", "step"}; {} if nothing is measured
+    # {"metric", "features", "value", "step"}; {} if nothing is measured
+    state: State = field(default_factory=dict)
     improved: bool = False  # whether a measurement has improved it since the last checkpoint
 
     def resume(self, state: State) -> None:
         """Restores the `state` of an earlier start."""
         if state and state["value"] is not None:
-            value, step = float(state["value"]), int(state["step"])
-            self.state = {"metric": state["metric"], "features": state["features"], "value": value, "step": step}
+            value = float(state["value"])
+            step = int(state["step"])
+            self.state = {
+                "metric": state["metric"],
+                "features": state["features"],
+                "value": value,
+                "step": step,
+            }
 
     def consider(self, values: Mapping[str, float], step: int) -> None:
-        """Replaces the best value by this measurement if that is better, not comparable, or the first."""
-        config, defaults = self.config, (self.config.early_stopping, "val_accuracy", "fid", "val_loss")
+        """Replaces the best value by this measurement if that is better, not comparable, or the
+        first."""
+        config = self.config
+        defaults = (self.config.early_stopping, "val_accuracy", "fid", "val_loss")
         names = (config.best_metric,) if config.best_metric else defaults
         metric = next((name for name in names if name in values), None)
         if metric is None or math.isnan(values[metric]):
@@ -88,7 +99,8 @@ class RunState:
 
     @property
     def pending(self) -> bool:
-        """Returns whether the hooks of the restored step must still run, because a signal came first."""
+        """Returns whether the hooks of the restored step must still run, because a signal came
+        first."""
         return self.saved is not None and self.saved.pending
 
     def values_of_epochs(self) -> dict[str, list[float]]:
@@ -113,21 +125,29 @@ class RunState:
         )
 
     def resume(self, content: State) -> None:
-        """Restores all but callbacks from the `content` of a checkpoint; raises UserError for another version's."""
+        """Restores all but callbacks from the `content` of a checkpoint; raises UserError for
+        another version's."""
         with self._refusing_other_versions():
             content = {"arrays": {}, **content}
-            self.saved = SavedState(**{entry.name: content[entry.name] for entry in fields(SavedState)})
+            self.saved = SavedState(
+                **{entry.name: content[entry.name] for entry in fields(SavedState)}
+            )
             self.progress.resume(self.saved)
             self.reporter.resume(self.saved.reporter)
             self.best.resume(self.saved.best)
 
-    def begin_callbacks(self, model: keras.Model, evaluated: Sequence[str], *, writes: bool = True) -> CallbackList:
-        """Returns the callbacks, set up as in `fit`, after the beginning of training and of the epoch, and restored.
+    def begin_callbacks(
+        self, model: keras.Model, evaluated: Sequence[str], *, writes: bool = True
+    ) -> CallbackList:
+        """Returns the callbacks, set up as in `fit`, after the beginning of training and of the
+        epoch, and restored.
 
-        evaluated: the names of the values of evaluation; writes: whether this worker is the chief, which alone has
-        those of Keras's callbacks that only write.
+        evaluated: the names of the values of evaluation; writes: whether this worker is the chief,
+            which alone has those of Keras's callbacks that only write.
         """
-        acting = [callback for callback in self.callbacks if writes or type(callback) not in WRITERS]
+        acting = [
+            callback for callback in self.callbacks if writes or type(callback) not in WRITERS
+        ]
         callbacks = callback_list([*acting, self.history], model, self.progress, evaluated)
         model.stop_training = False
         epoch = (self.progress.step - self.pending) // self.progress.steps_per_epoch
@@ -158,18 +178,23 @@ class RunState:
             yield
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise UserError(
-                f"{self.origin}: its state is of another version of this trainer ({error!r}): use that version, or "
-                "another --job_dir"
+                f"{self.origin}: its state is of another version of this trainer ({error!r}): use"
+                " that version, or another --job_dir"
             ) from error
 
 
 def drop_epochs(file: Path, separator: str, first: int) -> None:
-    """Removes the last rows of a CSVLogger's file, of epochs from `first` on, which are trained again."""
+    """Removes the last rows of a CSVLogger's file, of epochs from `first` on, which are trained
+    again."""
     if not file.is_file():
         return
     rows = file.read_text(encoding="utf-8").splitlines(keepends=True)
     count = len(rows)
-    while count and (epoch := rows[count - 1].partition(separator)[0]).isdecimal() and int(epoch) >= first:
+    while (
+        count
+        and (epoch := rows[count - 1].partition(separator)[0]).isdecimal()
+        and int(epoch) >= first
+    ):
         count -= 1
     if count < len(rows):
         file.write_text("".join(rows[:count]), encoding="utf-8")

@@ -1,7 +1,8 @@
-"""Evaluates the model that a run trained, or predicts with it, on any number of replicas of this machine.
+"""Evaluates the model that a run trained, or predicts with it, on any number of replicas of this
+machine.
 
-It uses the exported model if Keras can load it and, to evaluate, if it is compiled. Otherwise, and for a checkpoint,
-the run's own function builds the model again.
+It uses the exported model if Keras can load it and, to evaluate, if it is compiled. Otherwise, and
+for a checkpoint, the run's own function builds the model again.
 """
 
 import dataclasses
@@ -37,11 +38,13 @@ from trainer.user_code.mistakes import as_user_mistake, load_function, message_o
 
 
 def evaluate_run(run: RequestedRun) -> tuple[dict[str, float], int, Classification | None]:
-    """Returns loss and metrics by name, the number of examples, and for a classifier its predictions by class.
+    """Returns loss and metrics by name, the number of examples, and for a classifier its
+    predictions by class.
 
     Raises UserError if the data do not fit the model, or if it has nothing to evaluate.
     """
-    config, weights = run.config, weights_path(run)
+    config = run.config
+    weights = weights_path(run)
     replicas = _replicas(config)
     set_precision_and_seed(config)
     dataset = load_dataset(config, trains=False)
@@ -52,7 +55,10 @@ def evaluate_run(run: RequestedRun) -> tuple[dict[str, float], int, Classificati
         model = _rebuild_model(run, run.model_config, dataset, weights, replicas)
     else:
         with _reporting_misfits(run, dataset), replicas.strategy.scope():
-            build_compiled(model, dataset.as_fit(tf.nest.map_structure(tf.convert_to_tensor, examples.first(1))))
+            build_compiled(
+                model,
+                dataset.as_fit(tf.nest.map_structure(tf.convert_to_tensor, examples.first(1))),
+            )
     if why := why_not_evaluated(model):
         raise UserError(f"{run.name} has nothing to evaluate: {why}")
     batch = config.evaluation_batch
@@ -60,12 +66,18 @@ def evaluate_run(run: RequestedRun) -> tuple[dict[str, float], int, Classificati
     evaluation = Evaluation(model, replicas, examples, batch, dataset.as_fit, dataset.class_names)
     with _reporting_misfits(run, dataset):
         values = evaluation()
-    return {name.removeprefix("val_"): value for name, value in values.items()}, examples.count, evaluation.classes
+    return (
+        {name.removeprefix("val_"): value for name, value in values.items()},
+        examples.count,
+        evaluation.classes,
+    )
 
 
 def predict_run(run: RequestedRun) -> tuple[dict[str, Any], int]:
-    """Returns the outputs as arrays (rows, …) by name, and the number of examples. Raises UserError like `evaluate`."""
-    config, weights = run.config, weights_path(run)
+    """Returns the outputs as arrays (rows, …) by name, and the number of examples. Raises UserError
+    like `evaluate`."""
+    config = run.config
+    weights = weights_path(run)
     replicas = _replicas(config)
     set_precision_and_seed(config)
     network = _load_exported(run, weights, replicas)
@@ -84,19 +96,23 @@ def predict_run(run: RequestedRun) -> tuple[dict[str, Any], int]:
 
 
 def weights_path(run: RequestedRun) -> Path:
-    """Returns the template model's file or, with --checkpoint, that folder. Raises UserError if it does not exist."""
+    """Returns the template model's file or, with --checkpoint, that folder. Raises UserError if it
+    does not exist."""
     choice = run.options.checkpoint
     if not choice:
         files = [run.folder / MODEL / name for name in ("model.keras", "model.weights.h5")]
         file = next((file for file in files if file.is_file()), None)
         if file is None:
             raise UserError(
-                f"{run.name} has no {MODEL}/model.keras yet: wait until the run is done, or use --checkpoint={NEWEST}"
+                f"{run.name} has no {MODEL}/model.keras yet: wait until the run is done, or use"
+                f" --checkpoint={NEWEST}"
             )
         return file
     checkpoints = {folder.name: folder for folder in checkpoint_folders(run.folder / CHECKPOINTS)}
     if not checkpoints:
-        raise UserError(f"{run.name} has no checkpoint: leave out --checkpoint to use the template model")
+        raise UserError(
+            f"{run.name} has no checkpoint: leave out --checkpoint to use the template model"
+        )
     newest = [*checkpoints][-1]
     if choice == NEWEST:
         name = newest
@@ -104,10 +120,15 @@ def weights_path(run: RequestedRun) -> Path:
         try:
             manifest, _ = read_checkpoint(checkpoints[newest])
         except Damaged as error:
-            raise UserError(f"{run.name}: its newest checkpoint is damaged ({error}): use --checkpoint=STEP") from None
+            raise UserError(
+                f"{run.name}: its newest checkpoint is damaged ({error}): use --checkpoint=STEP"
+            ) from None
         best = manifest["state"].get("best")
         if not best:
-            raise UserError(f"{run.name} has measured no metric by which one checkpoint is the best: use {NEWEST}")
+            raise UserError(
+                f"{run.name} has measured no metric by which one checkpoint is the best: use"
+                f" {NEWEST}"
+            )
         name = step_name(int(best["step"]))
     else:
         name = step_name(int(choice))
@@ -119,34 +140,53 @@ def weights_path(run: RequestedRun) -> Path:
 def _replicas(config: TrainConfig) -> Replicas:
     """Returns this machine's replicas, each of which takes a whole evaluation batch at a time."""
     devices = len(local_devices(config, ONE_MACHINE))
-    return make_replicas(dataclasses.replace(config, global_batch_size=devices * config.evaluation_batch))
+    return make_replicas(
+        dataclasses.replace(config, global_batch_size=devices * config.evaluation_batch)
+    )
 
 
 def _examples_to_use(run: RequestedRun, dataset: Dataset) -> AnyExamples:
-    """Returns the evaluation examples if there are any, else all examples of the data that the command names.
+    """Returns the evaluation examples if there are any, else all examples of the data that the
+    command names.
 
     Raises UserError if the run's own data have no evaluation examples.
     """
     if dataset.evaluation is None and not run.has_other_data:
-        raise UserError(f"{run.name}: its data {run.config.data} have no evaluation part: use --data")
+        raise UserError(
+            f"{run.name}: its data {run.config.data} have no evaluation part: use --data"
+        )
     return dataset.evaluation or dataset.train
 
 
 def _with_classes_of_run(run: RequestedRun, dataset: Dataset) -> Dataset:
-    """Returns the dataset with the class names of the run. Raises UserError if its examples or classes differ."""
+    """Returns the dataset with the class names of the run. Raises UserError if its examples or
+    classes differ."""
     about = mapping(run.info, "data")
-    x, trained_x = (shape.split(" -> ")[0] for shape in (dataset.shape, str(about.get("example", dataset.shape))))
+    x, trained_x = (
+        shape.split(" -> ")[0]
+        for shape in (dataset.shape, str(about.get("example", dataset.shape)))
+    )
     if x != trained_x:
-        raise UserError(f"data={run.config.data}: an example is {x}, but {run.name} was trained on {trained_x}")
-    if not dataset.train.labelled and " -> " in str(about.get("example")):
-        raise UserError(f"data={run.config.data}: it has no targets to evaluate: use trainer.predict for such rows")
-    names, trained_names = dataset.class_names, tuple(map(str, items(about, "classes")))
-    numbers = tuple(map(str, range(len(names))))  # names of plain labels, the largest of which may be missing here
-    if names != trained_names and (names != numbers or names != trained_names[: len(names)]):
-        these, those = (", ".join(shown[:10]) + ", …" * (len(shown) > 10) or "none" for shown in (names, trained_names))
         raise UserError(
-            f"data={run.config.data}: its classes are {these}, but those of {run.name} are {those}: the same labels "
-            "would stand for others"
+            f"data={run.config.data}: an example is {x}, but {run.name} was trained on {trained_x}"
+        )
+    if not dataset.train.labelled and " -> " in str(about.get("example")):
+        raise UserError(
+            f"data={run.config.data}: it has no targets to evaluate: use trainer.predict for such"
+            " rows"
+        )
+    names = dataset.class_names
+    trained_names = tuple(map(str, items(about, "classes")))
+    # names of plain labels, the largest of which may be missing here
+    numbers = tuple(map(str, range(len(names))))
+    if names != trained_names and (names != numbers or names != trained_names[: len(names)]):
+        these, those = (
+            ", ".join(shown[:10]) + ", …" * (len(shown) > 10) or "none"
+            for shown in (names, trained_names)
+        )
+        raise UserError(
+            f"data={run.config.data}: its classes are {these}, but those of {run.name} are {those}:"
+            " the same labels would stand for others"
         )
     return dataclasses.replace(dataset, class_names=trained_names)
 
@@ -154,7 +194,8 @@ def _with_classes_of_run(run: RequestedRun, dataset: Dataset) -> Dataset:
 def _rebuild_model(
     run: RequestedRun, config: TrainConfig, dataset: Dataset, weights: Path, replicas: Replicas
 ) -> keras.Model:
-    """Builds the model by the run's function and loads `weights`. Raises UserError if they cannot be loaded into it."""
+    """Builds the model by the run's function and loads `weights`. Raises UserError if they cannot
+    be loaded into it."""
     with replicas.strategy.scope():
         model = build_model(config, dataset)
         if run.options.checkpoint:
@@ -165,15 +206,19 @@ def _rebuild_model(
     return model
 
 
-def _load_exported(run: RequestedRun, path: Path, replicas: Replicas, *, compiled: bool = False) -> keras.Model | None:
-    """Loads the exported network; returns None for a checkpoint, or if the file has a class that is not registered.
+def _load_exported(
+    run: RequestedRun, path: Path, replicas: Replicas, *, compiled: bool = False
+) -> keras.Model | None:
+    """Loads the exported network; returns None for a checkpoint, or if the file has a class that is
+    not registered.
 
     compiled: whether to give it the loss and metrics that the file holds, if any.
     """
     if run.options.checkpoint:
         return None
     if run.config.model not in MODELS:
-        with suppress(UserError):  # the import registers the user's classes; a model of Keras's own layers needs none
+        # the import registers the user's classes; a model of Keras's own layers needs none
+        with suppress(UserError):
             load_function(run.config.model, "model")
     with suppress(UserError), replicas.strategy.scope():
         return load_template(path, str(path), compiled=compiled)
@@ -182,12 +227,19 @@ def _load_exported(run: RequestedRun, path: Path, replicas: Replicas, *, compile
 
 @contextmanager
 def _reporting_misfits(run: RequestedRun, dataset: Dataset) -> Iterator[None]:
-    """Opens the data for the block, and turns errors of data that do not fit the model into a UserError."""
+    """Opens the data for the block, and turns errors of data that do not fit the model into a
+    UserError."""
     try:
         with dataset.reading():
             yield
-    except (ValueError, TypeError, KeyError, tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        tf.errors.InvalidArgumentError,
+        tf.errors.UnimplementedError,
+    ) as error:
         raise as_user_mistake(error) or UserError(
-            f"data={run.config.data}: an example is {dataset.shape}, which does not fit the model of {run.name}: "
-            f"{message_of(error)}"
+            f"data={run.config.data}: an example is {dataset.shape}, which does not fit the model"
+            f" of {run.name}: {message_of(error)}"
         ) from error

@@ -1,9 +1,10 @@
 """Answers rows with an exported model, for the HTTP server and for files of rows.
 
 A call takes any number of rows, padded to one of some 40 sizes.
-The network is saved_model/, which has the predict_step that `trainer.predict` calls and needs no class of the user's.
-Each 10,000 lines of a file get a file of answers, and one of errors if there are any. Files appear whole, errors before
-answers, so the same command again goes on after the last file of answers.
+The network is saved_model/, which has the predict_step that `trainer.predict` calls and needs no
+class of the user's. Each 10,000 lines of a file get a file of answers, and one of errors if there
+are any. Files appear whole, errors before answers, so the same command again goes on after the last
+file of answers.
 """
 
 import base64
@@ -45,14 +46,18 @@ class BadRow(ValueError):
 
 
 class ServedModel:
-    """Loads the model in a folder that `export` wrote. Raises UserError that names `name` if that fails."""
+    """Loads the model in a folder that `export` wrote. Raises UserError that names `name` if that
+    fails."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.about = read_servable(folder, name)
         try:
-            self._network = tf.saved_model.load(str(folder / "saved_model"))  # kept, as its weights live in it
+            # kept, as its weights live in it
+            self._network = tf.saved_model.load(str(folder / "saved_model"))
         except (OSError, ValueError) as error:
-            raise UserError(f"{name}: TensorFlow cannot load its saved_model/: {reason(error)}") from error
+            raise UserError(
+                f"{name}: TensorFlow cannot load its saved_model/: {reason(error)}"
+            ) from error
         self._specs = {spec.name: spec for spec in self._network.serve.input_signature}
         self._call = _as_graph(self._network.serve, self._specs, self.about)
         self._row_specs = {
@@ -67,14 +72,18 @@ class ServedModel:
     def most_rows(self) -> int:
         """Returns the largest number of rows of a call."""
         shapes = [shape for _, shape in (*self.about.inputs.values(), *self.about.outputs.values())]
-        numbers = max(math.prod(size or 64 for size in shape) for shape in shapes)  # 64: a guess for a varying size
+        # 64: a guess for a varying size
+        numbers = max(math.prod(size or 64 for size in shape) for shape in shapes)
         return max(8, min(_MOST_ROWS, _MOST_NUMBERS // max(numbers, 1)))
 
-    def parse(self, instances: Sequence[Any]) -> tuple[list[tuple[Sequence[int], Columns]], dict[int, BadRow]]:
-        """Parses instances of JSON into blocks of equal shape, each (places, columns), and errors by place.
+    def parse(
+        self, instances: Sequence[Any]
+    ) -> tuple[list[tuple[Sequence[int], Columns]], dict[int, BadRow]]:
+        """Parses instances of JSON into blocks of equal shape, each (places, columns), and errors
+        by place.
 
-        An instance is the value of the one input, or an object with a value for each; an image may be {"b64": …}, a
-        PNG or JPEG; a generator takes {"seed": …}, and "label" if it has classes.
+        An instance is the value of the one input, or an object with a value for each; an image may
+        be {"b64": …}, a PNG or JPEG; a generator takes {"seed": …}, and "label" if it has classes.
         """
         with suppress(BadRow):
             return [(range(len(instances)), self._columns(instances))], {}
@@ -94,22 +103,31 @@ class ServedModel:
         return blocks, errors
 
     def answer(self, columns: Columns) -> list[Any]:
-        """Returns an answer for JSON to each of at most `most_rows` rows, or a BadRow if the model cannot compute it.
+        """Returns an answer for JSON to each of at most `most_rows` rows, or a BadRow if the model
+        cannot compute it.
 
-        An answer is the one output, or an object of outputs by name if there are several. A classifier that knows the
-        names of its classes adds "probabilities" and "label".
+        An answer is the one output, or an object of outputs by name if there are several. A
+        classifier that knows the names of its classes adds "probabilities" and "label".
         """
         count = len(columns[0])
         try:
             arrays = self._outputs(columns)
-        except tf.errors.InvalidArgumentError as error:  # a row is wrong, such as an unknown token: halve to find it
+        # a row is wrong, such as an unknown token: halve to find it
+        except tf.errors.InvalidArgumentError as error:
             if count > 1:
                 halves = slice(count // 2), slice(count // 2, None)
-                return [answer for half in halves for answer in self.answer(tuple(part[half] for part in columns))]
+                return [
+                    answer
+                    for half in halves
+                    for answer in self.answer(tuple(part[half] for part in columns))
+                ]
             value = OUT_OF_RANGE.search(str(error))
             return [BadRow(f"the model cannot compute it: {value[0] if value else reason(error)}")]
         if self.about.latent_dim:
-            return [{"b64": base64.b64encode(encode_png(image)).decode()} for image in arrays["predictions"]]
+            return [
+                {"b64": base64.b64encode(encode_png(image)).decode()}
+                for image in arrays["predictions"]
+            ]
         finite = np.ones(count, bool)
         for array in arrays.values():
             finite &= np.isfinite(array.reshape(count, -1)).all(axis=1)
@@ -122,62 +140,97 @@ class ServedModel:
         lists = {name: array.tolist() for name, array in arrays.items()}
         answers: list[Any] = next(iter(lists.values()))
         if len(lists) > 1:
-            answers = [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+            answers = [
+                dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)
+            ]
         for at in np.flatnonzero(~finite).tolist():
-            answers[at] = BadRow("the model answers with inf or nan: are the values of this row those of training?")
+            answers[at] = BadRow(
+                "the model answers with inf or nan: are the values of this row those of training?"
+            )
         return answers
 
     def _outputs(self, columns: Columns) -> dict[str, Any]:
-        """Returns the outputs as arrays by name. The call is padded by repeating the last row, and the result cut."""
+        """Returns the outputs as arrays by name. The call is padded by repeating the last row, and
+        the result cut."""
         count = len(columns[0])
-        # Sizes are multiples of an eighth of the next power of two: few sizes, and at most a quarter of padding.
+        # Sizes are multiples of an eighth of the next power of two: few sizes, and at most a
+        # quarter of padding.
         multiple = max(1, (1 << (count - 1).bit_length()) >> 3)
         padding = -count % multiple
         if self.about.latent_dim:
-            dimension, kind = self.about.latent_dim, self.noise_type
+            dimension = self.about.latent_dim
+            kind = self.noise_type
             rows = [noise(seed, 1, dimension, kind) for seed in columns[0].tolist()]
             columns = (np.concatenate(rows), *columns[1:])
         if padding:
-            columns = tuple(np.concatenate([column, np.repeat(column[-1:], padding, 0)]) for column in columns)
+            columns = tuple(
+                np.concatenate([column, np.repeat(column[-1:], padding, 0)]) for column in columns
+            )
         outputs = self._call(*map(tf.constant, columns))
         if self.about.latent_dim:
             return {"predictions": outputs.numpy()[:count]}
-        return {name: array[:count] for name, array in named_outputs(outputs, [*self.about.outputs])}
+        return {
+            name: array[:count] for name, array in named_outputs(outputs, [*self.about.outputs])
+        }
 
     def images(self, *inputs: Any) -> UInt8Array:
-        """Returns a generator's images (count, height, width, channels) from noise (count, latent_dim) and labels."""
+        """Returns a generator's images (count, height, width, channels) from noise (count,
+        latent_dim) and labels."""
         firsts = range(0, len(inputs[0]), _IMAGES)
-        return np.concatenate([self._call(*(part[at : at + _IMAGES] for part in inputs)).numpy() for at in firsts])
+        return np.concatenate(
+            [self._call(*(part[at : at + _IMAGES] for part in inputs)).numpy() for at in firsts]
+        )
 
     def metadata(self) -> dict[str, Any]:
-        """Returns the model metadata of the V2 inference protocol: inputs, outputs and class names."""
+        """Returns the model metadata of the V2 inference protocol: inputs, outputs and class
+        names."""
 
         def tensor(name: str, dtype: str, shape: Sequence[int | None]) -> dict[str, Any]:
-            kind = {"string": "BYTES", "bfloat16": "BF16"}.get(dtype) or dtype.upper().replace("FLOAT", "FP")
-            return {"name": name, "datatype": kind, "shape": [-1, *(-1 if size is None else size for size in shape)]}
+            kind = {"string": "BYTES", "bfloat16": "BF16"}.get(dtype) or dtype.upper().replace(
+                "FLOAT", "FP"
+            )
+            return {
+                "name": name,
+                "datatype": kind,
+                "shape": [-1, *(-1 if size is None else size for size in shape)],
+            }
 
         return {
-            "name": "model", "platform": "keras",
+            "name": "model",
+            "platform": "keras",
             "inputs": [tensor(name, *spec) for name, spec in self.about.requested.items()],
             "outputs": [tensor(name, *spec) for name, spec in self.about.answered.items()],
             "parameters": {"class_names": list(self.about.class_names)},
-        }  # fmt: skip
+        }
 
     def _columns(self, instances: Sequence[Any]) -> Columns:
-        """Returns the columns of instances of one shape. Raises BadRow if an instance does not fit the model."""
-        if self.about.latent_dim:  # the seeds of a generator's noise, and the labels if it has classes
-            names, classes = ["seed", "label"] if self.about.classes else ["seed"], self.about.classes
+        """Returns the columns of instances of one shape. Raises BadRow if an instance does not fit
+        the model."""
+        # the seeds of a generator's noise, and the labels if it has classes
+        if self.about.latent_dim:
+            names = ["seed", "label"] if self.about.classes else ["seed"]
+            classes = self.about.classes
             for instance in instances:
                 values = instance if isinstance(instance, dict) else {}
-                whole = all(type(value) in (int, float) and not value % 1 for value in values.values())
+                whole = all(
+                    type(value) in (int, float) and not value % 1 for value in values.values()
+                )
                 if values.keys() != {*names} or not whole:
                     raise BadRow(f"it must be an object with whole numbers for {_listed(names)}")
                 if not 0 <= values["seed"] <= _MOST_SEED:
-                    raise BadRow(f"seed={str(values['seed'])[:20]}: use a number from 0 to {_MOST_SEED}")
+                    raise BadRow(
+                        f"seed={str(values['seed'])[:20]}: use a number from 0 to {_MOST_SEED}"
+                    )
                 if classes and not 0 <= values["label"] < classes:
-                    raise BadRow(f"label={str(values['label'])[:20]}: the classes are 0 to {classes - 1}")
-            return tuple(np.array([instance[name] for instance in instances], np.int32) for name in names)
-        if len(self._specs) == 1 and not any(isinstance(row, dict) and "b64" not in row for row in instances):
+                    raise BadRow(
+                        f"label={str(values['label'])[:20]}: the classes are 0 to {classes - 1}"
+                    )
+            return tuple(
+                np.array([instance[name] for instance in instances], np.int32) for name in names
+            )
+        if len(self._specs) == 1 and not any(
+            isinstance(row, dict) and "b64" not in row for row in instances
+        ):
             return (self._column(next(iter(self._specs)), instances),)
         for instance in instances:
             if not isinstance(instance, dict) or instance.keys() != self._specs.keys():
@@ -186,7 +239,8 @@ class ServedModel:
         return tuple(self._column(name, [row[name] for row in instances]) for name in self._specs)
 
     def _column(self, name: str, values: Sequence[Any]) -> Any:
-        """Returns the values of one input as an array. Raises BadRow if they do not fit its shape or type."""
+        """Returns the values of one input as an array. Raises BadRow if they do not fit its shape
+        or type."""
         shape, dtype = self._row_specs[name]
         if any(isinstance(value, dict) for value in values):
             height, width, channels = self.about.image or (0, 0, 0)
@@ -204,7 +258,8 @@ class ServedModel:
         wrong_shape = f"{name}: it must have the shape {[size or 'any' for size in shape]}"
         try:
             array = np.array(values, object if is_text else None)
-        except (ValueError, OverflowError):  # raised for rows of unequal lengths and for huge integers
+        # raised for rows of unequal lengths and for huge integers
+        except (ValueError, OverflowError):
             raise BadRow(wrong_shape) from None
         sizes = array.shape[1:]
         fitting = [size in (None, length) for size, length in zip(shape, sizes, strict=False)]
@@ -230,14 +285,23 @@ class ServedModel:
 
 
 def _as_graph(function: Call, specs: Mapping[str, Any], about: Servable) -> Call:
-    """Returns the function as one graph for any number of rows; it takes images as uint8 and casts them."""
+    """Returns the function as one graph for any number of rows; it takes images as uint8 and casts
+    them."""
 
     def call(*leaves: Any) -> Any:
         pairs = zip(leaves, specs.values(), strict=True)
-        outputs = function(*(leaf if leaf.dtype == tf.string else tf.cast(leaf, spec.dtype) for leaf, spec in pairs))
+        outputs = function(
+            *(
+                leaf if leaf.dtype == tf.string else tf.cast(leaf, spec.dtype)
+                for leaf, spec in pairs
+            )
+        )
         return to_uint8(outputs) if about.latent_dim and outputs.dtype != tf.uint8 else outputs
 
-    signature = [tf.TensorSpec(spec.shape, tf.uint8 if about.image else spec.dtype) for spec in specs.values()]
+    signature = [
+        tf.TensorSpec(spec.shape, tf.uint8 if about.image else spec.dtype)
+        for spec in specs.values()
+    ]
     return tf.function(call, autograph=False).get_concrete_function(*signature)
 
 
@@ -247,17 +311,22 @@ def _listed(names: Any) -> str:
 
 
 PART_ROWS = 10_000
-_ANSWERS_OF = "answers_of.json"  # says which model and rows the answers in the folder belong to, by digests
+# says which model and rows the answers in the folder belong to, by digests
+_ANSWERS_OF = "answers_of.json"
 
 
 def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
-    """Writes OUT/predictions-00000.jsonl, … and OUT/errors-00000.jsonl, …; returns the numbers of answers and errors.
+    """Writes OUT/predictions-00000.jsonl, … and OUT/errors-00000.jsonl, …; returns the numbers of
+    answers and errors.
 
-    A line is {"row": N, "prediction": …} or {"row": N, "error": "…"}; N counts the lines of `rows` from 0.
-    Raises UserError if `out` is no folder's name, or holds answers of another model or other rows.
+    A line is {"row": N, "prediction": …} or {"row": N, "error": "…"}; N counts the lines of `rows`
+    from 0. Raises UserError if `out` is no folder's name, or holds answers of another model or
+    other rows.
     """
     if "." in Path(out).name:
-        raise UserError(f"out={out}: it becomes a folder of several files: use a name without a dot")
+        raise UserError(
+            f"out={out}: it becomes a folder of several files: use a name without a dot"
+        )
     target = output_address(out, "out") or Path(out)
     if isinstance(target, Path):
         make_writable(target, "out")
@@ -275,14 +344,18 @@ def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
             before = {}
         differing = [name for name in about if before.get(name, False) != about[name]]
         if differing:
-            raise UserError(f"out={out}: its answers differ from these in {' and '.join(differing)}: use another --out")
+            raise UserError(
+                f"out={out}: its answers differ from these in {' and '.join(differing)}: use"
+                " another --out"
+            )
     answered = 0
     failed = 0
     part = -1
     with rows.open("rb") as file:
         while lines := list(enumerate(itertools.islice(file, PART_ROWS), (part + 1) * PART_ROWS)):
             part += 1
-            name, of_errors = f"predictions-{part:05}.jsonl", f"errors-{part:05}.jsonl"
+            name = f"predictions-{part:05}.jsonl"
+            of_errors = f"errors-{part:05}.jsonl"
             if name in earlier:
                 log.info(f"{name} is there")
                 errors = _read(target / of_errors).splitlines() if of_errors in earlier else []
@@ -292,14 +365,20 @@ def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
                 if errors:
                     _write(target, of_errors, errors)
                 _write(target, name, answers)
-            answered, failed = answered + len(answers), failed + len(errors)
+            answered = answered + len(answers)
+            failed = failed + len(errors)
             log.info(f"{lines[-1][0] + 1:,} rows: {answered:,} answered, {failed:,} not")
     return answered, failed
 
 
-def _answer_lines(model: ServedModel, lines: Sequence[tuple[int, bytes]]) -> tuple[list[Any], list[Any]]:
-    """Answers numbered lines of JSON; returns the entries of the file of answers and of the file of errors."""
-    numbers, instances, results = [], [], {}
+def _answer_lines(
+    model: ServedModel, lines: Sequence[tuple[int, bytes]]
+) -> tuple[list[Any], list[Any]]:
+    """Answers numbered lines of JSON; returns the entries of the file of answers and of the file of
+    errors."""
+    numbers = []
+    instances = []
+    results = {}
     for number, line in lines:
         try:
             instances.append(json.loads(line))
@@ -311,9 +390,18 @@ def _answer_lines(model: ServedModel, lines: Sequence[tuple[int, bytes]]) -> tup
     for places, columns in blocks:
         for at in range(0, len(places), model.most_rows):
             part = tuple(column[at : at + model.most_rows] for column in columns)
-            results |= zip((numbers[place] for place in places[at:]), model.answer(part), strict=False)
-    errors = [{"row": row, "error": str(value)} for row, value in sorted(results.items()) if isinstance(value, BadRow)]
-    answers = [{"row": row, "prediction": results[row]} for row in sorted(results.keys() - {e["row"] for e in errors})]
+            results |= zip(
+                (numbers[place] for place in places[at:]), model.answer(part), strict=False
+            )
+    errors = [
+        {"row": row, "error": str(value)}
+        for row, value in sorted(results.items())
+        if isinstance(value, BadRow)
+    ]
+    answers = [
+        {"row": row, "prediction": results[row]}
+        for row in sorted(results.keys() - {e["row"] for e in errors})
+    ]
     return answers, errors
 
 

@@ -1,4 +1,5 @@
-"""Starts a job: reads the cluster, opens the job directory, reads earlier results, and connects the workers."""
+"""Starts a job: reads the cluster, opens the job directory, reads earlier results, and connects the
+workers."""
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -36,12 +37,14 @@ class StartedJob:
     cluster: Cluster
     job_dir: JobDir
     result: ResultWriter
-    files: Mapping[str, Any]  # the data's files as listed before they are read; {} for data without files
+    # the data's files as listed before they are read; {} for data without files
+    files: Mapping[str, Any]
     code: str  # a digest of the packages of model, data and callbacks; "" if they are the trainer's
     tracking: Tracking
     named: Collection[str] = ()  # the settings that the command names
     peers: Peers | None = None  # the other workers, once they have met
-    xla_choice: XlaChoice | None = None  # of this run, once it is made or taken from an earlier start
+    # of this run, once it is made or taken from an earlier start
+    xla_choice: XlaChoice | None = None
 
     @classmethod
     def open(
@@ -52,11 +55,16 @@ class StartedJob:
         job_dir: JobDir | None = None,
         named: Collection[str] = (),
     ) -> "StartedJob":
-        """Reads the cluster, the result of earlier processes and the list of data files; opens `job_dir` if needed."""
+        """Reads the cluster, the result of earlier processes and the list of data files; opens
+        `job_dir` if needed."""
         cluster = read_cluster()
         job_dir = job_dir or open_job_dir(config, make=cluster.is_chief)
         result = ResultWriter.of_job(config, job_dir if cluster.is_chief else None, began)
-        tracking = Tracking(config.track if cluster.is_chief else (), job_dir.root, job_dir.mirror.where(job_dir.root))
+        tracking = Tracking(
+            config.track if cluster.is_chief else (),
+            job_dir.root,
+            job_dir.mirror.where(job_dir.root),
+        )
         job_dir.mirror.begin(job_dir.logs)
         try:
             files = files_of(config)
@@ -72,27 +80,38 @@ class StartedJob:
 
     @cached_property
     def earlier(self) -> RunInfo:
-        """Returns run.json as an earlier start left it, {} without one: read once, before this start writes it."""
+        """Returns run.json as an earlier start left it, {} without one: read once, before this
+        start writes it."""
         return read_run_info(self.job_dir.root)[0]
 
     @contextmanager
     def workers(self) -> Iterator[None]:
-        """Connects to the other workers for the block, and sends them how it ends; writes a failure to result.json.
+        """Connects to the other workers for the block, and sends them how it ends; writes a failure
+        to result.json.
 
         Workers that differ in versions, devices, settings, arithmetic or files refuse to start.
         """
         try:
             if self.cluster.several:
                 devices = {"devices": len(local_devices(self.config, self.cluster))}
-                runs = {**library_versions(), **devices, **asdict(self.config), **arithmetic_switches(), **self.files}
-                self.peers = meet(self.cluster, runs, self.config.worker_timeout_seconds, self._write_failure)
+                runs = {
+                    **library_versions(),
+                    **devices,
+                    **asdict(self.config),
+                    **arithmetic_switches(),
+                    **self.files,
+                }
+                self.peers = meet(
+                    self.cluster, runs, self.config.worker_timeout_seconds, self._write_failure
+                )
             yield
             if self.peers:
                 self.peers.finish()
         except Exception as error:
             mistake = as_user_mistake(error)
             if self.peers and isinstance(error, tf.errors.OpError) and not mistake:
-                self.peers.await_verdict()  # the cause may be a lost worker, which is then reported by name
+                # the cause may be a lost worker, which is then reported by name
+                self.peers.await_verdict()
             line = one_line(mistake or error)
             code = USER_MUST_CHANGE if isinstance(mistake or error, UserError) else FAULT
             if self.peers:
@@ -112,33 +131,45 @@ class StartedJob:
         if self.peers:
             keep_handlers()
         by = f", summed by {replicas.collectives}" if self.cluster.several else ""
-        count = replicas.sentence() if has_batch else f"{replicas.count} replica{'s' if replicas.count > 1 else ''}"
+        count = (
+            replicas.sentence()
+            if has_batch
+            else f"{replicas.count} replica{'s' if replicas.count > 1 else ''}"
+        )
         log.info(f"{count} on {', '.join(replicas.devices)}{by}")
         return replicas
 
     def refuse_changed_data(self, name: str, now: Mapping[str, Any]) -> None:
         """Raises UserError if the data differ from those of the run's checkpoints.
 
-        name: what to compare `now` with in run.json of an earlier start: "files" or "content". Built-in sources never
-        change, but another version of TensorFlow may round their rows differently, so their digests are not compared.
+        name: what to compare `now` with in run.json of an earlier start: "files" or "content".
+            Built-in sources never change, but another version of TensorFlow may round their rows
+            differently, so their digests are not compared.
         """
-        config, job_dir = self.config, self.job_dir
+        config = self.config
+        job_dir = self.job_dir
         before = mapping(mapping(self.earlier, "data"), name)
-        compared = {key: old for key, old in before.items() if config.data not in DATA_SOURCES or "digest" not in key}
+        compared = {
+            key: old
+            for key, old in before.items()
+            if config.data not in DATA_SOURCES or "digest" not in key
+        }
         changes = changed_values(compared, now)
         if changes and job_dir.mirror.holds(job_dir.checkpoints):
             raise UserError(
-                f"data={config.data} have changed since this run began ({changes}): restore them or, after a listing "
-                "that was late, run the same command again; or begin another run with the weights of this one: "
-                f"--initial_checkpoint={config.job_dir}, and another --job_dir"
+                f"data={config.data} have changed since this run began ({changes}): restore them"
+                " or, after a listing that was late, run the same command again; or begin another"
+                f" run with the weights of this one: --initial_checkpoint={config.job_dir}, and"
+                " another --job_dir"
             )
 
     def versions_by_step(self, before: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
-        """Returns TensorFlow, Keras and the user's code as the run has used them, each with the step from which it did.
+        """Returns TensorFlow, Keras and the user's code as the run has used them, each with the
+        step from which it did.
 
-        before: run.json of the previous start; step: where this start resumes. Logs a warning if the code, or the
-        versions, which may round differently, have changed. Raises UserError if the versions have changed and the
-        settings promise equal bits.
+        before: run.json of the previous start; step: where this start resumes. Logs a warning if
+            the code, or the versions, which may round differently, have changed. Raises UserError
+            if the versions have changed and the settings promise equal bits.
         """
         config = self.config
         now = {name: library_versions()[name] for name in ("tensorflow", "keras")}
@@ -147,21 +178,31 @@ class StartedJob:
         changes = changed_values(entries[-1], now) if entries else ""
         if changes and (config.virtual_replicas or config.deterministic):
             promise = "virtual_replicas" if config.virtual_replicas else "deterministic"
-            without = "" if config.virtual_replicas else ", or go on with other bits without --deterministic"
+            without = (
+                ""
+                if config.virtual_replicas
+                else ", or go on with other bits without --deterministic"
+            )
             raise UserError(
-                f"{promise}={getattr(config, promise)}: the versions have changed since this run began ({changes}): "
-                f"install those again, or use another --job_dir{without}"
+                f"{promise}={getattr(config, promise)}: the versions have changed since this run"
+                f" began ({changes}): install those again, or use another --job_dir{without}"
             )
         if changes:
-            log.warning(f"the versions have changed ({changes}): the run goes on with other roundings")
+            log.warning(
+                f"the versions have changed ({changes}): the run goes on with other roundings"
+            )
         # An entry has no digest if all functions were built in.
         other_code = bool(entries) and entries[-1].get("code", self.code) != self.code
         if other_code:
-            log.warning(f"a file of the packages of model, data or callbacks has changed: what was trained before step "
-                        f"{step} is of the code before; for a new run use another --job_dir")  # fmt: skip
+            log.warning(
+                "a file of the packages of model, data or callbacks has changed: what was trained"
+                f" before step {step} is of the code before; for a new run use another --job_dir"
+            )
         if self.code:
             now["code"] = self.code
-        return [*entries, {"step": step, **now}] if changes or other_code or not entries else entries
+        return (
+            [*entries, {"step": step, **now}] if changes or other_code or not entries else entries
+        )
 
     def _write_failure(self, error: str, code: int) -> None:
         """Writes a failed result.json, and sends what the job directory still has to send."""

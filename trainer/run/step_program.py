@@ -1,6 +1,8 @@
-"""Runs the steps of a run by the program that suits them: plain, or compiled by XLA, of one step or of several.
+"""Runs the steps of a run by the program that suits them: plain, or compiled by XLA, of one step or
+of several.
 
-How many steps one program runs follows, like the choice of XLA, from what is known of the step, never from a clock.
+How many steps one program runs follows, like the choice of XLA, from what is known of the step,
+never from a clock.
 """
 
 from dataclasses import asdict, dataclass
@@ -24,10 +26,11 @@ MOST_BYTES = {"CPU": 32 * 2**20, "GPU": 256 * 2**20}  # of the rows of a program
 
 @dataclass
 class StepProgram:
-    """Holds the program of a run's steps and the rows that it reads; plain steps until `choose` is called.
+    """Holds the program of a run's steps and the rows that it reads; plain steps until `choose` is
+    called.
 
-    If XLA fails to compile the first call, the steps run plain from there on. The step of a smaller last batch always
-    runs plain.
+    If XLA fails to compile the first call, the steps run plain from there on. The step of a smaller
+    last batch always runs plain.
     """
 
     job: StartedJob
@@ -47,14 +50,18 @@ class StepProgram:
             self._last_rows = self.setup.last_rows_from(step)
 
     def choose(self, most_steps: int) -> None:
-        """Chooses whether XLA compiles the steps, and how many of them, at most `most_steps`, one program runs."""
-        setup, step = self.setup, self.progress.step
+        """Chooses whether XLA compiles the steps, and how many of them, at most `most_steps`, one
+        program runs."""
+        setup = self.setup
+        step = self.progress.step
         compiled = setup.step_runner(compiled=True)
         left = self.progress.total_steps - step
         size = partial(compiled.size, self._rows)
         choice = choose(setup.config, setup.model, setup.replicas, left, size, self.job.xla_choice)
         if choice.compiled:
-            count = 1 if setup.schedule.last else steps_per_program(compiled, self._rows, most_steps)
+            count = (
+                1 if setup.schedule.last else steps_per_program(compiled, self._rows, most_steps)
+            )
             if count > 1:
                 log.info(f"jit_compile: a program of XLA runs up to {count} steps")
                 compiled = setup.step_runner(compiled=True, steps_per_program=count)
@@ -70,7 +77,8 @@ class StepProgram:
             if size:
                 more = self._run_whole(first_step, size)
             else:
-                size, rows = 1, self._rows if self._last_rows is None else self._last_rows
+                size = 1
+                rows = self._rows if self._last_rows is None else self._last_rows
                 more = self._last_runner(rows, first_step, 1)
             logs = logs.joined(more) if logs else more
             first_step += size
@@ -80,8 +88,8 @@ class StepProgram:
 
     def _run_whole(self, first_step: int, count: int) -> StepLogs:
         """Runs `count` steps of whole batches."""
-        # The first call is of one step, and XLA compiles it before anything runs. So if that fails, or a signal arrives
-        # during it, no variable has changed.
+        # The first call is of one step, and XLA compiles it before anything runs. So if that fails,
+        # or a signal arrives during it, no variable has changed.
         compiles = self.runner.compiled and not self.progress.first_call_ended
         self.stop.nothing_to_save = compiles
         try:
@@ -105,17 +113,20 @@ class StepProgram:
 
 
 def steps_per_program(runner: StepRunner, rows: Any, most: int) -> int:
-    """Returns how many steps, at most `most`, one program of XLA should run in a loop: 1 where a loop does not pay.
+    """Returns how many steps, at most `most`, one program of XLA should run in a loop: 1 where a
+    loop does not pay.
 
-    runner: has the compiled step, which is traced now for `rows` if it has not been. A CPU's convolutions are some ten
-    times slower in a loop of XLA (https://github.com/jax-ml/jax/issues/12868).
+    runner: has the compiled step, which is traced now for `rows` if it has not been. A CPU's
+        convolutions are some ten times slower in a loop of XLA
+        (https://github.com/jax-ml/jax/issues/12868).
     """
     device = runner.replicas.devices[0][:3]
     if runner.replicas.count > 1:
         return 1
     try:
         work = list(operations(runner.traced(rows).graph, rows=runner.replicas.rows))
-    except Exception:  # tracing fails, as the first call will report, or a step has loops of unknown length
+    # tracing fails, as the first call will report, or a step has loops of unknown length
+    except Exception:
         return 1
     slow = device == "CPU" and any("Conv" in op.type for op in work)
     if slow or sum(op.flops for op in work) > MOST_FLOPS[device]:

@@ -1,4 +1,5 @@
-"""Ends a job of the trainer whose GPUs are idle or that has run for too long: --stop_if_idle, --stop_if_over."""
+"""Ends a job of the trainer whose GPUs are idle or that has run for too long: --stop_if_idle,
+--stop_if_over."""
 
 import os
 import sys
@@ -17,15 +18,21 @@ from trainer.training.signals import StopRequest
 
 
 class JobWatch(LimitWatch):
-    """Stops this job when it reaches --stop_if_idle or its time limit; the chief decides for all workers.
+    """Stops this job when it reaches --stop_if_idle or its time limit; the chief decides for all
+    workers.
 
     Only time in the training loop counts as idle.
     """
 
     def __init__(self, job: StartedJob, request: StopRequest) -> None:
-        self._job, self._request = job, request
+        self._job = job
+        self._request = request
         super().__init__(
-            read_limits(), log.warning, self._stop, self._leave_step, time.time() - job.result.job_began_at
+            read_limits(),
+            log.warning,
+            self._stop,
+            self._leave_step,
+            time.time() - job.result.job_began_at,
         )
 
     def works(self) -> bool:
@@ -37,7 +44,8 @@ class JobWatch(LimitWatch):
         return self._job.result.goodput.phase in (SAVE, EVENTS)
 
     def due(self) -> str:
-        """Returns why the job is to end; "" if it may go on. With several workers, all of them have to be idle."""
+        """Returns why the job is to end; "" if it may go on. With several workers, all of them have
+        to be idle."""
         if not (peers := self._job.peers):
             return super().due()
         idle = peers.share_idle(self.idle_s)
@@ -45,12 +53,15 @@ class JobWatch(LimitWatch):
             return peers.stop_reason
         if max(idle) >= self.limits.idle_s > 2 * min(idle):
             slow = self._job.cluster.name(idle.index(max(idle)))
-            self._job.result.name_slow(slow, f"its GPUs alone are idle, for {max(idle) / 60:.3g} minutes")
+            self._job.result.name_slow(
+                slow, f"its GPUs alone are idle, for {max(idle) / 60:.3g} minutes"
+            )
         return self.reached(min(idle))
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watches the limits within the block, as `LimitWatch` does, also while the main thread hangs in a step."""
+        """Watches the limits within the block, as `LimitWatch` does, also while the main thread
+        hangs in a step."""
         with super().watching():
             try:
                 yield
@@ -65,7 +76,8 @@ class JobWatch(LimitWatch):
             self._job.peers.stop(self.reason)
 
     def _leave_step(self) -> None:
-        """Records the stop as `_finish` does, and exits at once, as the main thread hangs in a call to the devices."""
+        """Records the stop as `_finish` does, and exits at once, as the main thread hangs in a call
+        to the devices."""
         log.warning(f"the running step hangs: stopped at the last checkpoint: {self.reason}")
         try:
             with closing(self._job.job_dir.mirror), self._job.tracking:

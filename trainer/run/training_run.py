@@ -1,4 +1,5 @@
-"""Trains one run from its restored state to its last step, and saves variables and all other state."""
+"""Trains one run from its restored state to its last step, and saves variables and all other
+state."""
 
 import copy
 import math
@@ -41,10 +42,12 @@ class TrainingRun:
     earlier: Mapping[str, Any]  # run.json of an earlier start of this same run; else {}
     before_hooks: SavedState | None = None  # the state that a signal during the hooks saves
     rehearses: bool = True  # whether a new run tries, before training, what it does at the end
-    validation_freq: int | Sequence[int] = 1  # as of `fit`: after which epochs the model is evaluated
+    # as of `fit`: after which epochs the model is evaluated
+    validation_freq: int | Sequence[int] = 1
 
     def save(self, *, pending: bool = False) -> None:
-        """Saves a checkpoint and writes result.json; `pending`: with the state before this step's hooks ran."""
+        """Saves a checkpoint and writes result.json; `pending`: with the state before this step's
+        hooks ran."""
         self.state.best.improved = False
         state = self.before_hooks if pending else None
         with self.job.result.goodput.within(SAVE):
@@ -52,10 +55,14 @@ class TrainingRun:
             self.write_result("running")
 
     def write_result(self, state: str, error: str | None = None) -> None:
-        """Replaces result.json, on the chief; at the end with a digest of the variables if their bits are promised."""
+        """Replaces result.json, on the chief; at the end with a digest of the variables if their
+        bits are promised."""
         job = self.job
         job.result.saving_seconds = self.checkpoints.saving_seconds
-        measured: Result = {**self.state.reporter.summary(), "history": self.state.values_of_epochs()}
+        measured: Result = {
+            **self.state.reporter.summary(),
+            "history": self.state.values_of_epochs(),
+        }
         virtual_replicas = job.config.virtual_replicas
         promised = virtual_replicas and not job.result.depends_on_replicas
         if job.cluster.is_chief and state != "running" and promised:
@@ -64,19 +71,31 @@ class TrainingRun:
         job.result.write(state, measured, error)
 
     def train(self, stop: StopRequest) -> Control:
-        """Trains to the last step, or until a signal, the budget or a callback ends it; saves, and returns what did."""
-        job, setup, state = self.job, self.setup, self.state
-        config, progress = job.config, state.progress
-        # What may end the run early, what evaluates it; and a trial of the user's own code before hours of training.
+        """Trains to the last step, or until a signal, the budget or a callback ends it; saves, and
+        returns what did."""
+        job = self.job
+        setup = self.setup
+        state = self.state
+        config = job.config
+        progress = state.progress
+        # What may end the run early, what evaluates it; and a trial of the user's own code before
+        # hours of training.
         budget = 60 * (config.max_minutes or math.inf) - job.result.wall_seconds
-        control = Control(setup.replicas, stop, 60 * config.checkpoint_every_minutes or math.inf, budget)
-        evaluate = evaluation(setup.model, control.watched(), setup.dataset, config.evaluation_batch)
+        control = Control(
+            setup.replicas, stop, 60 * config.checkpoint_every_minutes or math.inf, budget
+        )
+        evaluate = evaluation(
+            setup.model, control.watched(), setup.dataset, config.evaluation_batch
+        )
         if self.rehearses and has_own_code(config) and job.cluster.is_chief and not state.saved:
             rehearse(setup, evaluate)
         # What runs between calls to the device. Hooks that a signal has left out run now.
-        names, chief = evaluate.names if evaluate else (), job.cluster.is_chief
+        names = evaluate.names if evaluate else ()
+        chief = job.cluster.is_chief
         callbacks = state.begin_callbacks(setup.model, names, writes=chief)
-        profile = StepProfile(config.profiled, job.job_dir.logs if job.cluster.is_chief else None, progress)
+        profile = StepProfile(
+            config.profiled, job.job_dir.logs if job.cluster.is_chief else None, progress
+        )
         hooks = [*RunHooks(self, callbacks, evaluate, control).in_order(), profile.cuts]
         loop = TrainingLoop(setup.model, progress, hooks, callbacks, control)
         if state.pending:
@@ -86,9 +105,14 @@ class TrainingRun:
         several = getattr(setup.model, "steps_per_execution", 1)
         most_steps = most_steps_of_a_call(state.callbacks, config.steps_per_loop, several)
         if not (progress.ends or control):
-            log.info("builds the training step: seconds, or minutes for a large model with several replicas")
+            log.info(
+                "builds the training step: seconds, or minutes for a large model with several"
+                " replicas"
+            )
             with job.result.goodput.within(COMPILATION):
-                program.choose(min([most_steps or MOST_STEPS, *(hook.every for hook in hooks if hook.every)]))
+                program.choose(
+                    min([most_steps or MOST_STEPS, *(hook.every for hook in hooks if hook.every)])
+                )
         with closing(profile):
             calls = CallRecord(job, state, program, profile)
             loop.train(CallSize(most_steps), program, calls.begin, calls.end)
@@ -102,7 +126,8 @@ class TrainingRun:
 
 @dataclass
 class CallRecord:
-    """Records each call to the device: its seconds, its FLOPs, a worker that holds up the others, a profile."""
+    """Records each call to the device: its seconds, its FLOPs, a worker that holds up the others, a
+    profile."""
 
     job: StartedJob
     state: RunState
@@ -119,7 +144,8 @@ class CallRecord:
 
     def end(self, logs: StepLogs) -> Scalars:
         """Ends a call; returns the epoch's means so far."""
-        progress, result = self.state.progress, self.job.result
+        progress = self.state.progress
+        result = self.job.result
         progress.flops = progress.flops or self.program.runner.flops
         phase = result.goodput.phase
         result.goodput.enter(OTHER)
@@ -142,15 +168,24 @@ class RunHooks:
     control: Control
 
     def in_order(self) -> list[Hook]:
-        """Returns the hooks in the order in which they run. Raises UserError if the run does not measure `best_metric`.
+        """Returns the hooks in the order in which they run. Raises UserError if the run does not
+        measure `best_metric`.
 
-        The first one copies the state; a signal during the others saves it, so that they run again on resume.
-        The end of an epoch comes early, as it may stop the run. The checkpoint comes last.
+        The first one copies the state; a signal during the others saves it, so that they run again
+        on resume. The end of an epoch comes early, as it may stop the run. The checkpoint comes
+        last.
         """
-        config, model, evaluate = self.run.job.config, self.run.setup.model, self.evaluate
-        best, reporter = self.run.state.best, self.run.state.reporter
+        config = self.run.job.config
+        model = self.run.setup.model
+        evaluate = self.evaluate
+        best = self.run.state.best
+        reporter = self.run.state.reporter
         images = self.run.setup.dataset.images
-        fid = Fid(config, model, images("train"), self.control.watched()) if config.fid_every_steps else None
+        fid = (
+            Fid(config, model, images("train"), self.control.watched())
+            if config.fid_every_steps
+            else None
+        )
         reporter.metric_names = [*(evaluate.names if evaluate else ()), *(fid.names if fid else ())]
         if best_metric := config.best_metric:
             if best_metric.startswith("val_") and not evaluate:
@@ -162,10 +197,15 @@ class RunHooks:
         hooks = [Hook(0, self._copy_state, requested=lambda: True)]
         if evaluate:
             validate = partial(self._measure, self._evaluate_as_fit, reporter.evaluated)
-            hooks.append(Hook(epoch, partial(self._after_epochs, self.run.validation_freq, validate)))
-        # This hook also ends calls to the device at epoch ends, so that the seconds of each epoch can be measured.
-        # A callback that stops the run within an epoch ends that epoch, as in `fit`.
-        hooks.append(Hook(epoch, self._end_epoch, at_end=False, requested=lambda: bool(model.stop_training)))
+            hooks.append(
+                Hook(epoch, partial(self._after_epochs, self.run.validation_freq, validate))
+            )
+        # This hook also ends calls to the device at epoch ends, so that the seconds of each epoch
+        # can be measured. A callback that stops the run within an epoch ends that epoch, as in
+        # `fit`.
+        hooks.append(
+            Hook(epoch, self._end_epoch, at_end=False, requested=lambda: bool(model.stop_training))
+        )
         hooks.append(Hook(config.report_every_steps, reporter.report))
         if evaluate and evaluate.class_count:
             hooks.append(Hook(0, lambda progress: reporter.classified(progress, evaluate.classes)))
@@ -174,19 +214,29 @@ class RunHooks:
             hooks.append(Hook(config.fid_every_steps, partial(self._measure, fid, report)))
         interface = ModelInterface.of(model)
         if sampler := interface.sampler:
-            draw = partial(reporter.sample, sampler.sample, sampler.latent_dim, interface.generated_classes)
-            hooks.append(Hook(config.sample_every_steps, self.run.job.result.goodput.within(EVENTS)(draw)))
+            draw = partial(
+                reporter.sample, sampler.sample, sampler.latent_dim, interface.generated_classes
+            )
+            hooks.append(
+                Hook(config.sample_every_steps, self.run.job.result.goodput.within(EVENTS)(draw))
+            )
 
         every = config.checkpoint_every_steps
         hooks.append(
-            Hook(every, lambda progress: self.run.save(), requested=lambda: self.control.save_due or best.improved)
+            Hook(
+                every,
+                lambda progress: self.run.save(),
+                requested=lambda: self.control.save_due or best.improved,
+            )
         )
         return hooks
 
     def _copy_state(self, progress: Progress) -> None:
-        """Keeps what a signal saves that comes before the other hooks have run; raises Interrupted if it has come."""
+        """Keeps what a signal saves that comes before the other hooks have run; raises Interrupted
+        if it has come."""
         content = self.run.state.content(pending=True)
-        copied = {id(array): array for array in content.arrays.values()}  # as `content` has copied them
+        # as `content` has copied them
+        copied = {id(array): array for array in content.arrays.values()}
         self.run.before_hooks = copy.deepcopy(content, copied)
         if self.control.signal:
             raise Interrupted
@@ -203,13 +253,16 @@ class RunHooks:
     def _after_epochs(
         self, frequency: int | Sequence[int], act: Callable[[Progress], None], progress: Progress
     ) -> None:
-        """Acts after every so many epochs, or after these; also at the end of a run within an epoch."""
+        """Acts after every so many epochs, or after these; also at the end of a run within an
+        epoch."""
         number = progress.epoch
         due = number % frequency == 0 if isinstance(frequency, int) else number in frequency
         if due or not number.is_integer():
             act(progress)
 
-    def _measure(self, measure: Callable[[], Scalars], report: Callable[..., None], progress: Progress) -> None:
+    def _measure(
+        self, measure: Callable[[], Scalars], report: Callable[..., None], progress: Progress
+    ) -> None:
         """Measures, reports the values, and saves the step later if it is the best one."""
         best = self.run.state.best
         with self.run.job.result.goodput.within(EVENTS):
@@ -223,8 +276,11 @@ class RunHooks:
         """Returns the values of an evaluation, around which callbacks run."""
         assert self.evaluate
         self.callbacks.on_test_begin()
-        if self.run.state.progress.epoch.is_integer():  # `fit` has no evaluation at the end of a run within an epoch
+        # `fit` has no evaluation at the end of a run within an epoch
+        if self.run.state.progress.epoch.is_integer():
             self.evaluate.reset()
         values = self.evaluate()
-        self.callbacks.on_test_end({name.removeprefix("val_"): value for name, value in values.items()})
+        self.callbacks.on_test_end(
+            {name.removeprefix("val_"): value for name, value in values.items()}
+        )
         return values

@@ -48,43 +48,56 @@ class TrainingSetup:
     content: dict[str, Any]  # counts, classes and digests of the data; {} if they are not needed
     used: Collection[str]  # the settings that loading the data and building the model have read
     proves: bool = False  # whether its steps are still to be proved
-    runners: dict[str, StepRunner] = field(default_factory=dict)  # that are traced already, for a second `fit`
+    # that are traced already, for a second `fit`
+    runners: dict[str, StepRunner] = field(default_factory=dict)
 
     def rows_from(self, first_step: int, steps_per_program: int = 1) -> Any:
-        """Returns the iterator for `step_runner`: this worker's rows of every step from `first_step` on.
+        """Returns the iterator for `step_runner`: this worker's rows of every step from
+        `first_step` on.
 
-        `steps_per_program`: the number of steps in each item, the first of which starts at a multiple of it. If the GPU
-        holds all rows, items are row numbers. On GPUs rows are copied ahead while earlier steps run, because a copy
-        within a step waits for everything that the step has started.
+        `steps_per_program`: the number of steps in each item, the first of which starts at a
+            multiple of it. If the GPU holds all rows, items are row numbers. On GPUs rows are
+            copied ahead while earlier steps run, because a copy within a step waits for everything
+            that the step has started.
         """
-        train, replicas = self.dataset.train, self.replicas
+        train = self.dataset.train
+        replicas = self.replicas
         if self.undivided:
             assert isinstance(train, InSequence)
             steps = train.anew().batches(self.schedule.global_batch_size, drop_remainder=False)
             steps = steps.repeat().skip(first_step).prefetch(4)
-            return copied_ahead(steps, replicas) if replicas.on_gpus and replicas.count == 1 else iter(steps)
+            return (
+                copied_ahead(steps, replicas)
+                if replicas.on_gpus and replicas.count == 1
+                else iter(steps)
+            )
         steps = self.batches_from(first_step - first_step % steps_per_program, steps_per_program)
         return copied_ahead(steps, replicas) if replicas.on_gpus else iter(steps)
 
     @property
     def undivided(self) -> bool:
-        """Returns whether `rows_from` gives whole batches, of which each replica takes its rows within the step.
+        """Returns whether `rows_from` gives whole batches, of which each replica takes its rows
+        within the step.
 
         So do examples without row numbers whose last batch is smaller.
         """
         return self.schedule.last > 0 and isinstance(self.dataset.train, InSequence)
 
     def batches_from(self, first_step: int, steps_per_program: int = 1) -> Any:
-        """Returns the tf.data.Dataset of `trainer.data.batches.batches`: this worker's rows from `first_step` on."""
+        """Returns the tf.data.Dataset of `trainer.data.batches.batches`: this worker's rows from
+        `first_step` on."""
         train = self.dataset.train
         if isinstance(train, InSequence):
             train = train.anew()
         numbers = steps_per_program > 1 and self.gather is not None
         first = self.schedule.whole_before(first_step)
-        return batches(train, self.schedule, self.replicas, first, steps_per_program, numbers=numbers)
+        return batches(
+            train, self.schedule, self.replicas, first, steps_per_program, numbers=numbers
+        )
 
     def last_rows_from(self, first_step: int) -> Any:
-        """Returns the iterator for `last_step_runner`; None if that of `rows_from` gives these rows, too."""
+        """Returns the iterator for `last_step_runner`; None if that of `rows_from` gives these
+        rows, too."""
         train = self.dataset.train
         if isinstance(train, InSequence):
             return None
@@ -99,33 +112,45 @@ class TrainingSetup:
         return self.runners.setdefault("last", runner)
 
     def _replica_data(self, replicas: Replicas) -> ReplicaData:
-        interface, augment = ModelInterface.of(self.model), augmentation(self.config)
+        interface = ModelInterface.of(self.model)
+        augment = augmentation(self.config)
         return ReplicaData(replicas, interface, self.as_fit, augment, undivided=self.undivided)
 
     @property
     def as_fit(self) -> AsFit:
-        """Returns the function that makes of the parts of rows what `fit` passes, with the weights of classes."""
+        """Returns the function that makes of the parts of rows what `fit` passes, with the weights
+        of classes."""
         return weighted_by_class(self.dataset.as_fit, self.config.class_weight)
 
     @cached_property
     def gather(self) -> Callable[[Any], Any] | None:
-        """Copies all examples to the GPU and returns a function from row numbers to rows; None if they do not fit.
+        """Copies all examples to the GPU and returns a function from row numbers to rows; None if
+        they do not fit.
 
-        XLA compiles it, as TensorFlow's own GPU kernels cannot gather bytes. int32 is held as int64, because TensorFlow
-        keeps int32 on the host and would copy all of it for each program. Text cannot be held on a GPU.
+        XLA compiles it, as TensorFlow's own GPU kernels cannot gather bytes. int32 is held as
+        int64, because TensorFlow keeps int32 on the host and would copy all of it for each program.
+        Text cannot be held on a GPU.
         """
-        train, device = self.dataset.train, self.replicas.devices[0]
+        train = self.dataset.train
+        device = self.replicas.devices[0]
         leaves = tf.nest.flatten(train.arrays)
         size = sum(leaf.nbytes for leaf in leaves)
-        if not size or not data_fit_on_gpu(size, free_memory(device)) or any(leaf.dtype.hasobject for leaf in leaves):
+        if (
+            not size
+            or not data_fit_on_gpu(size, free_memory(device))
+            or any(leaf.dtype.hasobject for leaf in leaves)
+        ):
             return None
 
         def gather(rows: Any) -> Any:
-            return tf.nest.map_structure(lambda part, of: tf.cast(tf.gather(part, rows), of.dtype), held, train.spec)
+            return tf.nest.map_structure(
+                lambda part, of: tf.cast(tf.gather(part, rows), of.dtype), held, train.spec
+            )
 
         with tf.init_scope(), tf.device(device):
             held = tf.nest.map_structure(
-                lambda leaf: tf.constant(leaf, tf.int64 if leaf.dtype == np.int32 else leaf.dtype), train.arrays
+                lambda leaf: tf.constant(leaf, tf.int64 if leaf.dtype == np.int32 else leaf.dtype),
+                train.arrays,
             )
         log.info(f"{device} holds all examples")
 
@@ -134,18 +159,23 @@ class TrainingSetup:
     def step_runner(self, *, compiled: bool = False, steps_per_program: int = 1) -> StepRunner:
         """Returns the object that runs steps of the model on all replicas.
 
-        compiled: whether XLA compiles them, `steps_per_program` steps in one program. Give it the rows of `rows_from`
-        with the same `steps_per_program`.
+        compiled: whether XLA compiles them, `steps_per_program` steps in one program. Give it the
+            rows of `rows_from` with the same `steps_per_program`.
         """
         data = self._replica_data(self.replicas)
         if steps_per_program > 1:
-            return StepRunner(self.model, data, self.config.seed, compiled, steps_per_program, self.gather)
+            return StepRunner(
+                self.model, data, self.config.seed, compiled, steps_per_program, self.gather
+            )
         kind = "compiled" if compiled else "plain"
-        return self.runners.setdefault(kind, StepRunner(self.model, data, self.config.seed, compiled))
+        return self.runners.setdefault(
+            kind, StepRunner(self.model, data, self.config.seed, compiled)
+        )
 
 
 def free_memory(device: str) -> float:
-    """Returns the free bytes of the fullest GPU; 0 if `device` is a CPU, whose memory holds the rows anyway."""
+    """Returns the free bytes of the fullest GPU; 0 if `device` is a CPU, whose memory holds the
+    rows anyway."""
     gpus = ask_gpus("memory.free") if device.startswith("GPU") else []
     return 2**20 * min((mib for (mib,) in gpus if mib), default=0.0)
 
@@ -153,19 +183,25 @@ def free_memory(device: str) -> float:
 def build_setup(config: TrainConfig, replicas: Replicas) -> TrainingSetup:
     """Loads the data and builds the model with the precision and the seed of `config`.
 
-    Raises UserError for data that draw at random if the settings need the same rows at every reading.
+    Raises UserError for data that draw at random if the settings need the same rows at every
+    reading.
     """
     set_precision_and_seed(config)
     config_of_data, used = recording_reads(config)
     dataset = load_dataset(config_of_data)
     if dataset.drawn:
-        differ = f"data={config.data}: two readings of its first examples differ, as it draws at random"
+        differ = (
+            f"data={config.data}: two readings of its first examples differ, as it draws at random"
+        )
         if replicas.count > 1 or config.deterministic or config.virtual_replicas:
             raise UserError(
-                f"{differ}: draw by the number of the example or of the batch (np.random.default_rng(number)), or in "
-                "the model; only one replica without --deterministic trains on such data"
+                f"{differ}: draw by the number of the example or of the batch"
+                " (np.random.default_rng(number)), or in the model; only one replica without"
+                " --deterministic trains on such data"
             )
-        log.warning(f"{differ}: the same command gives other numbers each time, and so does a resumed run")
+        log.warning(
+            f"{differ}: the same command gives other numbers each time, and so does a resumed run"
+        )
     content = content_of(dataset, rows=is_named(config.data) and not dataset.drawn)
     replicas.refuse_differences(content, "read the same data")
     return setup_with(config, replicas, dataset, content, used)
@@ -188,19 +224,25 @@ def setup_with(
     refuse_other_classes(config, dataset, model)
     per_step = ModelInterface.of(model).batches_per_step
     schedule = Schedule(dataset.train.count, config.global_batch_size, per_step, config.seed)
-    return TrainingSetup(config, replicas, dataset, model, schedule, dict(content or {}), {*used, *used_by_model})
+    return TrainingSetup(
+        config, replicas, dataset, model, schedule, dict(content or {}), {*used, *used_by_model}
+    )
 
 
 def refuse_other_classes(config: TrainConfig, dataset: Dataset, model: keras.Model) -> None:
-    """Raises UserError for weights of classes that the model does not have, and for targets that are no classes."""
+    """Raises UserError for weights of classes that the model does not have, and for targets that
+    are no classes."""
     if config.class_weight and len(parts := dataset.train.first(HEAD_ROWS)) > 1:
         shape = getattr(model, "output_shape", None)
         units = shape[-1] if isinstance(shape, tuple) and len(shape) == 2 else 0
-        check_class_weight(config.class_weight, parts[1], len(dataset.class_names) or (units and max(2, units)))
+        check_class_weight(
+            config.class_weight, parts[1], len(dataset.class_names) or (units and max(2, units))
+        )
 
 
 def set_precision_and_seed(config: TrainConfig) -> None:
-    """Sets the precision and the random seeds for new layers, and restarts the numbering of their names."""
+    """Sets the precision and the random seeds for new layers, and restarts the numbering of their
+    names."""
     reset_layer_names()
     set_arithmetic(config)
     set_precision(config)
@@ -220,17 +262,23 @@ def set_arithmetic(config: TrainConfig) -> None:
     https://www.tensorflow.org/api_docs/python/tf/config/experimental/enable_op_determinism
     https://www.tensorflow.org/api_docs/python/tf/config/experimental/enable_tensor_float_32_execution
     """
-    # Grappler would add the gradients of several shards in an order of its own, and fuse swish in some graphs only.
+    # Grappler would add the gradients of several shards in an order of its own, and fuse swish in
+    # some graphs only.
     rewrites = not config.virtual_replicas
-    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": rewrites, "remapping": rewrites})
+    tf.config.optimizer.set_experimental_options(
+        {"arithmetic_optimization": rewrites, "remapping": rewrites}
+    )
     tf.config.experimental.enable_tensor_float_32_execution(config.tf32)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
 
 
 def starting_weights(config: TrainConfig, setup: TrainingSetup) -> None:
-    """Loads the weights of --initial_checkpoint or --initial_model, if given, and logs where the run starts from."""
-    copies = copies_of_weights(setup.model) if config.initial_checkpoint or config.initial_model else []
+    """Loads the weights of --initial_checkpoint or --initial_model, if given, and logs where the
+    run starts from."""
+    copies = (
+        copies_of_weights(setup.model) if config.initial_checkpoint or config.initial_model else []
+    )
     if config.initial_checkpoint:
         folder = fetch_checkpoint(config.initial_checkpoint, "initial_checkpoint", config.cache_dir)
         load_weights(setup.model, folder, setup.replicas)

@@ -1,8 +1,8 @@
 """Keeps what callbacks themselves changed since on_train_begin, so that it goes on after a resume.
 
 `fit` has no such thing, so that EarlyStopping forgets its best epoch in a run that was interrupted
-(https://github.com/keras-team/keras/issues/9462). Constructor settings stay those of the new command, as they do not
-change.
+(https://github.com/keras-team/keras/issues/9462). Constructor settings stay those of the new
+command, as they do not change.
 """
 
 import math
@@ -24,7 +24,8 @@ _SET_BY_KERAS = ("monitor_op", "min_delta")
 
 @dataclass
 class AttributeValue:
-    """Holds the value of an attribute: `text`, which is valid in JSON, and the arrays in it by their names."""
+    """Holds the value of an attribute: `text`, which is valid in JSON, and the arrays in it by
+    their names."""
 
     text: Any
     arrays: Arrays = field(default_factory=dict)
@@ -33,7 +34,8 @@ class AttributeValue:
     def of(cls, value: Any, name: str) -> "AttributeValue":
         """Copies a value; arrays are called `name`/NUMBER.
 
-        Raises TypeError unless it consists of numbers, text, lists, tuples, sets, dictionaries and arrays.
+        Raises TypeError unless it consists of numbers, text, lists, tuples, sets, dictionaries and
+        arrays.
         """
         arrays: Arrays = {}
 
@@ -42,13 +44,18 @@ class AttributeValue:
                 return {"float": str(part)}  # JSON has no infinity
             if part is None or isinstance(part, (bool, int, float, str)):
                 return part
-            if isinstance(part, np.generic):  # as the weight of a Normalization, whose shape set_weights asks for
+            # as the weight of a Normalization, whose shape set_weights asks for
+            if isinstance(part, np.generic):
                 return {"number": [part.dtype.name, encode(part.item())]}
             if type(part) in (list, tuple, set):
                 return {type(part).__name__: [encode(item) for item in part]}
             if type(part) is dict:
                 return {"dict": [[encode(key), encode(item)] for key, item in part.items()]}
-            if isinstance(part, np.ndarray) and part.dtype.names is None and part.dtype.kind in "biufV":
+            if (
+                isinstance(part, np.ndarray)
+                and part.dtype.names is None
+                and part.dtype.kind in "biufV"
+            ):
                 key = f"{name}/{len(arrays)}"
                 arrays[key] = np.array(part)
                 return {"array": key}
@@ -61,12 +68,15 @@ class AttributeValue:
             isinstance(other, AttributeValue)
             and self.text == other.text
             and self.arrays.keys() == other.arrays.keys()
-            and all(np.array_equal(array, other.arrays[name]) for name, array in self.arrays.items())
+            and all(
+                np.array_equal(array, other.arrays[name]) for name, array in self.arrays.items()
+            )
         )
 
 
 def decoded(text: Any, arrays: Mapping[str, Any]) -> Any:
-    """Returns the value that `AttributeValue.of` copied. Raises KeyError if `arrays` lacks one of its arrays."""
+    """Returns the value that `AttributeValue.of` copied. Raises KeyError if `arrays` lacks one of
+    its arrays."""
     if not isinstance(text, dict):
         return text
     ((kind, content),) = text.items()
@@ -79,19 +89,24 @@ def decoded(text: Any, arrays: Mapping[str, Any]) -> Any:
         return np.dtype(dtype).type(decoded(number, arrays))
     if kind == "dict":
         return {decoded(key, arrays): decoded(item, arrays) for key, item in content}
-    return {"list": list, "tuple": tuple, "set": set}[kind](decoded(item, arrays) for item in content)
+    return {"list": list, "tuple": tuple, "set": set}[kind](
+        decoded(item, arrays) for item in content
+    )
 
 
 class CallbackStates:
-    """Notes the attributes of callbacks after on_train_begin, and restores those that have changed since then."""
+    """Notes the attributes of callbacks after on_train_begin, and restores those that have changed
+    since then."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = callbacks
-        self._begun: dict[str, dict[str, AttributeValue]] = {}  # attributes by callback, as `begin` noted them
+        # attributes by callback, as `begin` noted them
+        self._begun: dict[str, dict[str, AttributeValue]] = {}
         self._begun_objects: dict[str, dict[str, Any]] = {}  # those whose values cannot be kept
 
     def _named(self) -> Iterator[tuple[str, Callback]]:
-        """Yields each callback with a name that it has in the next process, too: its class, and a number."""
+        """Yields each callback with a name that it has in the next process, too: its class, and a
+        number."""
         counts = Counter[str]()
         for callback in self._callbacks:
             kind = type(callback).__name__
@@ -99,28 +114,37 @@ class CallbackStates:
             yield f"{kind}-{counts[kind]}", callback
 
     def begin(self) -> None:
-        """Notes all attributes. Call it right after on_train_begin, which resets Keras's callbacks."""
+        """Notes all attributes. Call it right after on_train_begin, which resets Keras's
+        callbacks."""
         for name, callback in self._named():
             self._begun[name], self._begun_objects[name] = _attributes(name, callback)
 
     def changed(self) -> tuple[State, Arrays]:
-        """Returns the attributes that have changed since `begin`, and the arrays in them by name."""
+        """Returns the attributes that have changed since `begin`, and the arrays in them by
+        name."""
         state: State = {}
         arrays: Arrays = {}
         for name, callback in self._named() if self._begun else ():
             values, objects = _attributes(name, callback)
-            changed = {key: value for key, value in values.items() if value != self._begun[name].get(key)}
+            changed = {
+                key: value for key, value in values.items() if value != self._begun[name].get(key)
+            }
             others = self._begun_objects[name]
             not_kept = sorted(key for key, item in objects.items() if item is not others.get(key))
             if changed or not_kept:
                 texts = {key: value.text for key, value in changed.items()}
-                state[name] = {"monitor": getattr(callback, "monitor", None), "values": texts, "not_kept": not_kept}
+                state[name] = {
+                    "monitor": getattr(callback, "monitor", None),
+                    "values": texts,
+                    "not_kept": not_kept,
+                }
             for value in changed.values():
                 arrays |= value.arrays
         return state, arrays
 
     def restore(self, state: State, arrays: Mapping[str, Any]) -> None:
-        """Sets the attributes that `changed` returned, unless a callback now monitors another value.
+        """Sets the attributes that `changed` returned, unless a callback now monitors another
+        value.
 
         Of several workers only the chief has arrays. Call it after `begin`.
         """
@@ -136,8 +160,8 @@ class CallbackStates:
             # Keras's own callbacks open their files again.
             if saved["not_kept"] and not type(callback).__module__.startswith("keras."):
                 log.info(
-                    f"callbacks: {type(callback).__name__}: {', '.join(saved['not_kept'])} "
-                    "begins anew: only numbers, text, arrays and lists of them are kept in a checkpoint"
+                    f"callbacks: {type(callback).__name__}: {', '.join(saved['not_kept'])} begins"
+                    " anew: only numbers, text, arrays and lists of them are kept in a checkpoint"
                 )
 
 

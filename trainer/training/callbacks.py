@@ -38,8 +38,9 @@ from trainer.user_code.mistakes import load_function
 class EarlyStopping(keras.callbacks.EarlyStopping):
     """Extends Keras's callback: it logs when it stops, and refuses a value that it cannot compare.
 
-    These are a value that no epoch has, and one of which it is unknown whether higher is better. A loss should fall and
-    an accuracy should rise; for any other value Keras looks up the model's metric of that name.
+    These are a value that no epoch has, and one of which it is unknown whether higher is better. A
+    loss should fall and an accuracy should rise; for any other value Keras looks up the model's
+    metric of that name.
     """
 
     evaluated: Sequence[str] = ()  # the values of evaluation, which epochs have
@@ -50,16 +51,24 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
         self.best: float | None = None
 
     def on_train_batch_end(self, batch: int, logs: Scalars | None = None) -> None:
-        """Raises UserError, after the first call to the device, if epochs cannot be compared by `monitor`."""
+        """Raises UserError, after the first call to the device, if epochs cannot be compared by
+        `monitor`."""
         if not self.checked:
-            check_known("early_stopping", self.monitor, "an epoch has", {*(logs or {}), *self.evaluated})
+            check_known(
+                "early_stopping", self.monitor, "an epoch has", {*(logs or {}), *self.evaluated}
+            )
             higher_is_better(self.model, self.monitor, "early_stopping")
             self.checked = True
 
     def on_epoch_end(self, epoch: int, logs: Scalars | None = None) -> None:
-        """Counts the epochs without improvement; NaN is none, although Keras takes any first value for the best."""
+        """Counts the epochs without improvement; NaN is none, although Keras takes any first value
+        for the best."""
         if self.best is None:
-            self.best = -math.inf if higher_is_better(self.model, self.monitor, "early_stopping") else math.inf
+            self.best = (
+                -math.inf
+                if higher_is_better(self.model, self.monitor, "early_stopping")
+                else math.inf
+            )
         super().on_epoch_end(epoch, logs)
         if self.stopped_epoch == epoch > 0:
             log.info(f"early stopping: {self.monitor} did not improve in {self.patience} epochs")
@@ -73,9 +82,11 @@ def _mode(monitor: str) -> str:
 
 
 def higher_is_better(model: keras.Model, monitor: str, setting: str) -> bool:
-    """Returns whether higher values of `monitor` are better. Raises UserError, naming the setting, if it is unknown.
+    """Returns whether higher values of `monitor` are better. Raises UserError, naming the setting,
+    if it is unknown.
 
-    A loss should fall and an accuracy should rise; for any other value Keras looks up the model's metric of that name.
+    A loss should fall and an accuracy should rise; for any other value Keras looks up the model's
+    metric of that name.
     """
     # Keras decides it at the end of a callback's first epoch: this one is asked about two values.
     probe = keras.callbacks.EarlyStopping(monitor=monitor, mode=_mode(monitor))
@@ -84,39 +95,57 @@ def higher_is_better(model: keras.Model, monitor: str, setting: str) -> bool:
     try:
         probe.on_epoch_end(0, {monitor: 0.0})
     except ValueError:
-        line = "it is unknown whether higher or lower is better: use a loss, an accuracy or a Keras metric"
+        line = (
+            "it is unknown whether higher or lower is better: use a loss, an accuracy or a Keras"
+            " metric"
+        )
         raise UserError(f"{setting}={monitor}: {line}") from None
     return bool(probe.monitor_op(1.0, 0.0))
 
 
 def load_callbacks(config: TrainConfig) -> list[Callback]:
-    """Returns the callbacks of `config.callbacks` (package.module:function), and early stopping if it is set.
+    """Returns the callbacks of `config.callbacks` (package.module:function), and early stopping if
+    it is set.
 
     Raises UserError if that function does not return a list of Keras callbacks.
     """
     path = config.callbacks
     callbacks: Any = []
     if path:  # called with the settings if it has a parameter `config`
-        takes = "config" in inspect.signature(load_function(path, "callbacks", None, config)).parameters
-        callbacks = load_function(path, "callbacks", ("config",) if takes else (), config)(*[config] * takes)
-    if not isinstance(callbacks, (list, tuple)) or not all(isinstance(item, Callback) for item in callbacks):
-        raise UserError(f"callbacks={path}: it must return a list of keras.callbacks.Callback, not {callbacks!r}")
+        takes = (
+            "config" in inspect.signature(load_function(path, "callbacks", None, config)).parameters
+        )
+        callbacks = load_function(path, "callbacks", ("config",) if takes else (), config)(
+            *[config] * takes
+        )
+    if not isinstance(callbacks, (list, tuple)) or not all(
+        isinstance(item, Callback) for item in callbacks
+    ):
+        raise UserError(
+            f"callbacks={path}: it must return a list of keras.callbacks.Callback, not"
+            f" {callbacks!r}"
+        )
     kept = usable(callbacks)
-    return [*kept, *([EarlyStopping(config.early_stopping, config.patience)] if config.early_stopping else [])]
+    return [
+        *kept,
+        *([EarlyStopping(config.early_stopping, config.patience)] if config.early_stopping else []),
+    ]
 
 
 def usable(callbacks: Sequence[Callback]) -> list[Callback]:
     """Returns the callbacks that can run here, and logs what is left out."""
-    if unheard := sorted({type(item).__name__ for item in callbacks if _overrides(item, _TEST_HOOKS)}):
+    if unheard := sorted(
+        {type(item).__name__ for item in callbacks if _overrides(item, _TEST_HOOKS)}
+    ):
         log.info(
-            f"callbacks: {', '.join(unheard)}: {' and '.join(_TEST_HOOKS)} are not called, as replicas evaluate "
-            "batches in turn: use on_test_begin and on_test_end"
+            f"callbacks: {', '.join(unheard)}: {' and '.join(_TEST_HOOKS)} are not called, as"
+            " replicas evaluate batches in turn: use on_test_begin and on_test_end"
         )
     kept = [callback for callback in callbacks if not isinstance(callback, BackupAndRestore)]
     if len(kept) < len(callbacks):
         log.info(
-            "callbacks: BackupAndRestore is left out, and its folder untouched: the run resumes from its own "
-            "checkpoints, over which it would load older weights"
+            "callbacks: BackupAndRestore is left out, and its folder untouched: the run resumes"
+            " from its own checkpoints, over which it would load older weights"
         )
     return kept
 
@@ -135,28 +164,44 @@ def refuse_unevaluated(setting: str, value: str, evaluated: Sequence[str]) -> No
 WRITERS = {CSVLogger, ModelCheckpoint, OrbaxCheckpoint, TensorBoard}
 _TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-# Their hooks may run once in each call to the device, unless they count batches by save_freq or update_freq.
+# Their hooks may run once in each call to the device, unless they count batches by save_freq or
+# update_freq.
 _ONCE_A_CALL = {
-    EarlyStopping, Callback, ModelCheckpoint, OrbaxCheckpoint, ProgbarLogger, TensorBoard,
-    TerminateOnNaN
-}  # fmt: skip
+    EarlyStopping,
+    Callback,
+    ModelCheckpoint,
+    OrbaxCheckpoint,
+    ProgbarLogger,
+    TensorBoard,
+    TerminateOnNaN,
+}
 
 
 def acts_on_batches(callback: Callback) -> bool:
-    """Returns whether a callback has a hook of single batches, by its class or on the instance (LambdaCallback)."""
-    counts = any(isinstance(getattr(callback, setting, None), int) for setting in ("save_freq", "update_freq"))
+    """Returns whether a callback has a hook of single batches, by its class or on the instance
+    (LambdaCallback)."""
+    counts = any(
+        isinstance(getattr(callback, setting, None), int)
+        for setting in ("save_freq", "update_freq")
+    )
     return counts or _overrides(callback, _BATCH_HOOKS)
 
 
 def _overrides(callback: Callback, hooks: Sequence[str]) -> bool:
-    """Returns whether a callback has one of the hooks, on the instance or of a class that is not in _ONCE_A_CALL."""
+    """Returns whether a callback has one of the hooks, on the instance or of a class that is not in
+    _ONCE_A_CALL."""
     classes = type(callback).__mro__
     owners = (next(owner for owner in classes if name in vars(owner)) for name in hooks)
-    return any(name in vars(callback) for name in hooks) or any(owner not in _ONCE_A_CALL for owner in owners)
+    return any(name in vars(callback) for name in hooks) or any(
+        owner not in _ONCE_A_CALL for owner in owners
+    )
 
 
-def most_steps_of_a_call(callbacks: list[Callback], steps_per_loop: int, steps_per_execution: int = 1) -> int:
-    """Returns 1 if a callback acts on single batches, else `steps_per_loop` (0: no limit); logs what that costs.
+def most_steps_of_a_call(
+    callbacks: list[Callback], steps_per_loop: int, steps_per_execution: int = 1
+) -> int:
+    """Returns 1 if a callback acts on single batches, else `steps_per_loop` (0: no limit); logs
+    what that costs.
 
     steps_per_execution: that of compile(), by which `fit` runs such a callback less often.
     """
@@ -165,12 +210,13 @@ def most_steps_of_a_call(callbacks: list[Callback], steps_per_loop: int, steps_p
         return steps_per_loop
     if steps_per_loop != 1:
         log.info(
-            f"callbacks: {', '.join(names)}: run after every step, so each call to the device runs one "
-            "step: this costs a millisecond or more per step, which slows down small models"
+            f"callbacks: {', '.join(names)}: run after every step, so each call to the device runs"
+            " one step: this costs a millisecond or more per step, which slows down small models"
         )
     if steps_per_execution > 1:
         log.warning(
-            f"callbacks: {', '.join(names)}: `fit` would run after {steps_per_execution} steps (steps_per_execution)"
+            f"callbacks: {', '.join(names)}: `fit` would run after {steps_per_execution} steps"
+            " (steps_per_execution)"
         )
     return 1
 
@@ -178,28 +224,34 @@ def most_steps_of_a_call(callbacks: list[Callback], steps_per_loop: int, steps_p
 def callback_list(
     callbacks: list[Callback], model: keras.Model, progress: Progress, evaluated: Sequence[str]
 ) -> CallbackList:
-    """Returns `callbacks`, set up as in `fit`; raises UserError if one needs what this run does not have."""
+    """Returns `callbacks`, set up as in `fit`; raises UserError if one needs what this run does not
+    have."""
     optimizer = ModelInterface.of(model).optimizer
     for callback in callbacks:
         if isinstance(callback, (LearningRateScheduler, ReduceLROnPlateau)) and optimizer is None:
             raise UserError(
-                f"callbacks: {type(callback).__name__} changes model.optimizer, and this model is not compiled with "
-                "one: use --learning_rate_schedule and --warmup_steps, or a callback that sets its optimizers"
+                f"callbacks: {type(callback).__name__} changes model.optimizer, and this model is"
+                " not compiled with one: use --learning_rate_schedule and --warmup_steps, or a"
+                " callback that sets its optimizers"
             )
         if isinstance(callback, TensorBoard):
             try:
                 import_module("tensorboard")
             except ImportError as error:
                 raise UserError(
-                    "callbacks: TensorBoard needs the package tensorboard: install it, or leave the callback out: the "
-                    "job directory has TensorBoard's files without it"
+                    "callbacks: TensorBoard needs the package tensorboard: install it, or leave the"
+                    " callback out: the job directory has TensorBoard's files without it"
                 ) from error
         if isinstance(callback, EarlyStopping):
             callback.evaluated = evaluated
-        if isinstance(callback, keras.callbacks.EarlyStopping) and callback.monitor.startswith("val_"):
+        if isinstance(callback, keras.callbacks.EarlyStopping) and callback.monitor.startswith(
+            "val_"
+        ):
             ours = isinstance(callback, EarlyStopping)
             setting = "early_stopping" if ours else "callbacks: EarlyStopping of Keras with monitor"
             refuse_unevaluated(setting, callback.monitor, evaluated)
     floats_of_variables()
     epochs = math.ceil(progress.total_steps / progress.steps_per_epoch)
-    return CallbackList(callbacks, model=model, epochs=epochs, steps=progress.steps_per_epoch, verbose=0)
+    return CallbackList(
+        callbacks, model=model, epochs=epochs, steps=progress.steps_per_epoch, verbose=0
+    )

@@ -1,11 +1,14 @@
-"""Saves and restores checkpoints: all that a run resumes from, each a folder that is written atomically.
+"""Saves and restores checkpoints: all that a run resumes from, each a folder that is written
+atomically.
 
-    step-00000500/manifest.json           sizes and SHA-256 of the files and of itself, the weights that are trained,
+    step-00000500/manifest.json           sizes and SHA-256 of the files and of itself, the weights
+    that are trained,
                                           the state beside the variables
     step-00000500/variables.index, .data  in TensorFlow's format (tf.train.load_checkpoint reads it)
 
-Training waits only for a snapshot, which a thread writes. Only the chief reads and writes. TensorFlow's object graph
-silently leaves out the state of Keras's SeedGenerators, so variables are named here.
+Training waits only for a snapshot, which a thread writes. Only the chief reads and writes.
+TensorFlow's object graph silently leaves out the state of Keras's SeedGenerators, so variables are
+named here.
 """
 
 import hashlib
@@ -26,7 +29,15 @@ import tensorflow as tf
 
 from trainer.base.errors import NotFinite, UserError, reason
 from trainer.base.log import log
-from trainer.base.run_files.job_files import CHECKPOINTS, MANIFEST, STEP_PREFIX, finite, step_name, step_of, write_json
+from trainer.base.run_files.job_files import (
+    CHECKPOINTS,
+    MANIFEST,
+    STEP_PREFIX,
+    finite,
+    step_name,
+    step_of,
+    write_json,
+)
 from trainer.base.run_files.mirror import Mirror
 from trainer.base.storage import sync, whole_folder
 from trainer.base.storage.local_files import sha256_of
@@ -38,22 +49,25 @@ from trainer.reporting.progress import State
 Variables = Mapping[str, Any]  # of a model, or their values, by name
 Arrays = dict[str, npt.NDArray[Any]]
 WEIGHTS = "model/"  # the prefix of a network's variables; all others have "training/"
-CALLBACKS = "callbacks/"  # the prefix of arrays that callbacks hold, such as the best weights of EarlyStopping
+# the prefix of arrays that callbacks hold, such as the best weights of EarlyStopping
+CALLBACKS = "callbacks/"
 METRICS = "metrics/"  # the prefix of what metrics have counted in the epoch so far
 
 
 def variables_of(model: keras.Model) -> Variables:
-    """Returns every variable that training changes, by a name that does not depend on strategy or replicas.
+    """Returns every variable that training changes, by a name that does not depend on strategy or
+    replicas.
 
-    Metrics are left out, as each replica has counts of its own (see `ReplicaCounts`), and so are learning rates, which
-    LearningRates holds.
+    Metrics are left out, as each replica has counts of its own (see `ReplicaCounts`), and so are
+    learning rates, which LearningRates holds.
     """
     metrics = {id(variable) for metric in model.metrics for variable in metric.variables}
     variables: dict[str, Any] = {}
     for variable in _all(model, metrics):
         if not _is_rate(variable):
             prefix = WEIGHTS if len(variables) < len(model.weights) else "training/"
-            kind = variable.name.split(":")[0].split("_")[-1]  # words before it may have Keras's count of layers
+            # words before it may have Keras's count of layers
+            kind = variable.name.split(":")[0].split("_")[-1]
             variables[f"{prefix}{len(variables):04d}/{kind}"] = variable
     return variables
 
@@ -75,7 +89,10 @@ class LearningRates:
 
     def state(self) -> list[float]:
         """Returns a factor for each rate; 1 if no callback changed it."""
-        return [now / before if before else 1.0 for now, before in zip(self._now(), self._configured, strict=True)]
+        return [
+            now / before if before else 1.0
+            for now, before in zip(self._now(), self._configured, strict=True)
+        ]
 
     def resume(self, factors: Sequence[float]) -> None:
         """Sets each rate to the configured one times its factor."""
@@ -85,17 +102,24 @@ class LearningRates:
 
 @dataclass
 class ReplicaCounts:
-    """Holds what the model's metrics have counted in the epoch so far, on each replica of all workers."""
+    """Holds what the model's metrics have counted in the epoch so far, on each replica of all
+    workers."""
 
     model: keras.Model
     replicas: Replicas
 
     def _variables(self) -> dict[str, list[Any]]:
-        """Returns the parts of each variable, those of this worker's replicas, by the variable's name."""
+        """Returns the parts of each variable, those of this worker's replicas, by the variable's
+        name."""
         variables = [variable for metric in self.model.metrics for variable in metric.variables]
-        values = [variable.value if isinstance(variable, keras.Variable) else variable for variable in variables]
+        values = [
+            variable.value if isinstance(variable, keras.Variable) else variable
+            for variable in variables
+        ]
         parts = map(self.replicas.strategy.experimental_local_results, values)
-        return {f"{METRICS}{number:04d}": list(of_variable) for number, of_variable in enumerate(parts)}
+        return {
+            f"{METRICS}{number:04d}": list(of_variable) for number, of_variable in enumerate(parts)
+        }
 
     def values(self) -> Arrays:
         """Returns the counts by name, (replicas, …); every worker must call it."""
@@ -111,13 +135,17 @@ class ReplicaCounts:
         return arrays
 
     def restore(self, arrays: Arrays) -> None:
-        """Sets what `values` returned, unless the model has other metrics now. Only the chief needs `arrays`.
+        """Sets what `values` returned, unless the model has other metrics now. Only the chief needs
+        `arrays`.
 
-        For another number of replicas the first one gets the sums of all: a metric is read as a sum over replicas.
+        For another number of replicas the first one gets the sums of all: a metric is read as a sum
+        over replicas.
         """
         variables = self._variables()
         shapes = {name: tuple(parts[0].shape) for name, parts in variables.items()}
-        if not self.replicas.from_chief({name: array.shape[1:] for name, array in arrays.items()} == shapes):
+        if not self.replicas.from_chief(
+            {name: array.shape[1:] for name, array in arrays.items()} == shapes
+        ):
             return
         local = self.replicas.count // self.replicas.cluster.workers
         for name, parts in variables.items():
@@ -139,7 +167,8 @@ def _is_rate(variable: Any) -> bool:
 
 
 def _all(model: keras.Model, seen: set[int]) -> Iterator[Any]:
-    """Yields the model's weights, then random state, then variables of optimizers and of the model's attributes."""
+    """Yields the model's weights, then random state, then variables of optimizers and of the
+    model's attributes."""
     others: list[Any] = []
     for item in reachable(model):
         if isinstance(item, keras.optimizers.Optimizer):
@@ -155,14 +184,16 @@ def _all(model: keras.Model, seen: set[int]) -> Iterator[Any]:
 def snapshot(variables: Variables) -> Arrays:
     """Returns copies of the current values in the host's memory.
 
-    They are copies because a tensor that refers to a variable's buffer would make the next step copy the variable on
-    the device, which would then hold the whole state twice until the checkpoint is written.
+    They are copies because a tensor that refers to a variable's buffer would make the next step
+    copy the variable on the device, which would then hold the whole state twice until the
+    checkpoint is written.
     """
     return {name: tf.convert_to_tensor(variable).numpy() for name, variable in variables.items()}
 
 
 def digest_of(values: Arrays) -> str:
-    """Returns the SHA-256 of variables with their names and types: equal only where all bits are."""
+    """Returns the SHA-256 of variables with their names and types: equal only where all bits
+    are."""
     digest = hashlib.sha256()
     for name, value in values.items():
         digest.update(f"{name} {value.dtype} {value.shape}\n".encode() + value.tobytes())
@@ -170,7 +201,8 @@ def digest_of(values: Arrays) -> str:
 
 
 def assign_values(variables: Variables, values: Arrays | None, replicas: Replicas) -> None:
-    """Sets every variable to its value on all replicas of all workers. Only the chief needs `values`."""
+    """Sets every variable to its value on all replicas of all workers. Only the chief needs
+    `values`."""
     with replicas.strategy.scope():
         for name, variable in variables.items():
             value = values[name] if values is not None else np.zeros(variable.shape)
@@ -186,8 +218,9 @@ def check_fits(variables: Variables, values: Arrays, origin: str) -> None:
     name = next((name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)), None)
     if name:
         raise UserError(
-            f"{origin}: {name} is {theirs.get(name, 'missing')} in it, {ours.get(name, 'missing')} in this model: "
-            "it is of another model, or of another version of Keras: use those of its run.json, or another folder"
+            f"{origin}: {name} is {theirs.get(name, 'missing')} in it, {ours.get(name, 'missing')}"
+            " in this model: it is of another model, or of another version of Keras: use those of"
+            " its run.json, or another folder"
         )
 
 
@@ -200,10 +233,11 @@ class Damaged(Exception):
 
 @dataclass
 class Checkpoints:
-    """Keeps the newest `keep` checkpoints of `model` in `folder`, and the best one; gives each to `mirror`.
+    """Keeps the newest `keep` checkpoints of `model` in `folder`, and the best one; gives each to
+    `mirror`.
 
-    steps: those of which this model has checkpoints, if the run trains several one after another; ends: the steps whose
-    checkpoints are kept, too.
+    steps: those of which this model has checkpoints, if the run trains several one after another;
+        ends: the steps whose checkpoints are kept, too.
     """
 
     model: keras.Model
@@ -221,12 +255,14 @@ class Checkpoints:
         self._counts = ReplicaCounts(self.model, self.replicas)
         weights = of_networks(self._variables)
         self._trained = {name: weight.path for name, weight in weights.items() if weight.trainable}
-        self._saved = (-1, False)  # the newest step that is saved or being written, and whether its hooks are pending
+        # the newest step that is saved or being written, and whether its hooks are pending
+        self._saved = (-1, False)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
 
     def restore(self) -> tuple[int, State] | None:
-        """Restores the newest intact checkpoint on all workers; returns its step and state, None if none exists.
+        """Restores the newest intact checkpoint on all workers; returns its step and state, None if
+        none exists.
 
         The state has the "arrays" of `save`, if there are any, on the chief alone.
         """
@@ -245,27 +281,35 @@ class Checkpoints:
                 damaged.append(str(error))
                 continue
             self.restored = self.mirror.where(folder)
-            arrays = {name: values.pop(name) for name in [*values] if name.startswith((CALLBACKS, METRICS))}
+            arrays = {
+                name: values.pop(name)
+                for name in [*values]
+                if name.startswith((CALLBACKS, METRICS))
+            }
             check_fits(self._variables, values, self.restored)
             break
         if damaged and manifest is None:
             raise UserError(
-                f"{self.mirror.where(self.folder)}: none of its checkpoints can be read ({damaged[0]}): nothing is "
-                "overwritten; repair them, or use another --job_dir"
+                f"{self.mirror.where(self.folder)}: none of its checkpoints can be read"
+                f" ({damaged[0]}): nothing is overwritten; repair them, or use another --job_dir"
             )
         manifest = self.replicas.from_chief(manifest)
         if manifest is None:
             return None
         assign_values(self._variables, values, self.replicas)
-        self._counts.restore({name: arrays.pop(name) for name in [*arrays] if name.startswith(METRICS)})
+        self._counts.restore(
+            {name: arrays.pop(name) for name in [*arrays] if name.startswith(METRICS)}
+        )
         self._saved = (manifest["step"], bool(manifest["state"].get("pending")))
         return manifest["step"], manifest["state"] | ({"arrays": arrays} if arrays else {})
 
     def save(self, step: int, state: State) -> None:
-        """Takes a snapshot after `step` steps and writes it in the background; first raises what `wait` raises.
+        """Takes a snapshot after `step` steps and writes it in the background; first raises what
+        `wait` raises.
 
-        The chief writes, and a step only once, or again when its pending hooks have run. `state` is stored beside the
-        variables, its "arrays" with them; the checkpoint of its ["best"]["step"] is kept as well.
+        The chief writes, and a step only once, or again when its pending hooks have run. `state` is
+        stored beside the variables, its "arrays" with them; the checkpoint of its ["best"]["step"]
+        is kept as well.
         """
         saved = (step, bool(state.get("pending")))
         if saved == self._saved:
@@ -278,13 +322,17 @@ class Checkpoints:
             return
         state = dict(state)
         values = snapshot(self._variables) | counts | state.pop("arrays", {})
-        # Text now: later steps change the state while the thread writes. Arrays are the counts of metrics.
-        manifest = json.dumps({"step": step, "trained": self._trained, "state": state}, default=np.ndarray.tolist)
+        # Text now: later steps change the state while the thread writes. Arrays are the counts of
+        # metrics.
+        manifest = json.dumps(
+            {"step": step, "trained": self._trained, "state": state}, default=np.ndarray.tolist
+        )
         self._writing = self._thread.submit(self._write, step, values, manifest)
         self.saving_seconds += time.monotonic() - began
 
     def wait(self) -> None:
-        """Waits until the last save is written; raises UserError if it failed, or NotFinite for NaN on one worker."""
+        """Waits until the last save is written; raises UserError if it failed, or NotFinite for NaN
+        on one worker."""
         began = time.monotonic()
         error = self._writing.exception() if self._writing else None
         self._writing = None
@@ -293,7 +341,8 @@ class Checkpoints:
             raise error
 
     def _write(self, step: int, values: Arrays, text: str) -> None:
-        """Writes a checkpoint and removes old ones, in a thread; `text` is the manifest without files.
+        """Writes a checkpoint and removes old ones, in a thread; `text` is the manifest without
+        files.
 
         What it raises the next save or wait raises, in the training thread.
         """
@@ -301,10 +350,12 @@ class Checkpoints:
         for name, value in values.items():
             if not name.startswith((CALLBACKS, METRICS)) and not np.isfinite(value).all():
                 raise NotFinite.at(step, name)
-        folder, manifest = self.folder / step_name(step), json.loads(text)
+        folder = self.folder / step_name(step)
+        manifest = json.loads(text)
         write_checkpoint(folder, values, manifest)
         self.mirror.put(folder)
-        # The newest up to `step` are kept, and the best. Those of later steps are damaged: restore() skipped them.
+        # The newest up to `step` are kept, and the best. Those of later steps are damaged:
+        # restore() skipped them.
         whole = checkpoint_folders(self.folder)
         best = (manifest["state"].get("best") or {}).get("step")
         newest = [old for old in whole if step_of(old.name) <= step][-self.keep :]
@@ -328,18 +379,26 @@ class Checkpoints:
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:
-    """Returns the checkpoint folders in `folder`, oldest first. One that a kill left half written has another name."""
-    folders = [path for path in folder.glob(f"{STEP_PREFIX}*") if path.is_dir() and step_of(path.name) >= 0]
+    """Returns the checkpoint folders in `folder`, oldest first. One that a kill left half written
+    has another name."""
+    folders = [
+        path for path in folder.glob(f"{STEP_PREFIX}*") if path.is_dir() and step_of(path.name) >= 0
+    ]
     return sorted(folders, key=lambda path: step_of(path.name))
 
 
 def write_checkpoint(folder: Path, values: Arrays, manifest: dict[str, Any]) -> None:
-    """Writes `folder` atomically: the variables, then the manifest with their sizes and checksums."""
+    """Writes `folder` atomically: the variables, then the manifest with their sizes and
+    checksums."""
     with tensorflow_writing(folder), whole_folder(folder) as beside:
         with tf.device("CPU:0"):
-            tensors, slices = [tf.identity(value) for value in values.values()], [""] * len(values)
+            tensors = [tf.identity(value) for value in values.values()]
+            slices = [""] * len(values)
             tf.raw_ops.SaveV2(
-                prefix=str(beside / _PREFIX), tensor_names=list(values), shape_and_slices=slices, tensors=tensors
+                prefix=str(beside / _PREFIX),
+                tensor_names=list(values),
+                shape_and_slices=slices,
+                tensors=tensors,
             )
         files = {path.name: _fingerprint(path) for path in sorted(beside.iterdir())}
         for name in files:
@@ -349,7 +408,8 @@ def write_checkpoint(folder: Path, values: Arrays, manifest: dict[str, Any]) -> 
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the manifest and the variables by name; raises Damaged, naming the file, if they do not match."""
+    """Returns the manifest and the variables by name; raises Damaged, naming the file, if they do
+    not match."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         intact = manifest.pop("sha256") == _digest(manifest)
@@ -357,9 +417,17 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise Damaged(f"{folder.name}/{MANIFEST}: {type(error).__name__}") from None
     if not intact:
         raise Damaged(f"{folder.name}/{MANIFEST} has another checksum")
-    files, step = manifest.get("files"), manifest.get("step")
-    known = isinstance(files, dict) and all(Path(name).name == name and isinstance(files[name], dict) for name in files)
-    if not (known and isinstance(manifest.get("state"), dict) and type(step) is int and 0 <= step < 2**63):
+    files = manifest.get("files")
+    step = manifest.get("step")
+    known = isinstance(files, dict) and all(
+        Path(name).name == name and isinstance(files[name], dict) for name in files
+    )
+    if not (
+        known
+        and isinstance(manifest.get("state"), dict)
+        and type(step) is int
+        and 0 <= step < 2**63
+    ):
         raise Damaged(f"{folder.name}/{MANIFEST} is not of this trainer")
     for name, fingerprint in files.items():
         try:
@@ -367,30 +435,44 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         except (OSError, ValueError):
             raise Damaged(f"{folder.name}/{name} is missing") from None
         if actual != fingerprint:
-            difference = "has another size" if actual["bytes"] != fingerprint.get("bytes") else "has another checksum"
+            difference = (
+                "has another size"
+                if actual["bytes"] != fingerprint.get("bytes")
+                else "has another checksum"
+            )
             raise Damaged(f"{folder.name}/{name} {difference}")
     try:
         reader = tf.train.load_checkpoint(str(folder / _PREFIX))
-        return manifest, {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+        return manifest, {
+            name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()
+        }
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
         raise Damaged(f"{folder.name}/{_PREFIX}: {reason(error)}") from None
 
 
 def load_weights(model: keras.Model, path: Path, replicas: Replicas, origin: str = "") -> None:
-    """Loads the networks' weights from another run: from the checkpoint `path`, or the newest below it.
+    """Loads the networks' weights from another run: from the checkpoint `path`, or the newest below
+    it.
 
     Raises UserError, calling the checkpoint `origin`, if it is damaged or does not fit.
     """
     origin = origin or f"initial_checkpoint={path}"
-    candidates = [path, *reversed(checkpoint_folders(path)), *reversed(checkpoint_folders(path / CHECKPOINTS))]
+    candidates = [
+        path,
+        *reversed(checkpoint_folders(path)),
+        *reversed(checkpoint_folders(path / CHECKPOINTS)),
+    ]
     whole = next((folder for folder in candidates if (folder / MANIFEST).is_file()), None)
     if whole is None:
-        raise UserError(f"{origin}: no checkpoint found: use a job directory, or one of its step-… folders")
+        raise UserError(
+            f"{origin}: no checkpoint found: use a job directory, or one of its step-… folders"
+        )
     try:
         _, values = read_checkpoint(whole)
     except Damaged as error:
         raise UserError(f"{origin}: damaged ({error}): use another one") from None
-    variables, saved = of_networks(variables_of(model)), of_networks(values)
+    variables = of_networks(variables_of(model))
+    saved = of_networks(values)
     check_fits(variables, saved, origin)
     assign_values(variables, saved if replicas.cluster.is_chief else None, replicas)
 

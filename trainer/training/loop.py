@@ -1,7 +1,8 @@
-"""Runs the training loop: each call to the device runs as many steps as fit into about 3 seconds, up to the next hook.
+"""Runs the training loop: each call to the device runs as many steps as fit into about 3 seconds,
+up to the next hook.
 
-Between calls all workers agree, by signals, a budget and the clock, whether to stop early and whether to save. A range
-of steps can be profiled, for TensorBoard.
+Between calls all workers agree, by signals, a budget and the clock, whether to stop early and
+whether to save. A range of steps can be profiled, for TensorBoard.
 """
 
 import math
@@ -52,23 +53,30 @@ class Control:
         return self.signal is not None or self.budget_spent
 
     def agree(self, seconds: float) -> float:
-        """Synchronises all workers after a call that took `seconds`; returns the mean seconds over the workers."""
-        now, chief = self.clock(), self.replicas.cluster.is_chief
+        """Synchronises all workers after a call that took `seconds`; returns the mean seconds over
+        the workers."""
+        now = self.clock()
+        chief = self.replicas.cluster.is_chief
         spent = chief and now - self._began >= self.budget_seconds
         due = chief and now - self._saved_at >= self.save_every_seconds
-        signals, limits, budget, save, total = self.replicas.sum_over_workers([*self._requests(), spent, due, seconds])
+        signals, limits, budget, save, total = self.replicas.sum_over_workers(
+            [*self._requests(), spent, due, seconds]
+        )
         self._record_stop(signals, limits)
-        self.budget_spent, self.save_due = bool(budget), bool(save)
+        self.budget_spent = bool(budget)
+        self.save_due = bool(save)
         if self.save_due:
             self._saved_at = now
         return float(total) / self.replicas.cluster.workers
 
     def agree_to_stop(self, model: Any) -> None:
-        """Sets `model.stop_training` on all workers if a Keras callback has set it on any of them."""
+        """Sets `model.stop_training` on all workers if a Keras callback has set it on any of
+        them."""
         model.stop_training = bool(self.replicas.sum_over_workers([bool(model.stop_training)])[0])
 
     def watched(self) -> Replicas:
-        """Returns replicas for a long measurement: their sums over workers raise Interrupted if the run is to stop."""
+        """Returns replicas for a long measurement: their sums over workers raise Interrupted if the
+        run is to stop."""
 
         def leave_if_requested() -> None:
             if self._record_stop(*self.replicas.sum_over_workers(self._requests())):
@@ -81,7 +89,8 @@ class Control:
         return [bool(self.request), bool(self.request.reason)]
 
     def _record_stop(self, signals: float, limits: float) -> bool:
-        """Records and returns whether to stop, by how many workers have a signal and how many are at a limit."""
+        """Records and returns whether to stop, by how many workers have a signal and how many are
+        at a limit."""
         if signals:
             self.signal = self.request.signal or "a signal to another worker"
         elif limits:
@@ -94,7 +103,8 @@ CALL_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Hook:
-    """Runs `act` every `every` steps (0: never), when `requested`, and, if `at_end`, when steps or budget are done.
+    """Runs `act` every `every` steps (0: never), when `requested`, and, if `at_end`, when steps or
+    budget are done.
 
     cuts: further steps at which calls to the device end.
     """
@@ -118,7 +128,8 @@ class Hook:
 
 @dataclass
 class CallSize:
-    """Chooses the number of steps of the next call: from one, doubled until a call lasts `most_seconds`.
+    """Chooses the number of steps of the next call: from one, doubled until a call lasts
+    `most_seconds`.
 
     most_steps: the largest number; 0 for no limit.
     """
@@ -142,8 +153,8 @@ class CallSize:
 class TrainingLoop:
     """Calls the device again and again, and runs Keras callbacks and hooks in between.
 
-    The batch hooks of `callbacks` run around every call, with what `fit` gives them: the numbers of the call's first
-    and last batch in the epoch, and the epoch's means so far.
+    The batch hooks of `callbacks` run around every call, with what `fit` gives them: the numbers of
+    the call's first and last batch in the epoch, and the epoch's means so far.
     """
 
     model: keras.Model
@@ -159,15 +170,19 @@ class TrainingLoop:
         begin_call: Callable[[], None],
         end_call: Callable[[StepLogs], Mapping[str, float]],
     ) -> None:
-        """Trains until `progress` is finished, a Keras callback of any worker stops it, or `control` requests a stop.
+        """Trains until `progress` is finished, a Keras callback of any worker stops it, or
+        `control` requests a stop.
 
-        run_steps: takes (first step, number of steps), runs these and returns their scalars. begin_call, end_call: run
-        before and after every call to the device; `end_call` returns the epoch's means. Raises NotFinite if a loss is
-        NaN or infinite.
+        run_steps: takes (first step, number of steps), runs these and returns their scalars.
+            begin_call, end_call: run before and after every call to the device; `end_call` returns
+            the epoch's means. Raises NotFinite if a loss is NaN or infinite.
         """
-        progress, control = self.progress, self.control
+        progress = self.progress
+        control = self.control
         while not (progress.finished or control):
-            boundary = min(hook.next_after(progress.step, progress.total_steps) for hook in self.hooks)
+            boundary = min(
+                hook.next_after(progress.step, progress.total_steps) for hook in self.hooks
+            )
             count = call_size(boundary - progress.step)
             self.callbacks.on_train_batch_begin(progress.step % progress.steps_per_epoch)
             begin_call()
@@ -181,12 +196,15 @@ class TrainingLoop:
             if progress.call_timed:
                 call_size.learn(count, seconds)
             means = end_call(logs)
-            self.callbacks.on_train_batch_end((progress.step - 1) % progress.steps_per_epoch, dict(means))
+            self.callbacks.on_train_batch_end(
+                (progress.step - 1) % progress.steps_per_epoch, dict(means)
+            )
             control.agree_to_stop(self.model)
             self.run_due_hooks()
 
     def run_due_hooks(self) -> None:
-        """Runs the hooks that are due, in order; those after one that raises Interrupted, for a signal, do not run."""
+        """Runs the hooks that are due, in order; those after one that raises Interrupted, for a
+        signal, do not run."""
         with suppress(Interrupted):
             for hook in self.hooks:
                 if self.model.stop_training:  # an earlier hook may have set it
@@ -196,7 +214,9 @@ class TrainingLoop:
 
 
 # Records operations and kernels, but no Python calls: the loop makes few.
-OPTIONS = tf.profiler.experimental.ProfilerOptions(host_tracer_level=2, python_tracer_level=0, device_tracer_level=1)
+OPTIONS = tf.profiler.experimental.ProfilerOptions(
+    host_tracer_level=2, python_tracer_level=0, device_tracer_level=1
+)
 
 
 @dataclass
@@ -214,16 +234,20 @@ class StepProfile:
     @property
     def cuts(self) -> Hook:
         """Returns the hook that ends calls before and after the profiled steps."""
-        return Hook(0, lambda progress: None, at_end=False, cuts=(self.steps.start - 1, self.steps.stop - 1))
+        return Hook(
+            0, lambda progress: None, at_end=False, cuts=(self.steps.start - 1, self.steps.stop - 1)
+        )
 
     def before_call(self) -> None:
         """Starts the profile if the next call begins with its first step."""
-        step, traced = self.progress.step, self.progress.first_call_ended is not None
+        step = self.progress.step
+        traced = self.progress.first_call_ended is not None
         if not self.logs or self._runs or step + 1 not in self.steps:
             return
         if not traced:
             log.warning(
-                f"profile_steps: the run starts at step {step:,}, and its first call is not profiled: take later steps"
+                f"profile_steps: the run starts at step {step:,}, and its first call is not"
+                " profiled: take later steps"
             )
         elif step + 1 == self.steps.start:
             try:
@@ -238,11 +262,14 @@ class StepProfile:
             self.close()
 
     def close(self) -> None:
-        """Ends the profile, if it runs; a run that is stopped within its steps has fewer of them."""
+        """Ends the profile, if it runs; a run that is stopped within its steps has fewer of
+        them."""
         if not self._runs:
             return
         self._runs = False
         try:
             tf.profiler.experimental.stop()
         except tf.errors.OpError as error:
-            log.warning(f"profile_steps: TensorFlow's profiler cannot write its file: {error.message}")
+            log.warning(
+                f"profile_steps: TensorFlow's profiler cannot write its file: {error.message}"
+            )

@@ -1,4 +1,5 @@
-"""Divides the batch of a step into the rows of each replica, on its device, and makes of them what `fit` passes."""
+"""Divides the batch of a step into the rows of each replica, on its device, and makes of them what
+`fit` passes."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from trainer.user_code.interface import ModelInterface
 class ReplicaData:
     """Makes the `data` that train_step takes on a replica.
 
-    as_fit: makes the data of the parts of a replica's rows, such as x and y; augment: changes the images in these;
+    as_fit: makes the data of the parts of a replica's rows, such as x and y; augment: changes the
+        images in these;
     undivided: whether a batch has all its rows in axis 0, and none for each replica.
     """
 
@@ -30,36 +32,42 @@ class ReplicaData:
     def of_step(self, batch: Any, step: StepContext) -> Any:
         """Returns the data of this replica's step as `fit` passes it, augmented.
 
-        If the model is stacked, the batch has the batches of several critic updates, in front of the rows. With virtual
-        replicas each shard (virtual replica) draws by itself, so that its numbers do not depend on how many real
-        replicas there are.
+        If the model is stacked, the batch has the batches of several critic updates, in front of
+        the rows. With virtual replicas each shard (virtual replica) draws by itself, so that its
+        numbers do not depend on how many real replicas there are.
         """
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         stacked = self.interface.stacked
         rows = batch.parts if isinstance(batch, ReplicaRows) else batch
-        # Those of several replicas are together on the host, and are divided there, so that each device gets only the
-        # rows of its replica (as uint8, if they are images).
+        # Those of several replicas are together on the host, and are divided there, so that each
+        # device gets only the rows of its replica (as uint8, if they are images).
         together = rows is batch and self.replicas.count > 1
         local = replica - self.replicas.first if together else 0
         with tf.device("CPU:0") if together else nullcontext():
             if self.undivided:
                 parts = tf.nest.map_structure(
                     lambda part: tf.ensure_shape(
-                        part[step.first_row : step.first_row + step.rows], (step.rows, *part.shape[1:])
+                        part[step.first_row : step.first_row + step.rows],
+                        (step.rows, *part.shape[1:]),
                     ),
                     rows,
                 )
             else:
-                parts = tf.nest.map_structure(lambda part: part[local] if stacked else part[local, 0], rows)
+                parts = tf.nest.map_structure(
+                    lambda part: part[local] if stacked else part[local, 0], rows
+                )
         data = self.as_fit(parts)
         if not step.virtual_replicas or stacked:
             return self._augmented(data, step)
         shards = map(step.micro_batch, range(step.micro_batches))
-        changed = [self._augmented(tf.nest.map_structure(shard.part, data), shard) for shard in shards]
+        changed = [
+            self._augmented(tf.nest.map_structure(shard.part, data), shard) for shard in shards
+        ]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *changed)
 
     def _augmented(self, data: Any, step: StepContext) -> Any:
-        """Returns `data` with its images changed at random; each global batch of a step has separate draws."""
+        """Returns `data` with its images changed at random; each global batch of a step has
+        separate draws."""
         if not self.augment:
             return data
         images = data[0] if isinstance(data, tuple) else data

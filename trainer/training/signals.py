@@ -1,4 +1,5 @@
-"""Ends a run on SIGTERM or Ctrl-C: the first signal asks it to save, a second one ends the process at once."""
+"""Ends a run on SIGTERM or Ctrl-C: the first signal asks it to save, a second one ends the process
+at once."""
 
 import os
 import signal
@@ -19,11 +20,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass
 class StopRequest:
-    """Records the first signal; the loop checks it between calls to the device, when weights and step agree."""
+    """Records the first signal; the loop checks it between calls to the device, when weights and
+    step agree."""
 
     signal: str | None = None
     reason: str = ""  # why the job ends itself, if it does
-    nothing_to_save: bool = False  # no variable has changed yet: the running call compiles, perhaps for minutes
+    # no variable has changed yet: the running call compiles, perhaps for minutes
+    nothing_to_save: bool = False
 
     def __bool__(self) -> bool:
         return self.signal is not None
@@ -31,12 +34,14 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Makes SIGINT and SIGTERM set the request within the block; a second one ends the process with exit code 75."""
+    """Makes SIGINT and SIGTERM set the request within the block; a second one ends the process with
+    exit code 75."""
     request = StopRequest()
     over = threading.Event()
 
     def leave_while_compiling() -> None:
-        """Ends the process, some seconds after a signal, if the running call to the device has nothing to save."""
+        """Ends the process, some seconds after a signal, if the running call to the device has
+        nothing to save."""
         over.wait(_COMPILING_SECONDS)
         while not over.wait(_POLL_SECONDS):
             if request.nothing_to_save:
@@ -47,7 +52,9 @@ def stop_on_signals() -> Iterator[StopRequest]:
         if request:
             end_process()
         request.signal = name
-        log.warning(f"{name}: saves after the running steps; a second signal stops at once, unsaved")
+        log.warning(
+            f"{name}: saves after the running steps; a second signal stops at once, unsaved"
+        )
         threading.Thread(target=leave_while_compiling, name="compiling", daemon=True).start()
 
     with _received(receive):
@@ -59,14 +66,17 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 @contextmanager
 def stop_on_interrupt() -> Iterator[StopRequest]:
-    """Makes a first Ctrl-C within the block set the request; a second one raises KeyboardInterrupt, as ever."""
+    """Makes a first Ctrl-C within the block set the request; a second one raises KeyboardInterrupt,
+    as ever."""
     request = StopRequest()
     before = signal.getsignal(signal.SIGINT)
 
     def receive(number: int, frame: object) -> None:
         signal.signal(signal.SIGINT, before)
         request.signal = signal.Signals(number).name
-        log.warning(f"{request.signal}: saves after the running steps; a second one stops at once, unsaved")
+        log.warning(
+            f"{request.signal}: saves after the running steps; a second one stops at once, unsaved"
+        )
 
     signal.signal(signal.SIGINT, receive)
     try:
@@ -76,7 +86,8 @@ def stop_on_interrupt() -> Iterator[StopRequest]:
 
 
 def leave_on_signals() -> AbstractContextManager[None]:
-    """Makes SIGINT and SIGTERM end the process with exit code 75 within the block, also while it waits in C++."""
+    """Makes SIGINT and SIGTERM end the process with exit code 75 within the block, also while it
+    waits in C++."""
     return _received(lambda name: end_process())
 
 
@@ -84,8 +95,8 @@ def leave_on_signals() -> AbstractContextManager[None]:
 def _received(receive: Callable[[str], None]) -> Iterator[None]:
     """Calls `receive` with the name of each SIGINT and SIGTERM within the block, in a thread.
 
-    Python's own handlers wait for seconds until a call to the device returns, and then see two signals as one.
-    https://docs.python.org/3/library/signal.html#signal.set_wakeup_fd
+    Python's own handlers wait for seconds until a call to the device returns, and then see two
+    signals as one. https://docs.python.org/3/library/signal.html#signal.set_wakeup_fd
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -109,13 +120,15 @@ def _received(receive: Callable[[str], None]) -> Iterator[None]:
 
 
 def keep_handlers() -> None:
-    """Installs Python's handlers of SIGINT and SIGTERM again: TensorFlow takes SIGTERM when its servers connect."""
+    """Installs Python's handlers of SIGINT and SIGTERM again: TensorFlow takes SIGTERM when its
+    servers connect."""
     for number in _SIGNALS:
         signal.signal(number, signal.getsignal(number))
 
 
 def end_process() -> None:
-    """Ends this process with exit code 75, without Python's exit: that waits for TensorFlow's threads, or crashes."""
+    """Ends this process with exit code 75, without Python's exit: that waits for TensorFlow's
+    threads, or crashes."""
     if sys.stdout.isatty():
         print("\033[?25h", end="")  # the progress bar hides the cursor
     log.warning("stopped at once: the same command resumes from the last checkpoint")

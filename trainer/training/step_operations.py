@@ -1,7 +1,8 @@
-"""Counts the work of a step in its graph: operations, bytes, and FLOPs, of matrix products and convolutions alone.
+"""Counts the work of a step in its graph: operations, bytes, and FLOPs, of matrix products and
+convolutions alone.
 
-Products are MatMul, Einsum and the like. Padding is included, and a multiplication and an addition are two. What
-TensorFlow prunes, or computes once from constants, is not counted.
+Products are MatMul, Einsum and the like. Padding is included, and a multiplication and an addition
+are two. What TensorFlow prunes, or computes once from constants, is not counted.
 """
 
 import math
@@ -15,8 +16,9 @@ import tensorflow as tf
 from trainer.invariance.internals import graph_of_function
 from trainer.proof.arithmetic import letters_of
 
-# The dense side and the filter of each convolution: ("out" or "in", number). Each pixel of the dense side is multiplied
-# with the whole filter once. A transposed convolution is a Conv2DBackpropInput, and its gradient a Conv2D.
+# The dense side and the filter of each convolution: ("out" or "in", number). Each pixel of the
+# dense side is multiplied with the whole filter once. A transposed convolution is a
+# Conv2DBackpropInput, and its gradient a Conv2D.
 _CONVOLUTIONS = {
     "Conv2D": (("out", 0), ("in", 1)),
     "Conv2DBackpropInput": (("in", 2), ("in", 1)),
@@ -37,16 +39,29 @@ _TRANSPOSED = {
 # The loop over steps counts once, and a model's own loops, as an LSTM's, by their own numbers.
 ONE_STEP = (1, None, None, None)
 # No kernel is started for them.
-NO_KERNEL = {"Const", "Placeholder", "ReadVariableOp", "Identity", "IdentityN", "NoOp", "Reshape", "Squeeze",
-             "ExpandDims", "StopGradient", "PlaceholderWithDefault"}  # fmt: skip
-# A GPU's kernel for the gradient of batch norm works on one channel a block: few channels leave most of the card idle.
+NO_KERNEL = {
+    "Const",
+    "Placeholder",
+    "ReadVariableOp",
+    "Identity",
+    "IdentityN",
+    "NoOp",
+    "Reshape",
+    "Squeeze",
+    "ExpandDims",
+    "StopGradient",
+    "PlaceholderWithDefault",
+}
+# A GPU's kernel for the gradient of batch norm works on one channel a block: few channels leave
+# most of the card idle.
 FEW_CHANNELS = 64
 _COLLECTIVES = ("CollectiveReduce", "NcclAllReduce")
 
 
 @dataclass(frozen=True)
 class Operation:
-    """Holds the counts of an operation, over all `times` that it runs; `scope` is its name after its callers' names."""
+    """Holds the counts of an operation, over all `times` that it runs; `scope` is its name after
+    its callers' names."""
 
     type: str
     scope: str
@@ -65,15 +80,19 @@ def operations(
     times: int = 1,
     used: Sequence[int] | None = None,
 ) -> Iterator[Operation]:
-    """Yields the operations that a call of `graph` runs, also in functions and loops, but not in tf.cond's branches.
+    """Yields the operations that a call of `graph` runs, also in functions and loops, but not in
+    tf.cond's branches.
 
-    loops: the number of iterations of each nested loop, the outermost first; by default one, of the loop over steps;
-    None stands for the most that the graph gives such a loop, and 0 if it gives none.
-    rows: the size of first axes that the graph leaves unknown, as after layers that draw by row; used: the numbers of
-    the outputs that its caller uses, by default all. Raises ValueError if loops are nested more deeply than `loops`.
+    loops: the number of iterations of each nested loop, the outermost first; by default one, of the
+        loop over steps; None stands for the most that the graph gives such a loop, and 0 if it
+        gives none.
+    rows: the size of first axes that the graph leaves unknown, as after layers that draw by row;
+        used: the numbers of the outputs that its caller uses, by default all. Raises ValueError if
+        loops are nested more deeply than `loops`.
     """
-    # Count only what outputs and side effects need, as tapes leave unused gradients; and nothing that follows from
-    # constants, as the shapes in batch norm over replicas: TensorFlow computes that once.
+    # Count only what outputs and side effects need, as tapes leave unused gradients; and nothing
+    # that follows from constants, as the shapes in batch norm over replicas: TensorFlow computes
+    # that once.
     needed: set[Any] = set()
     outputs = graph.outputs if used is None else [graph.outputs[number] for number in used]
     read = {(tensor.op, tensor.value_index) for tensor in outputs}
@@ -86,7 +105,11 @@ def operations(
             waiting.extend([*(tensor.op for tensor in op.inputs), *op.control_inputs])
     constant: set[Any] = set()
     for op in graph.get_operations():
-        known = op.inputs and not op.op_def.is_stateful and all(tensor.op in constant for tensor in op.inputs)
+        known = (
+            op.inputs
+            and not op.op_def.is_stateful
+            and all(tensor.op in constant for tensor in op.inputs)
+        )
         if op.type == "Const" or known:
             constant.add(op)
     for op in graph.get_operations():
@@ -107,8 +130,13 @@ def operations(
             written = sum(_tensor_bytes(tensor, rows) for tensor in op.outputs)
             moved = written + sum(_tensor_bytes(tensor, rows) for tensor in op.inputs)
             reduced = written if op.type.startswith(_COLLECTIVES) else 0
-            few = op.type == "FusedBatchNormGradV3" and (op.inputs[2].shape[0] or FEW_CHANNELS + 1) <= FEW_CHANNELS
-            yield Operation(op.type, name, times, times * _flops(op, rows), times * moved, times * reduced, few)
+            few = (
+                op.type == "FusedBatchNormGradV3"
+                and (op.inputs[2].shape[0] or FEW_CHANNELS + 1) <= FEW_CHANNELS
+            )
+            yield Operation(
+                op.type, name, times, times * _flops(op, rows), times * moved, times * reduced, few
+            )
 
 
 def flops_of(graph: Any, rows: int) -> int:
@@ -124,7 +152,8 @@ def flops_of(graph: Any, rows: int) -> int:
 
 
 def _most_iterations(loop: Any) -> int:
-    """Returns the most iterations of a While if they are a constant, as Keras gives an RNN, else 0."""
+    """Returns the most iterations of a While if they are a constant, as Keras gives an RNN, else
+    0."""
     most = loop.inputs[1]
     if most.op.type == "Max":  # of the lengths of all rows
         most = most.op.inputs[0]
@@ -133,7 +162,8 @@ def _most_iterations(loop: Any) -> int:
 
 
 def _flops(op: Any, rows: int | None) -> int:
-    """Returns the FLOPs of a matrix product or convolution; 0 for other operations and for unknown shapes."""
+    """Returns the FLOPs of a matrix product or convolution; 0 for other operations and for unknown
+    shapes."""
 
     def shape(operand: tuple[str, int]) -> list[int] | None:
         side, number = operand
@@ -147,12 +177,14 @@ def _flops(op: Any, rows: int | None) -> int:
         pixels = pixels[:-1] if op.get_attr("data_format").endswith(b"C") else pixels[1:]
         return 2 * count * math.prod(pixels) * math.prod(kernel)
     if op.type in _TRANSPOSED:
-        factor, product = shape(("in", 0)), shape(("out", 0))
+        factor = shape(("in", 0))
+        product = shape(("out", 0))
         if factor is None or product is None:
             return 0
         return 2 * math.prod(product) * factor[-2 if op.get_attr(_TRANSPOSED[op.type]) else -1]
     if op.type == "Einsum" and len(op.inputs) == 2:
-        first, second = shape(("in", 0)), shape(("in", 1))
+        first = shape(("in", 0))
+        second = shape(("in", 1))
         if first is None or second is None:
             return 0
         equation = op.get_attr("equation").decode()
@@ -169,11 +201,16 @@ def _flops(op: Any, rows: int | None) -> int:
 def _tensor_bytes(tensor: Any, rows: int | None) -> int:
     """Returns the size of a tensor in bytes; 0 if its shape is unknown or it is only a handle."""
     shape = _shape(tensor, rows)
-    return math.prod(shape) * tensor.dtype.size if shape is not None and tensor.dtype.is_numpy_compatible else 0
+    return (
+        math.prod(shape) * tensor.dtype.size
+        if shape is not None and tensor.dtype.is_numpy_compatible
+        else 0
+    )
 
 
 def _shape(tensor: Any, rows: int | None) -> list[int] | None:
-    """Returns the sizes of all axes, with `rows` for an unknown first one; None if another one is unknown."""
+    """Returns the sizes of all axes, with `rows` for an unknown first one; None if another one is
+    unknown."""
     if tensor.shape.rank is None:
         return None
     sizes = list(tensor.shape)

@@ -1,4 +1,5 @@
-"""Runs many steps in one call to the device: a tf.function runs the model's train_step on every replica.
+"""Runs many steps in one call to the device: a tf.function runs the model's train_step on every
+replica.
 
 It also measures how much time the loop over steps lost by waiting for batches.
 """
@@ -19,7 +20,12 @@ import tensorflow as tf
 
 from trainer.base.log import warn_once
 from trainer.base.run_files.job_files import Scalars
-from trainer.invariance.gradients import ExchangedGradients, Update, all_reduce_sum, postponed_updates
+from trainer.invariance.gradients import (
+    ExchangedGradients,
+    Update,
+    all_reduce_sum,
+    postponed_updates,
+)
 from trainer.invariance.internals import losses_reduced_by, without_merging
 from trainer.invariance.losses import (
     parts_of_batch,
@@ -31,7 +37,13 @@ from trainer.invariance.step import NotCompilable, Program, StepContext, in_step
 from trainer.reporting.progress import MetricCounts, StepLogs
 from trainer.training.replica_rows import ReplicaData
 from trainer.training.step_operations import flops_of
-from trainer.user_code.interface import metrics_by_key, numbers_of, recording_results, results_of, scalars_of
+from trainer.user_code.interface import (
+    metrics_by_key,
+    numbers_of,
+    recording_results,
+    results_of,
+    scalars_of,
+)
 
 # Operations that give random numbers.
 _DRAWS = re.compile(
@@ -44,11 +56,12 @@ Times = npt.NDArray[np.float64]
 class StepRunner:
     """Runs steps of `model` on all replicas, on what `iterator` yields: see `trainer.data.batches`.
 
-    compiled: XLA compiles a replica's step; its rows and random numbers are made before it by TensorFlow's own kernels,
-    and passed in. On several replicas a compiled step is cut into two programs, of gradients and of updates; if the
-    model has its own train_step, XLA compiles only what that asks for. steps_per_program: how many steps one program of
-    XLA may run, on one replica; `iterator` then yields the rows of so many steps, which begin at a multiple of it, or
-    the row numbers by which `gather` gets them on the device.
+    compiled: XLA compiles a replica's step; its rows and random numbers are made before it by
+        TensorFlow's own kernels, and passed in. On several replicas a compiled step is cut into two
+        programs, of gradients and of updates; if the model has its own train_step, XLA compiles
+        only what that asks for. steps_per_program: how many steps one program of XLA may run, on
+        one replica; `iterator` then yields the rows of so many steps, which begin at a multiple of
+        it, or the row numbers by which `gather` gets them on the device.
     """
 
     model: keras.Model
@@ -57,38 +70,54 @@ class StepRunner:
     compiled: bool = False
     steps_per_program: int = 1
     gather: Callable[[Any], Any] | None = None
-    context: type[StepContext] = StepContext  # a subclass may draw otherwise: set it before the first call
-    bytes_of_step: int = 0  # of the rows and random numbers that a compiled step takes; known once it is traced
+    # a subclass may draw otherwise: set it before the first call
+    context: type[StepContext] = StepContext
+    # of the rows and random numbers that a compiled step takes; known once it is traced
+    bytes_of_step: int = 0
 
     def __post_init__(self) -> None:
         self.replicas = self.data.replicas
         self.cut = self.compiled and self.replicas.count > 1
         self._interface = self.data.interface
         self._names: tuple[str, ...] = ()
-        self._returned: list[tuple[Any, keras.Metric]] = []  # results of metrics while a step is traced
-        self._by_key: dict[str, keras.Metric] = {}  # metrics that a step returns, by the keys that it gives them
+        # results of metrics while a step is traced
+        self._returned: list[tuple[Any, keras.Metric]] = []
+        # metrics that a step returns, by the keys that it gives them
+        self._by_key: dict[str, keras.Metric] = {}
         self._keys: set[str] = set()  # all keys that a step gives
         self._run = tf.function(self._run_steps)
         self._run_program = tf.function(self._run_several, autograph=False)
-        self._held: tuple[Any, int, Any] = (None, -1, None)  # an iterator, and its newest program's number and rows
+        # an iterator, and its newest program's number and rows
+        self._held: tuple[Any, int, Any] = (None, -1, None)
         self._graph: Any = None  # of the newest trace
 
     def __call__(self, iterator: Any, first_step: int, count: int) -> StepLogs:
-        """Runs `count` steps from `first_step` (from 0) and returns their scalars; every worker must call it alike."""
+        """Runs `count` steps from `first_step` (from 0) and returns their scalars; every worker
+        must call it alike."""
         with tf.device("CPU:0"):
             begin = tf.constant(first_step, tf.int64)
-        with tf.profiler.experimental.Trace("train", step_num=first_step, _r=1):  # TensorBoard's mark of a step
+        # TensorBoard's mark of a step
+        with tf.profiler.experimental.Trace("train", step_num=first_step, _r=1):
             if self.steps_per_program > 1:
                 steps, requested, ready = self._by_programs(iterator, first_step, count)
             else:
                 steps = self._run(iterator, begin, tf.constant(count)).numpy()
                 steps, (requested, ready) = steps[:, :-2], steps[:, -2:].T
-        waits, ended = np.zeros(self.replicas.cluster.workers), time.time()
-        waits[self.replicas.cluster.index] = input_wait(requested, ready, ended, runs_ahead=self.replicas.on_gpus)
-        # Over workers, once a call and not once a step: the scalars, and the seconds that each lost for batches.
-        values, waited = np.split(self.replicas.sum_over_workers(np.append(steps, waits)), [steps.size])
-        counts = tuple(keras.ops.convert_to_numpy(counter).astype(np.float64) for counter in self._counters())
-        scalars, seconds = values.reshape(steps.shape), tuple(waited.tolist())
+        waits = np.zeros(self.replicas.cluster.workers)
+        ended = time.time()
+        waits[self.replicas.cluster.index] = input_wait(
+            requested, ready, ended, runs_ahead=self.replicas.on_gpus
+        )
+        # Over workers, once a call and not once a step: the scalars, and the seconds that each lost
+        # for batches.
+        values, waited = np.split(
+            self.replicas.sum_over_workers(np.append(steps, waits)), [steps.size]
+        )
+        counts = tuple(
+            keras.ops.convert_to_numpy(counter).astype(np.float64) for counter in self._counters()
+        )
+        scalars = values.reshape(steps.shape)
+        seconds = tuple(waited.tolist())
         return StepLogs(
             names=self._names,
             values=scalars,
@@ -101,8 +130,13 @@ class StepRunner:
 
     @cached_property
     def flops(self) -> int:
-        """Returns the FLOPs of a step over all replicas, after the first call; 0 where they are not known."""
-        return self.replicas.cluster.workers * flops_of(self._graph, self.replicas.rows) if self._graph else 0
+        """Returns the FLOPs of a step over all replicas, after the first call; 0 where they are not
+        known."""
+        return (
+            self.replicas.cluster.workers * flops_of(self._graph, self.replicas.rows)
+            if self._graph
+            else 0
+        )
 
     def one_step(self, batch: Any, step: Any) -> Any:
         """Returns the scalars of each replica's step number `step`; call it in a graph."""
@@ -110,7 +144,8 @@ class StepRunner:
             return tf.autograph.experimental.do_not_convert(self._on_replicas)(batch, step)
 
     def traced(self, iterator: Any) -> Any:
-        """Returns the ConcreteFunction of the loop over steps, traced now if no step was run yet."""
+        """Returns the ConcreteFunction of the loop over steps, traced now if no step was run
+        yet."""
         return self._run.get_concrete_function(iterator, tf.constant(0, tf.int64), tf.constant(0))
 
     def size(self, iterator: Any) -> int:
@@ -123,10 +158,16 @@ class StepRunner:
 
     @cached_property
     def _adds_up(self) -> tuple[bool, ...]:
-        """Returns whether each of these only adds up over batches, as those of Keras's own metrics do."""
+        """Returns whether each of these only adds up over batches, as those of Keras's own metrics
+        do."""
         metrics = [*self.model.metrics]
-        metrics += [part for metric in metrics for part in getattr(metric, "metrics", ())]  # those of compile()
-        own = [metric for metric in metrics if not type(metric).update_state.__module__.startswith("keras.")]
+        # those of compile()
+        metrics += [part for metric in metrics for part in getattr(metric, "metrics", ())]
+        own = [
+            metric
+            for metric in metrics
+            if not type(metric).update_state.__module__.startswith("keras.")
+        ]
         may_differ = {id(variable) for metric in own for variable in metric.variables}
         return tuple(id(counter) not in may_differ for counter in self._counters())
 
@@ -136,19 +177,25 @@ class StepRunner:
             return {}
         pairs = [*zip(self._counters(), counts, strict=True)]
         updated = {id(counter) for counter, count in pairs if np.any(count)}
-        with keras.StatelessScope([(counter, tf.cast(count, counter.dtype)) for counter, count in pairs]):
+        with keras.StatelessScope(
+            [(counter, tf.cast(count, counter.dtype)) for counter, count in pairs]
+        ):
             results = results_of(self.model, updated, self._by_key)
         return numbers_of({key: result for key, result in results.items() if key in self._keys})
 
     def _run_steps(self, iterator: Any, first_step: Any, count: Any) -> Any:
-        """Returns the scalars of `count` steps (int32) from `first_step` (int64): (steps, scalars + 2) float64.
+        """Returns the scalars of `count` steps (int32) from `first_step` (int64): (steps, scalars +
+        2) float64.
 
-        The last two are the times, in seconds of the host's clock, at which the loop requested the batch and had it.
+        The last two are the times, in seconds of the host's clock, at which the loop requested the
+        batch and had it.
 
-        On GPUs TensorFlow keeps int32 on the host and int64 on the device. An int64 counter, or step number that is not
-        pinned to the host, would make the host wait for the device in every step.
+        On GPUs TensorFlow keeps int32 on the host and int64 on the device. An int64 counter, or
+        step number that is not pinned to the host, would make the host wait for the device in every
+        step.
         """
-        strategy, self._graph = self.replicas.strategy, tf.compat.v1.get_default_graph()
+        strategy = self.replicas.strategy
+        self._graph = tf.compat.v1.get_default_graph()
         scalars = tf.TensorArray(tf.float64, size=count, element_shape=(None,))
         for i in tf.range(count):
             with tf.device("CPU:0"):
@@ -163,14 +210,20 @@ class StepRunner:
             scalars = scalars.write(i, tf.concat([total, times], axis=0))
         return scalars.stack()
 
-    def _by_programs(self, iterator: Any, first_step: int, count: int) -> tuple[Times, Times, Times]:
-        """Runs `count` steps, by programs; returns their scalars, (steps, scalars), and two times for each program.
+    def _by_programs(
+        self, iterator: Any, first_step: int, count: int
+    ) -> tuple[Times, Times, Times]:
+        """Runs `count` steps, by programs; returns their scalars, (steps, scalars), and two times
+        for each program.
 
-        These are when the program's rows were requested, and when they were there. The first and the last program may
-        run only some of their steps: the others belong to an earlier or a later call. On GPUs a program that runs all
-        its steps is a loop of constant length, in which the host need not read the counter.
+        These are when the program's rows were requested, and when they were there. The first and
+        the last program may run only some of their steps: the others belong to an earlier or a
+        later call. On GPUs a program that runs all its steps is a loop of constant length, in which
+        the host need not read the counter.
         """
-        ran, times, size = list[Any](), list[tuple[float, float]](), self.steps_per_program
+        ran = list[Any]()
+        times = list[tuple[float, float]]()
+        size = self.steps_per_program
         for number in range(first_step // size, math.ceil((first_step + count) / size)):
             begin = max(0, first_step - number * size)
             end = min(size, first_step + count - number * size)
@@ -185,10 +238,15 @@ class StepRunner:
                     bounds = tf.constant(begin, tf.int64), tf.constant(end, tf.int64)
             ran.append((self._run_program(self._held[2], first, *bounds), begin, end))
         requested, ready = np.array(times).T
-        return np.concatenate([scalars.numpy()[begin:end] for scalars, begin, end in ran]), requested, ready
+        return (
+            np.concatenate([scalars.numpy()[begin:end] for scalars, begin, end in ran]),
+            requested,
+            ready,
+        )
 
     def _run_several(self, rows: Any, first: Any, begin: Any, end: Any) -> Any:
-        """Returns the scalars of a program's steps, (steps, scalars) float64: those from `begin` to below `end`."""
+        """Returns the scalars of a program's steps, (steps, scalars) float64: those from `begin` to
+        below `end`."""
         self._graph = tf.compat.v1.get_default_graph()
         with tf.device("CPU:0"):
             steps = [first + number for number in range(self.steps_per_program)]
@@ -196,8 +254,12 @@ class StepRunner:
         def prepared(rows: Any) -> Any:
             if self.gather:
                 rows = self.gather(*rows)
-            by_step = [tf.unstack(part, num=self.steps_per_program) for part in tf.nest.flatten(rows)]
-            batches = (tf.nest.pack_sequence_as(rows, parts) for parts in zip(*by_step, strict=True))
+            by_step = [
+                tf.unstack(part, num=self.steps_per_program) for part in tf.nest.flatten(rows)
+            ]
+            batches = (
+                tf.nest.pack_sequence_as(rows, parts) for parts in zip(*by_step, strict=True)
+            )
             data = [self._replica_data(*of_step) for of_step in zip(batches, steps, strict=True)]
             return tf.nest.map_structure(lambda *parts: tf.stack(parts), *data)
 
@@ -208,13 +270,16 @@ class StepRunner:
 
     @contextmanager
     def _as_fit(self) -> Iterator[None]:
-        """Makes Keras's losses in the block add up over replicas, or average, to the loss of the global batch.
+        """Makes Keras's losses in the block add up over replicas, or average, to the loss of the
+        global batch.
 
         What metrics return there is noted.
         """
         reduced = losses_reduced_by(reduce_to_mean, lambda: 1)
         if not self._interface.means_of_rows:
-            cut = self.replicas.micro_batches > 1 or self.replicas.virtual or self.replicas.copies > 1
+            cut = (
+                self.replicas.micro_batches > 1 or self.replicas.virtual or self.replicas.copies > 1
+            )
             parts = parts_of_batch if cut else None
             reduced = losses_reduced_by(reduce_over_replicas, parts)
         with reduced, recording_results(self.model) as self._returned:
@@ -223,23 +288,32 @@ class StepRunner:
     def _on_replicas(self, batch: Any, step: Any) -> Any:
         """Returns the scalars of each replica's step.
 
-        Keras runs train_step without AutoGraph too: a model that needs it would not work in `fit` either.
+        Keras runs train_step without AutoGraph too: a model that needs it would not work in `fit`
+        either.
         """
         run = self.replicas.strategy.run
         if self.cut and not self._interface.own_step:
             return run(self._cut_step, args=(batch, step))
-        if self.cut or not self.compiled:  # the model's own train_step compiles what needs no sum over replicas
-            return run(lambda rows, step: self._replica_step(self._replica_data(rows, step), step), args=(batch, step))
+        # the model's own train_step compiles what needs no sum over replicas
+        if self.cut or not self.compiled:
+            return run(
+                lambda rows, step: self._replica_step(self._replica_data(rows, step), step),
+                args=(batch, step),
+            )
         data = run(self._replica_data, args=(batch, step))
         return run(self._program([step]), args=(data,))
 
     def _cut_step(self, batch: Any, step: Any) -> Any:
-        """Returns the scalars of this replica's step, by two programs; between them TensorFlow sums the gradients."""
-        program, updates = Program(tf.compat.v1.get_default_graph(), [step], cut=True), list[Update]()
+        """Returns the scalars of this replica's step, by two programs; between them TensorFlow sums
+        the gradients."""
+        program = Program(tf.compat.v1.get_default_graph(), [step], cut=True)
+        updates = list[Update]()
 
         def gradients(data: Any) -> Any:
             with postponed_updates() as postponed:
-                scalars = self._compilable(partial(self._replica_step, step=step, program=program), data)
+                scalars = self._compilable(
+                    partial(self._replica_step, step=step, program=program), data
+                )
             updates[:] = postponed
             exchanged = [ExchangedGradients.of(update.gradients) for update in postponed]
             sizes[:] = [gradients.sizes for gradients in exchanged]
@@ -252,14 +326,17 @@ class StepRunner:
 
         sizes = list[Any]()
         with without_merging(self.replicas.strategy):
-            scalars, parts = tf.function(gradients, jit_compile=True, autograph=False)(self._replica_data(batch, step))
+            scalars, parts = tf.function(gradients, jit_compile=True, autograph=False)(
+                self._replica_data(batch, step)
+            )
         summed = [tuple(map(all_reduce_sum, pair)) for pair in parts]
         with without_merging(self.replicas.strategy):
             tf.function(update, jit_compile=True, autograph=False)(summed)
         return scalars
 
     def _program(self, steps: Sequence[Any], begin: Any = 0, end: Any = 1) -> Any:
-        """Returns a function, compiled by XLA, from a replica's data, of one step or stacked of several, to scalars.
+        """Returns a function, compiled by XLA, from a replica's data, of one step or stacked of
+        several, to scalars.
 
         Of several steps it runs those from `begin` to below `end`, in a loop.
         """
@@ -271,7 +348,8 @@ class StepRunner:
                 of_step = self._replica_step(rows, steps[0] + index, Program(graph, steps, index))
                 return index + 1, scalars.write(tf.cast(index, tf.int32), of_step)
 
-            first, scalars = tf.cast(begin, tf.int64), tf.TensorArray(tf.float64, size=len(steps))
+            first = tf.cast(begin, tf.int64)
+            scalars = tf.TensorArray(tf.float64, size=len(steps))
             return tf.while_loop(lambda index, _: index < end, step_of, (first, scalars))[1].stack()
 
         def single(data: Any) -> Any:
@@ -281,99 +359,136 @@ class StepRunner:
         return tf.function(partial(self._compilable, run), jit_compile=True, autograph=False)
 
     def _compilable(self, run: Callable[[Any], Any], data: Any) -> Any:
-        """Returns `run(data)` in a program of XLA; raises NotCompilable if XLA would give other numbers."""
-        if any(part.dtype == tf.string for part in tf.nest.flatten(data)):  # XLA would abort at its next compilation
+        """Returns `run(data)` in a program of XLA; raises NotCompilable if XLA would give other
+        numbers."""
+        # XLA would abort at its next compilation
+        if any(part.dtype == tf.string for part in tf.nest.flatten(data)):
             raise NotCompilable("its data hold text, which XLA cannot take")
         result = run(data)
         inside = tf.compat.v1.get_default_graph()
         values = [tensor for tensor in inside.inputs if tensor.dtype != tf.resource]
-        self.bytes_of_step = sum((value.shape.num_elements() or 0) * value.dtype.size for value in values)
+        self.bytes_of_step = sum(
+            (value.shape.num_elements() or 0) * value.dtype.size for value in values
+        )
         if drawn := {node.op for node in nodes_of(inside) if _DRAWS.search(node.op)}:
             operations = ", ".join(sorted(drawn))
             raise NotCompilable(
-                f"its train_step draws random numbers by {operations}, which gives other numbers in XLA"
+                f"its train_step draws random numbers by {operations}, which gives other numbers"
+                " in XLA"
             )
         return result
 
     def _context(self, step: Any, program: Program | None = None) -> StepContext:
         """Returns the context of this step on this replica."""
-        replica, rows = tf.distribute.get_replica_context().replica_id_in_sync_group, self.replicas.rows
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        rows = self.replicas.rows
         known = tf.get_static_value(replica)
         copies = self.replicas.copies
         first_row = (replica if known is None else int(known)) // copies * rows
         return self.context(
-            self.seed, step, first_row, rows, self.replicas.global_batch_size, program=program, cut=self.cut,
-            micro_batches=self.replicas.micro_batches, virtual_replicas=self.replicas.virtual, model=self.model,
+            self.seed,
+            step,
+            first_row,
+            rows,
+            self.replicas.global_batch_size,
+            program=program,
+            cut=self.cut,
+            micro_batches=self.replicas.micro_batches,
+            virtual_replicas=self.replicas.virtual,
+            model=self.model,
             copies=copies,
-        )  # fmt: skip
+        )
 
     def _replica_data(self, batch: Any, step: Any) -> Any:
         """Returns the data of this replica's step."""
         return self.data.of_step(batch, self._context(step))
 
     def _replica_step(self, data: Any, step: Any, program: Program | None = None) -> Any:
-        """Runs one step on this replica's rows; returns its scalars, in the order of self._names."""
+        """Runs one step on this replica's rows; returns its scalars, in the order of
+        self._names."""
         copies = self.replicas.copies
-        counted = [tf.convert_to_tensor(counter) for counter in self._counters()] if copies > 1 else []
+        counted = (
+            [tf.convert_to_tensor(counter) for counter in self._counters()] if copies > 1 else []
+        )
         with in_step(self._context(step, program)):
             logs = scalars_of(train_step(self.model, data))
-        if copies > 1:  # metrics are summed over replicas: only the first of those with the same rows counts them
+        # metrics are summed over replicas: only the first of those with the same rows counts them
+        if copies > 1:
             number = tf.distribute.get_replica_context().replica_id_in_sync_group
             for counter, before in zip(self._counters(), counted, strict=True):
-                counter.assign(tf.where(number % copies == 0, tf.convert_to_tensor(counter), before))
+                counter.assign(
+                    tf.where(number % copies == 0, tf.convert_to_tensor(counter), before)
+                )
         self._by_key |= metrics_by_key(logs, self._returned)
         self._keys |= {*logs}
         averaged = self._interface.means_of_rows or not self._interface.own_step
         of_metrics = {*self._by_key, *(metric.name for metric in self.model.metrics)}
         if averaged and (others := sorted(self._keys - of_metrics)):
             warn_once(
-                f"{', '.join(others)}: no metric of the model: an epoch has its mean over steps, in `fit` the value of "
-                "the last batch: return the result of a keras.metrics.Metric"
+                f"{', '.join(others)}: no metric of the model: an epoch has its mean over steps, in"
+                " `fit` the value of the last batch: return the result of a keras.metrics.Metric"
             )
-        scalars: dict[str, Any] = {}  # those of a vector under the names that `numbers_of` gives them
+        # those of a vector under the names that `numbers_of` gives them
+        scalars: dict[str, Any] = {}
         for name, value in logs.items():
             value = tf.cast(value, tf.float64)
             if value.shape.rank:
-                scalars |= {f"{name}_{place}": part for place, part in enumerate(tf.unstack(tf.reshape(value, [-1])))}
+                scalars |= {
+                    f"{name}_{place}": part
+                    for place, part in enumerate(tf.unstack(tf.reshape(value, [-1])))
+                }
             else:
                 scalars[name] = value
         self._names = tuple(sorted(scalars))
         parts = copies
         if averaged:
-            parts = self.replicas.count * (1 if self._interface.own_step else self.replicas.micro_batches)
+            parts = self.replicas.count * (
+                1 if self._interface.own_step else self.replicas.micro_batches
+            )
         return tf.stack([scalars[name] / parts for name in self._names])
 
 
 def nodes_of(graph: Any) -> list[Any]:
     """Returns the nodes of `graph` and of all functions in it, as NodeDef."""
     graph_def = graph.as_graph_def()
-    return [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
+    return [
+        *graph_def.node,
+        *(node for function in graph_def.library.function for node in function.node_def),
+    ]
 
 
 def timestamp(after: Any) -> Any:
-    """Returns the time, in seconds of the host's clock, at which all tensors of the nest `after` are there."""
+    """Returns the time, in seconds of the host's clock, at which all tensors of the nest `after`
+    are there."""
     with tf.init_scope():
         clock = tf.timestamp
         try:
             clock()
-        except tf.errors.FailedPreconditionError:  # TensorFlow refuses this operation under enable_op_determinism
+        # TensorFlow refuses this operation under enable_op_determinism
+        except tf.errors.FailedPreconditionError:
 
             def clock() -> Any:
                 return tf.ensure_shape(tf.numpy_function(time.time, [], "double"), ())
 
-    with tf.control_dependencies(tf.nest.flatten(after, expand_composites=True)), tf.device("CPU:0"):
+    with (
+        tf.control_dependencies(tf.nest.flatten(after, expand_composites=True)),
+        tf.device("CPU:0"),
+    ):
         return clock()
 
 
 def input_wait(requested: Times, ready: Times, end: float, *, runs_ahead: bool) -> float:
-    """Returns the seconds by which the steps of a call would have ended earlier, had each batch been there at once.
+    """Returns the seconds by which the steps of a call would have ended earlier, had each batch
+    been there at once.
 
-    `requested` and `ready`, (steps,), in seconds of the host's clock: when the host requested each batch, and when it
-    had it. `end`: when the last step was done. A CPU finishes a step before it asks for the next batch, so the sum of
-    all waits is lost. With `runs_ahead`, on a GPU, the host asks for batches while the device still works on earlier
-    steps, and time is lost only while the device is idle. The device's time for a step is not measured: all steps are
-    taken to need the same time, and it is the longest with which every step can be done at `end`. A step begins once
-    its batch is there and the step before it is done, and ends no earlier than the host has started its operations.
+    `requested` and `ready`, (steps,), in seconds of the host's clock: when the host requested each
+    batch, and when it had it. `end`: when the last step was done. A CPU finishes a step before it
+    asks for the next batch, so the sum of all waits is lost. With `runs_ahead`, on a GPU, the host
+    asks for batches while the device still works on earlier steps, and time is lost only while the
+    device is idle. The device's time for a step is not measured: all steps are taken to need the
+    same time, and it is the longest with which every step can be done at `end`. A step begins once
+    its batch is there and the step before it is done, and ends no earlier than the host has started
+    its operations.
     """
     if not len(requested):
         return 0.0
@@ -381,9 +496,12 @@ def input_wait(requested: Times, ready: Times, end: float, *, runs_ahead: bool) 
     lost = max(0.0, float(min(np.sum(waits), end - requested[0])))
     if not runs_ahead:
         return lost
-    started = np.append(requested[1:], ready[-1])  # all operations of each step; of the last one it is not known
+    # all operations of each step; of the last one it is not known
+    started = np.append(requested[1:], ready[-1])
     left = np.arange(len(requested), 0, -1.0)  # steps from each one to the last
     device = np.min([*(end - ready) / left, *(end - started[:-1]) / (left[:-1] - 1)])
     lost_before = np.cumsum(waits)
-    without = np.max([ready - lost_before + left * device, started - lost_before + (left - 1) * device])
+    without = np.max(
+        [ready - lost_before + left * device, started - lost_before + (left - 1) * device]
+    )
     return float(np.clip(end - without, 0.0, lost))

@@ -1,8 +1,8 @@
 """Chooses, before the first step, whether XLA compiles a run's steps.
 
-The choice follows from what is known of the steps, never from a clock. So the same command on the same machine makes
-the same choice, however busy it is, and gives the same bits. docs/decisions/9-xla.md has the measurements behind the
-rule.
+The choice follows from what is known of the steps, never from a clock. So the same command on the
+same machine makes the same choice, however busy it is, and gives the same bits.
+docs/decisions/9-xla.md has the measurements behind the rule.
 """
 
 import re
@@ -34,8 +34,10 @@ class XlaChoice:
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> "XlaChoice | None":
-        """Returns the choice that `asdict` wrote; None if there is none, or the content is damaged."""
-        compiled, why = content.get("compiled"), content.get("why")
+        """Returns the choice that `asdict` wrote; None if there is none, or the content is
+        damaged."""
+        compiled = content.get("compiled")
+        why = content.get("why")
         return cls(compiled, why) if isinstance(compiled, bool) and isinstance(why, str) else None
 
     def sentence(self) -> str:
@@ -53,24 +55,38 @@ def choose(
 ) -> XlaChoice:
     """Returns whether XLA compiles the steps, and why.
 
-    size: returns the number of operations of a compiled step, or raises why it cannot be traced; earlier: the choice of
-    this run before it was resumed, which it keeps.
+    size: returns the number of operations of a compiled step, or raises why it cannot be traced;
+        earlier: the choice of this run before it was resumed, which it keeps.
     """
     if config.jit_compile == "false":
         return XlaChoice(False, "jit_compile=false")
-    cut = replicas.count > 1  # into two programs, between which TensorFlow sums gradients over replicas
+    # into two programs, between which TensorFlow sums gradients over replicas
+    cut = replicas.count > 1
     interface = ModelInterface.of(model)
-    parts = "the gradients of its critic alone" if interface.own_step else "sums over replicas between two programs"
+    parts = (
+        "the gradients of its critic alone"
+        if interface.own_step
+        else "sums over replicas between two programs"
+    )
     parts = f", with {parts}" if cut else ""
-    choice = XlaChoice(True, f"jit_compile=true{parts}") if config.jit_compile == "true" else earlier
+    choice = (
+        XlaChoice(True, f"jit_compile=true{parts}") if config.jit_compile == "true" else earlier
+    )
     reason = barrier(config)
     if cut and interface.own_step and not interface.compiles_gradients:
-        reason = reason or "its own train_step may update weights before its end, where XLA cannot sum over replicas"
+        own_step = (
+            "its own train_step may update weights before its end, where XLA cannot sum over"
+            " replicas"
+        )
+        reason = reason or own_step
     if reason:
         return not_compiled(reason) if choice and choice.compiled else XlaChoice(False, reason)
     if choice is None:  # jit_compile=auto
-        grouped = [layer.name for layer in all_layers(model)
-                   if isinstance(layer, _BY_DEPTH) or getattr(layer, "groups", 1) > 1]  # fmt: skip
+        grouped = [
+            layer.name
+            for layer in all_layers(model)
+            if isinstance(layer, _BY_DEPTH) or getattr(layer, "groups", 1) > 1
+        ]
         if replicas.on_gpus or config.deterministic:
             reason = ""
         elif cut:
@@ -78,7 +94,9 @@ def choose(
         elif uses_onednn():
             reason = "oneDNN's kernels, which TensorFlow has for this processor, are faster"
         elif grouped:
-            reason = f"XLA is slow on CPUs for convolutions by groups or by depth, as in {grouped[0]}"
+            reason = (
+                f"XLA is slow on CPUs for convolutions by groups or by depth, as in {grouped[0]}"
+            )
         elif config.model == "cnn":
             reason = "XLA is slower on CPUs for the convolutions of model=cnn"
         try:
@@ -86,7 +104,9 @@ def choose(
         except Exception as error:
             reason = failure_of(error)
         on = "a GPU" if replicas.on_gpus else "this processor, for which TensorFlow lacks oneDNN"
-        choice = XlaChoice(not reason, reason or f"on {on}, in a run of {steps_left:,} steps{parts}")
+        choice = XlaChoice(
+            not reason, reason or f"on {on}, in a run of {steps_left:,} steps{parts}"
+        )
     if choice.compiled:
         log.info(f"jit_compile: {choice.sentence()}")
     return choice

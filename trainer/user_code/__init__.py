@@ -1,1 +1,2 @@
-"""Defines what the loop needs of a user's model, imports users' functions and reports their mistakes in one line."""
+"""Defines what the loop needs of a user's model, imports users' functions and reports their
+mistakes in one line."""

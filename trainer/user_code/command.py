@@ -1,4 +1,5 @@
-"""Starts and ends a command: loads TensorFlow quietly, turns an exception into one line and an exit code.
+"""Starts and ends a command: loads TensorFlow quietly, turns an exception into one line and an exit
+code.
 
 One command starts another as a child process here too. Imports no TensorFlow.
 """
@@ -20,15 +21,22 @@ from trainer.base.run_files.plan_file import versions
 from trainer.user_code.mistakes import as_user_mistake
 
 # Variables of a job that a command which it starts does not inherit.
-_JOB_VARIABLES = ("TF_CONFIG", "CLUSTER_SPEC", "AIP_MODEL_DIR", "AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR")
+_JOB_VARIABLES = (
+    "TF_CONFIG",
+    "CLUSTER_SPEC",
+    "AIP_MODEL_DIR",
+    "AIP_CHECKPOINT_DIR",
+    "AIP_TENSORBOARD_LOG_DIR",
+)
 
 
 def command(again: str) -> Callable[[Callable[[Sequence[str]], int]], Callable[..., int]]:
-    """Returns a decorator of a function of command-line arguments, which then returns an exit code whatever it raises.
+    """Returns a decorator of a function of command-line arguments, which then returns an exit code
+    whatever it raises.
 
-    It logs an exception and returns the exit code of its kind. Without arguments it takes those of this process. again:
-    what a second run of the same command does, such as "resumes from the last checkpoint". With --verbose, the
-    traceback of an error that the line explains is logged too.
+    It logs an exception and returns the exit code of its kind. Without arguments it takes those of
+    this process. again: what a second run of the same command does, such as "resumes from the last
+    checkpoint". With --verbose, the traceback of an error that the line explains is logged too.
     """
 
     def decorate(work: Callable[[Sequence[str]], int]) -> Callable[..., int]:
@@ -46,7 +54,11 @@ def command(again: str) -> Callable[[Callable[[Sequence[str]], int]], Callable[.
                     return INTERRUPTED
                 error = as_user_mistake(raised) or _of_environment(raised) or raised
                 if isinstance(error, (UserError, PlatformFault)):
-                    log.error("%s%s", error, f": the same command {again}" if isinstance(error, PlatformFault) else "")
+                    log.error(
+                        "%s%s",
+                        error,
+                        f": the same command {again}" if isinstance(error, PlatformFault) else "",
+                    )
                     log.debug("the whole traceback:", exc_info=raised)
                     return error.exit_code
                 log.exception("a fault of this program or of the platform, not of your settings")
@@ -58,14 +70,15 @@ def command(again: str) -> Callable[[Callable[[Sequence[str]], int]], Callable[.
 
 
 def _of_environment(error: BaseException) -> UserError | None:
-    """Returns the error for a Python whose TensorFlow, Keras or NumPy is missing or another; else None."""
+    """Returns the error for a Python whose TensorFlow, Keras or NumPy is missing or another; else
+    None."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
     if name not in ("tensorflow", "keras", "numpy"):
         return None
     found = ", ".join(f"{package} {version}" for package, version in versions().items())
     return UserError(
-        f"{sys.executable}: {reason(error)}: this environment has {found}: install what this package needs "
-        "there (pip install vertex-trainer), or use another Python or image"
+        f"{sys.executable}: {reason(error)}: this environment has {found}: install what this"
+        " package needs there (pip install vertex-trainer), or use another Python or image"
     )
 
 
@@ -73,8 +86,8 @@ def _of_environment(error: BaseException) -> UserError | None:
 def quiet_start() -> Iterator[None]:
     """Hides the stderr output of C++ code within the block, and shows it if the block raises.
 
-    TensorFlow 2.21 prints device and oneDNN notices during its import, before it reads TF_CPP_MIN_LOG_LEVEL. If the
-    user sets that variable, nothing is hidden.
+    TensorFlow 2.21 prints device and oneDNN notices during its import, before it reads
+    TF_CPP_MIN_LOG_LEVEL. If the user sets that variable, nothing is hidden.
     """
     if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
         yield
@@ -107,8 +120,13 @@ def start_command(
     inherited = {name: value for name, value in os.environ.items() if name not in _JOB_VARIABLES}
     environment = {**inherited, "CUDA_VISIBLE_DEVICES": "-1", **more}
     with log_file.open("wb") as output:
-        return subprocess.Popen([sys.executable, "-m", *words], stdin=subprocess.DEVNULL, stdout=output,
-                                stderr=subprocess.STDOUT, env=environment)  # fmt: skip
+        return subprocess.Popen(
+            [sys.executable, "-m", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
 
 
 def last_error(log_file: Path) -> str:

@@ -15,39 +15,60 @@ FLAGS = ["--project=my-proj", "--bucket=gs://my-bucket/x"]
 
 @pytest.fixture
 def used(cloud: Emulator) -> Emulator:
-    """Returns the emulator with results, and packages of jobs that have ended, that run, of a tuning job, of none."""
+    """Returns the emulator with results, and packages of jobs that have ended, that run, of a
+    tuning job, of none."""
     for name in ("old", "shared", "running", "tuned", "unsent"):
         cloud.objects[f"my-bucket/x/packages/{name}/a.whl"] = name.encode()
-    cloud.objects |= {f"my-bucket/x/jobs/demo/{name}": b"kept" for name in ("result.json", "packages/old/a.whl")}
+    cloud.objects |= {
+        f"my-bucket/x/jobs/demo/{name}": b"kept" for name in ("result.json", "packages/old/a.whl")
+    }
     cloud.objects["my-bucket/packages/old/a.whl"] = b"of another folder"
 
     def job(region: str, state: str, *names: str) -> None:
-        plan = json.dumps({"packages": [[f"gs://my-bucket/x/packages/{name}/a.whl", "0"] for name in names]})
+        plan = json.dumps(
+            {"packages": [[f"gs://my-bucket/x/packages/{name}/a.whl", "0"] for name in names]}
+        )
         task = {"imageUri": "x", "env": [{"name": "TRAINER_START", "value": plan}]}
-        pool = {"machineSpec": {"machineType": "e2-standard-4"}, "replicaCount": 1, "containerSpec": task}
-        made = cloud.create(f"projects/my-proj/locations/{region}", {"displayName": "x", "jobSpec": {
-            "workerPoolSpecs": [pool]}})  # fmt: skip
+        pool = {
+            "machineSpec": {"machineType": "e2-standard-4"},
+            "replicaCount": 1,
+            "containerSpec": task,
+        }
+        made = cloud.create(
+            f"projects/my-proj/locations/{region}",
+            {"displayName": "x", "jobSpec": {"workerPoolSpecs": [pool]}},
+        )
         made["state"] = f"JOB_STATE_{state}"
 
     job("us-central1", "SUCCEEDED", "old", "shared")
     job("us-central1", "FAILED", "shared", "tuned")
     job("europe-west4", "RUNNING", "running", "shared")
-    cloud.tuning_jobs = [{"state": "JOB_STATE_SUCCEEDED", "args": ["gs://my-bucket/x/packages/tuned/a.whl"]}]
+    cloud.tuning_jobs = [
+        {"state": "JOB_STATE_SUCCEEDED", "args": ["gs://my-bucket/x/packages/tuned/a.whl"]}
+    ]
     return cloud
 
 
-def test_only_what_ended_jobs_alone_name_is_removed(used: Emulator, session: Session, capsys: Capture) -> None:
+def test_only_what_ended_jobs_alone_name_is_removed(
+    used: Emulator, session: Session, capsys: Capture
+) -> None:
     before = dict(used.objects)
     assert clean.main([*FLAGS, "--json"], session) == 0
     *shown, document = capsys.readouterr().out.splitlines()
     assert shown[0].endswith("  gs://my-bucket/x/packages/old")
-    assert shown[1:] == ["found 0.00 MB of 1 packages that only ended jobs name: --yes removes them"]
-    assert json.loads(document)["packages"] == [{"address": "gs://my-bucket/x/packages/old", "bytes": 3}]
+    assert shown[1:] == [
+        "found 0.00 MB of 1 packages that only ended jobs name: --yes removes them"
+    ]
+    assert json.loads(document)["packages"] == [
+        {"address": "gs://my-bucket/x/packages/old", "bytes": 3}
+    ]
     assert used.objects == before
     assert clean.main([*FLAGS, "--yes"], session) == 0
     assert before.keys() - used.objects.keys() == {"my-bucket/x/packages/old/a.whl"}
     assert clean.main([*FLAGS, "--yes"], session) == 0
-    assert capsys.readouterr().out.endswith("removed 0.00 MB of 0 packages that only ended jobs name\n")
+    assert capsys.readouterr().out.endswith(
+        "removed 0.00 MB of 0 packages that only ended jobs name\n"
+    )
 
 
 def test_nothing_is_removed_if_a_region_cannot_be_asked(used: Emulator, session: Session) -> None:

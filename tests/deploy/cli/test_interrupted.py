@@ -1,4 +1,5 @@
-"""Tests submissions that are interrupted or killed: no job is lost or doubled, no job directory stays locked."""
+"""Tests submissions that are interrupted or killed: no job is lost or doubled, no job directory
+stays locked."""
 
 import itertools
 import json
@@ -44,7 +45,8 @@ def test_ctrl_c_after_a_lost_response_finds_the_job_and_the_same_command_follows
     cloud: Emulator, session: Session, flying: FlyingClock, capsys: Capture
 ) -> None:
     """The job is listed 20 seconds after the interrupt."""
-    cloud.faults, cloud.lists_nothing = [Fault(POSTS, 503, after=True)], 10**6
+    cloud.faults = [Fault(POSTS, 503, after=True)]
+    cloud.lists_nothing = 10**6
 
     def interrupt() -> None:
         flying.after(20, lambda: setattr(cloud, "lists_nothing", 0))
@@ -55,27 +57,47 @@ def test_ctrl_c_after_a_lost_response_finds_the_job_and_the_same_command_follows
     (job,) = cloud.jobs.values()
     assert told == job["name"]
     shown = capsys.readouterr().err
-    assert "stopped while the job is created: looks for it for up to 60 s; Ctrl-C skips that\n" in shown
-    assert f"{job['name']} was created and goes on: watch it: python -m deploy watch {job['name']}" in shown
+    assert (
+        "stopped while the job is created: looks for it for up to 60 s; Ctrl-C skips that\n"
+        in shown
+    )
+    assert (
+        f"{job['name']} was created and goes on: watch it: python -m deploy watch {job['name']}"
+        in shown
+    )
     assert (attempts()[0]["state"], attempts()[0]["job"]) == ("INTERRUPTED", job["name"])
     flying.asleep = lambda: cloud.end(job, "SUCCEEDED")
     assert submit.main(["cpu", *SDK], session) == 0
-    assert f"goes on with {job['name']}, which the same command submitted before" in capsys.readouterr().out
+    assert (
+        f"goes on with {job['name']}, which the same command submitted before"
+        in capsys.readouterr().out
+    )
     assert (states(cloud), attempts()[0]["state"]) == (["SUCCEEDED"], "SUCCEEDED")
     cloud.run = ends("SUCCEEDED")
     assert submit.main(["cpu", *SDK], session) == 0, "it is over: the same command makes another"
     assert len(cloud.jobs) == 2
 
 
-@pytest.mark.parametrize("find", [
-    lambda submission, session: submit.main(["cpu", *SDK], session),
-    lambda submission, session: jobs.run_watch([submission, "--backend=sdk"], session),
-    lambda submission, session: jobs.run_cancel([submission, "--backend=sdk", "--yes"], session),
-], ids=["submit", "watch", "cancel"])  # fmt: skip
+@pytest.mark.parametrize(
+    "find",
+    [
+        lambda submission, session: submit.main(["cpu", *SDK], session),
+        lambda submission, session: jobs.run_watch([submission, "--backend=sdk"], session),
+        lambda submission, session: jobs.run_cancel(
+            [submission, "--backend=sdk", "--yes"], session
+        ),
+    ],
+    ids=["submit", "watch", "cancel"],
+)
 def test_a_job_that_appears_after_the_second_ctrl_c_is_found_by_its_label(
-    find: Callable[[str, Session], int], cloud: Emulator, session: Session, flying: FlyingClock, capsys: Capture
+    find: Callable[[str, Session], int],
+    cloud: Emulator,
+    session: Session,
+    flying: FlyingClock,
+    capsys: Capture,
 ) -> None:
-    cloud.faults, cloud.lists_nothing = [Fault(POSTS, 503, after=True)], 10**6
+    cloud.faults = [Fault(POSTS, 503, after=True)]
+    cloud.lists_nothing = 10**6
     flying.asleep = flying.interrupt  # each time
     error = exits(STATE_UNKNOWN, ["cpu", *SDK], session)
     capsys.readouterr()
@@ -83,7 +105,8 @@ def test_a_job_that_appears_after_the_second_ctrl_c_is_found_by_its_label(
         r"not listed yet: `python -m deploy watch (\S+)` looks for it again, and so does the", error
     )
     (job,) = cloud.jobs.values()
-    flying.asleep, cloud.lists_nothing = (lambda: cloud.end(job, "SUCCEEDED")), 3
+    flying.asleep = lambda: cloud.end(job, "SUCCEEDED")
+    cloud.lists_nothing = 3
     assert find(submission, session) == 0
     assert (len(cloud.jobs), attempts()[0]["job"]) == (1, job["name"])
 
@@ -93,15 +116,21 @@ def test_a_name_that_is_known_survives_ctrl_c(
 ) -> None:
     """It arrives between the response and its record, after a first response was lost."""
     cloud.faults = [Fault(POSTS, 503)]
-    monkeypatch.setattr(sending, "tell", lambda line: interrupts_itself() if "a response was lost" in line else None)
+    monkeypatch.setattr(
+        sending, "tell", lambda line: interrupts_itself() if "a response was lost" in line else None
+    )
     exits(75, ["cpu", *SDK], session)
     (job,) = cloud.jobs.values()
     assert attempts()[0]["job"] == job["name"]
     assert "looks for it" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("where", ["GET .*submission.json", "POST .*/upload/.*"], ids=["reading", "reserving"])
-def test_ctrl_c_before_any_request_leaves_nothing(where: str, cloud: Emulator, session: Session) -> None:
+@pytest.mark.parametrize(
+    "where", ["GET .*submission.json", "POST .*/upload/.*"], ids=["reading", "reserving"]
+)
+def test_ctrl_c_before_any_request_leaves_nothing(
+    where: str, cloud: Emulator, session: Session
+) -> None:
     """Nobody looks for a job that was never requested, and its directory is free."""
     cloud.faults = [Fault(where, 503, after=True, action=interrupts_itself)]
     with pytest.raises(KeyboardInterrupt):
@@ -115,10 +144,20 @@ def test_ctrl_c_before_any_request_leaves_nothing(where: str, cloud: Emulator, s
 @needs_gcloud
 @pytest.mark.parametrize("connected", [True, False], ids=["sent", "not yet"])
 def test_what_gcloud_sent_is_read_from_its_log(
-    connected: bool, cloud: Emulator, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    connected: bool,
+    cloud: Emulator,
+    session: Session,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    line = "DEBUG: Starting new HTTPS connection (1): host" if connected else "DEBUG: Running [gcloud.ai]"
-    stand_in(tmp_path, f'echo "{line}" >&2\nsleep 0.3\nkill -INT {os.getpid()}\nsleep 30', monkeypatch)
+    line = (
+        "DEBUG: Starting new HTTPS connection (1): host"
+        if connected
+        else "DEBUG: Running [gcloud.ai]"
+    )
+    stand_in(
+        tmp_path, f'echo "{line}" >&2\nsleep 0.3\nkill -INT {os.getpid()}\nsleep 30', monkeypatch
+    )
     with pytest.raises(JobUnknown if connected else KeyboardInterrupt):
         submit.main(["cpu", *SDK[:-1], "--backend=gcloud"], session)
     assert attempts()[0]["state"] == ("INTERRUPTED" if connected else "NOT SUBMITTED")
@@ -137,22 +176,45 @@ def test_a_refusal_is_final_at_once_and_leaves_the_job_directory_free(
 
 @pytest.mark.parametrize(
     ("kind", "listings", "backend"),
-    [(500, 4, "sdk"), ("cut", 2, "sdk"), ("html", 9, "sdk"), pytest.param(503, 2, "gcloud", marks=SLOW)],
+    [
+        (500, 4, "sdk"),
+        ("cut", 2, "sdk"),
+        ("html", 9, "sdk"),
+        pytest.param(503, 2, "gcloud", marks=SLOW),
+    ],
 )
 def test_a_list_that_lags_makes_no_second_job_and_the_name_is_told_as_soon_as_it_is_listed(
-    kind: int | str, listings: int, backend: str, cloud: Emulator, session: Session, flying: FlyingClock
+    kind: int | str,
+    listings: int,
+    backend: str,
+    cloud: Emulator,
+    session: Session,
+    flying: FlyingClock,
 ) -> None:
-    cloud.faults, cloud.lists_nothing = [Fault(POSTS, kind, after=True)], listings
+    cloud.faults = [Fault(POSTS, kind, after=True)]
+    cloud.lists_nothing = listings
     assert submit.main(["cpu", *PLAIN, f"--backend={backend}", "--detach"], session) == 0
-    assert (flying.slept, states(cloud), cloud.requests.count(CREATES)) == (listings * sending.LOOK_S, ["PENDING"], 1)
+    assert (flying.slept, states(cloud), cloud.requests.count(CREATES)) == (
+        listings * sending.LOOK_S,
+        ["PENDING"],
+        1,
+    )
 
 
 def reserved(cloud: Emulator, now: float, **changed: Any) -> None:
     """Puts the record of a submission whose process has ended on this machine."""
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
-    about = {"submission": "s1", "project": "my-proj", "region": "us-central1", "host": "desk", "time": now,
-             "machine": sending._machine(), "process": done.pid, "sending": False}  # fmt: skip
+    about = {
+        "submission": "s1",
+        "project": "my-proj",
+        "region": "us-central1",
+        "host": "desk",
+        "time": now,
+        "machine": sending._machine(),
+        "process": done.pid,
+        "sending": False,
+    }
     cloud.objects[RECORD] = json.dumps({**about, **changed}).encode()
 
 
@@ -173,14 +235,17 @@ def test_what_a_killed_submission_reserved_is_taken_over(
     assert json.loads(cloud.objects[RECORD])["submission"] != "s1"
 
 
-@pytest.mark.parametrize("changed", [{"machine": "another"}, {"process": os.getpid()}], ids=["elsewhere", "alive"])
+@pytest.mark.parametrize(
+    "changed", [{"machine": "another"}, {"process": os.getpid()}], ids=["elsewhere", "alive"]
+)
 def test_what_a_living_submission_reserved_is_not(
     changed: dict[str, Any], cloud: Emulator, session: Session, flying: FlyingClock
 ) -> None:
     reserved(cloud, flying.time - 100, **changed)
     error = error_of(submit.main, ["cpu", *SDK, "--name=dup", "--detach"], session)
     assert (
-        "began on desk, its last sign of life is 0:01:40 old, and its job is not listed yet: wait 0:03:20, or" in error
+        "began on desk, its last sign of life is 0:01:40 old, and its job is not listed yet: wait"
+        " 0:03:20, or" in error
     )
     assert cloud.jobs == {}
 
@@ -189,16 +254,28 @@ def test_a_killed_submission_whose_job_is_listed_late_is_refused(
     cloud: Emulator, session: Session, flying: FlyingClock
 ) -> None:
     reserved(cloud, flying.time, sending=True)
-    flying.after(20, lambda: cloud.create(PARENT, {"displayName": "x", "jobSpec": {}, "labels": {"submission": "s1"}}))
+    flying.after(
+        20,
+        lambda: cloud.create(
+            PARENT, {"displayName": "x", "jobSpec": {}, "labels": {"submission": "s1"}}
+        ),
+    )
     with pytest.raises(UserError, match=r"a job writes to it already: .*1000 \(PENDING\)"):
         submit.main(["cpu", *SDK, "--name=dup"], session)
     assert len(cloud.jobs) == 1
 
 
-def test_a_laptop_that_slept_does_not_send(cloud: Emulator, session: Session, flying: FlyingClock) -> None:
+def test_a_laptop_that_slept_does_not_send(
+    cloud: Emulator, session: Session, flying: FlyingClock
+) -> None:
     """Another machine took the directory between two requests."""
     cloud.faults = [Fault(POSTS, 503)]
-    flying.after(30, lambda: reserved(cloud, flying.time, submission="s2") or cloud.generations.update({RECORD: 9}))
+    flying.after(
+        30,
+        lambda: (
+            reserved(cloud, flying.time, submission="s2") or cloud.generations.update({RECORD: 9})
+        ),
+    )
     assert "gs://my-bucket/jobs/dup: another submission into it began meanwhile" in error_of(
         submit.main, ["cpu", *SDK, "--name=dup"], session
     )
@@ -212,12 +289,16 @@ def test_a_laptop_that_slept_does_not_send(cloud: Emulator, session: Session, fl
 def test_ctrl_c_at_every_line_of_a_submission_makes_one_job(
     cloud: Emulator, session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A response is lost. The same command again follows the job or sends it; of one that was detached it says so."""
-    command, left = ["cpu", *SDK, "--detach", "--name=dup"], 0
+    """A response is lost. The same command again follows the job or sends it; of one that was
+    detached it says so."""
+    command = ["cpu", *SDK, "--detach", "--name=dup"]
+    left = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal left
-        if not frame.f_code.co_filename.endswith(("job/fallback.py", "job/ledger.py", "job/sending.py")):
+        if not frame.f_code.co_filename.endswith(
+            ("job/fallback.py", "job/ledger.py", "job/sending.py")
+        ):
             return None
         if event == "line":
             left -= 1
@@ -228,7 +309,9 @@ def test_ctrl_c_at_every_line_of_a_submission_makes_one_job(
     for number in itertools.count(1):
         (tmp_path / str(number)).mkdir()
         monkeypatch.chdir(tmp_path / str(number))
-        cloud.jobs, cloud.objects, left = {}, {}, number
+        cloud.jobs = {}
+        cloud.objects = {}
+        left = number
         cloud.faults = [Fault(POSTS, 503, after=True)]
         with suppress(KeyboardInterrupt):
             sys.settrace(trace)

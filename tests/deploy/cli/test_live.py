@@ -1,4 +1,5 @@
-"""Tests what a watch and a list of jobs show of a run: progress and money; and the command at its end."""
+"""Tests what a watch and a list of jobs show of a run: progress and money; and the command at its
+end."""
 
 import json
 from datetime import UTC, datetime
@@ -21,19 +22,35 @@ def uploads(cloud: Emulator, job: Job, lines: list[dict[str, Any]]) -> None:
     """Puts what a trainer has written into the job's directory."""
     folder = job["jobSpec"]["baseOutputDirectory"]["outputUriPrefix"].removeprefix("gs://")
     cloud.objects[f"{folder}/run.json"] = b'{"total_steps": 1000}'
-    cloud.objects[f"{folder}/stats.jsonl"] = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    cloud.generations[f"{folder}/stats.jsonl"] = cloud.generations.get(f"{folder}/stats.jsonl", 0) + 1
+    cloud.objects[f"{folder}/stats.jsonl"] = "".join(
+        json.dumps(line) + "\n" for line in lines
+    ).encode()
+    cloud.generations[f"{folder}/stats.jsonl"] = (
+        cloud.generations.get(f"{folder}/stats.jsonl", 0) + 1
+    )
 
 
 def report(step: int, seconds: float) -> dict[str, Any]:
-    return {"kind": "report", "step": step, "seconds": seconds, "step_seconds": 0.1, "losses": {"loss": 1 / step}}
+    return {
+        "kind": "report",
+        "step": step,
+        "seconds": seconds,
+        "step_seconds": 0.1,
+        "losses": {"loss": 1 / step},
+    }
 
 
 @pytest.fixture
 def priced(cloud: Emulator, flying: FlyingClock) -> Job:
     """Returns a job that has run for half an hour at 3.60 USD an hour, for ten hours at most."""
-    spec = {**SPEC, "scheduling": {"timeout": "36000s"}, "baseOutputDirectory": {"outputUriPrefix": "gs://my-bucket/7"}}
-    job = cloud.create(PARENT, {"displayName": "x", "jobSpec": spec, "labels": {"submission": "s", **PRICE}})
+    spec = {
+        **SPEC,
+        "scheduling": {"timeout": "36000s"},
+        "baseOutputDirectory": {"outputUriPrefix": "gs://my-bucket/7"},
+    }
+    job = cloud.create(
+        PARENT, {"displayName": "x", "jobSpec": spec, "labels": {"submission": "s", **PRICE}}
+    )
     cloud.begin(job)
     job["startTime"] = rfc3339(flying.time - 1800)
     return job
@@ -46,7 +63,8 @@ def rfc3339(time: float) -> str:
 def test_a_watch_shows_progress_and_money_that_can_be_recomputed(
     cloud: Emulator, priced: Job, session: Session, flying: FlyingClock, capsys: Capture
 ) -> None:
-    """By hand: 0.5 h x 3.60 = 1.80 USD, and 10 h x 3.60 at most; 750 steps at 20 s / 100 steps are 150 s."""
+    """By hand: 0.5 h x 3.60 = 1.80 USD, and 10 h x 3.60 at most; 750 steps at 20 s / 100 steps are
+    150 s."""
     uploads(cloud, priced, [report(50, 10), report(150, 30), report(250, 50)])
 
     def end() -> None:
@@ -54,16 +72,23 @@ def test_a_watch_shows_progress_and_money_that_can_be_recomputed(
         priced["endTime"] = rfc3339(flying.time)
 
     def restarted() -> None:
-        """Resumes from step 200: Vertex AI restarted the worker, which repeats steps; the clock of the job goes on."""
+        """Resumes from step 200: Vertex AI restarted the worker, which repeats steps; the clock of
+        the job goes on."""
         uploads(cloud, priced, [report(50, 10), report(150, 30), report(200, 60)])
         flying.after(180, end)
 
     flying.asleep = restarted
     assert jobs.run_watch([priced["name"], *SDK], session) == 0
     shown = [line.split("  ", 1)[-1] for line in capsys.readouterr().out.splitlines()]
-    assert shown[1] == "step 250 of 1,000 (25%), 0:02:30 left, loss 0.004; 1.80 USD so far, 36.00 at most"
+    assert (
+        shown[1]
+        == "step 250 of 1,000 (25%), 0:02:30 left, loss 0.004; 1.80 USD so far, 36.00 at most"
+    )
     # A minute later; 50 s for 150 steps.
-    assert shown[2] == "step 200 of 1,000 (20%), 0:04:27 left, loss 0.005; 1.86 USD so far, 36.00 at most"
+    assert (
+        shown[2]
+        == "step 200 of 1,000 (20%), 0:04:27 left, loss 0.005; 1.86 USD so far, 36.00 at most"
+    )
     assert shown[3] == "SUCCEEDED"
     hours = (flying.slept - 15 + 1800) / 3600  # without the wait for the last lines of the log
     assert shown[-1].endswith(f", about {hours * 3.6:.2f} USD")
@@ -75,11 +100,16 @@ def test_jobs_are_listed_region_by_region_with_machine_labels_progress_and_money
     uploads(cloud, priced, [report(10, 0), report(20, 300), report(30, 601)])
     done = cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC})
     done |= {
-        "labels": {"submission": "t", **PRICE, "user": "ana", "team": "vision"}, "createTime": "2026-11-20T09:58:00Z",
-        "startTime": "2026-11-20T10:00:00Z", "endTime": "2026-11-20T11:30:00Z", "state": "JOB_STATE_SUCCEEDED",
-    }  # fmt: skip
+        "labels": {"submission": "t", **PRICE, "user": "ana", "team": "vision"},
+        "createTime": "2026-11-20T09:58:00Z",
+        "startTime": "2026-11-20T10:00:00Z",
+        "endTime": "2026-11-20T11:30:00Z",
+        "state": "JOB_STATE_SUCCEEDED",
+    }
     elsewhere = PARENT.replace("us-central1", "europe-west4")
-    waited = cloud.create(elsewhere, {"displayName": "y", "jobSpec": SPEC, "labels": {"submission": "w"}})
+    waited = cloud.create(
+        elsewhere, {"displayName": "y", "jobSpec": SPEC, "labels": {"submission": "w"}}
+    )
     cloud.end(waited, "EXPIRED")
     cloud.create(PARENT, {"displayName": "not ours", "jobSpec": SPEC})
 
@@ -92,7 +122,16 @@ def test_jobs_are_listed_region_by_region_with_machine_labels_progress_and_money
     assert first.endswith(priced["name"])
     assert progress.startswith("  step 30 of 1,000 (3%), ")
     assert progress.endswith("; 1.80 USD so far, 36.00 at most")
-    assert second.split() == ["2026-11-20", "09:58", "SUCCEEDED", "1:30:00", "5.40", "USD", "demo", done["name"]]
+    assert second.split() == [
+        "2026-11-20",
+        "09:58",
+        "SUCCEEDED",
+        "1:30:00",
+        "5.40",
+        "USD",
+        "demo",
+        done["name"],
+    ]
     assert about == "  g2-standard-12 with 1 NVIDIA_L4 in us-central1, user=ana, team=vision"
     none, _, expired, *_ = listed("--region=us-east4,europe-west4")
     assert none == "no jobs of this package in us-east4"
@@ -105,7 +144,9 @@ def test_jobs_are_listed_region_by_region_with_machine_labels_progress_and_money
     }.items():
         lines = listed("--region=us-central1", flag)
         assert [line.split()[-2] for line in lines if "/customJobs/" in line] == names
-        shows_more = lines[-1] == "the newest 1 of 2: --limit= shows more, --state= those in one state"
+        shows_more = (
+            lines[-1] == "the newest 1 of 2: --limit= shows more, --state= those in one state"
+        )
         assert shows_more == (flag == "--limit=1")
 
 
@@ -115,19 +156,28 @@ def test_progress_that_cannot_be_read_ends_no_watch(
     cloud.faults = [Fault("GET /storage", 403, times=99)]
     flying.after(201, lambda: cloud.end(priced, "SUCCEEDED"))
     assert jobs.run_watch([priced["name"], *SDK], session) == 0
-    assert capsys.readouterr().out.count("no progress: gs://my-bucket/7/stats.jsonl: no permission to read it") == 1
+    assert (
+        capsys.readouterr().out.count(
+            "no progress: gs://my-bucket/7/stats.jsonl: no permission to read it"
+        )
+        == 1
+    )
 
 
 def test_the_bill_holds_every_job_that_wrote_to_the_directory(
     cloud: Emulator, session: Session, capsys: Capture
 ) -> None:
-    """By hand: an hour of the first tier until its machines are taken away, which no other follows by itself."""
+    """By hand: an hour of the first tier until its machines are taken away, which no other follows
+    by itself."""
 
     def run(google: Emulator, job: dict[str, Any]) -> None:
         first = len(google.jobs) == 1
         google.faults += [Fault(POSTS, 429, message=QUOTA)] if first else []
         hour = {"startTime": "2026-11-20T10:00:00Z", "endTime": "2026-11-20T11:00:00Z"}
-        stocked_out = {"code": 3, "message": "Resources are insufficient in region: us-central1. Please try another."}
+        stocked_out = {
+            "code": 3,
+            "message": "Resources are insufficient in region: us-central1. Please try another.",
+        }
         failed = {"state": "JOB_STATE_FAILED", "error": stocked_out}
         with google.lock:
             job |= {**hour, **(failed if first else {"state": "JOB_STATE_SUCCEEDED"})}
@@ -143,4 +193,6 @@ def test_the_bill_holds_every_job_that_wrote_to_the_directory(
     assert capsys.readouterr().out.splitlines()[-1].endswith(f", about {prices[1]:.2f} USD")
     assert submit.main(["l4x1", *BY_SDK, output], session) == 0
     bill = json.loads(cloud.objects["my-bucket/runs/7/billed.json"])["jobs"]
-    assert sum(job["usd"] for job in bill.values()) == pytest.approx(sum(prices) + prices[1], abs=0.01)
+    assert sum(job["usd"] for job in bill.values()) == pytest.approx(
+        sum(prices) + prices[1], abs=0.01
+    )

@@ -1,4 +1,5 @@
-"""Tests submissions and watches in which the service lags, contradicts itself or is silent: no job is lost track of."""
+"""Tests submissions and watches in which the service lags, contradicts itself or is silent: no job
+is lost track of."""
 
 import json
 import os
@@ -10,7 +11,16 @@ import pytest
 
 from deploy.cli import bill, jobs, submit
 from deploy.platform.gcloud_and_sdk import Session
-from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, Job, attempts, error_of, needs_gcloud
+from tests.deploy.conftest import (
+    JOB,
+    WHERE,
+    Capture,
+    FlyingClock,
+    Job,
+    attempts,
+    error_of,
+    needs_gcloud,
+)
 from tests.deploy.emulator import PARENT, POSTS, Emulator, Fault, ends
 from tests.deploy.platform.test_backends import SPEC
 
@@ -29,7 +39,8 @@ def test_the_search_outlasts_a_minute_and_ten_listings(
     cloud: Emulator, session: Session, flying: FlyingClock, capsys: Capture
 ) -> None:
     cloud.faults = [Fault(POSTS, 503, after=True)]
-    cloud.lists_nothing, began = 10**6, flying.time
+    cloud.lists_nothing = 10**6
+    began = flying.time
     posted: list[tuple[float, int]] = []
     create = cloud.create
 
@@ -39,17 +50,23 @@ def test_the_search_outlasts_a_minute_and_ten_listings(
 
     cloud.create = created  # type: ignore[method-assign, assignment]
     assert submit.main(["cpu", *SDK, "--detach"], session) == 0
-    (_, (seconds, listings)) = posted
+    _, (seconds, listings) = posted
     assert seconds >= 60
     assert listings >= 10
     shown = capsys.readouterr()
-    assert shown.err.splitlines()[-1] == (
-        "warning: a response was lost: a second job is cancelled as soon as `watch` or `jobs` sees it"
+    assert (
+        shown.err.splitlines()[-1]
+        == "warning: a response was lost: a second job is cancelled as soon as `watch` or `jobs`"
+        " sees it"
     )
-    told = [line for line in shown.err.splitlines() if line.startswith("looks for the job by its label")]
+    told = [
+        line for line in shown.err.splitlines() if line.startswith("looks for the job by its label")
+    ]
     assert len(told) >= 4, "every ten seconds"
     cloud.lists_nothing = 0
-    assert jobs.run_jobs(["--backend=sdk", "--project=my-proj", "--region=us-central1"], session) == 0
+    assert (
+        jobs.run_jobs(["--backend=sdk", "--project=my-proj", "--region=us-central1"], session) == 0
+    )
     assert states(cloud) == ["PENDING", "CANCELLING"]
 
 
@@ -75,8 +92,12 @@ def test_a_double_that_is_listed_much_later_is_cancelled_while_the_first_is_foll
 def test_whoever_looks_later_ends_the_double(
     verb: Any, more: list[str], cloud: Emulator, session: Session, job: Job
 ) -> None:
-    double = cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s1"}})
-    stranger = cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s2"}})
+    double = cloud.create(
+        PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s1"}}
+    )
+    stranger = cloud.create(
+        PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s2"}}
+    )
     cloud.begin(double)
     if verb is jobs.run_watch:
         cloud.end(job, "SUCCEEDED")
@@ -84,15 +105,20 @@ def test_whoever_looks_later_ends_the_double(
     assert (double["state"], stranger["state"]) == ("JOB_STATE_CANCELLING", "JOB_STATE_PENDING")
 
 
-def test_a_command_that_was_pasted_again_makes_no_double(cloud: Emulator, session: Session, job: Job) -> None:
+def test_a_command_that_was_pasted_again_makes_no_double(
+    cloud: Emulator, session: Session, job: Job
+) -> None:
     """It has the label of the first job, which was over before."""
     where = ["--backend=sdk", "--project=my-proj"]
     cloud.begin(job)
     cloud.end(job, "FAILED")
-    again = cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s1"}})
+    again = cloud.create(
+        PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s1"}}
+    )
     assert jobs.run_jobs([*where, "--region=us-central1"], session) == 0
     assert jobs.run_cancel([job["name"], *where], session) == 0
-    assert jobs.run_watch([job["name"], *where], session) == 1  # that of the first, not of the second
+    # that of the first, not of the second
+    assert jobs.run_watch([job["name"], *where], session) == 1
     assert again["state"] == "JOB_STATE_PENDING"
 
 
@@ -100,7 +126,8 @@ def test_a_command_that_was_pasted_again_makes_no_double(cloud: Emulator, sessio
 def test_two_running_jobs_never_share_a_job_directory(
     backend: str, cloud: Emulator, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also from another folder, as on another machine, and into another region; once the first is over it is free."""
+    """Also from another folder, as on another machine, and into another region; once the first is
+    over it is free."""
     command = ["cpu", *PLAIN, f"--backend={backend}", "--name=dup", "--detach"]
     assert submit.main(command, session) == 0
     (first,) = cloud.jobs.values()
@@ -119,7 +146,10 @@ def test_two_running_jobs_never_share_a_job_directory(
     ("fault", "line"),
     [
         (Fault("POST .*upload.*/o$", 503, after=True), ""),
-        (Fault("POST .*upload.*/o$", 403, times=9), "make sure that no other job writes to gs://my-bucket/jobs/dup"),
+        (
+            Fault("POST .*upload.*/o$", 403, times=9),
+            "make sure that no other job writes to gs://my-bucket/jobs/dup",
+        ),
     ],
 )
 def test_the_record_survives_a_lost_response_and_is_no_obstacle(
@@ -141,9 +171,13 @@ def test_a_damaged_record_is_named(cloud: Emulator, session: Session) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "poll", "backend"),
-    [("html", "html", "sdk"), ("empty", "empty", "sdk"), ("html", 404, "sdk"),
-     pytest.param("html", "html", "gcloud", marks=SLOW)],
-)  # fmt: skip
+    [
+        ("html", "html", "sdk"),
+        ("empty", "empty", "sdk"),
+        ("html", 404, "sdk"),
+        pytest.param("html", "html", "gcloud", marks=SLOW),
+    ],
+)
 def test_an_answer_that_is_none_is_a_lost_answer_and_a_404_on_the_first_poll_no_end(
     kind: str, poll: int | str, backend: str, cloud: Emulator, session: Session
 ) -> None:
@@ -160,7 +194,8 @@ def test_a_job_that_waits_too_long_is_cancelled_and_the_next_tried(
         if "us-east4" in job["name"]:
             ends("SUCCEEDED")(google, job)
 
-    cloud.run, began = run, flying.time
+    cloud.run = run
+    began = flying.time
     assert submit.main(["l4x1", *EAST, "--max_wait=11m"], session) == 0
     assert states(cloud) == ["CANCELLED", "SUCCEEDED"]
     assert [attempt["state"] for attempt in attempts()] == ["EXPIRED", "SUCCEEDED"]
@@ -179,9 +214,15 @@ NOT_SUPPORTED = "Machine type g2-standard-24 is not supported in region us-centr
         (NOT_SUPPORTED, "sdk"),
         pytest.param(NOT_SUPPORTED, "gcloud", marks=SLOW),
         ("The accelerator NVIDIA_L4 is not available in the location us-central1", "sdk"),
-        ("machineSpec.machineType: machine type \"g2-standard-24\" does not exist in us-central1: not found", "sdk"),
+        (
+            (
+                'machineSpec.machineType: machine type "g2-standard-24" does not exist in'
+                " us-central1: not found"
+            ),
+            "sdk",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_region_without_such_machines_is_passed_over(
     message: str, backend: str, cloud: Emulator, session: Session
 ) -> None:
@@ -209,9 +250,17 @@ def test_a_second_attempt_is_billed_by_its_own_label_from_another_folder_too(
     cloud: Emulator, session: Session, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     """The first one was in another region."""
-    job = cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s-2"}})
+    job = cloud.create(
+        PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s-2"}}
+    )
     monkeypatch.setattr(bill, "billed_usd", lambda table, labels, clock: dict.fromkeys(labels, 0.5))
-    words = [job["name"], "--table=p.d.gcp_billing_export_v1_0A", "--backend=sdk", "--project=my-proj", "--json"]
+    words = [
+        job["name"],
+        "--table=p.d.gcp_billing_export_v1_0A",
+        "--backend=sdk",
+        "--project=my-proj",
+        "--json",
+    ]
     assert bill.main(words, session) == 0
     (billed,) = json.loads(capsys.readouterr().out.splitlines()[-1])["jobs"]
     assert (billed["submission"], billed["job"]) == ("s-2", job["name"])
@@ -219,16 +268,26 @@ def test_a_second_attempt_is_billed_by_its_own_label_from_another_folder_too(
 
 @pytest.mark.parametrize("kind", ["submission", "display name", "number", "name"])
 def test_a_job_is_found_from_another_folder_by_any_of_its_names(
-    cloud: Emulator, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, capsys: Capture
+    cloud: Emulator,
+    session: Session,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    capsys: Capture,
 ) -> None:
-    """The index there is made from the job's label and the record in its job directory; the same command follows it."""
+    """The index there is made from the job's label and the record in its job directory; the same
+    command follows it."""
     assert submit.main(["cpu", *SDK, "--detach"], session) == 0
     (before,) = attempts()
     (file,) = Path("runs/submitted").glob("*.json")
     monkeypatch.chdir(tmp_path)
     (job,) = cloud.jobs.values()
-    name = {"submission": file.stem, "display name": job["displayName"], "number": job["name"].rpartition("/")[2],
-            "name": job["name"]}[kind]  # fmt: skip
+    name = {
+        "submission": file.stem,
+        "display name": job["displayName"],
+        "number": job["name"].rpartition("/")[2],
+        "name": job["name"],
+    }[kind]
     ends("SUCCEEDED")(cloud, job)
     regions = ["--backend=sdk", "--region=us-east1,us-central1"]
     assert jobs.run_watch([name, *regions], session) == 0
@@ -237,9 +296,13 @@ def test_a_job_is_found_from_another_folder_by_any_of_its_names(
     assert bill.main([name, "--table=p.d.gcp_billing_export_v1_0A", *regions], session) == 0
     assert f"{before['job']} (cpu): estimated" in capsys.readouterr().out
     (after_it,) = attempts()
-    assert (after_it["job"], after_it["tier"], after_it["state"]) == (before["job"], "cpu", "SUCCEEDED")
+    assert (after_it["job"], after_it["tier"], after_it["state"]) == (
+        before["job"],
+        "cpu",
+        "SUCCEEDED",
+    )
     assert json.loads(next(Path("runs/submitted").glob("*.json")).read_text())["detached"]
     assert (
-        "job 'another': neither this folder nor us-east1, us-central1 has it: give its name, display name"
-        in error_of(jobs.run_watch, ["another", *regions], session)
+        "job 'another': neither this folder nor us-east1, us-central1 has it: give its name,"
+        " display name" in error_of(jobs.run_watch, ["another", *regions], session)
     )

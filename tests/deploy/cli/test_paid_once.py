@@ -1,4 +1,5 @@
-"""Tests that nothing is paid twice without a word: the same command again, at the same time, and beside `clean`."""
+"""Tests that nothing is paid twice without a word: the same command again, at the same time, and
+beside `clean`."""
 
 import dataclasses
 import random
@@ -19,7 +20,13 @@ from tests.deploy.conftest import BY_SDK, Capture, FlyingClock, Job, error_of
 from tests.deploy.emulator import POSTS, Emulator, Fault, ends
 from trainer.base.errors import PlatformFault, UserError
 
-SCRIPT = ["cpu", "--region=us-central1", "--bucket=gs://my-bucket", "--backend=sdk", "--script=code/train.py"]
+SCRIPT = [
+    "cpu",
+    "--region=us-central1",
+    "--bucket=gs://my-bucket",
+    "--backend=sdk",
+    "--script=code/train.py",
+]
 CLEAN = ["--project=my-proj", "--bucket=gs://my-bucket", "--yes"]
 
 
@@ -33,19 +40,28 @@ def script() -> Path:
 
 
 def test_a_running_job_of_the_same_command_with_other_sources_is_asked_about(
-    script: Path, cloud: Emulator, session: Session, flying: FlyingClock, monkeypatch: pytest.MonkeyPatch
+    script: Path,
+    cloud: Emulator,
+    session: Session,
+    flying: FlyingClock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The command is killed while the job is created."""
     cloud.faults = [Fault(POSTS, 503, after=True)]
-    cloud.lists_nothing, flying.asleep = 10**6, flying.interrupt
+    cloud.lists_nothing = 10**6
+    flying.asleep = flying.interrupt
     with pytest.raises(JobUnknown):
         submit.main(SCRIPT, session)
-    cloud.lists_nothing, flying.asleep = 0, lambda: None
+    cloud.lists_nothing = 0
+    flying.asleep = lambda: None
     (job,) = cloud.jobs.values()
     cloud.begin(job)
     script.write_text("print(1)\n")
     said = error_of(submit.main, SCRIPT, session)
-    assert f"{job['name']} (RUNNING) has the same command and other files: watch it: python -m deploy watch" in said
+    assert (
+        f"{job['name']} (RUNNING) has the same command and other files: watch it: python -m deploy"
+        " watch" in said
+    )
     assert "--again" in said
     assert len(cloud.jobs) == 1
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
@@ -84,8 +100,14 @@ def test_the_same_command_at_the_same_moment_is_one_job(cloud: Emulator, session
     settings: dict[str, str | int] = {"model": "mlp", "data": "digits", "image_size": 8, "steps": 4}
 
     def send() -> None:
-        job = vertex_trainer.submit("cpu", region="us-central1", bucket="gs://my-bucket", backend="sdk",
-                                    settings=settings, session=session)  # fmt: skip
+        job = vertex_trainer.submit(
+            "cpu",
+            region="us-central1",
+            bucket="gs://my-bucket",
+            backend="sdk",
+            settings=settings,
+            session=session,
+        )
         names.append(job.name)
 
     threads = [threading.Thread(target=send) for _ in range(3)]
@@ -97,8 +119,11 @@ def test_the_same_command_at_the_same_moment_is_one_job(cloud: Emulator, session
 
 
 @pytest.mark.parametrize("moment", range(20))
-def test_clean_at_any_moment_leaves_what_a_submission_needs(moment: int, cloud: Emulator, session: Session) -> None:
-    """The packages were uploaded before, for a job that has ended; the first region gets no machines."""
+def test_clean_at_any_moment_leaves_what_a_submission_needs(
+    moment: int, cloud: Emulator, session: Session
+) -> None:
+    """The packages were uploaded before, for a job that has ended; the first region gets no
+    machines."""
     assert submit.main(["cpu", *BY_SDK, "--detach"], session) == 0
     cloud.end(cloud.jobs["1000"], "FAILED")
     cloud.updated.clear()  # long ago
@@ -121,7 +146,8 @@ def test_clean_at_any_moment_leaves_what_a_submission_needs(moment: int, cloud: 
             cloud.before_request = lambda: None
             clean.main(CLEAN, at_real_time)
 
-    cloud.run, cloud.before_request = run, interfere
+    cloud.run = run
+    cloud.before_request = interfere
     assert submit.main(["cpu", "--region=us-central1,us-east4", *BY_SDK[1:]], session) == 0
     assert states(cloud)[1:] == ["EXPIRED", "SUCCEEDED"]
     assert not missing
@@ -130,7 +156,8 @@ def test_clean_at_any_moment_leaves_what_a_submission_needs(moment: int, cloud: 
 MANY = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= 10)) for seed in range(200)]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # killed while a socket is closed
+# killed while a socket is closed
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("seed", MANY)
 def test_no_drawn_sequence_of_commands_has_two_jobs_at_once(
     seed: int, script: Path, cloud: Emulator, session: Session, flying: FlyingClock
@@ -140,17 +167,31 @@ def test_no_drawn_sequence_of_commands_has_two_jobs_at_once(
     most: list[int] = []
 
     def alive() -> list[Job]:
-        return [job for job in cloud.jobs.values() if "endTime" not in job and "CANCEL" not in job["state"]]
+        return [
+            job
+            for job in cloud.jobs.values()
+            if "endTime" not in job and "CANCEL" not in job["state"]
+        ]
 
     def finish() -> None:
         for job in alive():
             cloud.end(job, draw.choice(["SUCCEEDED", "FAILED"]))
 
     def fit() -> None:
-        vertex_trainer.fit(on="cpu", region="us-central1", bucket="gs://my-bucket", backend="sdk",
-                           script="code/train.py", session=session)  # fmt: skip
+        vertex_trainer.fit(
+            on="cpu",
+            region="us-central1",
+            bucket="gs://my-bucket",
+            backend="sdk",
+            script="code/train.py",
+            session=session,
+        )
 
-    sends = [fit, lambda: submit.main(SCRIPT, session), lambda: submit.main([*SCRIPT, "--detach"], session)]
+    sends = [
+        fit,
+        lambda: submit.main(SCRIPT, session),
+        lambda: submit.main([*SCRIPT, "--detach"], session),
+    ]
     others = [
         lambda: jobs.run_watch(["--backend=sdk"], session),
         lambda: jobs.run_cancel(["--backend=sdk", "--yes"], session),
@@ -174,6 +215,7 @@ def test_no_drawn_sequence_of_commands_has_two_jobs_at_once(
         flying.asleep = draw.choice([finish, flying.interrupt])
         with suppress(UserError, PlatformFault, KeyboardInterrupt):
             draw.choice([*sends, *others])()
-        cloud.faults, cloud.before_request = [], lambda: None
+        cloud.faults = []
+        cloud.before_request = lambda: None
         most.append(len(alive()))
     assert max(most) <= 1

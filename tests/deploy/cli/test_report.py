@@ -1,4 +1,5 @@
-"""report.html: one file, whole, readable in light and dark, with nothing from outside; and the verb."""
+"""report.html: one file, whole, readable in light and dark, with nothing from outside; and the
+verb."""
 
 import re
 from collections import Counter
@@ -24,22 +25,44 @@ def runs(tmp_path: Path) -> Path:
     sample(plant(tmp_path / "runs" / "one", noisy(0.1), epochs=True))
     sample(plant(tmp_path / "runs" / "two", noisy(0.06), devices=("CPU:0", "CPU:1"), epochs=True))
     plant(tmp_path / "runs" / "three", noisy(0.05), devices=("GPU:0", "GPU:1"), epochs=True)
-    plant(tmp_path / "runs" / "broken", noisy(0.06, 3), state="failed", error="it <b>broke</b> & stopped")
+    plant(
+        tmp_path / "runs" / "broken",
+        noisy(0.06, 3),
+        state="failed",
+        error="it <b>broke</b> & stopped",
+    )
     return tmp_path / "runs"
 
 
 def test_the_page_is_whole_and_needs_nothing_from_outside(runs: Path, capsys: Capture) -> None:
-    assert main(["report", str(runs), "--price-per-hour=one=1", "--price_per_hour=three=1.5", "--baseline=two"]) == 0
+    assert (
+        main(
+            [
+                "report",
+                str(runs),
+                "--price-per-hour=one=1",
+                "--price_per_hour=three=1.5",
+                "--baseline=two",
+            ]
+        )
+        == 0
+    )
     out = runs / "report"
     text = (out / "report.html").read_text()
-    opened, closed = (Counter(re.findall(tag, text)) for tag in (r"<(\w+)[^>]*(?<!/)>", r"</(\w+)>"))
+    opened, closed = (
+        Counter(re.findall(tag, text)) for tag in (r"<(\w+)[^>]*(?<!/)>", r"</(\w+)>")
+    )
     assert set(opened - closed) <= VOID
     assert not closed - opened
-    assert not {"script", "link", "iframe", "object", "base", "form"} & {*re.findall(r"<(\w+)", text)}
+    assert not {"script", "link", "iframe", "object", "base", "form"} & {
+        *re.findall(r"<(\w+)", text)
+    }
     addresses = re.findall(r'\s(?:src|srcset|href)="([^"]*)"', text)
     assert all(re.match(r"data:image/(png|svg\+xml);base64,", address) for address in addresses)
     assert not re.search(r"@import|url\(|\son\w+=", text)
-    assert re.search(r"(?s)Buy three.*Time and money.*Loss.*<table.*<details><summary>All numbers.*<table", text)
+    assert re.search(
+        r"(?s)Buy three.*Time and money.*Loss.*<table.*<details><summary>All numbers.*<table", text
+    )
     assert (opened["picture"], opened["source"], text.count("samples of")) == (2, 8, 2)
     assert len(re.findall("prefers-color-scheme: dark", text)) == 5
     assert (out / "time_and_money.png").read_bytes().startswith(b"\x89PNG")
@@ -60,7 +83,8 @@ def test_a_report_lies_beside_all_runs_and_never_in_one(runs: Path, tmp_path: Pa
     assert Path(report_folder([one, str(other)])).resolve() == tmp_path / "report"
     (runs / "comparison.json").write_text("{}")
     assert report_folder([str(runs)]) == str(runs)
-    assert Path(report_folder([one])).resolve() == runs / "report"  # a part of a comparison is not the whole
+    # a part of a comparison is not the whole
+    assert Path(report_folder([one])).resolve() == runs / "report"
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -70,14 +94,21 @@ def test_a_report_of_a_bucket_is_written_here(runs: Path, bucket: Address) -> No
     assert Path("runs/report/report.html").read_text().count('alt="samples of') == 2
 
 
-@pytest.mark.parametrize(("points", "front"), [
-    ([(3, 1), (1, 3), (2, 2), (2.5, 2.5), (1, 4), (4, 1)], [1, 2, 0]), ([(1, 1), (1, 1)], [0]), ([], []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("points", "front"),
+    [
+        ([(3, 1), (1, 3), (2, 2), (2.5, 2.5), (1, 4), (4, 1)], [1, 2, 0]),
+        ([(1, 1), (1, 1)], [0]),
+        ([], []),
+    ],
+)
 def test_the_pareto_front(points: list[tuple[float, float]], front: list[int]) -> None:
     assert pareto_front(points) == front
 
 
-@pytest.mark.parametrize("text", ["l4x1", "l4x1=", "=3", "l4x1=-1", "l4x1=0", "l4x1=nan", "l4x1=inf", "l4x1=x"])
+@pytest.mark.parametrize(
+    "text", ["l4x1", "l4x1=", "=3", "l4x1=-1", "l4x1=0", "l4x1=nan", "l4x1=inf", "l4x1=x"]
+)
 def test_prices_that_are_none_are_refused(text: str) -> None:
     field = fields_of(CompareOptions)["price_per_hour"]
     with pytest.raises(UserError, match=r"price_per_hour=.* must be"):
@@ -96,5 +127,7 @@ def test_prices_that_are_none_are_refused(text: str) -> None:
         (["{runs}", "--baseline=tow"], "tow: no such tier; did you mean 'two'?"),
     ],
 )
-def test_mistakes_are_one_line(runs: Path, refused: Command, arguments: list[str], line: str) -> None:
+def test_mistakes_are_one_line(
+    runs: Path, refused: Command, arguments: list[str], line: str
+) -> None:
     assert line in refused("report", *(argument.format(runs=runs) for argument in arguments))

@@ -1,4 +1,5 @@
-"""Tests a script of the user's own on this machine and on Vertex AI: what it finds, its numbers, its ends."""
+"""Tests a script of the user's own on this machine and on Vertex AI: what it finds, its numbers,
+its ends."""
 
 import json
 import os
@@ -34,7 +35,8 @@ for step in range(1, 9):
 """
 FINDS = """
 import json, os, sys, time
-found = {"words": sys.argv[1:], "variables": dict(os.environ), "path": sys.path, "folder": os.getcwd()}
+found = {"words": sys.argv[1:], "variables": dict(os.environ)}
+found |= {"path": sys.path, "folder": os.getcwd()}
 with open(os.environ["RANK"], "w") as file:
     json.dump(found, file)
 os.rename(os.environ["RANK"], os.environ["RANK"] + ".json")
@@ -67,13 +69,18 @@ def test_a_script_finds_what_vertex_gives_it(monkeypatch: pytest.MonkeyPatch) ->
     assert local("cpu-2workers", "--", *words) == 0
     for rank in (0, 1):
         found = json.loads(Path(f"runs/a/code/{rank}.json").read_text())
-        variables, folder = found["variables"], str(Path("runs/a").absolute())
-        spec, config = json.loads(variables["CLUSTER_SPEC"]), json.loads(variables["TF_CONFIG"])
+        variables = found["variables"]
+        folder = str(Path("runs/a").absolute())
+        spec = json.loads(variables["CLUSTER_SPEC"])
+        config = json.loads(variables["TF_CONFIG"])
         assert (found["words"], found["folder"]) == (words, f"{folder}/code")
         assert spec["task"] == {"type": f"workerpool{rank}", "index": 0}
         assert config["task"]["type"] == ("worker" if rank else "chief")
         assert [*config["cluster"].values()] == [*spec["cluster"].values()]
-        assert f"{variables['MASTER_ADDR']}:{variables['MASTER_PORT']}" == spec["cluster"]["workerpool0"][0]
+        assert (
+            f"{variables['MASTER_ADDR']}:{variables['MASTER_PORT']}"
+            == spec["cluster"]["workerpool0"][0]
+        )
         assert (variables["WORLD_SIZE"], variables["LOCAL_RANK"]) == ("2", "0")
         assert variables["AIP_MODEL_DIR"] == f"{folder}/model/"
         assert variables["CLOUD_ML_JOB_ID"].startswith("local-")
@@ -93,14 +100,17 @@ with open(os.environ["VERTEX_REPORT_FILE"], "ab") as file:
 
 
 def test_its_numbers_come_from_its_reports() -> None:
-    """In the order in which they were made, also from a process that it starts, and with a torn last line."""
+    """In the order in which they were made, also from a process that it starts, and with a torn
+    last line."""
     script(f"import os{REPORTS}{TORN}")
     assert local("cpu") == 0
     lines = [json.loads(line) for line in Path("runs/a/stats.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [*range(10, 91, 10)]
     assert [line["metrics"]["accuracy"] for line in lines[-2:]] == [1.0, 0.75]
     assert lines[-1]["losses"] == {"loss": None}
-    assert min(line["step_seconds"] for line in lines[1:8]) >= 0.001, "10 ms for 10 steps, whenever they are read"
+    assert min(line["step_seconds"] for line in lines[1:8]) >= 0.001, (
+        "10 ms for 10 steps, whenever they are read"
+    )
 
 
 KERAS = """
@@ -136,37 +146,56 @@ def test_a_script_with_fit_has_the_numbers_of_a_recipe() -> None:
 
 def test_a_report_outside_a_job_is_printed() -> None:
     code = "from vertex_report import report; report(step=3, loss=0.5)"
-    importable = {"PYTHONPATH": str(ROOT / "deploy" / "in_job" / "importable"), "PATH": os.environ["PATH"]}
+    importable = {
+        "PYTHONPATH": str(ROOT / "deploy" / "in_job" / "importable"),
+        "PATH": os.environ["PATH"],
+    }
     assert run([sys.executable, "-c", code], env=importable).stdout == '{"step": 3, "loss": 0.5}\n'
 
 
 @pytest.mark.parametrize(
-    ("ends", "code"), [("sys.exit(7)", 7), ("raise ValueError", 1), ("os.kill(os.getpid(), 9)", 137)]
+    ("ends", "code"),
+    [("sys.exit(7)", 7), ("raise ValueError", 1), ("os.kill(os.getpid(), 9)", 137)],
 )
 def test_the_exit_code_is_its_own(ends: str, code: int, capsys: Capture) -> None:
     script(f"import os, sys\nprint('begins')\n{ends}")
     assert local("cpu") == code
     found = result()
-    assert (found["state"], found["exit_code"], found["steps"], found["wall_seconds"] > 0) == ("failed", code, 0, True)
+    assert (found["state"], found["exit_code"], found["steps"], found["wall_seconds"] > 0) == (
+        "failed",
+        code,
+        0,
+        True,
+    )
     assert found["error"].startswith(f"train.py exited with status {code}: ")
     assert f"exited with a non-zero status of {code}." in capsys.readouterr().err
 
 
 def test_it_is_restarted_as_vertex_does_and_its_time_is_counted(capsys: Capture) -> None:
-    script("import os, sys\nfirst = not os.path.exists('began')\nopen('began', 'w')\nsys.exit(3 * first)")
+    script(
+        "import os, sys\nfirst = not os.path.exists('began')\nopen('began', 'w')\nsys.exit(3 *"
+        " first)"
+    )
     assert local("cpu", "--restarts=1") == 0
     assert (result()["state"], result()["restarts"]) == ("done", 1)
     assert "exited with status 3: restart 1 of 1" in capsys.readouterr().out
 
 
-def test_a_script_that_hangs_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_that_hangs_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It ignores SIGTERM, and has a process of its own."""
     monkeypatch.setattr(processes, "EXIT_TIMEOUT_S", 0.3)
-    path = script("import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nchild = os.fork()\n"
-                  "if child: print('pids', os.getpid(), child)\ntime.sleep(300)")  # fmt: skip
+    path = script(
+        "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nchild ="
+        " os.fork()\nif child: print('pids', os.getpid(), child)\ntime.sleep(300)"
+    )
     said: list[str] = []
-    tier, folder = load_tier("cpu"), tmp_path / "job"
-    program = ScriptRun(tier, read_script(JobOptions(script=str(path)), [], {})).local_program(folder)
+    tier = load_tier("cpu")
+    folder = tmp_path / "job"
+    program = ScriptRun(tier, read_script(JobOptions(script=str(path)), [], {})).local_program(
+        folder
+    )
     job = LocalJob(local_workers(tier, [], folder, "local-1", program=program), print)
 
     def say(name: str, line: str) -> None:
@@ -183,7 +212,12 @@ def test_a_script_that_hangs_leaves_no_process(tmp_path: Path, monkeypatch: pyte
 
 def test_a_script_without_numbers_has_time_and_state(capsys: Capture) -> None:
     script("print('trains')")
-    assert main(["compare", "cpu", "--script=mine/train.py", "--out=runs/c", "--price_per_hour=cpu=3.6"]) == 0
+    assert (
+        main(
+            ["compare", "cpu", "--script=mine/train.py", "--out=runs/c", "--price_per_hour=cpu=3.6"]
+        )
+        == 0
+    )
     (row,) = summarize(collect(["runs/c"]), usd_by_tier={"cpu": 3.6})
     assert (row.state, row.steps, row.images_per_second) == ("done", 0, None)
     assert row.total_seconds == result("runs/c/cpu/repeat-1")["wall_seconds"]
@@ -195,20 +229,38 @@ def test_two_tiers_are_compared_as_those_of_a_recipe(capsys: Capture) -> None:
     """tests/deploy/report/test_summary.py computes each cell again from such files."""
     script(REPORTS)
     prices = ["--price_per_hour=cpu=3.6", "--price_per_hour=l4x2=7.2"]
-    command = ["compare", "cpu", "l4x2", "--script=mine/train.py", "--out=runs/c", *prices, "--", "two words"]
+    command = [
+        "compare",
+        "cpu",
+        "l4x2",
+        "--script=mine/train.py",
+        "--out=runs/c",
+        *prices,
+        "--",
+        "two words",
+    ]
     assert main(command) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("runs python train.py 'two words', as it is: it calls no fit of Keras\n")
+    assert shown.startswith(
+        "runs python train.py 'two words', as it is: it calls no fit of Keras\n"
+    )
     cpu, simulated = summarize(collect(["runs/c"]), usd_by_tier={"cpu": 3.6, "l4x2": 7.2})
     assert (cpu.steps, cpu.final_loss, cpu.final_accuracy) == (80, 1 / 8, 1.0)
     assert cpu.cost == pytest.approx(cpu.total_seconds * 3.6 / 3600)
-    assert (cpu.simulated, simulated.simulated, simulated.cost) == ("", "NVIDIA_L4 simulated on a CPU", None)
+    assert (cpu.simulated, simulated.simulated, simulated.cost) == (
+        "",
+        "NVIDIA_L4 simulated on a CPU",
+        None,
+    )
     assert "steps/s" in shown
     assert "global batch is the same" not in shown, "nobody knows"
     assert main(command) == 0
     assert capsys.readouterr().out.count(": done before") == 2
     assert main([*command[:-1], "other"]) == 2
-    assert "holds another comparison (arguments: 'two words' stored, other given)" in capsys.readouterr().err
+    assert (
+        "holds another comparison (arguments: 'two words' stored, other given)"
+        in capsys.readouterr().err
+    )
 
 
 OWN_TRAINER = """
@@ -232,10 +284,20 @@ def test_a_package_called_trainer_runs_on_two_workers(
     backend: str, vertex: Emulator, session: Session, capsys: Capture
 ) -> None:
     """As in Google's samples. Its numbers are in the bucket, and `jobs` shows them."""
-    for name, text in {"task.py": OWN_TRAINER, "helper.py": "NAME = 'mine'", "__init__.py": ""}.items():
+    for name, text in {
+        "task.py": OWN_TRAINER,
+        "helper.py": "NAME = 'mine'",
+        "__init__.py": "",
+    }.items():
         script(text, f"trainer/{name}")
     words = ["two words", '"q"', "", "--epochs=3"]
-    flags = ["--module=trainer.task", "--package=mine/trainer", *WHERE, f"--backend={backend}", "--labels=team=vision"]
+    flags = [
+        "--module=trainer.task",
+        "--package=mine/trainer",
+        *WHERE,
+        f"--backend={backend}",
+        "--labels=team=vision",
+    ]
     assert submit.main(["cpu-2workers", *flags, "--", *words], session) == 0
     shown = capsys.readouterr().out
     assert "ships trainer/ (3): 3 files, 0.0 MB\n" in shown
@@ -244,7 +306,9 @@ def test_a_package_called_trainer_runs_on_two_workers(
     assert job["displayName"].startswith("trainer-task-cpu-2workers-")
     for worker in ("workerpool0-0", "workerpool1-0"):
         assert f"  {worker}  words {words} mine True\n" in shown
-        assert [shown.count(f"  {worker}  no {name}\n") for name in ("deploy", "in_job", "starter")] == [1, 1, 1]
+        assert [
+            shown.count(f"  {worker}  no {name}\n") for name in ("deploy", "in_job", "starter")
+        ] == [1, 1, 1]
     folder = job["jobSpec"]["baseOutputDirectory"]["outputUriPrefix"].removeprefix("gs://")
     stats = [json.loads(line) for line in vertex.objects[f"{folder}/stats.jsonl"].splitlines()]
     assert [line["step"] for line in stats] == [10, 20, 30]
@@ -260,10 +324,15 @@ def test_the_spec_of_a_scripts_job_does_not_train_a_recipe_here(capsys: Capture)
     assert main(["submit", "--spec", "cpu", "--script=mine/train.py", *WHERE, "--project=p"]) == 0
     Path("spec.yaml").write_text(capsys.readouterr().out)
     assert main(["local", "spec.yaml"]) == 2
-    assert "spec: a script's job, whose code is in the bucket: name the code: --script=FILE" in capsys.readouterr().err
+    assert (
+        "spec: a script's job, whose code is in the bucket: name the code: --script=FILE"
+        in capsys.readouterr().err
+    )
 
 
-def test_numbers_that_cannot_be_written_end_no_script(vertex: Emulator, session: Session, capsys: Capture) -> None:
+def test_numbers_that_cannot_be_written_end_no_script(
+    vertex: Emulator, session: Session, capsys: Capture
+) -> None:
     """The job's account may not write to the bucket: that is said once."""
     script(REPORTS + "\nprint('reaches its end')")
     runs = vertex.run
@@ -276,19 +345,40 @@ def test_numbers_that_cannot_be_written_end_no_script(vertex: Emulator, session:
     assert submit.main(["cpu", "--script=mine/train.py", *WHERE, "--backend=sdk"], session) == 0
     shown = capsys.readouterr().out
     assert "reaches its end" in shown
-    assert shown.count("the numbers of this script cannot be kept in its job directory: status 403") == 1
+    assert (
+        shown.count("the numbers of this script cannot be kept in its job directory: status 403")
+        == 1
+    )
 
 
 def test_jobs_of_a_script_are_compared(
-    vertex: Emulator, session: Session, target: list[str], bucket: Address, tmp_path: Path, capsys: Capture
+    vertex: Emulator,
+    session: Session,
+    target: list[str],
+    bucket: Address,
+    tmp_path: Path,
+    capsys: Capture,
 ) -> None:
     """Each job's numbers come back from the bucket, with the money of its tier."""
     script(REPORTS)
-    command = ["cpu", "cpu-2workers", "--script=mine/train.py", *target, "--backend=sdk", "--max_cost=5"]
+    command = [
+        "cpu",
+        "cpu-2workers",
+        "--script=mine/train.py",
+        *target,
+        "--backend=sdk",
+        "--max_cost=5",
+    ]
     assert compare.main([*command, "--dry_run"], session) == 0
     assert "ships train.py: 1 file, 0.0 MB" in capsys.readouterr().out
     assert compare.main(command, session) == 0
     cpu, two = summarize(collect([str(tmp_path / "out")]))
-    assert (cpu.state, two.state, two.devices, two.simulated, cpu.final_loss) == ("done", "done", 2, "", 1 / 8)
+    assert (cpu.state, two.state, two.devices, two.simulated, cpu.final_loss) == (
+        "done",
+        "done",
+        2,
+        "",
+        1 / 8,
+    )
     assert two.cost == pytest.approx(two.price_per_hour * two.paid_seconds / 3600)
     assert re.search(r"(?m)buy .* s a run", capsys.readouterr().out.lower())

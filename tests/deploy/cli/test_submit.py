@@ -26,11 +26,26 @@ def start(task: dict[str, Any]) -> Any:
 
 
 def test_a_dry_run_is_a_few_lines_and_sends_nothing(cloud: Emulator, capsys: Capture) -> None:
-    assert main(["submit", "l4x4", "--dry-run", *WHERE, "--recipe=wgan_gp_photos", "--data=gs://my-bucket/a b"]) == 0
+    assert (
+        main(
+            [
+                "submit",
+                "l4x4",
+                "--dry-run",
+                *WHERE,
+                "--recipe=wgan_gp_photos",
+                "--data=gs://my-bucket/a b",
+            ]
+        )
+        == 0
+    )
     assert cloud.requests == []
     assert not Path("runs").exists()
     lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("runs in python:3.12-slim: each worker installs") for line in lines) == 1
+    assert (
+        sum(line.startswith("runs in python:3.12-slim: each worker installs") for line in lines)
+        == 1
+    )
     assert not any("warning" in line for line in lines)
     assert any("4.63 USD an hour" in line and "111.00 USD at most" in line for line in lines)
     assert len(lines) <= 8
@@ -47,8 +62,9 @@ def test_the_pasted_command_makes_the_same_job(cloud: Emulator, capsys: Capture)
     assert done.returncode == 0, done.stderr
     (job,) = cloud.jobs.values()
     assert job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"] == {
-        "imageUri": "us-docker.pkg.dev/p/r/x:1", "args": [*JOB, "--expect_devices=4"],
-    }  # fmt: skip
+        "imageUri": "us-docker.pkg.dev/p/r/x:1",
+        "args": [*JOB, "--expect_devices=4"],
+    }
     assert job["labels"]["submission"] == job["displayName"].removeprefix("mlp-l4x4-") + "-1"
     assert (job["labels"]["team"], job["labels"]["cost"]) == ("vision", "")
     assert job["encryptionSpec"] == {"kmsKeyName": key}
@@ -57,35 +73,45 @@ def test_the_pasted_command_makes_the_same_job(cloud: Emulator, capsys: Capture)
 def test_no_quota_here_goes_on_there_and_everything_is_recorded(
     cloud: Emulator, session: Session, capsys: Capture
 ) -> None:
-    """Quota in the first region, a stock-out on the first tier in the second; then the second tier."""
+    """Quota in the first region, a stock-out on the first tier in the second; then the second
+    tier."""
     cloud.faults = [Fault("POST .*/us-central1/customJobs$", 429, times=2, message=QUOTA)]
     alive: list[int] = []
 
     def run(google: Emulator, job: dict[str, Any]) -> None:
         alive.append(sum("endTime" not in other for other in google.jobs.values()))
         if len(google.jobs) == 1:
-            google.end(job, "FAILED", "Resources are insufficient in region: us-east4. Please try another.")
+            google.end(
+                job, "FAILED", "Resources are insufficient in region: us-east4. Please try another."
+            )
         else:
             ends("SUCCEEDED")(google, job)
 
     cloud.run = run
     flags = ["l4x1", "--region=us-central1,us-east4,europe-west4", *BY_SDK[1:]]
     cloud.bucket_location = "NAM4"
-    assert "is in NAM4, the job would run in europe-west4" in error_of(submit.main, ["l4x2", *flags], session)
+    assert "is in NAM4, the job would run in europe-west4" in error_of(
+        submit.main, ["l4x2", *flags], session
+    )
     assert cloud.jobs == {}
     flags[1] = "--region=us-central1,us-east4"
     assert submit.main(["l4x2", *flags], session) == 0
     sent = attempts()
     assert [(attempt["tier"], attempt["region"], attempt["state"]) for attempt in sent] == [
-        ("l4x2", "us-central1", "NOT SUBMITTED"), ("l4x2", "us-east4", "FAILED"),
-        ("l4x1", "us-central1", "NOT SUBMITTED"), ("l4x1", "us-east4", "SUCCEEDED"),
-    ]  # fmt: skip
-    assert len({attempt["output"] for attempt in sent}) == 1  # the next goes on where the last stopped
+        ("l4x2", "us-central1", "NOT SUBMITTED"),
+        ("l4x2", "us-east4", "FAILED"),
+        ("l4x1", "us-central1", "NOT SUBMITTED"),
+        ("l4x1", "us-east4", "SUCCEEDED"),
+    ]
+    # the next goes on where the last stopped
+    assert len({attempt["output"] for attempt in sent}) == 1
     assert alive == [1, 1]  # never two at once
     assert "custom_model_training_nvidia_l4_gpus" in capsys.readouterr().out
 
 
-def test_a_lost_answer_on_a_second_tier_does_not_find_the_first(cloud: Emulator, session: Session) -> None:
+def test_a_lost_answer_on_a_second_tier_does_not_find_the_first(
+    cloud: Emulator, session: Session
+) -> None:
     def run(google: Emulator, job: dict[str, Any]) -> None:
         if len(google.jobs) == 1:
             google.end(job, "FAILED", "Resources are insufficient in region: us-central1.")
@@ -100,7 +126,9 @@ def test_a_lost_answer_on_a_second_tier_does_not_find_the_first(cloud: Emulator,
     assert first["job"] != second["job"]
 
 
-def test_a_job_of_a_lost_answer_that_holds_the_quota_is_found_and_followed(cloud: Emulator, session: Session) -> None:
+def test_a_job_of_a_lost_answer_that_holds_the_quota_is_found_and_followed(
+    cloud: Emulator, session: Session
+) -> None:
     """It is listed late, and its own machines are why it is refused the second time."""
     cloud.run = ends("SUCCEEDED")
     cloud.faults = [Fault(POSTS, 503, after=True), Fault(POSTS, 429, message=QUOTA)]
@@ -113,7 +141,11 @@ def test_a_job_of_a_lost_answer_that_holds_the_quota_is_found_and_followed(cloud
 
 @pytest.mark.parametrize(
     ("where", "code", "message"),
-    [(POSTS, 429, QUOTA), (POSTS, 400, "no"), ("GET .*/customJobs$", 403, "the list itself is refused")],
+    [
+        (POSTS, 429, QUOTA),
+        (POSTS, 400, "no"),
+        ("GET .*/customJobs$", 403, "the list itself is refused"),
+    ],
 )
 def test_no_other_tier_is_tried_beside_a_job_that_may_run(
     where: str, code: int, message: str, cloud: Emulator, session: Session
@@ -122,7 +154,8 @@ def test_no_other_tier_is_tried_beside_a_job_that_may_run(
     cloud.faults = [Fault(POSTS, 503, after=True), Fault(where, code, times=1000, message=message)]
     cloud.lists_nothing = 1000
     with pytest.raises(
-        JobUnknown, match=r"`python -m deploy watch \S+` looks for it again, and so does the same com"
+        JobUnknown,
+        match=r"`python -m deploy watch \S+` looks for it again, and so does the same com",
     ) as at:
         submit.main(["l4x2", "l4x1", *BY_SDK], session)
     assert at.value.exit_code == STATE_UNKNOWN
@@ -157,32 +190,55 @@ def test_a_region_without_the_gpu_is_left_out(cloud: Emulator, capsys: Capture) 
     assert (out, error.count("region=us-west2 has no NVIDIA_L4 for training: use")) == ("", 1)
 
 
-@pytest.mark.parametrize(("tier", "flags", "recipe"), [
-    ("l4x1-2workers", ["--image=us-docker.pkg.dev/p/r/x:1"], ["--recipe=wgan_gp_digits"]),
-    ("h100x2", ["--model=mlp", "--seed=1"], ["--model=mlp", "--seed=1"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tier", "flags", "recipe"),
+    [
+        ("l4x1-2workers", ["--image=us-docker.pkg.dev/p/r/x:1"], ["--recipe=wgan_gp_digits"]),
+        ("h100x2", ["--model=mlp", "--seed=1"], ["--model=mlp", "--seed=1"]),
+    ],
+)
 def test_a_check_of_a_tier_is_a_short_job_on_one_machine(
     tier: str, flags: list[str], recipe: list[str], cloud: Emulator, capsys: Capture
 ) -> None:
-    assert main(["submit", tier, "--region=us-central1", "--bucket=gs://my-bucket", *flags, "--check", "--spec"]) == 0
+    assert (
+        main(
+            [
+                "submit",
+                tier,
+                "--region=us-central1",
+                "--bucket=gs://my-bucket",
+                *flags,
+                "--check",
+                "--spec",
+            ]
+        )
+        == 0
+    )
     text, shown = capsys.readouterr()
     spec = yaml.safe_load(text)
     (pool,) = spec["workerPoolSpecs"]
     whole = load_tier(tier)
-    task, expected = pool["containerSpec"], f"--expect_devices={whole.accelerators}"
-    runs = start(task)["module"] if "env" in task else task["command"][2]  # an own image has no starter
+    task = pool["containerSpec"]
+    expected = f"--expect_devices={whole.accelerators}"
+    # an own image has no starter
+    runs = start(task)["module"] if "env" in task else task["command"][2]
     assert (runs, task["args"]) == ("trainer.check", [*recipe, expected, "--on_gpus"])
     assert (spec["scheduling"]["timeout"], spec["scheduling"]["disableRetries"]) == ("3600s", True)
     usd = whole.price_per_hour / whole.workers
     (price,) = [line for line in shown.splitlines() if " USD an hour" in line]
     assert price.startswith(f"{whole.name}: {usd:.2f} USD an hour")
     assert price.endswith(f", {usd:.2f} USD at most, until its timeout of 1:00:00")
-    assert "trains nothing: checks the accelerators of one machine (gpu_check.json, docs/gpus.md)" in shown
+    assert (
+        "trains nothing: checks the accelerators of one machine (gpu_check.json, docs/gpus.md)"
+        in shown
+    )
     assert "trains wgan_gp" not in shown
 
 
 @pytest.mark.parametrize("detached", [True, False])
-def test_the_record_says_whether_anybody_follows_the_job(detached: bool, cloud: Emulator, session: Session) -> None:
+def test_the_record_says_whether_anybody_follows_the_job(
+    detached: bool, cloud: Emulator, session: Session
+) -> None:
     cloud.run = ends("SUCCEEDED")
     assert submit.main(["cpu", *BY_SDK, f"--detach={detached}"], session) == 0
     (file,) = Path("runs/submitted").glob("*.json")
@@ -194,7 +250,11 @@ def test_the_record_says_whether_anybody_follows_the_job(detached: bool, cloud: 
 def test_a_fallback_has_its_packages_too(cloud: Emulator, session: Session) -> None:
     """The first job runs in the image that was built here, the second cannot."""
     (package,) = packages_with("")
-    remember(BuiltImage("eu.gcr.io/p/x:1", "tensorflow", {package.name: package.digest}, "2026-11-22 18:00"))
+    remember(
+        BuiltImage(
+            "eu.gcr.io/p/x:1", "tensorflow", {package.name: package.digest}, "2026-11-22 18:00"
+        )
+    )
 
     def run(google: Emulator, job: Job) -> None:
         if len(google.jobs) == 1:
@@ -204,7 +264,9 @@ def test_a_fallback_has_its_packages_too(cloud: Emulator, session: Session) -> N
 
     cloud.run = run
     assert submit.main(["cpu", "l4x1", *BY_SDK], session) == 0
-    first, second = (job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"] for job in cloud.jobs.values())
+    first, second = (
+        job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"] for job in cloud.jobs.values()
+    )
     assert first["imageUri"] == "eu.gcr.io/p/x:1"
     ((address, _),) = start(second)["packages"]
     assert address.removeprefix("gs://") in cloud.objects

@@ -1,4 +1,5 @@
-"""Tests flags that change or replace a tier, what a job may cost, and the lists of machines and jobs."""
+"""Tests flags that change or replace a tier, what a job may cost, and the lists of machines and
+jobs."""
 
 import json
 from pathlib import Path
@@ -20,8 +21,14 @@ from tests.deploy.emulator import Emulator, ends
 from trainer.base.errors import UserError
 
 KEY = "projects/p/locations/us-central1/keyRings/r/cryptoKeys/k"
-NETWORK, ACCOUNT = "projects/1/global/networks/n", "trainer@p.iam.gserviceaccount.com"
-CHANGES = ["--labels=team=vision,cost=", f"--kms_key={KEY}", f"--network={NETWORK}", f"--service-account={ACCOUNT}"]
+NETWORK = "projects/1/global/networks/n"
+ACCOUNT = "trainer@p.iam.gserviceaccount.com"
+CHANGES = [
+    "--labels=team=vision,cost=",
+    f"--kms_key={KEY}",
+    f"--network={NETWORK}",
+    f"--service-account={ACCOUNT}",
+]
 
 
 @pytest.mark.parametrize(
@@ -42,25 +49,38 @@ CHANGES = ["--labels=team=vision,cost=", f"--kms_key={KEY}", f"--network={NETWOR
     ],
 )
 def test_flags_change_any_tier(
-    tier: str, flag: str, scheduling: dict[str, str], cloud: Emulator, session: Session, capsys: Capture
+    tier: str,
+    flag: str,
+    scheduling: dict[str, str],
+    cloud: Emulator,
+    session: Session,
+    capsys: Capture,
 ) -> None:
     cloud.run = ends("SUCCEEDED")
     assert submit.main([tier, *BY_SDK, *CHANGES, *flag.split()], session) == 0
     (job,) = cloud.jobs.values()
     sent = job["jobSpec"]
-    assert (sent["scheduling"], sent["network"], sent["serviceAccount"]) == (scheduling, NETWORK, ACCOUNT)
+    assert (sent["scheduling"], sent["network"], sent["serviceAccount"]) == (
+        scheduling,
+        NETWORK,
+        ACCOUNT,
+    )
     assert job["encryptionSpec"] == {"kmsKeyName": KEY}
     strategy = scheduling["strategy"].lower()
     assert {"cost": "", "team": "vision"}.items() <= job["labels"].items()
     facts = load_tier(tier)
-    price = getattr(load_machines().price(facts.machine_type, facts.accelerator_type, facts.accelerators), strategy)
+    price = getattr(
+        load_machines().price(facts.machine_type, facts.accelerator_type, facts.accelerators),
+        strategy,
+    )
     labelled = job["labels"].get("usd-per-hour", "").replace("-", ".")
-    assert labelled == (
-        "" if price is None else f"{price + 100 * 0.17 / 730:.4f}"
-    )  # that of L4 as FLEX_START is not known
+    # The price of L4 as FLEX_START is not known.
+    assert labelled == ("" if price is None else f"{price + 100 * 0.17 / 730:.4f}")
     shown = capsys.readouterr().out
     assert f", {scheduling['strategy']}" in shown
-    assert ("SPOT machines away: the job then starts again on others" in shown) == (strategy == "spot")
+    assert ("SPOT machines away: the job then starts again on others" in shown) == (
+        strategy == "spot"
+    )
 
 
 def test_what_is_shown_is_what_is_sent(cloud: Emulator, session: Session, capsys: Capture) -> None:
@@ -73,10 +93,13 @@ def test_what_is_shown_is_what_is_sent(cloud: Emulator, session: Session, capsys
     assert main(["submit", *flags, "--out=job.yaml"]) == 0
     assert (Path("job.yaml").read_text(), to_yaml(request["spec"])) == (spec, spec)
     by_sdk, shown = (
-        CustomJobSpec.from_json(json.dumps(each)) for each in (sent(cloud, session, *flags), yaml.safe_load(spec))
+        CustomJobSpec.from_json(json.dumps(each))
+        for each in (sent(cloud, session, *flags), yaml.safe_load(spec))
     )
     assert by_sdk == shown
-    labels = {name: text for name, text in cloud.bodies[-1]["labels"].items() if name != "submission"}
+    labels = {
+        name: text for name, text in cloud.bodies[-1]["labels"].items() if name != "submission"
+    }
     assert labels.items() <= request["labels"].items()
 
 
@@ -93,7 +116,13 @@ def sent(cloud: Emulator, session: Session, *flags: str) -> dict[str, Any]:
 
 
 def test_flags_of_one_job_are_in_its_request(cloud: Emulator, session: Session) -> None:
-    flags = ["--timeout=2h", "--disk_gb=500", f"--reservation={RESERVATION}", "--web_access", "--env=A=x,y=z"]
+    flags = [
+        "--timeout=2h",
+        "--disk_gb=500",
+        f"--reservation={RESERVATION}",
+        "--web_access",
+        "--env=A=x,y=z",
+    ]
     spec = sent(cloud, session, "l4x1-2workers", IMAGE, *flags)
     assert (spec["scheduling"]["timeout"], spec["enableWebAccess"]) == ("7200s", True)
     for pool in spec["workerPoolSpecs"]:
@@ -108,16 +137,26 @@ def test_flags_of_one_job_are_in_its_request(cloud: Emulator, session: Session) 
 )
 def test_a_machine_without_a_tier(
     accelerator: str, machine: str, count: int, cloud: Emulator, session: Session
-) -> None:  # fmt: skip
-    flags = [f"--machine_type={machine}", *([f"--accelerator={accelerator}"] if accelerator else [])]
+) -> None:
+    flags = [
+        f"--machine_type={machine}",
+        *([f"--accelerator={accelerator}"] if accelerator else []),
+    ]
     spec = sent(cloud, session, *flags, IMAGE)
     (pool,) = spec["workerPoolSpecs"]
-    assert (pool["machineSpec"]["machineType"], pool["machineSpec"].get("acceleratorCount", 0)) == (machine, count)
+    assert (pool["machineSpec"]["machineType"], pool["machineSpec"].get("acceleratorCount", 0)) == (
+        machine,
+        count,
+    )
     assert (spec["scheduling"]["timeout"], "diskSpec" in pool) == ("86400s", False)
 
 
-def test_an_image_of_ones_own_reads_secrets_by_the_starter_first(cloud: Emulator, session: Session) -> None:
-    task = sent(cloud, session, "cpu", IMAGE, f"--secret=HF_TOKEN={SECRET}")["workerPoolSpecs"][0]["containerSpec"]
+def test_an_image_of_ones_own_reads_secrets_by_the_starter_first(
+    cloud: Emulator, session: Session
+) -> None:
+    task = sent(cloud, session, "cpu", IMAGE, f"--secret=HF_TOKEN={SECRET}")["workerPoolSpecs"][0][
+        "containerSpec"
+    ]
     variables = {variable["name"]: variable["value"] for variable in task["env"]}
     assert json.loads(variables["TRAINER_SECRETS"]) == {"HF_TOKEN": SECRET}
     assert json.loads(variables["TRAINER_START"])["module"] == "trainer.task"
@@ -137,22 +176,35 @@ def test_an_image_of_ones_own_reads_secrets_by_the_starter_first(cloud: Emulator
     ],
 )
 def test_what_costs_much_is_asked_about(
-    tier: str, plan: Interval | None, flags: list[str], asks: bool, cloud: Emulator, session: Session,
-    monkeypatch: pytest.MonkeyPatch, capsys: Capture,
-) -> None:  # fmt: skip
+    tier: str,
+    plan: Interval | None,
+    flags: list[str],
+    asks: bool,
+    cloud: Emulator,
+    session: Session,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:
     offer = PricedEstimate("STANDARD", 1.0, plan, plan) if plan else None
     monkeypatch.setattr("deploy.planning.paid_jobs.estimate", lambda job: offer)
     command = [tier, *BY_SDK, IMAGE, "--detach", *flags]
     assert submit.main([*command, "--dry_run"], session) == 0
     assert ("needs confirmation; refused in non-interactive use" in capsys.readouterr().out) == asks
     if asks:
-        with pytest.raises(UserError, match=r"may cost .* USD until the timeout; .*: not submitted: set a limit"):
+        with pytest.raises(
+            UserError, match=r"may cost .* USD until the timeout; .*: not submitted: set a limit"
+        ):
             submit.main(command, session)
-        assert {*cloud.requests} == {"GET /storage/v1/b/my-bucket"}  # its region, for the price of reading data
+        # its region, for the price of reading data
+        assert {*cloud.requests} == {"GET /storage/v1/b/my-bucket"}
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
         monkeypatch.setattr("builtins.input", lambda: "y")
     assert submit.main(command, session) == 0
-    said = f"by plan {plan.low:.2f} to {plan.high:.2f} USD (an estimate)" if plan else "there is no plan"
+    said = (
+        f"by plan {plan.low:.2f} to {plan.high:.2f} USD (an estimate)"
+        if plan
+        else "there is no plan"
+    )
     assert asks or f" USD until the timeout; {said}\n" in capsys.readouterr().out
 
 
@@ -164,14 +216,25 @@ def test_tiers_and_regions_in_turn_cost_what_one_of_them_may_and_prices_of_anoth
     assert main([*turn, "--max_cost=5"]) == 2
     assert "max_cost=5: the prices of asia-south1 are not known" in capsys.readouterr().err
     assert main(turn) == 0
-    warning = "warning: no price for asia-south1: that of us-central1 is used: `python -m deploy prices --region=asia-s"
+    warning = (
+        "warning: no price for asia-south1: that of us-central1 is used: `python -m deploy prices"
+        " --region=asia-s"
+    )
     assert capsys.readouterr().out.count(warning) == 1
     Path("prices.yaml").write_text("g2-standard-12: 2.0\ng2-standard-48: 8.0\n")
     assert main([*turn, "--prices=prices.yaml", "--max_cost=5"]) == 0
     shown = capsys.readouterr().out
-    together = "4 jobs, of which the next is sent only if the one before never started: 5.00 USD at most together"
+    together = (
+        "4 jobs, of which the next is sent only if the one before never started: 5.00 USD at most"
+        " together"
+    )
     assert f"\n{together}\n" in shown
-    assert main([*tiers[:2], *tiers[3:], "--region=asia-south1", "--prices=prices.yaml", "--max_cost=5"]) == 0
+    assert (
+        main(
+            [*tiers[:2], *tiers[3:], "--region=asia-south1", "--prices=prices.yaml", "--max_cost=5"]
+        )
+        == 0
+    )
     shown = capsys.readouterr().out
     assert "no price for" not in shown
     assert "at most together" not in shown

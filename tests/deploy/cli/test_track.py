@@ -10,12 +10,18 @@ from deploy.__main__ import main
 from deploy.job.workload import check_trackers
 from deploy.packaging.images import Image
 from tests.deploy.conftest import JOB, WHERE, Capture, Command
-from tests.trainer.base.run_files.tracking.runs import mlflow_files, mlflow_history, mlflow_runs, plant_run
+from tests.trainer.base.run_files.tracking.runs import (
+    mlflow_files,
+    mlflow_history,
+    mlflow_runs,
+    plant_run,
+)
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import write_json
 from trainer.base.storage import lock_folder
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's
+# MLflow's
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
 
 
 @pytest.fixture(scope="module")
@@ -24,19 +30,33 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
 
 
-def test_a_comparison_is_a_parent_with_a_child_for_each_repeat(store: str, tmp_path: Path, capsys: Capture) -> None:
-    tiers = [{"name": name, "machine_type": "x", "price_per_hour": 3.2} for name in ("l4x1", "l4x4")]
+def test_a_comparison_is_a_parent_with_a_child_for_each_repeat(
+    store: str, tmp_path: Path, capsys: Capture
+) -> None:
+    tiers = [
+        {"name": name, "machine_type": "x", "price_per_hour": 3.2} for name in ("l4x1", "l4x4")
+    ]
     out = tmp_path / "out"
     for number, run in enumerate(("l4x1/repeat-1", "l4x1/repeat-2", "l4x4/repeat-1")):
         plant_run(out / run)
-        write_json(out / run / "run.json", {**json.loads((out / run / "run.json").read_text()), "id": f"run{number}"})
-    write_json(out / "l4x4" / "repeat-1" / "billed.json", {"jobs": {"7": {"usd": 0.3}, "8": {"usd": 0.04}}})
+        write_json(
+            out / run / "run.json",
+            {**json.loads((out / run / "run.json").read_text()), "id": f"run{number}"},
+        )
     write_json(
-        out / "comparison.json", {"on": "vertex", "tiers": tiers, "flags": ["--steps=30"], "command": "compare x"}
+        out / "l4x4" / "repeat-1" / "billed.json", {"jobs": {"7": {"usd": 0.3}, "8": {"usd": 0.04}}}
     )
-    table = [{"tier": "l4x1", "repeats": 2, "images_per_second": {"median": 9.0}, "final_loss": None},
-             {"tier": "l4x4", "repeats": 1, "speed_up": 3.5}]  # fmt: skip
-    write_json(out / "table.json", {"tiers": table, "verdict": ["l4x1 is cheaper.", "The losses agree."]})
+    write_json(
+        out / "comparison.json",
+        {"on": "vertex", "tiers": tiers, "flags": ["--steps=30"], "command": "compare x"},
+    )
+    table = [
+        {"tier": "l4x1", "repeats": 2, "images_per_second": {"median": 9.0}, "final_loss": None},
+        {"tier": "l4x4", "repeats": 1, "speed_up": 3.5},
+    ]
+    write_json(
+        out / "table.json", {"tiers": table, "verdict": ["l4x1 is cheaper.", "The losses agree."]}
+    )
     for file in ("table.md", "report.html"):
         (out / file).write_text("| tier |\n\n- A note.")
     for _ in range(2):
@@ -47,15 +67,23 @@ def test_a_comparison_is_a_parent_with_a_child_for_each_repeat(store: str, tmp_p
     assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {parent.info.run_id}
     assert mlflow_files(store, parent) == ["report.html", "table.md"]
     assert parent.data.metrics == {"l4x1/images_per_second": 9.0, "l4x4/speed_up": 3.5}
-    assert parent.data.tags["mlflow.note.content"] == "- l4x1 is cheaper.\n- The losses agree.\n\n| tier |"
-    assert (parent.data.tags["verdict"], parent.data.params["flags"]) == ("l4x1 is cheaper.", "['--steps=30']")
+    assert (
+        parent.data.tags["mlflow.note.content"]
+        == "- l4x1 is cheaper.\n- The losses agree.\n\n| tier |"
+    )
+    assert (parent.data.tags["verdict"], parent.data.params["flags"]) == (
+        "l4x1 is cheaper.",
+        "['--steps=30']",
+    )
     assert mlflow_history(store, runs["l4x4/repeat-1"], "result/usd") == [(30, pytest.approx(0.34))]
     assert "result/usd" not in runs["l4x1/repeat-1"].data.metrics  # of which no bill is known
     assert "l4x4/repeat-1: finished, 0 steps sent" in capsys.readouterr().out
 
 
 def test_compare_sends_its_runs_at_the_end(command: Command, store: str, tmp_path: Path) -> None:
-    assert "l4x1/repeat-1: finished, 21 steps sent" in command("l4x1", f"--track=mlflow:{store}#sent")
+    assert "l4x1/repeat-1: finished, 21 steps sent" in command(
+        "l4x1", f"--track=mlflow:{store}#sent"
+    )
     assert [run.info.run_name for run in mlflow_runs(store, "sent")] == ["out", "l4x1/repeat-1"]
 
 
@@ -66,18 +94,24 @@ def test_a_run_that_goes_on_is_refused(refused: Command, tmp_path: Path) -> None
     )
 
 
-@pytest.mark.parametrize(("track", "image", "line"), [
-    ("mine:tracker", Image("python:3", plain=True), "the module mine is not in the job"),
-    ("wandb:x", Image("us-docker.pkg.dev/p/r/x:1", built=True), "the job's image has no wandb"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("track", "image", "line"),
+    [
+        ("mine:tracker", Image("python:3", plain=True), "the module mine is not in the job"),
+        ("wandb:x", Image("us-docker.pkg.dev/p/r/x:1", built=True), "the job's image has no wandb"),
+    ],
+)
 def test_what_an_image_lacks_is_refused(track: str, image: Image, line: str) -> None:
     with pytest.raises(UserError, match=line):
         check_trackers([track], image, [])
 
 
 def test_a_job_installs_and_knows_what_its_trackers_need(capsys: Capture) -> None:
-    flags = ["--track=mlflow:https://mlflow.example.org#tests,wandb:x,vertex:x", "--tensorboard_instance=7",
-             "--service_account=trainer@my-proj.iam.gserviceaccount.com"]  # fmt: skip
+    flags = [
+        "--track=mlflow:https://mlflow.example.org#tests,wandb:x,vertex:x",
+        "--tensorboard_instance=7",
+        "--service_account=trainer@my-proj.iam.gserviceaccount.com",
+    ]
     assert main(["submit", "--spec", "l4x1", "--project=my-proj", *WHERE, *JOB, *flags]) == 0
     spec, warned = capsys.readouterr()
     assert warned.count("the job gets no login: add --secret=") == 2
@@ -87,5 +121,12 @@ def test_a_job_installs_and_knows_what_its_trackers_need(capsys: Capture) -> Non
     assert (yaml.safe_load(spec)["tensorboard"], known["TRAINER_TENSORBOARD"]) == (board, board)
     assert {"mlflow-skinny", "wandb"} <= {*json.loads(known["TRAINER_START"])["requirements"]}
     tags = json.loads(known["TRAINER_TAGS"])
-    assert (tags["tier"], tags["image"], tags["usd_per_hour"] > 0) == ("l4x1", task["imageUri"], True)
-    assert (known["CLOUDSDK_CORE_PROJECT"], known["CLOUDSDK_AI_REGION"]) == ("my-proj", "us-central1")
+    assert (tags["tier"], tags["image"], tags["usd_per_hour"] > 0) == (
+        "l4x1",
+        task["imageUri"],
+        True,
+    )
+    assert (known["CLOUDSDK_CORE_PROJECT"], known["CLOUDSDK_AI_REGION"]) == (
+        "my-proj",
+        "us-central1",
+    )

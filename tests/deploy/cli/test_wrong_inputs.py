@@ -1,4 +1,5 @@
-"""Tests that nothing is sent that could be known to fail: each wrong input is one line and exit code 2."""
+"""Tests that nothing is sent that could be known to fail: each wrong input is one line and exit
+code 2."""
 
 import re
 from pathlib import Path
@@ -14,10 +15,18 @@ ROWS = rows()
 
 
 @pytest.mark.parametrize(
-    ("wrong", "tier", "flags", "files", "line"), ROWS, ids=[row[0] or " ".join(row[2]) or row[4] for row in ROWS]
+    ("wrong", "tier", "flags", "files", "line"),
+    ROWS,
+    ids=[row[0] or " ".join(row[2]) or row[4] for row in ROWS],
 )
 def test_a_wrong_input_sends_nothing(
-    wrong: str, tier: str, flags: list[str], files: dict[str, str], line: str, cloud: Emulator, capsys: Capture
+    wrong: str,
+    tier: str,
+    flags: list[str],
+    files: dict[str, str],
+    line: str,
+    cloud: Emulator,
+    capsys: Capture,
 ) -> None:
     if wrong:
         Path("wrong.yaml").write_text(spec(wrong))
@@ -33,11 +42,15 @@ def test_a_wrong_input_sends_nothing(
 
 
 # Flags that `compare` has not, or that mean something else there.
-NOT_OF_COMPARE = re.compile("--(replicas|job_dir|name|detach|machine_type|tensorboard_instance|spec|out|track)")
+NOT_OF_COMPARE = re.compile(
+    "--(replicas|job_dir|name|detach|machine_type|tensorboard_instance|spec|out|track)"
+)
 COMPARED = [row for row in FLAGS if not NOT_OF_COMPARE.search(" ".join([row[0], *row[1]]))]
 
 
-@pytest.mark.parametrize(("tier", "flags", "line"), COMPARED, ids=[" ".join(row[1]) for row in COMPARED])
+@pytest.mark.parametrize(
+    ("tier", "flags", "line"), COMPARED, ids=[" ".join(row[1]) for row in COMPARED]
+)
 def test_what_submit_refuses_a_comparison_refuses_before_it_pays(
     tier: str, flags: list[str], line: str, cloud: Emulator, refused: Command
 ) -> None:
@@ -50,7 +63,11 @@ def test_what_submit_refuses_a_comparison_refuses_before_it_pays(
     assert (cloud.requests, Path("compared").exists()) == ([], False)
 
 
-@pytest.mark.parametrize(("words", "line"), COMMANDS, ids=[" ".join(words) for words, _ in COMMANDS])
-def test_a_wrong_command_is_one_line_and_writes_nothing(words: list[str], line: str, refused: Command) -> None:
+@pytest.mark.parametrize(
+    ("words", "line"), COMMANDS, ids=[" ".join(words) for words, _ in COMMANDS]
+)
+def test_a_wrong_command_is_one_line_and_writes_nothing(
+    words: list[str], line: str, refused: Command
+) -> None:
     assert line in refused(*words)
     assert not Path("runs").exists()

@@ -1,4 +1,5 @@
-"""A user with a deadline: each wrong turn on the way to a submitted comparison is one line that says what to do."""
+"""A user with a deadline: each wrong turn on the way to a submitted comparison is one line that
+says what to do."""
 
 from pathlib import Path
 
@@ -22,20 +23,40 @@ PLACE = GcpConfig("my-proj", "us-central1", "gs://my-bucket")
     [
         (JOB, "TIER is missing: name one of job_configs/, as l4x4, or a machine"),
         (["l4x4", *JOB, "--bucket"], "--bucket has no value: write --bucket=VALUE"),
-        (["l4x4", *JOB, "--print_config"], "unknown flag --print_config. --help=all lists those of this verb"),
-        (["l4y4", *JOB], "tier l4y4: no such tier; did you mean 'l4x4'? `python -m deploy machines` lists them"),
+        (
+            ["l4x4", *JOB, "--print_config"],
+            "unknown flag --print_config. --help=all lists those of this verb",
+        ),
+        (
+            ["l4y4", *JOB],
+            "tier l4y4: no such tier; did you mean 'l4x4'? `python -m deploy machines` lists them",
+        ),
         (["l4x4", *JOB, "--max_cost=-3"], "max_cost=-3.0 must be above 0 USD"),
-        (["l4x4", *JOB, "--early_stopping=critic"], "early_stopping=critic: wgan_gp can stop by critic_loss, gen"),
-        (["l4x4", *JOB, *WHERE, "--project=My Project"], "project=My Project: use its ID, of lower-case letters"),
-        (["l4x4", "--recipe=wgan_gp_photos"], "data is missing: use --data=FOLDER (or gs://BUCKET/FOLDER)"),
-        (["l4x4", *JOB, "--data=photoz"],
-         "data=photoz: no such data. Known: digits, mnist, fashion_mnist, cifar10, an existing path"),
+        (
+            ["l4x4", *JOB, "--early_stopping=critic"],
+            "early_stopping=critic: wgan_gp can stop by critic_loss, gen",
+        ),
+        (
+            ["l4x4", *JOB, *WHERE, "--project=My Project"],
+            "project=My Project: use its ID, of lower-case letters",
+        ),
+        (
+            ["l4x4", "--recipe=wgan_gp_photos"],
+            "data is missing: use --data=FOLDER (or gs://BUCKET/FOLDER)",
+        ),
+        (
+            ["l4x4", *JOB, "--data=photoz"],
+            (
+                "data=photoz: no such data. Known: digits, mnist, fashion_mnist, cifar10, an"
+                " existing path"
+            ),
+        ),
         (["l4x4", *JOB], "region is missing: use --region=us-central1"),
         (["l4x4", *JOB, "--region=us-central1"], "bucket is missing: use --bucket=gs://NAME"),
         (["l4x4", *JOB, *WHERE], "project is missing: use --project=ID"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
-)  # fmt: skip
+)
 def test_mistakes_of_the_command_come_before_those_of_the_account(
     arguments: list[str], line: str, refused: Command
 ) -> None:
@@ -43,17 +64,33 @@ def test_mistakes_of_the_command_come_before_those_of_the_account(
 
 
 def test_a_bucket_that_is_not_there_is_told(cloud: Emulator, session: Session, dist: Path) -> None:
-    cloud.faults = [Fault("GET /storage/v1/b/my-bucket$", 404, times=9, message="The specified bucket does not exist.")]
-    with pytest.raises(UserError, match="gs://my-bucket/: bucket not found: check its name, or create it"):
+    cloud.faults = [
+        Fault(
+            "GET /storage/v1/b/my-bucket$",
+            404,
+            times=9,
+            message="The specified bucket does not exist.",
+        )
+    ]
+    with pytest.raises(
+        UserError, match="gs://my-bucket/: bucket not found: check its name, or create it"
+    ):
         submit.main(["cpu", *JOB, *WHERE, "--backend=sdk"], session)
     assert cloud.jobs == {}
 
 
 @pytest.mark.parametrize("data", ["gs://my-bucket/photoz", "folder:gs://my-bucket/photoz"])
-def test_data_that_are_not_there_cost_nothing(data: str, cloud: Emulator, session: Session, dist: Path) -> None:
+def test_data_that_are_not_there_cost_nothing(
+    data: str, cloud: Emulator, session: Session, dist: Path
+) -> None:
     cloud.objects["my-bucket/photos/a.png"] = b"a"
-    with pytest.raises(UserError, match="data=gs://my-bucket/photoz: no objects found: check with `gcloud storage l"):
-        submit.main(["l4x4", *WHERE, "--backend=sdk", "--recipe=wgan_gp_photos", f"--data={data}"], session)
+    with pytest.raises(
+        UserError,
+        match="data=gs://my-bucket/photoz: no objects found: check with `gcloud storage l",
+    ):
+        submit.main(
+            ["l4x4", *WHERE, "--backend=sdk", "--recipe=wgan_gp_photos", f"--data={data}"], session
+        )
     assert cloud.jobs == {}
 
 
@@ -69,41 +106,78 @@ def test_data_of_this_disk_are_told_the_way_to_the_cloud(
     verb: list[str], data: str, copied: str, value: str, refused: Command
 ) -> None:
     error = refused(*verb, "l4x4", *JOB, *WHERE, "--project=p", f"--data={data}")
-    assert "the job's machines cannot read this disk, only gs://BUCKET/… and /gcs/BUCKET/…: " in error
-    assert error.endswith(f"copy it with `gcloud storage cp -r {copied} gs://BUCKET/` and use --data={value}\n")
+    assert (
+        "the job's machines cannot read this disk, only gs://BUCKET/… and /gcs/BUCKET/…: " in error
+    )
+    assert error.endswith(
+        f"copy it with `gcloud storage cp -r {copied} gs://BUCKET/` and use --data={value}\n"
+    )
 
 
 LOGIN = "not logged in, or the login has expired (401): run `gcloud auth login`"
 
 
-@pytest.mark.parametrize(("error", "cure"), [
-    (gcloud_error(1, "ERROR: (gcloud.ai) You do not currently have an active account selected."), LOGIN),
-    (gcloud_error(1, "ERROR: (gcloud.ai) UNAUTHENTICATED: The token is too old."), LOGIN),
-    (ApiError(401, "of the SDK", "gcloud auth login"), LOGIN),
-    (ApiError(403, "Permission 'logging.logEntries.list' denied"), "roles/logging.viewer on my-proj"),
-    (ApiError(403, "You do not have permission to act as service_account: s@p.iam"),
-     "roles/iam.serviceAccountUser on the job's"),
-    (ApiError(403, "Permission 'aiplatform.customJobs.create' denied"), "roles/aiplatform.user on my-proj"),
-    (ApiError(403, "Cloud Logging API has not been used in project 1 before or it is disabled. Enable it by visiting "
-     "https://console.developers.google.com/apis/api/logging.googleapis.com/overview?project=1"),
-     "`gcloud services enable logging.googleapis.com --project=my-proj`"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "cure"),
+    [
+        (
+            gcloud_error(
+                1, "ERROR: (gcloud.ai) You do not currently have an active account selected."
+            ),
+            LOGIN,
+        ),
+        (gcloud_error(1, "ERROR: (gcloud.ai) UNAUTHENTICATED: The token is too old."), LOGIN),
+        (ApiError(401, "of the SDK", "gcloud auth login"), LOGIN),
+        (
+            ApiError(403, "Permission 'logging.logEntries.list' denied"),
+            "roles/logging.viewer on my-proj",
+        ),
+        (
+            ApiError(403, "You do not have permission to act as service_account: s@p.iam"),
+            "roles/iam.serviceAccountUser on the job's",
+        ),
+        (
+            ApiError(403, "Permission 'aiplatform.customJobs.create' denied"),
+            "roles/aiplatform.user on my-proj",
+        ),
+        (
+            ApiError(
+                403,
+                "Cloud Logging API has not been used in project 1 before or it is disabled. Enable"
+                " it by visiting "
+                "https://console.developers.google.com/apis/api/logging.googleapis.com/overview?project=1",
+            ),
+            "`gcloud services enable logging.googleapis.com --project=my-proj`",
+        ),
+    ],
+)
 def test_a_refusal_names_the_login_or_the_role_that_is_missing(error: ApiError, cure: str) -> None:
     assert cure in describe_error(error, PLACE)
 
 
 @pytest.mark.parametrize(
     ("code", "later", "unclear"),
-    [(0, True, True), (409, False, False), (412, False, False), (429, True, False), (501, False, False),
-     (502, True, True), (503, True, True)],
-)  # fmt: skip
-def test_a_refusal_is_neither_put_off_nor_taken_for_a_lost_answer(code: int, later: bool, unclear: bool) -> None:
+    [
+        (0, True, True),
+        (409, False, False),
+        (412, False, False),
+        (429, True, False),
+        (501, False, False),
+        (502, True, True),
+        (503, True, True),
+    ],
+)
+def test_a_refusal_is_neither_put_off_nor_taken_for_a_lost_answer(
+    code: int, later: bool, unclear: bool
+) -> None:
     error = ApiError(code, "said the service")
     assert ("try again later" in describe_error(error, PLACE)) == error.transient == later
     assert error.may_have_succeeded == unclear
 
 
-def test_a_disk_that_cannot_be_written_is_no_traceback(cloud: Emulator, dist: Path, refused: Command) -> None:
+def test_a_disk_that_cannot_be_written_is_no_traceback(
+    cloud: Emulator, dist: Path, refused: Command
+) -> None:
     Path("runs").write_text("a file where a folder belongs")
     line = "error: runs/submitted/.lock cannot be written: Not a directory: "
     assert refused("submit", "cpu", *JOB, *WHERE).startswith(line)

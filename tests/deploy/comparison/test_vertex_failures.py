@@ -19,7 +19,17 @@ from deploy.comparison.runners import VertexRunner
 from deploy.job.sending import upload_packages
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.tiers.tier import read_tiers
-from tests.deploy.conftest import JOB, Capture, Command, FlyingClock, Job, output_of, put, rows, tier_of
+from tests.deploy.conftest import (
+    JOB,
+    Capture,
+    Command,
+    FlyingClock,
+    Job,
+    output_of,
+    put,
+    rows,
+    tier_of,
+)
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault, ends
 from tests.deploy.planted import plant
 from tests.fixtures import Patch
@@ -33,11 +43,14 @@ def test_a_stop_during_the_first_upload_submits_nothing(
     cloud: Emulator, session: Session, target: list[str], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """No run submits a job."""
-    names, image = ["l4x1", "l4x2", "l4x4"], ["--backend=sdk", "--image=us-docker.pkg.dev/p/r/x:1"]
+    names = ["l4x1", "l4x2", "l4x4"]
+    image = ["--backend=sdk", "--image=us-docker.pkg.dev/p/r/x:1"]
     words = dict(word.removeprefix("--").split("=") for word in [*target, *image, *JOB])
     request = call_verb(CompareOptions, names, words, None, USAGE)
     tiers = read_tiers(names, "", {})
-    runner = VertexRunner(request.options, packages_of(request.options, request.program), "s1", session)
+    runner = VertexRunner(
+        request.options, packages_of(request.options, request.program), "s1", session
+    )
     uploads: list[Any] = []
 
     def stopped(*given: Any) -> None:
@@ -47,7 +60,9 @@ def test_a_stop_during_the_first_upload_submits_nothing(
 
     monkeypatch.setattr("deploy.comparison.runners.upload_packages", stopped)
     plan = comparison.ComparisonRequest(tiers, request.program)
-    assert comparison.run_comparison(plan, plan.resolve(), tmp_path / "out", runner, parallel=3) == 75
+    assert (
+        comparison.run_comparison(plan, plan.resolve(), tmp_path / "out", runner, parallel=3) == 75
+    )
     assert (len(uploads), cloud.jobs) == (1, {})
 
 
@@ -65,10 +80,14 @@ def test_without_a_login_nothing_starts_and_one_error_is_printed(
     assert (cloud.requests, list((tmp_path / "out").iterdir())) == ([], [])
 
 
-@pytest.mark.parametrize(("status", "line"), [
-    (401, "(401): run `gcloud auth login`"), (403, "request roles/aiplatform.user on my-proj"),
-    (0, "photos: no objects found: check with"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "line"),
+    [
+        (401, "(401): run `gcloud auth login`"),
+        (403, "request roles/aiplatform.user on my-proj"),
+        (0, "photos: no objects found: check with"),
+    ],
+)
 def test_what_stops_all_jobs_is_reported_once(
     status: int, line: str, command: Command, cloud: Emulator, bucket: Address
 ) -> None:
@@ -79,10 +98,15 @@ def test_what_stops_all_jobs_is_reported_once(
     assert len(cloud.requests) == 1 or not status
 
 
-def test_a_tier_without_quota_is_recorded_and_the_others_run(command: Command, cloud: Emulator, tmp_path: Path) -> None:
+def test_a_tier_without_quota_is_recorded_and_the_others_run(
+    command: Command, cloud: Emulator, tmp_path: Path
+) -> None:
     cloud.faults = [Fault(POSTS, 429, times=1, message=QUOTA)]
     shown = command("l4x1", "l4x2", "--parallel=1", code=2)
-    assert "l4x1, repeat 1: no quota left in us-central1 for aiplatform.googleapis.com/custom_model" in shown
+    assert (
+        "l4x1, repeat 1: no quota left in us-central1 for aiplatform.googleapis.com/custom_model"
+        in shown
+    )
     assert [row.state for row in rows(tmp_path)] == ["failed", "done"]
     assert "l4x1: the run ended as 'failed': not submitted: no quota left in us-central1" in shown
     command("l4x1", "l4x2")
@@ -97,7 +121,9 @@ def test_a_job_that_fails_is_submitted_again_into_the_same_output(
     trained = cloud.run
     stocked_out = "Resources are insufficient in region: us-central1."
     cloud.run = lambda google, job: google.end(job, "FAILED", stocked_out)
-    assert f"cpu, repeat 1: exit code 1: {stocked_out}; run the same command" in command("cpu", code=1)
+    assert f"cpu, repeat 1: exit code 1: {stocked_out}; run the same command" in command(
+        "cpu", code=1
+    )
     assert not (tmp_path / "out" / "report.html").exists()  # no run produced anything
     cloud.run = trained
     command("cpu")
@@ -112,14 +138,18 @@ def test_the_trainers_error_takes_precedence_over_the_exit_status(
 ) -> None:
     def run(google: Emulator, job: Job) -> None:
         google.begin(job)
-        put(plant(tmp_path / "failed", [0.1, 0.1], state="failed", error="out of memory"), output_of(job))
+        put(
+            plant(tmp_path / "failed", [0.1, 0.1], state="failed", error="out of memory"),
+            output_of(job),
+        )
         google.end(job, "FAILED", "The replica workerpool0-0 exited with a non-zero status of 2.")
 
     cloud.run = run
     expected = "cpu, repeat 1: exit code 2: out of memory; fix that, then run the command again ("
     assert expected in command("cpu", code=2)
     assert (
-        "2 means its settings, data or machine were refused" in (tmp_path / "out" / "cpu" / "repeat-1.log").read_text()
+        "2 means its settings, data or machine were refused"
+        in (tmp_path / "out" / "cpu" / "repeat-1.log").read_text()
     )
 
 
@@ -127,7 +157,9 @@ def test_an_interrupted_comparison_finds_its_jobs_again(
     command: Command, cloud: Emulator, flying: FlyingClock, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """And asks nothing about them, however much they cost: they are submitted."""
-    trained, resume, killed = cloud.run, Event(), []
+    trained = cloud.run
+    resume = Event()
+    killed = []
 
     def run(google: Emulator, job: Job) -> None:
         google.begin(job)
@@ -137,12 +169,17 @@ def test_an_interrupted_comparison_finds_its_jobs_again(
     def terminate() -> None:
         if len(cloud.jobs) == 2 and not killed:
             killed.append(True)
-            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # does not wake the main thread
+            # does not wake the main thread
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
 
-    cloud.run, flying.asleep = run, terminate
+    cloud.run = run
+    flying.asleep = terminate
     shown = command("l4x1", "l4x2", code=75)
     for job in cloud.jobs.values():
-        assert f"{job['name']} is still running; cancel it: python -m deploy cancel {job['name']}" in shown
+        assert (
+            f"{job['name']} is still running; cancel it: python -m deploy cancel {job['name']}"
+            in shown
+        )
     resume.set()
     monkeypatch.setattr("deploy.job.cost.UNCONFIRMED_TIMEOUT_USD", 0.0)
     command("l4x1", "l4x2")
@@ -162,4 +199,7 @@ def test_a_partly_fetched_run_is_fetched_again_and_a_missing_result_is_reported(
     assert (len(cloud.jobs), rows(tmp_path)[0].step_seconds is None) == (1, False)
     cloud.run = ends("SUCCEEDED")
     shutil.rmtree(tmp_path / "out")
-    assert re.search(r"cpu, repeat 1: gs://.* has no result.json, though the job succeeded", command("cpu", code=2))
+    assert re.search(
+        r"cpu, repeat 1: gs://.* has no result.json, though the job succeeded",
+        command("cpu", code=2),
+    )

@@ -1,4 +1,5 @@
-"""Tests what is recorded of a script's reports: times by an injected clock, restarts, more reports than are kept."""
+"""Tests what is recorded of a script's reports: times by an injected clock, restarts, more reports
+than are kept."""
 
 import json
 from pathlib import Path
@@ -18,7 +19,9 @@ class Reporting:
     def __init__(self, folder: Path) -> None:
         self.time = 0.0
         self.record = Record(
-            str(folder), {"config": {"script": "train.py"}, "cluster": {"workers": 1, "replicas": 1}}, lambda: self.time
+            str(folder),
+            {"config": {"script": "train.py"}, "cluster": {"workers": 1, "replicas": 1}},
+            lambda: self.time,
         )
         self.record.begin()
 
@@ -48,7 +51,8 @@ def test_times_are_those_between_reports(tmp_path: Path) -> None:
 
 
 def test_a_restart_goes_on_where_the_script_resumes(tmp_path: Path) -> None:
-    """Its steps after the checkpoint are repeated, and all of its time counts; a run that was done begins anew."""
+    """Its steps after the checkpoint are repeated, and all of its time counts; a run that was done
+    begins anew."""
     first = Reporting(tmp_path)
     for step in (10, 20, 30):
         first.at(step, step=step, loss=1.0)
@@ -58,7 +62,11 @@ def test_a_restart_goes_on_where_the_script_resumes(tmp_path: Path) -> None:
     second.at(4, step=40, loss=0.2)
     second.end(5)
     read = RunRecord(tmp_path)
-    assert [(line.step, line.warm_up) for line in read.reports] == [(10, True), (20, True), (40, False)]
+    assert [(line.step, line.warm_up) for line in read.reports] == [
+        (10, True),
+        (20, True),
+        (40, False),
+    ]
     assert (read.wall_seconds, read.restarts, read.startup_seconds) == (36.0, 1, 10.0)
     third = Reporting(tmp_path)
     third.at(1, step=1, loss=9.0)
@@ -67,7 +75,9 @@ def test_a_restart_goes_on_where_the_script_resumes(tmp_path: Path) -> None:
     assert (len(read.reports), read.wall_seconds, read.restarts) == (1, 2.0, 0)
 
 
-def test_a_report_for_every_step_is_thinned_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_for_every_step_is_thinned_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """50 as they come, 8 a second, then 50 one a second apart, 50 three, then seven."""
     monkeypatch.setattr(script_reports, "LINES", 50)
     run = Reporting(tmp_path)
@@ -83,7 +93,12 @@ def test_a_report_for_every_step_is_thinned_out(tmp_path: Path, monkeypatch: pyt
 
 def test_odd_and_torn_reports_are_left_out(tmp_path: Path) -> None:
     run = Reporting(tmp_path)
-    for line in ('[1.0, {"step": 1', '[1.0, {"st[2.0, {"step": 1}]', "", '[2.0, {"step": 1' + "0" * 5000 + "}]"):
+    for line in (
+        '[1.0, {"step": 1',
+        '[1.0, {"st[2.0, {"step": 1}]',
+        "",
+        '[2.0, {"step": 1' + "0" * 5000 + "}]",
+    ):
         run.record.take(line.encode())
     run.at(1, step=-1, loss=1.0)
     run.at(1, step=10**16, loss=1.0)

@@ -1,4 +1,5 @@
-"""Tests jobs that end themselves at a limit, and what jobs are billed for, as the desk sees and records both."""
+"""Tests jobs that end themselves at a limit, and what jobs are billed for, as the desk sees and
+records both."""
 
 import json
 import math
@@ -37,7 +38,8 @@ WHY = "all GPUs were below 10 % for 30 minutes (--stop_if_idle)"
 
 
 def stops_first(folder: Path, cloud: Emulator) -> None:
-    """Makes the first job end itself at a limit, as the trainer does, and the next one train to its end."""
+    """Makes the first job end itself at a limit, as the trainer does, and the next one train to its
+    end."""
 
     def run(google: Emulator, job: Job) -> None:
         google.begin(job)
@@ -58,7 +60,12 @@ def test_a_job_that_ended_itself_is_told_by_submit_watch_and_jobs(
     cloud: Emulator, session: Session, target: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     stops_first(tmp_path / "trained", cloud)
-    assert submit.main(["l4x1", *target[1:3], *IMAGE, *JOB, "--stop_if_idle=30m", "--register=digits"], session) == 75
+    assert (
+        submit.main(
+            ["l4x1", *target[1:3], *IMAGE, *JOB, "--stop_if_idle=30m", "--register=digits"], session
+        )
+        == 75
+    )
     assert not cloud.models, "it is not registered"
     (job,) = cloud.jobs.values()
     assert sent_limits(job).idle_s == 1800
@@ -70,7 +77,9 @@ def test_a_job_that_ended_itself_is_told_by_submit_watch_and_jobs(
     known = vertex_trainer.attach(job["name"], backend="sdk", session=session)
     assert (known.exit_code, known.status.state, known.status.error) == (75, "STOPPED", WHY)
     assert (known.result.state, known.result.content["error"]) == ("stopped", WHY)
-    assert jobs.run_jobs(["--project=my-proj", "--region=us-central1", "--backend=sdk"], session) == 0
+    assert (
+        jobs.run_jobs(["--project=my-proj", "--region=us-central1", "--backend=sdk"], session) == 0
+    )
     assert f"{job['name']}: {WHY}" in capsys.readouterr().out
     bill = json.loads((fetched(str(output_of(job)), "job") / "billed.json").read_text())["jobs"]
     assert [*bill] == [job["name"]]
@@ -85,8 +94,10 @@ def test_a_stopped_run_of_a_comparison_is_not_ranked_and_goes_on(
     assert WHY in command("l4x1", "--stop_if_idle=30m", code=75)
     (row,) = rows(tmp_path)
     assert (row.state, row.has_speed, row.missing[0]) == (
-        "stopped", False, f"the run ended as 'stopped': {WHY}",
-    )  # fmt: skip
+        "stopped",
+        False,
+        f"the run ended as 'stopped': {WHY}",
+    )
     command("l4x1", "--stop_if_idle=30m")
     first, second = cloud.jobs.values()
     assert output_of(first) == output_of(second)
@@ -96,7 +107,11 @@ def test_a_stopped_run_of_a_comparison_is_not_ranked_and_goes_on(
 
 
 def test_the_plans_upper_end_goes_along(
-    cloud: Emulator, session: Session, target: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cloud: Emulator,
+    session: Session,
+    target: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     stops_first(tmp_path / "trained", cloud)
@@ -128,7 +143,8 @@ CAPPED = ["l4x1", "--region=us-central1", "--bucket=gs://my-bucket", *IMAGE, *JO
 def test_what_a_job_spent_until_its_timeout_is_spent_for_the_next_tier_and_the_same_command(
     cloud: Emulator, session: Session, capsys: Capture
 ) -> None:
-    """It has started, so it is no lack of machines; the rest of the cap is what may still be paid."""
+    """It has started, so it is no lack of machines; the rest of the cap is what may still be
+    paid."""
     cloud.run = runs_for(0.6)
     command = [CAPPED[0], "l4x4", *CAPPED[1:]]
     assert submit.main(command, session) == 75
@@ -138,7 +154,10 @@ def test_what_a_job_spent_until_its_timeout_is_spent_for_the_next_tier_and_the_s
     shown = capsys.readouterr()
     said = f"it ran for {format_duration(timeout_s)}, the most that its plan, --max_cost or"
     assert said in shown.err
-    assert f"the same command, elsewhere the same command with --job_dir={output_of(first)}" in shown.out
+    assert (
+        f"the same command, elsewhere the same command with --job_dir={output_of(first)}"
+        in shown.out
+    )
     assert submit.main(command, session) == 75
     assert f"goes on where {first['name']} stopped at a limit" in capsys.readouterr().out
     second = cloud.jobs["1001"]
@@ -153,7 +172,9 @@ def test_what_a_job_spent_until_its_timeout_is_spent_for_the_next_tier_and_the_s
     assert len(cloud.jobs) == 3
 
 
-def test_a_detached_job_that_stopped_goes_on_and_again_begins_anew(cloud: Emulator, session: Session) -> None:
+def test_a_detached_job_that_stopped_goes_on_and_again_begins_anew(
+    cloud: Emulator, session: Session
+) -> None:
     cloud.run = runs_for(0.5)
     for flags, folders in ((["--detach"], 1), (["--detach"], 1), (["--detach", "--again"], 2)):
         assert submit.main([*CAPPED, *flags], session) == 0
@@ -161,12 +182,16 @@ def test_a_detached_job_that_stopped_goes_on_and_again_begins_anew(cloud: Emulat
     assert len(cloud.jobs) == 3
 
 
-def test_what_a_run_of_a_comparison_spent_counts_for_its_next_attempt(command: Command, cloud: Emulator) -> None:
+def test_what_a_run_of_a_comparison_spent_counts_for_its_next_attempt(
+    command: Command, cloud: Emulator
+) -> None:
     cloud.run = runs_for(0.5)
     for count in (1, 2):
         command("l4x1", "--max_cost=5", code=75)
         assert len(cloud.jobs) == count
-    first, second = (int(job["jobSpec"]["scheduling"]["timeout"][:-1]) for job in cloud.jobs.values())
+    first, second = (
+        int(job["jobSpec"]["scheduling"]["timeout"][:-1]) for job in cloud.jobs.values()
+    )
     assert second == pytest.approx(first / 2, abs=3)
 
 
@@ -176,7 +201,11 @@ def test_what_a_run_of_a_comparison_spent_counts_for_its_next_attempt(command: C
     ids=["at least 30 minutes", "three times the plan", "as the user says"],
 )
 def test_a_job_with_a_plan_may_take_three_times_its_upper_end(
-    flags: list[str], limit_s: int | None, cloud: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flags: list[str],
+    limit_s: int | None,
+    cloud: Emulator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     command = ["a100-80x8", "--project=p", *CAPPED[1:3], *JOB, *flags, "--dry_run", "--json"]
@@ -187,7 +216,9 @@ def test_a_job_with_a_plan_may_take_three_times_its_upper_end(
     (job,) = prepare_submission(request, Session()).jobs
     priced = estimate(job)
     assert priced
-    assert job.tier.timeout_s == limit_s or job.tier.timeout_s == math.ceil(3 * 3600 * priced.hours.high)
+    assert job.tier.timeout_s == limit_s or job.tier.timeout_s == math.ceil(
+        3 * 3600 * priced.hours.high
+    )
     assert job.tier.timeout_s >= 1800
     assert any(
         f"after {format_duration(job.tier.timeout_s)} it ends, and the same command goes on" in line
@@ -222,7 +253,9 @@ sys.exit(script_worker.main())
 """
 
 
-@pytest.mark.parametrize(("handler", "grace"), [("save", "1e9"), ("signal.SIG_IGN", "30.0")], ids=["saves", "hangs"])
+@pytest.mark.parametrize(
+    ("handler", "grace"), [("save", "1e9"), ("signal.SIG_IGN", "30.0")], ids=["saves", "hangs"]
+)
 def test_a_script_that_stalls_ends_as_stopped(
     handler: str, grace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,8 +269,15 @@ def test_a_script_that_stalls_ends_as_stopped(
     shutil.unpack_archive(script.package().build(), "unpacked", "zip")
     plan = ScriptRun(load_tier("cpu"), script).local_program(tmp_path / "job").variables
     limits = StopLimits(idle_s=1800.0).text
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": "unpacked/ours", "TRAINER_LIMITS": limits, **plan}
-    done = run([sys.executable, "-S", "-c", WATCHES.replace("GRACE\n", f"{grace}\n")], env=environment)
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": "unpacked/ours",
+        "TRAINER_LIMITS": limits,
+        **plan,
+    }
+    done = run(
+        [sys.executable, "-S", "-c", WATCHES.replace("GRACE\n", f"{grace}\n")], env=environment
+    )
     assert done.returncode == 0, done.stderr
     assert "halfway to a limit" in done.stdout
     result = json.loads((tmp_path / "job" / "result.json").read_text())

@@ -1,4 +1,5 @@
-"""Tests what goes along with a user's script, and that what cannot work is refused with one line."""
+"""Tests what goes along with a user's script, and that what cannot work is refused with one
+line."""
 
 import json
 import zipfile
@@ -22,9 +23,16 @@ import helper
 from nets import task
 open("data/table.csv"), open("lost.csv", "w")
 """
-FILES = {"train.py": TRAIN, "helper.py": "", "data/table.csv": "1,2\n",
-         "requirements.txt": "numpy\n", "nets/task.py": "PHOTOS = f'pho{1}os'", "nets/__init__.py": "",
-         "photos/a/1.png": "", "photos/2.png": ""}  # fmt: skip
+FILES = {
+    "train.py": TRAIN,
+    "helper.py": "",
+    "data/table.csv": "1,2\n",
+    "requirements.txt": "numpy\n",
+    "nets/task.py": "PHOTOS = f'pho{1}os'",
+    "nets/__init__.py": "",
+    "photos/a/1.png": "",
+    "photos/2.png": "",
+}
 
 
 @pytest.fixture
@@ -32,10 +40,18 @@ def project(tmp_path: Path) -> Path:
     """Returns the working folder, with a script in it, and with what must not go along."""
     folder = tmp_path / "work"
     more = {
-        "runs/old/stats.jsonl": "", "dist/old.whl": "", "env/pyvenv.cfg": "", "env/lib/x.py": "", "a.ipynb": "{}",
-        ".git/HEAD": "", "nets/other.py": "", "nets/requirements.txt": "torch\n", "lost.csv": "", "submit.log": "",
+        "runs/old/stats.jsonl": "",
+        "dist/old.whl": "",
+        "env/pyvenv.cfg": "",
+        "env/lib/x.py": "",
+        "a.ipynb": "{}",
+        ".git/HEAD": "",
+        "nets/other.py": "",
+        "nets/requirements.txt": "torch\n",
+        "lost.csv": "",
+        "submit.log": "",
         "photos/.hidden": "",
-    }  # fmt: skip
+    }
     for name, content in {**FILES, **more}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
@@ -52,13 +68,15 @@ def asked(words: Sequence[str] = (), **options: Any) -> Script:
 
 
 def test_what_a_script_reaches_goes_along_and_nothing_else(project: Path) -> None:
-    """The modules that it imports, what it names in its text or its arguments, and no log of `submit` beside it."""
+    """The modules that it imports, what it names in its text or its arguments, and no log of
+    `submit` beside it."""
     package = asked(script="train.py").package()
     assert names(package.build(), "code/") == FILES.keys()
     assert "ours/in_job/importable/vertex_report.py" in names(package.build(), "")
-    assert package.about == (
-        "ships data/ (1), helper.py, nets/ (2), photos/ (2), requirements.txt, train.py: 8 files, 0.0 MB; 6 left out: "
-        "a.ipynb, dist/, env/, lost.csv, runs/, submit.log"
+    assert (
+        package.about
+        == "ships data/ (1), helper.py, nets/ (2), photos/ (2), requirements.txt, train.py: 8"
+        " files, 0.0 MB; 6 left out: a.ipynb, dist/, env/, lost.csv, runs/, submit.log"
     )
     before = package.build().read_bytes()
     package.build().unlink()
@@ -79,49 +97,81 @@ def test_a_modules_package_goes_along_under_its_name(project: Path) -> None:
     found = asked(module="nets.task", package="nets").files
     assert found["requirements.txt"].samefile(project / "requirements.txt")
     (project / "requirements.txt").write_text("--index-url https://me:pa55@pypi.example.com/simple")
-    line = "package: these look like credentials: requirements.txt, line 1 (a login in an address): "
+    line = (
+        "package: these look like credentials: requirements.txt, line 1 (a login in an address): "
+    )
     assert line in error_of(asked(module="nets.task", package="nets").package)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "line"),
     [
-        ("photos/key.pem", "", "these look like credentials: photos/key.pem, a credential by its name: they would be"),
+        (
+            "photos/key.pem",
+            "",
+            "these look like credentials: photos/key.pem, a credential by its name: they would be",
+        ),
         (
             "data/table.csv",
             "x" * 3_000_000,
-            "script=train.py: data/table.csv (train.py, line 3) has 3.0 MB, and at "
-            "most 1 MB go along: copy it by `gcloud storage cp -r {here}/data/table.csv gs://BUCKET/`, and write "
-            "/gcs/BUCKET/table.csv; what it does not read may stand in .gcloudignore; --max_package_mb=4 sends it",
+            (
+                "script=train.py: data/table.csv (train.py, line 3) has 3.0 MB, and at most 1 MB go"
+                " along: copy it by `gcloud storage cp -r {here}/data/table.csv gs://BUCKET/`, and"
+                " write /gcs/BUCKET/table.csv; what it does not read may stand in .gcloudignore;"
+                " --max_package_mb=4 sends it"
+            ),
         ),
-        ("helper.py", "def", "helper.py, line 1: invalid syntax: the job could not import it: fix it"),
+        (
+            "helper.py",
+            "def",
+            "helper.py, line 1: invalid syntax: the job could not import it: fix it",
+        ),
         (
             "helper.py",
             "X = '/dev/null'; Y = '../../data'",
-            "script=train.py: helper.py, line 1 names ../../data, which the job's machines cannot read: copy it by "
-            "`gcloud storage cp -r {here.parents[1]}/data gs://BUCKET/`, and write /gcs/BUCKET/data; or use --force",
+            (
+                "script=train.py: helper.py, line 1 names ../../data, which the job's machines"
+                " cannot read: copy it by `gcloud storage cp -r {here.parents[1]}/data"
+                " gs://BUCKET/`, and write /gcs/BUCKET/data; or use --force"
+            ),
         ),
         (
             "helper.py",
             "X = '{here}/data/table.csv'",
-            "names {here}/data/table.csv, which the job's machines cannot read: write data/table.csv; or use --force",
+            (
+                "names {here}/data/table.csv, which the job's machines cannot read: write"
+                " data/table.csv; or use --force"
+            ),
         ),
     ],
 )
-def test_what_must_not_go_along_is_refused(name: str, content: str, line: str, project: Path, refused: Command) -> None:
+def test_what_must_not_go_along_is_refused(
+    name: str, content: str, line: str, project: Path, refused: Command
+) -> None:
     (project.parents[1] / "data").mkdir(exist_ok=True)
     (project / name).write_text(content.format(here=project) if "here" in content else content)
     line = line.replace("{here.parents[1]}", str(project.parents[1])).format(here=project)
-    assert line in refused("submit", "cpu", "--script=train.py", "--max_package_mb=1", *WHERE, "--dry_run")
+    assert line in refused(
+        "submit", "cpu", "--script=train.py", "--max_package_mb=1", *WHERE, "--dry_run"
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--script=none.py"], "script=none.py: there is no such Python file. give the path of one"),
-        (["--script=trian.py"], "script=trian.py: there is no such Python file; did you mean 'train.py'? give the"),
+        (
+            ["--script=none.py"],
+            "script=none.py: there is no such Python file. give the path of one",
+        ),
+        (
+            ["--script=trian.py"],
+            "script=trian.py: there is no such Python file; did you mean 'train.py'? give the",
+        ),
         (["--script=data"], "script=data: there is no such Python file"),
-        (["--script=train.py", "--module=nets.task"], "--script and --module contradict each other: drop one of them"),
+        (
+            ["--script=train.py", "--module=nets.task"],
+            "--script and --module contradict each other: drop one of them",
+        ),
         (
             ["--script=train.py", "--steps=3"],
             "steps is a setting of this package's training, not of a script. The arguments of your",
@@ -130,19 +180,36 @@ def test_what_must_not_go_along_is_refused(name: str, content: str, line: str, p
             ["--script=train.py", "zzz"],
             "write --name=value. The arguments of your script follow --",
         ),
-        (["--recipe=mlp_mnist", "--", "x"], "what follows -- is for a script of yours: name it by --script=FILE or"),
+        (
+            ["--recipe=mlp_mnist", "--", "x"],
+            "what follows -- is for a script of yours: name it by --script=FILE or",
+        ),
         (["--module=a-b"], "module=a-b: there is no such program in "),
         (["--module=nets.tasks"], "module=nets.tasks: there is no such program in "),
         (["--module=nets"], "module=nets: there is no such program in "),
-        (["--script=train.py", "--as_is", "--launch"], "--as_is and --launch contradict each other: drop one of them"),
-        (["--script=train.py", "--launch", "--epochs=3"], "epochs is a setting of this package's training, not of a"),
+        (
+            ["--script=train.py", "--as_is", "--launch"],
+            "--as_is and --launch contradict each other: drop one of them",
+        ),
+        (
+            ["--script=train.py", "--launch", "--epochs=3"],
+            "epochs is a setting of this package's training, not of a",
+        ),
         (["--script=train.py", "--include=nothing*"], "include=nothing*: nothing in "),
-        (["--script=trainer/fits.py"], "script=trainer/fits.py: trainer beside it would hide this package: rename it"),
+        (
+            ["--script=trainer/fits.py"],
+            "script=trainer/fits.py: trainer beside it would hide this package: rename it",
+        ),
         (["--module=nets.task", "--launch"], "--launch is for a file: name it by --script=FILE"),
-        (["--script=train.py", "--job_dir=held"], "job_dir=held: it holds a run of other.py: use another --job_dir"),
+        (
+            ["--script=train.py", "--job_dir=held"],
+            "job_dir=held: it holds a run of other.py: use another --job_dir",
+        ),
     ],
 )
-def test_mistakes_are_one_line(arguments: list[str], line: str, project: Path, refused: Command) -> None:
+def test_mistakes_are_one_line(
+    arguments: list[str], line: str, project: Path, refused: Command
+) -> None:
     (project / "held").mkdir()
     (project / "trainer").mkdir()
     (project / "trainer" / "fits.py").write_text("import keras, trainer\nkeras.Sequential().fit(1)")
@@ -154,15 +221,30 @@ def test_mistakes_are_one_line(arguments: list[str], line: str, project: Path, r
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["submit", "cpu", "--check"], "--check trains a recipe on the tier's GPUs, not a script: drop --check"),
-        (["submit", "cpu", "--plan"], "--plan is for recipes: the memory of a script is not known: drop it"),
+        (
+            ["submit", "cpu", "--check"],
+            "--check trains a recipe on the tier's GPUs, not a script: drop --check",
+        ),
+        (
+            ["submit", "cpu", "--plan"],
+            "--plan is for recipes: the memory of a script is not known: drop it",
+        ),
         (
             ["submit", "cpu", "--package=nets"],
             "--script and --package contradict each other: what the script needs goes",
         ),
-        (["submit", "cpu", "--job_dir=here"], "job_dir=here: the job's machines cannot read this disk"),
-        (["compare", "cpu", "--scaling=weak", "--on=vertex"], "--scaling=weak changes the batch of a recipe; that of"),
-        (["compare", "cpu", "--job_dir=x", "--on=vertex"], "--job_dir is not for a comparison: --out names the folder"),
+        (
+            ["submit", "cpu", "--job_dir=here"],
+            "job_dir=here: the job's machines cannot read this disk",
+        ),
+        (
+            ["compare", "cpu", "--scaling=weak", "--on=vertex"],
+            "--scaling=weak changes the batch of a recipe; that of",
+        ),
+        (
+            ["compare", "cpu", "--job_dir=x", "--on=vertex"],
+            "--job_dir is not for a comparison: --out names the folder",
+        ),
     ],
 )
 def test_flags_that_do_not_fit_a_script_are_refused(
@@ -171,22 +253,34 @@ def test_flags_that_do_not_fit_a_script_are_refused(
     assert line in refused(*arguments, "--script=train.py", *WHERE, "--project=p")
 
 
-def test_a_dry_run_says_what_goes_along_and_quotes_what_would_run(project: Path, capsys: Capture) -> None:
+def test_a_dry_run_says_what_goes_along_and_quotes_what_would_run(
+    project: Path, capsys: Capture
+) -> None:
     words = ["--name", "two words", '"quoted"', "it's", "", "$(HOME)", "--", "--steps=3"]
     flags = ["--max_cost=20", "--spot", "--labels=team=vision", "--project=p", "--spec"]
     assert main(["submit", "l4x1-2workers", "--script=train.py", *WHERE, *flags, "--", *words]) == 0
     text, shown = capsys.readouterr()
-    said = "runs python train.py --name 'two words' '\"quoted\"' 'it'\"'\"'s' '' '$(HOME)' -- --steps=3, as it is: it "
+    said = (
+        "runs python train.py --name 'two words' '\"quoted\"' 'it'\"'\"'s' '' '$(HOME)' --"
+        " --steps=3, as it is: it "
+    )
     assert f"{said}calls no fit of Keras\n" in shown
     assert "train.py: 8 files, 0.0 MB; " in shown
     assert "runs in python:3.12-slim, with numpy: --image=URI names another" in shown
-    assert "warning: SPOT: the script is ended by SIGTERM and started again: only what it saved itself" in shown
+    assert (
+        "warning: SPOT: the script is ended by SIGTERM and started again: only what it saved itself"
+        in shown
+    )
     assert len(START.splitlines()) <= 10
     spec = yaml.safe_load(text)
     assert spec["scheduling"]["strategy"] == "SPOT"
     for pool in spec["workerPoolSpecs"]:
         task = pool["containerSpec"]
-        assert (task["args"], task["command"][2], task["imageUri"]) == (words, START, "python:3.12-slim")
+        assert (task["args"], task["command"][2], task["imageUri"]) == (
+            words,
+            START,
+            "python:3.12-slim",
+        )
         variables = {each["name"]: each["value"] for each in task["env"]}
         start = json.loads(variables["TRAINER_START"])
         assert (start["gpus"], start["script"]["command"]) == (1, ["train.py"])
@@ -203,27 +297,48 @@ workerPoolSpecs:
     diskSpec: {bootDiskType: pd-ssd, bootDiskSizeGb: 100}
     pythonPackageSpec: {pythonModule: trainer.task}
   - {<<: *chief, machineSpec: {machineType: n1-standard-8}, replicaCount: 2}
-  - {machineSpec: {machineType: n1-highcpu-16}, replicaCount: 3, containerSpec: {imageUri: gcr.io/x/reduction}}
+  - machineSpec: {machineType: n1-highcpu-16}
+    replicaCount: 3
+    containerSpec: {imageUri: gcr.io/x/reduction}
   - {<<: *chief, machineSpec: {machineType: n1-standard-8}}
 scheduling: {timeout: 3600s}
 """
 
 
-def test_a_script_keeps_unlike_machines_a_reduction_server_and_an_evaluator(project: Path, capsys: Capture) -> None:
+def test_a_script_keeps_unlike_machines_a_reduction_server_and_an_evaluator(
+    project: Path, capsys: Capture
+) -> None:
     """The trainer refuses them: "unlike workers" and "a parameter server" of wrong_inputs.py."""
     Path("unlike.yaml").write_text(UNLIKE)
-    assert main(["submit", "unlike.yaml", "--script=train.py", *WHERE, "--project=p", "--spec"]) == 0
+    assert (
+        main(["submit", "unlike.yaml", "--script=train.py", *WHERE, "--project=p", "--spec"]) == 0
+    )
     text, shown = capsys.readouterr()
     tasks = [pool["containerSpec"] for pool in yaml.safe_load(text)["workerPoolSpecs"]]
     assert tasks.pop(2) == {"imageUri": "gcr.io/x/reduction"}
-    starts = [json.loads(each["value"]) for task in tasks for each in task["env"] if each["name"] == "TRAINER_START"]
+    starts = [
+        json.loads(each["value"])
+        for task in tasks
+        for each in task["env"]
+        if each["name"] == "TRAINER_START"
+    ]
     assert [start["gpus"] for start in starts] == [2, 0, 0]
     assert starts[0]["script"]["about"]["cluster"] == {"workers": 3, "replicas": 6}
     usd = 1.15 * (2.00083 + 3 * 0.38 + 3 * 0.56679) + 7 * 100 * 0.17 / 730
     assert f"unlike: {usd:.2f} USD an hour" in shown
-    assert torch_variables({"CLUSTER_SPEC": json.dumps({
-        "cluster": {f"workerpool{place}": ["a:1"] for place in (0, 1, 3)}, "task": {"type": "workerpool3", "index": 0},
-    })})["RANK"] == "2"  # fmt: skip
+    assert (
+        torch_variables(
+            {
+                "CLUSTER_SPEC": json.dumps(
+                    {
+                        "cluster": {f"workerpool{place}": ["a:1"] for place in (0, 1, 3)},
+                        "task": {"type": "workerpool3", "index": 0},
+                    }
+                )
+            }
+        )["RANK"]
+        == "2"
+    )
 
 
 def test_a_link_to_a_script_ships_the_folder_that_was_named(project: Path) -> None:
@@ -246,19 +361,33 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("listed", "flags", "line"), [
-    ("", [], "train.py, line 10, imports missing_module, which is not installed here: install it here, or write a "
-     "requirements.txt beside it with all that it needs: "),
-    ("", ["--force"], f"{requirements(0)[0]} {requirements(0)[1]}"),
-    ("Pillow>=10", [], "with Pillow>=10: --image"),
-    ("", ["--image=us-docker.pkg.dev/p/r/x:1"], "runs in us-docker.pkg.dev/p/r/x:1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("listed", "flags", "line"),
+    [
+        (
+            "",
+            [],
+            (
+                "train.py, line 10, imports missing_module, which is not installed here: install it"
+                " here, or write a requirements.txt beside it with all that it needs: "
+            ),
+        ),
+        ("", ["--force"], f"{requirements(0)[0]} {requirements(0)[1]}"),
+        ("Pillow>=10", [], "with Pillow>=10: --image"),
+        ("", ["--image=us-docker.pkg.dev/p/r/x:1"], "runs in us-docker.pkg.dev/p/r/x:1"),
+    ],
+)
 def test_what_code_imports_is_installed_or_refused_before_it_is_paid_for(
     listed: str, flags: list[str], line: str, project: Path, capsys: Capture
 ) -> None:
-    """As installed here: in a function, too, and of a namespace the part; what is optional may be missing."""
-    for name, text in {"train.py": IMPORTS, "nets/task.py": "import PIL.Image, keras\nx = 1",
-                       "plot.py": "import seaborn", "requirements.txt": listed}.items():  # fmt: skip
+    """As installed here: in a function, too, and of a namespace the part; what is optional may be
+    missing."""
+    for name, text in {
+        "train.py": IMPORTS,
+        "nets/task.py": "import PIL.Image, keras\nx = 1",
+        "plot.py": "import seaborn",
+        "requirements.txt": listed,
+    }.items():
         (project / name).write_text(text)
         (project / name).unlink() if not text else None
     code = main(["submit", "cpu", "--script=train.py", *WHERE, "--project=p", "--dry_run", *flags])
@@ -273,18 +402,32 @@ def test_what_code_imports_is_installed_or_refused_before_it_is_paid_for(
     assert not [word for word in ("seaborn", "torch", "nothing_here") if word in said]
 
 
-@pytest.mark.parametrize(("code", "trains"), [
-    ("import keras\nmodel = keras.Sequential()\nmodel.fit(x)", True),
-    ("import tensorflow as tf\ntf.keras.Sequential([]).fit(x)", True),
-    ("from mine import build\nbuild().fit(x)", True),
-    ("import keras\nfrom sklearn.svm import SVC\nmodel = SVC()\nmodel.fit(x)\nSVC().fit(x)", False),
-    ("import keras, sklearn\nscale = sklearn.preprocessing.Scaler()\nscale.fit(x)\nmodel = f()\nmodel.fit(x)", True),
-    ("import xgboost as xgb\nmodel = xgb.XGBClassifier()\nmodel.fit(x)", False),
-    ("import torch, lightning\ntrainer = lightning.Trainer()\ntrainer.fit(model)", False),
-    ("import keras\nmodel.train_on_batch(x)", False),
-    ("import keras\nfrom vertex_report import report\nmodel.fit(x)", False),
-])  # fmt: skip
-def test_a_script_that_calls_fit_of_keras_is_launched(code: str, trains: bool, project: Path) -> None:
+@pytest.mark.parametrize(
+    ("code", "trains"),
+    [
+        ("import keras\nmodel = keras.Sequential()\nmodel.fit(x)", True),
+        ("import tensorflow as tf\ntf.keras.Sequential([]).fit(x)", True),
+        ("from mine import build\nbuild().fit(x)", True),
+        (
+            "import keras\nfrom sklearn.svm import SVC\nmodel = SVC()\nmodel.fit(x)\nSVC().fit(x)",
+            False,
+        ),
+        (
+            (
+                "import keras, sklearn\nscale = sklearn.preprocessing.Scaler()\nscale.fit(x)\nmodel"
+                " = f()\nmodel.fit(x)"
+            ),
+            True,
+        ),
+        ("import xgboost as xgb\nmodel = xgb.XGBClassifier()\nmodel.fit(x)", False),
+        ("import torch, lightning\ntrainer = lightning.Trainer()\ntrainer.fit(model)", False),
+        ("import keras\nmodel.train_on_batch(x)", False),
+        ("import keras\nfrom vertex_report import report\nmodel.fit(x)", False),
+    ],
+)
+def test_a_script_that_calls_fit_of_keras_is_launched(
+    code: str, trains: bool, project: Path
+) -> None:
     (project / "mine.py").write_text("from keras import Model\ndef build(): return Model()")
     (project / "train.py").write_text(code)
     assert asked(script="train.py").launched == trains

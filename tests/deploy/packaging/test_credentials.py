@@ -1,4 +1,5 @@
-"""Tests that credentials are found by name and by content, and that harmless files are not taken for them."""
+"""Tests that credentials are found by name and by content, and that harmless files are not taken
+for them."""
 
 import json
 import subprocess
@@ -57,7 +58,12 @@ BY_CONTENT = {
     "putty.txt": "PuTTY-User-Key-File-3: ssh-ed25519",
     "sa.txt": json.dumps({"type": "service_account", "private_key": KEY}),
     "adc.json": json.dumps(
-        {"client_id": "x", "client_secret": f"d-{X}", "refresh_token": f"1//0{X}{X}", "type": "authorized_user"},
+        {
+            "client_id": "x",
+            "client_secret": f"d-{X}",
+            "refresh_token": f"1//0{X}{X}",
+            "type": "authorized_user",
+        },
         indent=1,
     ),
     "cache.py": f"access_token = '{X}{X}'",
@@ -72,7 +78,9 @@ BY_CONTENT = {
     "sas.txt": f"https://x/c?sv=1&sig={X}{X}%3D",
     "kube.yaml": KUBE.format("token: abcd1234efgh"),
     "kube2.yaml": KUBE.format("client-key-data: LS0tLS1CRUdJTiBSU0EgUFJJVkFURSBLRVk"),
-    "docker.json": json.dumps({"auths": {"https://index.docker.io/v1/": {"auth": "bWU6cHdhYmNkZWZnaA=="}}}, indent=1),
+    "docker.json": json.dumps(
+        {"auths": {"https://index.docker.io/v1/": {"auth": "bWU6cHdhYmNkZWZnaA=="}}}, indent=1
+    ),
     "npm.txt": f"//registry.npmjs.org/:_authToken={X}",
     "login.txt": "machine h.com\n  login me\n  password abc",
     "requirements.txt": "--index-url https://me:pa55word@pypi.example.com/simple",
@@ -119,7 +127,9 @@ HARMLESS: dict[str, str | bytes] = {
     "id_rsa.pub": "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAABgQC7 me@host",
     "ca.crt": "-----BEGIN CERTIFICATE-----\nMII\n",
     "pub.txt": "-----BEGIN PUBLIC KEY-----\nMIIBIjANBgkqhkiG9w0\n",
-    "secrets.py": "def keyword(token: str, task: str = 'risk-analysis-of-a-portfolio-of-loans'): ...",
+    "secrets.py": (
+        "def keyword(token: str, task: str = 'risk-analysis-of-a-portfolio-of-loans'): ..."
+    ),
     "secret_santa.py": "PAIRS = []",
     "types.json": '{"type": "cnn"}',
     "login.py": "refresh_token = session.refresh_token_of(user)",
@@ -138,7 +148,9 @@ HARMLESS: dict[str, str | bytes] = {
     "tok.yaml": "pad_token: <pad>\ntoken: word\nmax_tokens: 2048\n",
     "audio.py": "lowpass = 8000\nbypass = 'filter'\n",
     "fstr.py": 'url = f"http://{user}:{password}@{host}"\n',
-    "corpus.txt": "The secret: nobody knew the password to the old machine.\nHer token of love = a ring.\n",
+    "corpus.txt": (
+        "The secret: nobody knew the password to the old machine.\nHer token of love = a ring.\n"
+    ),
     "layer.py": "self._auth = HTTPBasicAuth(user, password)",
     "hf.md": "hf_hub_download(repo_id, filename)",
     "conf.ini": "[a]\npassword =\ntoken = ${TOKEN}\n",
@@ -149,14 +161,22 @@ HARMLESS: dict[str, str | bytes] = {
     "empty": "",
     "m.bin": b"\x00\x01\x02" * 999,
     "w.npy": b"\x93NUMPY\x01\x00v\x00" + bytes(range(256)) * 40,
-    "b64.py": "ICON_SHA = 'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGA'\n",
+    "b64.py": (
+        "ICON_SHA = 'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGA'\n"
+    ),
     "uuid.py": "RUN = '123e4567-e89b-12d3-a456-426614174000'\n",
-    "names.py": "LAYERS = ['conv2d_transpose_with_batch_normalization_and_leaky_relu_activation_block_3']\n",
+    "names.py": (
+        "LAYERS = ['conv2d_transpose_with_batch_normalization_and_leaky_relu_activation_block_3']\n"
+    ),
     "gcs.yaml": "data: gs://my-bucket-of-training-data/2026/photos\n",
-    "model.json": json.dumps({"class_name": "Dense", "config": {"units": 10, "kernel_initializer": "GlorotUniform"}}),
+    "model.json": json.dumps(
+        {"class_name": "Dense", "config": {"units": 10, "kernel_initializer": "GlorotUniform"}}
+    ),
     "doc.md": "Set `export WANDB_API_KEY=<your key>` first.\n",
     "test.py": "secret = Secret('name-of-the-secret')\npassword_field = 'password'\n",
-    "sm.py": "client.access_secret_version(name='projects/p/secrets/db-password/versions/latest')\n",
+    "sm.py": (
+        "client.access_secret_version(name='projects/p/secrets/db-password/versions/latest')\n"
+    ),
     "secret_names.yaml": "secretName: wandb-key\nsecret: projects/p/secrets/x\n",
     "public_key.pem.txt": "-----BEGIN RSA PUBLIC KEY-----\nMII\n",
 }
@@ -169,7 +189,11 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 def test_credentials_are_found_by_name_or_content(tmp_path: Path) -> None:
-    missed = [name for name, content in BY_NAME.items() if not [*find_credentials(write(tmp_path / name, content))]]
+    missed = [
+        name
+        for name, content in BY_NAME.items()
+        if not [*find_credentials(write(tmp_path / name, content))]
+    ]
     for name, content in BY_CONTENT.items():
         findings = [*find_credentials(write(tmp_path / "content" / name, f"\n\n{content}"))]
         if not findings or int(findings[0].split()[1]) < 3:
@@ -177,28 +201,41 @@ def test_credentials_are_found_by_name_or_content(tmp_path: Path) -> None:
     assert missed == []
 
 
-@pytest.mark.parametrize(("formats", "seed"), [(SECRETS, 1), (INNOCENT, 2)], ids=["secrets", "innocent"])
+@pytest.mark.parametrize(
+    ("formats", "seed"), [(SECRETS, 1), (INNOCENT, 2)], ids=["secrets", "innocent"]
+)
 def test_drawn_secrets_are_found_and_what_looks_like_them_is_not(
     formats: tuple[str, ...], seed: int, tmp_path: Path
 ) -> None:
-    """95 of 100 secrets, and 3 of 100 innocent files, in Python, YAML, UTF-16, a notebook's output and .gz."""
+    """95 of 100 secrets, and 3 of 100 innocent files, in Python, YAML, UTF-16, a notebook's output
+    and .gz."""
     files = [*drawn(formats, 120, seed, tmp_path)]
-    wrong = [line for line, path in files if bool([*find_credentials(path)]) != (formats is SECRETS)]
+    wrong = [
+        line for line, path in files if bool([*find_credentials(path)]) != (formats is SECRETS)
+    ]
     assert len(wrong) <= (6 if formats is SECRETS else 3), wrong
 
 
-@pytest.mark.parametrize(("flags", "line"), [
-    (["--env=X=hf_" + "aBcDeFgHiJkLmNoPqRsTuVwXyZaBcDeFgH"], "env=X: this would stand in the job's spec"),
-    (["--env=OPENAI_KEY=sk-proj-" + X * 2], "use --secret=OPENAI_KEY=projects/P"),
-    (["--env=PGPASSWORD=abc"], "env=PGPASSWORD"),
-    (["--env=DATABASE_URL=postgres://me:pw12word@host/db"], "DATABASE_URL"),
-    (["--script=train.py", "--", "--token=" + X * 2], "the argument --token: this would"),
-    (["--script=train.py", "--", "--api-key", X * 2], "use --secret=API_KEY=projects/P"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (
+            ["--env=X=hf_" + "aBcDeFgHiJkLmNoPqRsTuVwXyZaBcDeFgH"],
+            "env=X: this would stand in the job's spec",
+        ),
+        (["--env=OPENAI_KEY=sk-proj-" + X * 2], "use --secret=OPENAI_KEY=projects/P"),
+        (["--env=PGPASSWORD=abc"], "env=PGPASSWORD"),
+        (["--env=DATABASE_URL=postgres://me:pw12word@host/db"], "DATABASE_URL"),
+        (["--script=train.py", "--", "--token=" + X * 2], "the argument --token: this would"),
+        (["--script=train.py", "--", "--api-key", X * 2], "use --secret=API_KEY=projects/P"),
+    ],
+)
 def test_no_secret_stands_in_a_spec(flags: list[str], line: str) -> None:
     Path("train.py").write_text("print()")
     recipe = [] if "--" in flags else ["--recipe=mlp_mnist"]
-    assert line in error_of(submit.main, ["cpu", *WHERE, "--project=p", "--dry_run", *recipe, *flags])
+    assert line in error_of(
+        submit.main, ["cpu", *WHERE, "--project=p", "--dry_run", *recipe, *flags]
+    )
 
 
 def test_the_variables_of_a_tiers_file_are_looked_at(capsys: Capture) -> None:
@@ -208,7 +245,17 @@ def test_the_variables_of_a_tiers_file_are_looked_at(capsys: Capture) -> None:
         program = f"    pythonPackageSpec:\n      env: [{variables}]"
         Path("mine.yaml").write_text(tier.replace("    pythonPackageSpec:", program))
         assert (
-            main(["submit", "mine.yaml", *WHERE, "--project=p", "--recipe=mlp_mnist", "--data=digits", "--dry_run"])
+            main(
+                [
+                    "submit",
+                    "mine.yaml",
+                    *WHERE,
+                    "--project=p",
+                    "--recipe=mlp_mnist",
+                    "--data=digits",
+                    "--dry_run",
+                ]
+            )
             == code
         )
     assert "mine: env B: this would stand in the job's spec" in capsys.readouterr().err
@@ -220,26 +267,39 @@ def test_harmless_files_go_along(tmp_path: Path) -> None:
     assert len(user_sources(tmp_path / "mine").files) > len(HARMLESS)
 
 
-@pytest.mark.parametrize(("content", "line"), [
-    (b"x\n" * 2_500_000 + KEY.encode(), 2_500_001), (b"\xff\xd8\0\0" + b"\0" * 4_194_290 + KEY.encode(), 1),
-], ids=["late", "jpeg"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"x\n" * 2_500_000 + KEY.encode(), 2_500_001),
+        (b"\xff\xd8\0\0" + b"\0" * 4_194_290 + KEY.encode(), 1),
+    ],
+    ids=["late", "jpeg"],
+)
 def test_a_key_is_found_behind_the_first_megabytes_and_across_two_pieces(
     content: bytes, line: int, tmp_path: Path
 ) -> None:
-    assert [*find_credentials(write(tmp_path / "photo.jpg", content))] == [f"line {line} (a private key)"]
+    assert [*find_credentials(write(tmp_path / "photo.jpg", content))] == [
+        f"line {line} (a private key)"
+    ]
 
 
 def test_each_finding_is_named_and_one_line_allows_a_file(tmp_path: Path) -> None:
     folder = write(tmp_path / "mine" / "data" / "login.json", BY_CONTENT["adc.json"]).parents[1]
     write(folder / "hub.py", f"A = 1\n{BY_CONTENT['gh.py']}\n\n{BY_CONTENT['ai.py']}\n")
     error = error_of(user_sources, folder)
-    for part in ("mine/data/login.json, line 3 (", "mine/hub.py, line 2 (", "mine/hub.py, line 4 ("):
+    for part in (
+        "mine/data/login.json, line 3 (",
+        "mine/hub.py, line 2 (",
+        "mine/hub.py, line 4 (",
+    ):
         assert part in error
     assert "a1" * 18 not in error
     write(folder / ".gcloudignore", "#!allow:data/login.json\n/hub.py\n")
     assert [*user_sources(folder).files] == ["mine/data/login.json"]
     (folder / ".gcloudignore").unlink()
-    assert " in mine/.gcloudignore, or in the line itself # pragma: allowlist secret" in error_of(user_sources, folder)
+    assert " in mine/.gcloudignore, or in the line itself # pragma: allowlist secret" in error_of(
+        user_sources, folder
+    )
 
 
 def test_in_a_checkout_what_git_tracks_goes_along_and_new_python_files(tmp_path: Path) -> None:
@@ -247,14 +307,27 @@ def test_in_a_checkout_what_git_tracks_goes_along_and_new_python_files(tmp_path:
     for name in ("__init__.py", "table.json", "new.py", "made.json", "ignored.py", "old.bin"):
         write(folder / name, "")
     write(tmp_path / ".gitignore", "ignored.py\n*.bin\n")
-    for command in (["init", "-q"], ["add", "mine/__init__.py", "mine/table.json"], ["add", "-f", "mine/old.bin"]):
+    for command in (
+        ["init", "-q"],
+        ["add", "mine/__init__.py", "mine/table.json"],
+        ["add", "-f", "mine/old.bin"],
+    ):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
     sources = user_sources(folder)
-    assert [*sources.files] == ["mine/__init__.py", "mine/new.py", "mine/old.bin", "mine/table.json"]
+    assert [*sources.files] == [
+        "mine/__init__.py",
+        "mine/new.py",
+        "mine/old.bin",
+        "mine/table.json",
+    ]
     assert str(sources) == "4 files, 0.0 MB; 2 left out: mine/ignored.py, mine/made.json"
     assert "mine/made.json" in user_sources(folder, include=["*.json"]).files
     write(tmp_path / ".gitignore", "runs/\n")
-    assert [*user_sources(write(tmp_path / "runs" / "mine" / "a.py", "").parent).files] == ["mine/a.py"]
+    assert [*user_sources(write(tmp_path / "runs" / "mine" / "a.py", "").parent).files] == [
+        "mine/a.py"
+    ]
     write(tmp_path / ".gitignore", "ignored.py\n*.bin\n")
     write(folder / "new.py", "from . import ignored\n")
-    assert "mine/new.py, line 1, imports mine/ignored.py, which does not go along" in error_of(user_sources, folder)
+    assert "mine/new.py, line 1, imports mine/ignored.py, which does not go along" in error_of(
+        user_sources, folder
+    )

@@ -1,4 +1,5 @@
-"""What is shipped: named by its sources, built from a clean copy, and installed as Vertex AI's containers do."""
+"""What is shipped: named by its sources, built from a clean copy, and installed as Vertex AI's
+containers do."""
 
 import importlib.metadata
 import json
@@ -25,11 +26,24 @@ from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import trainer_commit
 
 
-def mine(folder: Path, code: str = "def build(config, dataset): ...\n", name: str = "my_models") -> Path:
+def mine(
+    folder: Path, code: str = "def build(config, dataset): ...\n", name: str = "my_models"
+) -> Path:
     """A package of a user's own."""
     path = folder / name
-    empty = ("__init__.py", "inner/__init__.py", "inner/tables-1.0/deep/table.json", "plain/layers.py", "table.json")
-    for file, text in {**dict.fromkeys(empty, ""), "gan.py": code, "__pycache__/gan.pyc": "x", ".secret": "x"}.items():
+    empty = (
+        "__init__.py",
+        "inner/__init__.py",
+        "inner/tables-1.0/deep/table.json",
+        "plain/layers.py",
+        "table.json",
+    )
+    for file, text in {
+        **dict.fromkeys(empty, ""),
+        "gan.py": code,
+        "__pycache__/gan.pyc": "x",
+        ".secret": "x",
+    }.items():
         (path / file).parent.mkdir(parents=True, exist_ok=True)
         (path / file).write_text(text)
     return path
@@ -39,10 +53,18 @@ def test_the_name_is_that_of_the_sources(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")
     one = Package("p", "1", {"a": tmp_path / "a", "b": b"y"})
     assert one.digest == Package("p", "1", {"b": b"y", "a": b"x"}).digest
-    others: list[dict[str, bytes]] = [{"a": b"xb", "b": b"y"}, {"a": b"y", "b": b"x"}, {"a": b"bc"}, {"ab": b"c"}]
+    others: list[dict[str, bytes]] = [
+        {"a": b"xb", "b": b"y"},
+        {"a": b"y", "b": b"x"},
+        {"a": b"bc"},
+        {"ab": b"c"},
+    ]
     assert len({one.digest, *(Package("p", "1", files).digest for files in others)}) == 5
     vars(one)["sha256"] = "0123456789abcdef"  # as of a wheel that was built
-    assert one.uri("gs://b/c") == f"gs://b/c/packages/p-1-{one.digest}-0123456789ab/p-1-py3-none-any.whl"
+    assert (
+        one.uri("gs://b/c")
+        == f"gs://b/c/packages/p-1-{one.digest}-0123456789ab/p-1-py3-none-any.whl"
+    )
 
 
 def test_wheel_and_sdist_hold_what_runs_and_nothing_else(dist: Path) -> None:
@@ -53,8 +75,13 @@ def test_wheel_and_sdist_hold_what_runs_and_nothing_else(dist: Path) -> None:
         names = set(archive.namelist())
         assert archive.read("trainer/commit.txt").decode().strip() == trainer_commit()
     ours = {"trainer/task.py", "trainer/recipes/wgan_gp_digits.yaml", "trainer/data/digits.npz"}
-    assert ours | {"deploy/tiers/machines.yaml", "deploy/Dockerfile", "deploy/cloudbuild.yaml"} <= names
-    assert not [name for name in names if name.startswith(("tests", "benchmarks")) or "__pycache__" in name]
+    assert (
+        ours | {"deploy/tiers/machines.yaml", "deploy/Dockerfile", "deploy/cloudbuild.yaml"}
+        <= names
+    )
+    assert not [
+        name for name in names if name.startswith(("tests", "benchmarks")) or "__pycache__" in name
+    ]
     (sdist,) = wheel.parent.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         assert any(name.endswith("/trainer/task.py") for name in archive.getnames())
@@ -63,8 +90,11 @@ def test_wheel_and_sdist_hold_what_runs_and_nothing_else(dist: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_dist_folder_holds_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Built by others, at other times: here so that the environment says so, which setuptools takes for the time."""
+def test_every_dist_folder_holds_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Built by others, at other times: here so that the environment says so, which setuptools takes
+    for the time."""
     wheels = []
     for number, (time, umask) in enumerate([("1000000000", 0o022), ("1500000000", 0o077)]):
         monkeypatch.setattr(package, "DIST", tmp_path / f"dist{number}")
@@ -88,16 +118,29 @@ def test_a_package_of_the_users_own_goes_along_whole(tmp_path: Path, dist: Path)
         about = archive.read("my_models-0.dist-info/METADATA").decode()
     inner = ("inner/__init__.py", "inner/tables-1.0/deep/table.json", "plain/layers.py")
     top = ("__init__.py", "gan.py", "table.json", "requirements.txt")
-    assert {name for name in names if ".dist-info" not in name} == {f"My_Models/{name}" for name in (*top, *inner)}
+    assert {name for name in names if ".dist-info" not in name} == {
+        f"My_Models/{name}" for name in (*top, *inner)
+    }
     where = [*WHERE, "--project=p", f"--package={folder}"]
-    assert main(["submit", "--spec", "cpu", "--model=My_Models.gan:build", "--data=digits", *where]) == 0
+    assert (
+        main(["submit", "--spec", "cpu", "--model=My_Models.gan:build", "--data=digits", *where])
+        == 0
+    )
     assert re.findall("Requires-Dist: (.*)", about) == ["einops>=0.7"]
 
 
-def test_one_module_goes_along_with_those_beside_it_that_it_imports(tmp_path: Path, dist: Path) -> None:
+def test_one_module_goes_along_with_those_beside_it_that_it_imports(
+    tmp_path: Path, dist: Path
+) -> None:
     """But for one that has the name of this package, which it means."""
-    texts = {"mine.py": "import os, trainer, other\ndef build(config, dataset): ...\n", "other.py": "import inner.part",
-             "inner/part.py": "", "inner/more.py": "", "trainer/__init__.py": "", "lost.py": ""}  # fmt: skip
+    texts = {
+        "mine.py": "import os, trainer, other\ndef build(config, dataset): ...\n",
+        "other.py": "import inner.part",
+        "inner/part.py": "",
+        "inner/more.py": "",
+        "trainer/__init__.py": "",
+        "lost.py": "",
+    }
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -123,25 +166,45 @@ print(open("churn.log", "w"))
 def test_what_one_module_imports_is_installed_and_what_it_names_lies_where_it_runs(
     dist: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    """TensorFlow's own packages are there already; a requirements.txt beside the module replaces what it imports."""
-    for name, text in {"churn.py": NEEDS, "data/churn.csv": "1", "churn.log": "", "data/.x": "", "b.csv": ""}.items():
+    """TensorFlow's own packages are there already; a requirements.txt beside the module replaces
+    what it imports."""
+    for name, text in {
+        "churn.py": NEEDS,
+        "data/churn.csv": "1",
+        "churn.log": "",
+        "data/.x": "",
+        "b.csv": "",
+    }.items():
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(text)
-    command = ["submit", "--spec", "cpu", "--model=churn:build", "--data=churn:rows", *WHERE, "--project=p"]
+    command = [
+        "submit",
+        "--spec",
+        "cpu",
+        "--model=churn:build",
+        "--data=churn:rows",
+        *WHERE,
+        "--project=p",
+    ]
     Path("churn.py").write_text(f"{NEEDS}def build(config, dataset): ...\n")
     assert main([*command, "--package=churn.py"]) == 0
     text, shown = capsys.readouterr()
     version = importlib.metadata.version("matplotlib")
-    assert f"pip installs matplotlib>={version} for it; its folder there has data/churn.csv\n" in shown
+    assert (
+        f"pip installs matplotlib>={version} for it; its folder there has data/churn.csv\n" in shown
+    )
     plan = json.loads(re.findall(r"TRAINER_START\n *value: '(.*)'\n", text)[0])
-    archive = dist / "/".join(plan["code"][0].rsplit("/", 2)[1:]).replace(f"-{plan['code'][1][:12]}", "")
+    archive = dist / "/".join(plan["code"][0].rsplit("/", 2)[1:]).replace(
+        f"-{plan['code'][1][:12]}", ""
+    )
     assert zipfile.ZipFile(archive).namelist() == ["code/data/churn.csv"]
     Path("requirements.txt").write_text("einops\n")
     assert user_package("churn.py").about.endswith("0.0 MB; its folder there has data/churn.csv")
     Path("requirements.txt").unlink()
     Path("churn.py").write_text("import not_here")
-    assert "churn.py, line 1, imports not_here, which is not installed here: install it here" in error_of(
-        user_package, "churn.py"
+    assert (
+        "churn.py, line 1, imports not_here, which is not installed here: install it here"
+        in error_of(user_package, "churn.py")
     )
 
 
@@ -173,12 +236,16 @@ def test_a_package_that_does_not_build_says_why(tmp_path: Path, dist: Path) -> N
 
 @pytest.mark.slow
 def test_an_installed_copy_has_tiers_and_sends_the_same_sources(dist: Path, tmp_path: Path) -> None:
-    site, desk = tmp_path / "site", tmp_path / "desk"
+    site = tmp_path / "site"
+    desk = tmp_path / "desk"
     zipfile.ZipFile(trainer_package().build()).extractall(site)
     desk.mkdir()
     flags = ["--recipe=wgan_gp_digits", "--project=my-proj", *WHERE, "--spec"]
-    done = run([sys.executable, "-m", "deploy", "submit", "cpu", *flags], env=os.environ | {"PYTHONPATH": str(site)},
-               cwd=desk)  # fmt: skip
+    done = run(
+        [sys.executable, "-m", "deploy", "submit", "cpu", *flags],
+        env=os.environ | {"PYTHONPATH": str(site)},
+        cwd=desk,
+    )
     assert done.returncode == 0, done.stderr
     assert trainer_package().uri("gs://my-bucket") in done.stdout
     assert not (site / "setup.py").exists()
@@ -187,22 +254,38 @@ def test_an_installed_copy_has_tiers_and_sends_the_same_sources(dist: Path, tmp_
     assert (site / "vertex_trainer" / "py.typed").is_file()
 
 
-def test_an_image_is_built_from_a_clean_copy(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_is_built_from_a_clean_copy(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     uri = "us-docker.pkg.dev/my-proj/repo/trainer:1"
-    flags = ["--tensorflow=tensorflow[and-cuda]>=2.20,<2.22", "--project=my-proj", f"--package={mine(tmp_path)}"]
+    flags = [
+        "--tensorflow=tensorflow[and-cuda]>=2.20,<2.22",
+        "--project=my-proj",
+        f"--package={mine(tmp_path)}",
+    ]
     assert main(["image", f"--image={uri}", "--dry-run", *flags]) == 0
     context = Path("dist/image")
-    assert capsys.readouterr().out.strip() == (
-        "# ships my_models: 6 files, 0.0 MB\n"
+    assert (
+        capsys.readouterr().out.strip() == "# ships my_models: 6 files, 0.0 MB\n"
         f"gcloud builds submit --project=my-proj --config={context}/cloudbuild.yaml "
         f"'--substitutions=^;^_IMAGE={uri};_TENSORFLOW=tensorflow[and-cuda]>=2.20,<2.22' "
         f"'--format=value(results.images[0].digest)' {context}"
     )
-    assert {path.name for path in context.iterdir()} == {"Dockerfile", "cloudbuild.yaml", "packages"}
-    assert {file.parent.name for file in context.glob("packages/*/setup.py")} == {"vertex_trainer", "my_models"}
+    assert {path.name for path in context.iterdir()} == {
+        "Dockerfile",
+        "cloudbuild.yaml",
+        "packages",
+    }
+    assert {file.parent.name for file in context.glob("packages/*/setup.py")} == {
+        "vertex_trainer",
+        "my_models",
+    }
     assert not list(context.rglob("*.pyc"))
     dockerfile = (context / "Dockerfile").read_text()
-    assert all((context / source).exists() for source in re.findall(r"^COPY (\S+)", dockerfile, re.MULTILINE))
+    assert all(
+        (context / source).exists()
+        for source in re.findall(r"^COPY (\S+)", dockerfile, re.MULTILINE)
+    )
     steps = yaml.safe_load((context / "cloudbuild.yaml").read_text())
     assert set(re.findall(r"\$(_[A-Z]+)", json.dumps(steps))) == {"_IMAGE", "_TENSORFLOW"}
     assert "USER trainer" in dockerfile
@@ -213,18 +296,30 @@ def test_an_image_is_built_from_a_clean_copy(tmp_path: Path, capsys: Capture, mo
     assert steps["substitutions"]["_TENSORFLOW"] == newest
 
 
-def test_gcloud_is_run_and_its_end_is_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:
-    """The image is remembered by its digest, which gcloud's last line is, with its tag; one without is told."""
-    sources, digest = {package.name: package.digest for package in packages_with("")}, f"sha256:{'a1' * 32}"
+def test_gcloud_is_run_and_its_end_is_ours(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
+) -> None:
+    """The image is remembered by its digest, which gcloud's last line is, with its tag; one without
+    is told."""
+    sources = {package.name: package.digest for package in packages_with("")}
+    digest = f"sha256:{'a1' * 32}"
     name = "us-docker.pkg.dev/p/r/x"
     for code, line, uri in ((0, digest, f"{name}@{digest}"), (0, "", f"{name}:1"), (1, digest, "")):
-        stand_in(tmp_path, f'echo "$@" > "{tmp_path}/given"\necho log\necho {line}\nexit {code}', monkeypatch)
+        stand_in(
+            tmp_path,
+            f'echo "$@" > "{tmp_path}/given"\necho log\necho {line}\nexit {code}',
+            monkeypatch,
+        )
         assert image.main([f"--image={name}:1"]) == code
         assert (tmp_path / "given").read_text().startswith("builds submit")
         found = remembered()
         tag = f"{name}:1" if line else ""
-        assert (found and (found.uri, found.sources, found.tag)) == (None if code else (uri, sources, tag))
-        assert ("warning: gcloud named no digest: jobs run in" in capsys.readouterr().out) == (not line)
+        assert (found and (found.uri, found.sources, found.tag)) == (
+            None if code else (uri, sources, tag)
+        )
+        assert ("warning: gcloud named no digest: jobs run in" in capsys.readouterr().out) == (
+            not line
+        )
         IMAGE_RECORD.unlink(missing_ok=True)
     stand_in(tmp_path, f"sleep 0.3\nkill -INT {os.getpid()}\nsleep 0.5", monkeypatch)
     with pytest.raises(JobUnknown, match=r"^stopped: the build may go on: look at https://"):

@@ -1,4 +1,5 @@
-"""What of a user's package goes along with a job, and what is refused: credentials, gigabytes, code with errors."""
+"""What of a user's package goes along with a job, and what is refused: credentials, gigabytes, code
+with errors."""
 
 import os
 import re
@@ -26,7 +27,9 @@ def mine(tmp_path: Path) -> Path:
     return folder
 
 
-def test_ignored_and_hidden_files_notebooks_and_links_that_leave_are_left_out(mine: Path, tmp_path: Path) -> None:
+def test_ignored_and_hidden_files_notebooks_and_links_that_leave_are_left_out(
+    mine: Path, tmp_path: Path
+) -> None:
     (tmp_path / ".gitignore").write_text("*.ckpt\n")  # of the repository
     (mine / ".gcloudignore").write_text("#!include:.gitignore\nraw/\n*.pem\n!data/table.json\n")
     (mine / "raw").mkdir()
@@ -42,10 +45,15 @@ def test_ignored_and_hidden_files_notebooks_and_links_that_leave_are_left_out(mi
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
     package = user_package(str(mine))
     assert {name.removeprefix("my_models/") for name in package.files} == {
-        "setup.py", "__init__.py", "gan.py", "data/table.json", "same.py",
-    }  # fmt: skip
+        "setup.py",
+        "__init__.py",
+        "gan.py",
+        "data/table.json",
+        "same.py",
+    }
     assert package.about.startswith(
-        "ships my_models: 4 files, 0.0 MB; 8 left out: my_models/a.ckpt, my_models/all/, my_models/aw"
+        "ships my_models: 4 files, 0.0 MB; 8 left out: my_models/a.ckpt, my_models/all/,"
+        " my_models/aw"
     )
 
 
@@ -53,7 +61,9 @@ def test_a_large_package_is_refused_before_it_is_read(mine: Path, tmp_path: Path
     with open(mine / "weights.bin", "wb") as file:
         file.truncate(3 * 10**9)  # sparse
     tracemalloc.start()
-    with pytest.raises(UserError, match=r"3,000.0 MB in 4 files, the largest my_models/weights.bin .*mb=3001"):
+    with pytest.raises(
+        UserError, match=r"3,000.0 MB in 4 files, the largest my_models/weights.bin .*mb=3001"
+    ):
         user_package(str(mine))
     os.truncate(mine / "weights.bin", 12 * 10**6)
     write_copy(user_package(str(mine), 13), tmp_path / "copy")
@@ -66,7 +76,9 @@ def test_files_that_change_while_they_are_copied_are_noticed(mine: Path, tmp_pat
     built = user_package(str(mine))
     assert built.digest
     (mine / "gan.py").write_text("X = 1\n")
-    assert "its files changed while they were copied" in error_of(write_copy, built, tmp_path / "copy")
+    assert "its files changed while they were copied" in error_of(
+        write_copy, built, tmp_path / "copy"
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,23 +91,38 @@ def test_files_that_change_while_they_are_copied_are_noticed(mine: Path, tmp_pat
 )
 def test_a_syntax_error_is_told_here(code: str, what: str, mine: Path) -> None:
     (mine / "gan.py").write_text(code)
-    with pytest.raises(UserError, match=rf"^package: my_models/gan.py.*{re.escape(what)}.* not import it: fix it$"):
+    with pytest.raises(
+        UserError, match=rf"^package: my_models/gan.py.*{re.escape(what)}.* not import it: fix it$"
+    ):
         user_package(str(mine))
 
 
 @pytest.mark.parametrize(
     ("requirement", "refused"),
     [
-        ("tensorflow==2", True), ("tensorflow<2.20", True), ("TensorFlow <= 2.19.1", True),
-        ("tensorflow-cpu~=2.10.0", True), ("tensorflow[and-cuda]==2.19.*", True), ("keras<3", True),
-        ("tensorflow>=2.22", True), ("keras>=2,<3.15", True), ("keras==3.16.*", True),
-        ("keras>=3.13,<3.16", False), ("tensorflow", False), ("tensorflow==2.20.0", False),
-        ("tensorflow~=2.10", False), ("keras==3.*", False), ("tensorflow-datasets==4.9", False),
-        ("tensorflow; python_version < '3.9'", False), ("tensorflow>2.20,<2.22", False),
+        ("tensorflow==2", True),
+        ("tensorflow<2.20", True),
+        ("TensorFlow <= 2.19.1", True),
+        ("tensorflow-cpu~=2.10.0", True),
+        ("tensorflow[and-cuda]==2.19.*", True),
+        ("keras<3", True),
+        ("tensorflow>=2.22", True),
+        ("keras>=2,<3.15", True),
+        ("keras==3.16.*", True),
+        ("keras>=3.13,<3.16", False),
+        ("tensorflow", False),
+        ("tensorflow==2.20.0", False),
+        ("tensorflow~=2.10", False),
+        ("keras==3.*", False),
+        ("tensorflow-datasets==4.9", False),
+        ("tensorflow; python_version < '3.9'", False),
+        ("tensorflow>2.20,<2.22", False),
         ("tensorflow @ https://example.com/tensorflow.whl", False),
     ],
-)  # fmt: skip
-def test_a_requirement_that_the_trainer_does_not_take_is_refused(requirement: str, refused: bool) -> None:
+)
+def test_a_requirement_that_the_trainer_does_not_take_is_refused(
+    requirement: str, refused: bool
+) -> None:
     if not refused:
         check_requirement(requirement)
         return
@@ -107,7 +134,15 @@ def test_the_largest_size_is_a_flag_and_a_package_that_is_ignored_whole_is_refus
     mine: Path, capsys: Capture, refused: Command
 ) -> None:
     (mine / "weights.bin").write_bytes(bytes(2 * 10**6))
-    flags = ["submit", "cpu", "--model=mlp", *WHERE, "--project=p", "--dry_run", f"--package={mine}"]
+    flags = [
+        "submit",
+        "cpu",
+        "--model=mlp",
+        *WHERE,
+        "--project=p",
+        "--dry_run",
+        f"--package={mine}",
+    ]
     assert "at most 1 MB" in refused(*flags, "--max_package_mb=1")
     assert main([*flags, "--max_package_mb=3"]) == 0
     assert "ships my_models: 4 files" in capsys.readouterr().out

@@ -1,4 +1,5 @@
-"""Tests the start command of a plain Python image, as the spec holds it, in a clean environment without our source."""
+"""Tests the start command of a plain Python image, as the spec holds it, in a clean environment
+without our source."""
 
 import hashlib
 import json
@@ -38,7 +39,9 @@ def wheel(cloud: Emulator, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def start(bare: Path, cloud: Emulator, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Any:
+def start(
+    bare: Path, cloud: Emulator, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> Any:
     """Returns a function that runs the start command with a plan, and returns it with its log."""
     monkeypatch.setattr("deploy.api.submit.packages_with", lambda *_, **__: [])
     assert main(["submit", "--spec", "cpu", *WHERE, *JOB, "--project=p"]) == 0
@@ -51,8 +54,17 @@ def start(bare: Path, cloud: Emulator, tmp_path: Path, capsys: Capture, monkeypa
         digest: str, gpus: int = 0, requirements: Sequence[str] = ("--no-index",), **more: str
     ) -> tuple[subprocess.CompletedProcess[str], list[dict[str, str]]]:
         packages = [[f"gs://{ADDRESS}", digest]]
-        plan = {"gpus": gpus, "requirements": [*requirements], "packages": packages, "module": "hello"}
-        variables = {"TRAINER_START": json.dumps(plan), "GCE_METADATA_HOST": cloud.url.removeprefix("http://"), **more}
+        plan = {
+            "gpus": gpus,
+            "requirements": [*requirements],
+            "packages": packages,
+            "module": "hello",
+        }
+        variables = {
+            "TRAINER_START": json.dumps(plan),
+            "GCE_METADATA_HOST": cloud.url.removeprefix("http://"),
+            **more,
+        }
         given = {name: os.environ[name] for name in ("PATH", "STORAGE_EMULATOR_HOST")}
         done = run([str(bare), *code, *task["args"]], env={**given, **variables}, cwd=tmp_path)
         return done, [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -61,15 +73,26 @@ def start(bare: Path, cloud: Emulator, tmp_path: Path, capsys: Capture, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("requirements", "installer"), [
-    ([], "by uv"), (["--no-index"], "by pip: --no-index in the requirements"),
-    (["-r", "requirements.txt"], "by pip: -f in the requirements"),
-    (["--frozen"], "uv failed, and pip installs: error: unexpected argument '--frozen' found"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("requirements", "installer"),
+    [
+        ([], "by uv"),
+        (["--no-index"], "by pip: --no-index in the requirements"),
+        (["-r", "requirements.txt"], "by pip: -f in the requirements"),
+        (["--frozen"], "uv failed, and pip installs: error: unexpected argument '--frozen' found"),
+    ],
+)
 def test_a_wheel_of_the_bucket_is_installed_and_run(
-    requirements: list[str], installer: str, bare: Path, start: Any, wheel: str, cloud: Emulator, tmp_path: Path
+    requirements: list[str],
+    installer: str,
+    bare: Path,
+    start: Any,
+    wheel: str,
+    cloud: Emulator,
+    tmp_path: Path,
 ) -> None:
-    """The job's account reads it, with a token of the metadata server. Without pip's settings uv installs it."""
+    """The job's account reads it, with a token of the metadata server. Without pip's settings uv
+    installs it."""
     (tmp_path / "requirements.txt").write_text(f"-f {tmp_path}\n")
     assert run([str(bare), "-m", "ensurepip"]).returncode == 0
     assert run([str(bare), "-m", "pip", "install", "--quiet", "uv"]).returncode == 0
@@ -90,8 +113,24 @@ def test_a_wheel_of_the_bucket_is_installed_and_run(
     ("digest", "gpus", "status", "line"),
     [
         ("0" * 64, 0, 0, f"error: gs://{ADDRESS}: its SHA-256 is {{wheel}}, not 000"),
-        ("", 0, 403, f"error: gs://{ADDRESS}: status 403: the job's account must be able to read it (roles/storage."),
-        ("", 1, 0, "error: libcuda.so.1, NVIDIA's driver, is neither in LD_LIBRARY_PATH (/usr/local/nvidia/lib64) nor"),
+        (
+            "",
+            0,
+            403,
+            (
+                f"error: gs://{ADDRESS}: status 403: the job's account must be able to read it"
+                " (roles/storage."
+            ),
+        ),
+        (
+            "",
+            1,
+            0,
+            (
+                "error: libcuda.so.1, NVIDIA's driver, is neither in LD_LIBRARY_PATH"
+                " (/usr/local/nvidia/lib64) nor"
+            ),
+        ),
     ],
 )
 def test_what_cannot_work_ends_with_one_line_before_anything_is_installed(
@@ -105,10 +144,13 @@ def test_what_cannot_work_ends_with_one_line_before_anything_is_installed(
     assert not [request for request in cloud.requests if gpus and "hello" in request]
 
 
-@pytest.mark.parametrize(("content", "line"), [
-    (None, "HTTP Error 404: Not Found: may the job's account read it?"),
-    (b"print('another')", "starter.py: its SHA-256 has changed"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (None, "HTTP Error 404: Not Found: may the job's account read it?"),
+        (b"print('another')", "starter.py: its SHA-256 has changed"),
+    ],
+)
 def test_without_its_starter_a_job_ends_with_one_line(
     content: bytes | None, line: str, start: Any, wheel: str, cloud: Emulator
 ) -> None:

@@ -1,4 +1,5 @@
-"""Tests that a job is held against its plan before it is sent, takes it along, and is reported beside it."""
+"""Tests that a job is held against its plan before it is sent, takes it along, and is reported
+beside it."""
 
 import json
 import re
@@ -42,11 +43,20 @@ def keep(tmp_path: Path, monkeypatch: Patch) -> Any:
     return plan
 
 
-@pytest.mark.parametrize(("row_gib", "line"), [
-    (None, "l4x1: whether it fits the memory is not known: --plan measures it (some steps on this CPU)"),
-    (0.01, "l4x1: fits the memory: it needs 2.1 - 3.8 of 22.3 GiB; a global batch of 1,"),
-    (0.3, "l4x1: warning: may not fit the memory: it needs 19.7 - "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("row_gib", "line"),
+    [
+        (
+            None,
+            (
+                "l4x1: whether it fits the memory is not known: --plan measures it (some steps on"
+                " this CPU)"
+            ),
+        ),
+        (0.01, "l4x1: fits the memory: it needs 2.1 - 3.8 of 22.3 GiB; a global batch of 1,"),
+        (0.3, "l4x1: warning: may not fit the memory: it needs 19.7 - "),
+    ],
+)
 def test_what_its_plan_says_is_printed(
     row_gib: float | None, line: str, keep: Any, cloud: Any, capsys: Capture
 ) -> None:
@@ -73,8 +83,13 @@ def test_what_cannot_fit_is_refused_unless_it_is_forced(
 
 def test_fit_adds_micro_batches_before_16_bits(keep: Any, cloud: Any, capsys: Capture) -> None:
     """The plan holds for both. Four micro-batches dispatch four times as many operations."""
-    micro_batches = r"--micro_batches=\d \(-\d+\.\d GiB, \+\d+% time; other numbers with batch norm; .* accumulate\)"
-    precision = r"--precision=mixed_bfloat16 \(-\d+\.\d GiB, [+-]\d+% time; other numbers, of 16 bits\)"
+    micro_batches = (
+        r"--micro_batches=\d \(-\d+\.\d GiB, \+\d+% time; other numbers with batch norm; .*"
+        r" accumulate\)"
+    )
+    precision = (
+        r"--precision=mixed_bfloat16 \(-\d+\.\d GiB, [+-]\d+% time; other numbers, of 16 bits\)"
+    )
     for row_gib, flags, line, added in (
         (0.5, [], micro_batches, "--micro_batches=4"),
         (0.35, [], f"{micro_batches}, rather than {precision}", "--micro_batches=2"),
@@ -85,7 +100,9 @@ def test_fit_adds_micro_batches_before_16_bits(keep: Any, cloud: Any, capsys: Ca
             assert main([*verb, *flags, "--fit"]) == 0
             shown = "".join(reversed(capsys.readouterr()))
             assert re.search(f"l4x1: (does|may) not fit as it is: --fit adds {line}\n", shown)
-            assert added in shown.rpartition("--fit adds")[2].partition("\n")[2] or verb[0] == "plan"
+            assert (
+                added in shown.rpartition("--fit adds")[2].partition("\n")[2] or verb[0] == "plan"
+            )
             assert "l4x1: fits the memory: it needs" in shown or " fits " in shown
     (tier,) = json.loads(Path("plan/forecast.json").read_text())["tiers"]
     assert tier["fit"]["verdict"] == "fits"
@@ -102,7 +119,9 @@ def test_a_plan_says_what_the_run_takes_here(keep: Any) -> None:
     assert "here: on this CPU: 2.2 min, 0 USD" in plan.sentences()
 
 
-@pytest.mark.parametrize("flags", [[], ["--spot"], ["--flex_start"]], ids=["standard", "spot", "flex"])
+@pytest.mark.parametrize(
+    "flags", [[], ["--spot"], ["--flex_start"]], ids=["standard", "spot", "flex"]
+)
 @pytest.mark.parametrize("tier", ["cpu", "a100-80x8"])
 @pytest.mark.parametrize("image", [[], ["--image=a-docker.pkg.dev/p/r/i:1"]], ids=["", "own"])
 @pytest.mark.parametrize("built", ["", "fits", "misfits"])
@@ -134,7 +153,10 @@ def test_a_damaged_plan_stops_no_job_and_is_made_again(
     overrides = Overrides.parse(TRAINED)
     kept_plan(overrides.resolve()).write_text(damage)
     assert main(L4) == 0
-    assert "l4x1: whether it fits the memory is not known: --plan measures it" in capsys.readouterr().out
+    assert (
+        "l4x1: whether it fits the memory is not known: --plan measures it"
+        in capsys.readouterr().out
+    )
     monkeypatch.setattr(cached_plans, "run_program", lambda *words: keep(row_gib=0.3))
     assert cached_plans.plan_of(overrides.resolve(), overrides).examples
     assert main(L4) == 0
@@ -144,7 +166,11 @@ def test_a_damaged_plan_stops_no_job_and_is_made_again(
 @pytest.mark.parametrize(
     ("end", "told", "code"),
     [
-        ("os.kill(os.getpid(), 9)", "was killed by signal 9 (is the memory too small for this batch?)", 1),
+        (
+            "os.kill(os.getpid(), 9)",
+            "was killed by signal 9 (is the memory too small for this batch?)",
+            1,
+        ),
         ("sys.exit(3)", "ended with exit code 3: step 5/10", 3),
     ],
 )
@@ -192,13 +218,24 @@ def compiled(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("words", "code", "line"), [
-    (["--model=mine:plain"], 0, "proved: every update is what one device with all rows would make"),
-    (["--model=mine:mixing"], 2, "Max is over the rows of one replica"),
-    (["--model=mine:mixing", "--no_check"], 0, "trains mine:mixing"),
-    (["--model=mine:mixing", "--allow_replica_dependence"], 0, "trains mine:mixing"),
-    (["--model=mine:plain", "--data=gs://bucket/rows.csv"], 0, "the job proves first that replicas change nothing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        (
+            ["--model=mine:plain"],
+            0,
+            "proved: every update is what one device with all rows would make",
+        ),
+        (["--model=mine:mixing"], 2, "Max is over the rows of one replica"),
+        (["--model=mine:mixing", "--no_check"], 0, "trains mine:mixing"),
+        (["--model=mine:mixing", "--allow_replica_dependence"], 0, "trains mine:mixing"),
+        (
+            ["--model=mine:plain", "--data=gs://bucket/rows.csv"],
+            0,
+            "the job proves first that replicas change nothing",
+        ),
+    ],
+)
 def test_a_model_is_proved_before_several_gpus_are_paid(
     words: list[str], code: int, line: str, capsys: Capture
 ) -> None:
@@ -208,4 +245,6 @@ def test_a_model_is_proved_before_several_gpus_are_paid(
     assert main(["submit", "l4x4", *words, *data, *flags]) == code
     shown = capsys.readouterr()
     assert line in shown.out + shown.err
-    assert ("proves here" in shown.out) == (words in (["--model=mine:plain"], ["--model=mine:mixing"]))
+    assert ("proves here" in shown.out) == (
+        words in (["--model=mine:plain"], ["--model=mine:mixing"])
+    )

@@ -1,4 +1,5 @@
-"""Tests what a plan says of each tier: whether it fits, the band of its times, hours and USD, and what is missing."""
+"""Tests what a plan says of each tier: whether it fits, the band of its times, hours and USD, and
+what is missing."""
 
 import json
 import tempfile
@@ -11,7 +12,12 @@ import pytest
 from deploy.__main__ import main
 from deploy.packaging.images import BuiltImage, remember
 from deploy.packaging.packages import packages_with
-from deploy.planning.forecast import PREEMPTIONS_PER_HOUR, forecast, lost_by_preemption, priced_estimates
+from deploy.planning.forecast import (
+    PREEMPTIONS_PER_HOUR,
+    forecast,
+    lost_by_preemption,
+    priced_estimates,
+)
 from deploy.planning.step_time import (
     CONSTANTS,
     Interval,
@@ -54,52 +60,76 @@ def plan_with(folder: Path, **numbers: float) -> StepPlan:
     return read_plan(planted_plan(folder, **numbers))
 
 
-@pytest.mark.parametrize(("row_gib", "verdict"), [(0.01, FITS), (0.27, NEAR), (0.33, NEAR), (0.5, TOO_LARGE)])
-def test_what_a_step_holds_is_compared_with_the_card(tmp_path: Path, row_gib: float, verdict: str) -> None:
+@pytest.mark.parametrize(
+    ("row_gib", "verdict"), [(0.01, FITS), (0.27, NEAR), (0.33, NEAR), (0.5, TOO_LARGE)]
+)
+def test_what_a_step_holds_is_compared_with_the_card(
+    tmp_path: Path, row_gib: float, verdict: str
+) -> None:
     """1 GiB, 64 rows and what is assumed of a GPU, in the 22.3 GiB of an L4."""
     plan = plan_with(tmp_path, row_gib=row_gib)
     fit = fit_on(plan, CONFIG, load_tier("l4x1"), TABLE)
     assert fit.verdict == verdict
-    assert fit.needed.middle == pytest.approx((1 + 64 * row_gib + CONSTANTS.context_gib + 0.5) * GIB)
+    assert fit.needed.middle == pytest.approx(
+        (1 + 64 * row_gib + CONSTANTS.context_gib + 0.5) * GIB
+    )
     for batch, fits in ((fit.largest_batch, True), (fit.largest_batch + 1, False)):
         again = fit_on(plan, replace(CONFIG, global_batch_size=batch), load_tier("l4x1"), TABLE)
         assert (again.verdict == FITS) == fits
 
 
-@pytest.mark.parametrize(("tier", "most"), [("t4x1", 1.0), ("h100x1", CONSTANTS.convolutions_gib[1])])
-def test_a_job_bounds_what_convolutions_try_on_a_small_card(tier: str, most: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tier", "most"), [("t4x1", 1.0), ("h100x1", CONSTANTS.convolutions_gib[1])]
+)
+def test_a_job_bounds_what_convolutions_try_on_a_small_card(
+    tier: str, most: float, tmp_path: Path
+) -> None:
     plan = plan_with(tmp_path)
     work = [plan.work.operations[0]._replace(type="Conv2D"), *plan.work.operations[1:]]
     convolutions = replace(plan, work=replace(plan.work, operations=work))
-    without, with_them = (fit_on(each, CONFIG, load_tier(tier), TABLE).needed for each in (plan, convolutions))
+    without, with_them = (
+        fit_on(each, CONFIG, load_tier(tier), TABLE).needed for each in (plan, convolutions)
+    )
     assert with_them.high - without.high == pytest.approx(most * GIB)
 
 
-@pytest.mark.parametrize(("gflop", "data_gib", "held_gib"), [(0.0, 5.0, 5.0), (0.0, 7.0, 0.0), (1.0, 5.0, 0.0)])
+@pytest.mark.parametrize(
+    ("gflop", "data_gib", "held_gib"), [(0.0, 5.0, 5.0), (0.0, 7.0, 0.0), (1.0, 5.0, 0.0)]
+)
 def test_data_lie_on_the_card_if_a_quarter_of_it_holds_them_and_programs_run_many_steps(
     gflop: float, data_gib: float, held_gib: float, tmp_path: Path
 ) -> None:
     plan = plan_with(tmp_path, gflop=gflop)
     with_data = replace(plan, data_bytes=int(data_gib * GIB))
-    without, fit = (fit_on(each, CONFIG, load_tier("l4x1"), TABLE).needed.middle for each in (plan, with_data))
+    without, fit = (
+        fit_on(each, CONFIG, load_tier("l4x1"), TABLE).needed.middle for each in (plan, with_data)
+    )
     assert fit - without == pytest.approx(held_gib * GIB)
 
 
 def test_four_gpus_hold_a_quarter_of_the_rows_and_16_bits_half_of_them(tmp_path: Path) -> None:
-    plan, large = plan_with(tmp_path, row_gib=1.0), replace(CONFIG, global_batch_size=64)
+    plan = plan_with(tmp_path, row_gib=1.0)
+    large = replace(CONFIG, global_batch_size=64)
     one, four = (fit_on(plan, large, load_tier(name), TABLE) for name in ("l4x1", "l4x4"))
     half = fit_on(plan, replace(large, precision="mixed_bfloat16"), load_tier("l4x4"), TABLE)
     assert (one.verdict, four.verdict) == (TOO_LARGE, NEAR)
     assert half.verdict == FITS
-    assert 3.5 * one.largest_batch < four.largest_batch <= 4 * one.largest_batch  # all-reduces need buffers
+    # all-reduces need buffers
+    assert 3.5 * one.largest_batch < four.largest_batch <= 4 * one.largest_batch
 
 
 @pytest.mark.parametrize(("tier", "least"), [("l4x1", 8), ("l4x4", 2)])
-def test_the_least_number_of_micro_batches_that_fits_is_proposed(tmp_path: Path, tier: str, least: int) -> None:
+def test_the_least_number_of_micro_batches_that_fits_is_proposed(
+    tmp_path: Path, tier: str, least: int
+) -> None:
     plan = plan_with(tmp_path, row_gib=1.0)
-    fits = {count: fit_on(plan, replace(CONFIG, micro_batches=count), load_tier(tier), TABLE)
-            for count in (1, 2, 4, 8)}  # fmt: skip
-    assert [count for count, fit in fits.items() if fit.verdict == FITS] == [count for count in fits if count >= least]
+    fits = {
+        count: fit_on(plan, replace(CONFIG, micro_batches=count), load_tier(tier), TABLE)
+        for count in (1, 2, 4, 8)
+    }
+    assert [count for count, fit in fits.items() if fit.verdict == FITS] == [
+        count for count in fits if count >= least
+    ]
     option, *others = fits[1].options
     assert (option.name, option.value) == ("micro_batches", least)
     assert option.slower
@@ -109,10 +139,14 @@ def test_the_least_number_of_micro_batches_that_fits_is_proposed(tmp_path: Path,
 
 
 def test_virtual_replicas_cost_micro_batches_gathered_gradients_and_their_sums() -> None:
-    """8 on 4 devices: 2 micro-batches each; then each device gets the 10**8 bytes of the 3 others."""
-    micro, virtual = replace(CONFIG, micro_batches=2), replace(CONFIG, virtual_replicas=8)
+    """8 on 4 devices: 2 micro-batches each; then each device gets the 10**8 bytes of the 3
+    others."""
+    micro = replace(CONFIG, micro_batches=2)
+    virtual = replace(CONFIG, virtual_replicas=8)
     by_micro, by_virtual = (step_seconds(PLAN, config, L4, 4) for config in (micro, virtual))
-    assert by_virtual.middle - by_micro.middle == pytest.approx((3 - 1.5) * 1e8 / (L4.rates.link_gb_per_s * 1e9))
+    assert by_virtual.middle - by_micro.middle == pytest.approx(
+        (3 - 1.5) * 1e8 / (L4.rates.link_gb_per_s * 1e9)
+    )
     fits = [fit_on(PLAN, config, load_tier("l4x4"), TABLE) for config in (micro, virtual)]
     assert fits[1].needed.middle - fits[0].needed.middle == pytest.approx(3e8)
 
@@ -134,46 +168,85 @@ def test_data_that_fit_neither_memory_nor_disk_are_named() -> None:
 
 def test_the_time_is_that_of_the_device_and_of_the_host(tmp_path: Path) -> None:
     """Each product takes its FLOPs or its bytes; 1,000 operations are started."""
-    tf32, plain, compiled = replace(CONFIG, tf32=True), CONSTANTS.plain, CONSTANTS.compiled
-    byte_bound, flop_bound = plan_with(tmp_path), plan_with(tmp_path, gflop=1e3)
+    tf32 = replace(CONFIG, tf32=True)
+    plain = CONSTANTS.plain
+    compiled = CONSTANTS.compiled
+    byte_bound = plan_with(tmp_path)
+    flop_bound = plan_with(tmp_path, gflop=1e3)
     moved = 100 * (1e6 + 64 * 50e6) / 300e9
-    assert device_seconds(byte_bound.work, 64, L4.rates, "tf32", compiled) == pytest.approx(compiled.products * moved)
+    assert device_seconds(byte_bound.work, 64, L4.rates, "tf32", compiled) == pytest.approx(
+        compiled.products * moved
+    )
     for kind, formula, slower in (
-        ("tf32", plain, plain), ("tf32", compiled, compiled), ("float32", plain, plain), ("float32", compiled, plain)
-    ):  # fmt: skip
+        ("tf32", plain, plain),
+        ("tf32", compiled, compiled),
+        ("float32", plain, plain),
+        ("float32", compiled, plain),
+    ):
         counted = 100 * 64e12 / (L4.rates.tflops[kind] * 1e12)
-        assert device_seconds(flop_bound.work, 64, L4.rates, kind, formula) == pytest.approx(slower.products * counted)
+        assert device_seconds(flop_bound.work, 64, L4.rates, kind, formula) == pytest.approx(
+            slower.products * counted
+        )
     attention = Work([StepWork("Einsum", 1, LinearInRows(0, 1e6), LinearInRows(0, 300e6 / 64))])
-    assert device_seconds(attention, 64, L4.rates, "tf32", compiled) == pytest.approx(plain.products * 1e-3)
-    batch_norm = Work([StepWork(f"FusedBatchNormGradV3{FEW_CHANNELS}", 1, LinearInRows(0, 0), LinearInRows(300e6, 0))])
-    assert device_seconds(batch_norm, 64, L4.rates, "tf32", plain) == pytest.approx(plain.few_channels * 1e-3)
+    assert device_seconds(attention, 64, L4.rates, "tf32", compiled) == pytest.approx(
+        plain.products * 1e-3
+    )
+    batch_norm = Work(
+        [
+            StepWork(
+                f"FusedBatchNormGradV3{FEW_CHANNELS}", 1, LinearInRows(0, 0), LinearInRows(300e6, 0)
+            )
+        ]
+    )
+    assert device_seconds(batch_norm, 64, L4.rates, "tf32", plain) == pytest.approx(
+        plain.few_channels * 1e-3
+    )
     assert step_seconds(plan_with(tmp_path, gflop=0.0), tf32, L4, 1).middle == pytest.approx(
         compiled.others * moved + 1000 * compiled.operation_seconds
     )
-    alone = step_seconds(byte_bound, tf32, L4, 1)  # as plain, if the products alone would take longer
-    assert alone.middle == pytest.approx(plain.products * moved + 1000 * plain.operation_seconds + plain.step_seconds)
+    # as plain, if the products alone would take longer
+    alone = step_seconds(byte_bound, tf32, L4, 1)
+    assert alone.middle == pytest.approx(
+        plain.products * moved + 1000 * plain.operation_seconds + plain.step_seconds
+    )
     of_two: Any = byte_bound.work_of_two
     summed = all_reduce_seconds(of_two, 4, 1, L4.rates.link_gb_per_s)
     assert summed == pytest.approx(30e-6 + 1.5 * 1e8 / 32e9)
-    quarter = plain.products * 100 * (1e6 + 16 * 50e6) / 300e9 + 1100 * plain.operation_seconds + plain.step_seconds
+    quarter = (
+        plain.products * 100 * (1e6 + 16 * 50e6) / 300e9
+        + 1100 * plain.operation_seconds
+        + plain.step_seconds
+    )
     assert step_seconds(byte_bound, tf32, L4, 4).middle == pytest.approx(quarter + summed)
 
 
-def test_the_interval_is_that_of_the_fit_and_wider_where_nothing_was_measured(tmp_path: Path) -> None:
+def test_the_interval_is_that_of_the_fit_and_wider_where_nothing_was_measured(
+    tmp_path: Path,
+) -> None:
     """Steps of few FLOPs may run in one program, and then cost the host nothing."""
-    h100, tf32 = TABLE.accelerators["NVIDIA_H100_80GB"], replace(CONFIG, tf32=True)
-    (low, high), wider, plan = CONSTANTS.compiled.band, CONSTANTS.elsewhere, plan_with(tmp_path, gflop=1e3)
+    h100 = TABLE.accelerators["NVIDIA_H100_80GB"]
+    tf32 = replace(CONFIG, tf32=True)
+    (low, high) = CONSTANTS.compiled.band
+    wider = CONSTANTS.elsewhere
+    plan = plan_with(tmp_path, gflop=1e3)
     for gpu, config, factor in ((h100, tf32, 1.0), (h100, CONFIG, wider), (L4, tf32, wider)):
         step = step_seconds(plan, config, gpu, 1)
-        assert (step.low, step.high) == pytest.approx((low / factor * step.middle, high * factor * step.middle))
+        assert (step.low, step.high) == pytest.approx(
+            (low / factor * step.middle, high * factor * step.middle)
+        )
     small = step_seconds(plan_with(tmp_path, gflop=0.0), tf32, h100, 1)
     host = 1000 * CONSTANTS.compiled.operation_seconds
-    assert (small.low, small.high) == pytest.approx((low * (small.middle - host), high * small.middle))
+    assert (small.low, small.high) == pytest.approx(
+        (low * (small.middle - host), high * small.middle)
+    )
 
 
 def test_steps_that_sum_within_are_compiled_on_one_gpu_alone() -> None:
-    plan, forced = replace(PLAN, sums_within=True), replace(CONFIG, jit_compile="true")
-    assert [is_compiled(plan, config, devices) for config in (CONFIG, forced) for devices in (1, 4)] == [
+    plan = replace(PLAN, sums_within=True)
+    forced = replace(CONFIG, jit_compile="true")
+    assert [
+        is_compiled(plan, config, devices) for config in (CONFIG, forced) for devices in (1, 4)
+    ] == [
         True,
         False,
     ] * 2
@@ -185,23 +258,36 @@ def test_cpus_take_what_this_one_took_by_their_number() -> None:
     machine = TABLE.machines["n1-standard-8"]
     assert cpu_step_seconds(PLAN, CONFIG, machine, 1) == Interval(0.4 * 33 / 4, 33 / 2, 2.5 * 33)
     two: Any = cpu_step_seconds(PLAN, CONFIG, machine, 2)
-    assert two.middle == pytest.approx(17 / 2 + 200e-6 + 1e8 / 2e9)  # half of the rows, and the network
+    # half of the rows, and the network
+    assert two.middle == pytest.approx(17 / 2 + 200e-6 + 1e8 / 2e9)
     mixed = forecast(load_tier("cpu"), PLAN, replace(CONFIG, precision="mixed_float16"), TABLE)
-    assert "no time of n1-standard-8 at precision=mixed_float16: give a run with --from=" in mixed.problems
+    assert (
+        "no time of n1-standard-8 at precision=mixed_float16: give a run with --from="
+        in mixed.problems
+    )
 
 
 @pytest.mark.parametrize(
     ("precision", "tf32", "on_l4", "on_t4"),
-    [("float32", True, "tf32", "float32"), ("float32", False, "float32", "float32"), ("float64", True, "", ""),
-     ("mixed_bfloat16", True, "16_bit", "float32"), ("mixed_float16", True, "16_bit", "16_bit")],
-)  # fmt: skip
+    [
+        ("float32", True, "tf32", "float32"),
+        ("float32", False, "float32", "float32"),
+        ("float64", True, "", ""),
+        ("mixed_bfloat16", True, "16_bit", "float32"),
+        ("mixed_float16", True, "16_bit", "16_bit"),
+    ],
+)
 def test_a_card_multiplies_as_it_can(precision: str, tf32: bool, on_l4: str, on_t4: str) -> None:
     config = replace(CONFIG, precision=precision, tf32=tf32)
-    assert (arithmetic(config, L4.rates.tflops), arithmetic(config, T4.rates.tflops)) == (on_l4, on_t4)
+    assert (arithmetic(config, L4.rates.tflops), arithmetic(config, T4.rates.tflops)) == (
+        on_l4,
+        on_t4,
+    )
 
 
 def test_spot_costs_its_restarts_and_has_no_end_if_they_lose_all() -> None:
-    tier, job = load_tier("l4x1"), Interval(3600.0, 7200.0, 10_800.0)
+    tier = load_tier("l4x1")
+    job = Interval(3600.0, 7200.0, 10_800.0)
     standard, spot = priced_estimates(tier, job, 300.0)
     assert (standard.strategy, standard.hours) == ("STANDARD", Interval(1, 2, 3))
     assert standard.usd.middle == pytest.approx(2 * standard.usd_per_hour)
@@ -209,13 +295,24 @@ def test_spot_costs_its_restarts_and_has_no_end_if_they_lose_all() -> None:
     assert spot.hours.middle == pytest.approx(2 / (1 - PREEMPTIONS_PER_HOUR * 900 / 3600))
     assert spot.hours.high == pytest.approx(3 / (1 - 2 * PREEMPTIONS_PER_HOUR * 900 / 3600))
     assert [each.strategy for each in priced_estimates(tier, job, 90_000.0)] == ["STANDARD"]
-    assert [each.strategy for each in priced_estimates(load_tier("h100x1"), job, 300.0)] == ["SPOT", "FLEX_START"]
-    for every, lost in (((500, 0), 125), ((0, 0), 5e5), ((0, 2), 60), ((500, 2), 60), ((100, 2), 25)):
+    assert [each.strategy for each in priced_estimates(load_tier("h100x1"), job, 300.0)] == [
+        "SPOT",
+        "FLEX_START",
+    ]
+    for every, lost in (
+        ((500, 0), 125),
+        ((0, 0), 5e5),
+        ((0, 2), 60),
+        ((500, 2), 60),
+        ((100, 2), 25),
+    ):
         assert lost_by_preemption(0.5, *every, 1e6) == lost
 
 
 def planned(tmp_path: Path, *flags: str, **numbers: float) -> list[str]:
-    precision = next((flag.partition("=")[2] for flag in flags if flag.startswith("--precision=")), "float32")
+    precision = next(
+        (flag.partition("=")[2] for flag in flags if flag.startswith("--precision=")), "float32"
+    )
     plan = planted_plan(tmp_path, precision, **numbers)
     return ["plan", "--recipe=mlp_mnist", f"--plan={plan}", f"--out={tmp_path / 'out'}", *flags]
 
@@ -226,7 +323,8 @@ def written(tmp_path: Path) -> Any:
 
 def test_every_tier_of_the_package_is_planned(tmp_path: Path, capsys: Capture) -> None:
     assert main(planned(tmp_path, "--global_batch_size=64", "--all", gflop=100.0)) == 0
-    content, shown = written(tmp_path), capsys.readouterr().out
+    content = written(tmp_path)
+    shown = capsys.readouterr().out
     tiers = {each["tier"]: each for each in content["tiers"]}
     assert len(tiers) >= 26
     times = [tiers[name]["step"]["middle"] for name in ("t4x1", "l4x1", "a100x1", "h100x1")]
@@ -234,14 +332,22 @@ def test_every_tier_of_the_package_is_planned(tmp_path: Path, capsys: Capture) -
     assert tiers["cpu"]["basis"] == "cpu"
     assert "| l4x1-2workers | spot | fits |" in (tmp_path / "out" / "plan.md").read_text()
     rows = [line.split() for line in shown.splitlines() if " spot " in line or " standard " in line]
-    usd = [float(next(cell for cell in row if cell.startswith("$"))[1:]) for row in rows if "$" in "".join(row)]
+    usd = [
+        float(next(cell for cell in row if cell.startswith("$"))[1:])
+        for row in rows
+        if "$" in "".join(row)
+    ]
     assert usd == sorted(usd)
 
 
-@pytest.mark.parametrize(("price", "left"), [
-    ("--prices=prices.yaml", {"STANDARD": 4.0}), ("--price_per_hour=l4x4=3", {"STANDARD": 3.0}),
-    ("--prices=both.yaml", {"STANDARD": 4.0, "SPOT": 2.0}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("price", "left"),
+    [
+        ("--prices=prices.yaml", {"STANDARD": 4.0}),
+        ("--price_per_hour=l4x4=3", {"STANDARD": 3.0}),
+        ("--prices=both.yaml", {"STANDARD": 4.0, "SPOT": 2.0}),
+    ],
+)
 def test_a_price_of_the_users_own_is_not_mixed_with_one_of_the_table(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture, price: str, left: dict[str, float]
 ) -> None:
@@ -251,18 +357,30 @@ def test_a_price_of_the_users_own_is_not_mixed_with_one_of_the_table(
     assert main(planned(tmp_path, "l4x2", "l4x4", "--global_batch_size=64", price)) == 0
     two, four = written(tmp_path)["tiers"]
     assert [each["strategy"] for each in two["offers"]] == ["STANDARD", "SPOT"]
-    disk = 0 if "per_hour" in price else 100 * 0.17 / 730  # a file's price is that of the machine alone
+    # a file's price is that of the machine alone
+    disk = 0 if "per_hour" in price else 100 * 0.17 / 730
     assert {each["strategy"]: each["usd_per_hour"] for each in four["offers"]} == pytest.approx(
         {name: usd + disk for name, usd in left.items()}
     )
     assert (four["problems"] == ["no price known as spot or flex-start"]) == (len(left) == 1)
 
 
-@pytest.mark.parametrize(("tier", "flags", "answer"), [
-    ("t4x1", ["--precision=float64"], "t4x1: no rate for precision=float64: give a run on it with --from="),
-    ("l4x8", ["--global_batch_size=12"], "l4x8: global_batch_size=12 does not divide over 8 replicas: take 8 or 16"),
-    ("l4x1", ["--global_batch_size=6400"], "fits?: no: needs "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tier", "flags", "answer"),
+    [
+        (
+            "t4x1",
+            ["--precision=float64"],
+            "t4x1: no rate for precision=float64: give a run on it with --from=",
+        ),
+        (
+            "l4x8",
+            ["--global_batch_size=12"],
+            "l4x8: global_batch_size=12 does not divide over 8 replicas: take 8 or 16",
+        ),
+        ("l4x1", ["--global_batch_size=6400"], "fits?: no: needs "),
+    ],
+)
 def test_each_reason_is_one_line(tmp_path: Path, tier: str, flags: list[str], answer: str) -> None:
     assert main(planned(tmp_path, tier, *flags)) == 0
     assert any(each.startswith(answer) for each in written(tmp_path)["sentences"])
@@ -279,23 +397,32 @@ def test_what_is_installed_first_takes_time_and_money_and_an_own_image_saves_it(
         standard = next(offer for offer in tier["offers"] if offer["strategy"] == "STANDARD")
         hours.append(standard["hours"]["middle"])
         for end in ("low", "middle", "high"):
-            assert 3600 * standard["hours"][end] == pytest.approx(tier["seconds"][end] + tier["install_seconds"][end])
+            assert 3600 * standard["hours"][end] == pytest.approx(
+                tier["seconds"][end] + tier["install_seconds"][end]
+            )
         assert standard["usd"]["middle"] == pytest.approx(standard["usd_per_hour"] * hours[-1])
-        assert ("4 min installing" in capsys.readouterr().out) == bool(tier["install_seconds"]["middle"])
+        assert ("4 min installing" in capsys.readouterr().out) == bool(
+            tier["install_seconds"]["middle"]
+        )
         sources = {package.name: package.digest for package in packages_with("")}
         remember(BuiltImage("europe-docker.pkg.dev/p/r/n:1", "", sources, "2026-11-23"))
     assert 3600 * (hours[0] - hours[1]) == pytest.approx(240)
 
 
-@pytest.mark.parametrize(("flag", "line"), [
-    ("--budget=-1", "budget=-1.0 must be above 0 USD"),
-    ("--within=eight", "'eight' must be a time"),
-    ("--plan=nowhere.json", "nowhere.json is missing: make it again (python -m trainer.plan)"),
-    ("--plan=plan.json", "plan.json: it was made for other settings or sources (mlp on "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flag", "line"),
+    [
+        ("--budget=-1", "budget=-1.0 must be above 0 USD"),
+        ("--within=eight", "'eight' must be a time"),
+        ("--plan=nowhere.json", "nowhere.json is missing: make it again (python -m trainer.plan)"),
+        ("--plan=plan.json", "plan.json: it was made for other settings or sources (mlp on "),
+    ],
+)
 def test_wrong_flags_are_refused(flag: str, line: str, refused: Command, tmp_path: Path) -> None:
     planted_plan(Path())
-    assert line in refused("plan", "l4x1", "--recipe=mlp_mnist", "--width=64", f"--out={tmp_path}", flag)
+    assert line in refused(
+        "plan", "l4x1", "--recipe=mlp_mnist", "--width=64", f"--out={tmp_path}", flag
+    )
 
 
 def test_a_plan_is_kept_by_what_it_depends_on(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -303,14 +430,37 @@ def test_a_plan_is_kept_by_what_it_depends_on(tmp_path: Path, monkeypatch: Patch
     assert kept_plan(CONFIG).parent == tmp_path / "vertex-trainer" / "plans"
     free = replace(CONFIG, steps=3, job_dir="elsewhere", global_batch_size=8, seed=3, replicas=2)
     assert plan_key(free) == plan_key(CONFIG)
-    halves = {plan_key(replace(CONFIG, precision=f"mixed_{kind}")) for kind in ("float16", "bfloat16")}
+    halves = {
+        plan_key(replace(CONFIG, precision=f"mixed_{kind}")) for kind in ("float16", "bfloat16")
+    }
     assert halves == {plan_key(CONFIG)}, "the steps of both are measured in float32"
-    assert len({plan_key(replace(CONFIG, **other)) for other in (
-        {}, {"image_size": 16}, {"precision": "float64"}, {"data": "mnist"}, {"channels": 3})}) == 5  # fmt: skip
+    assert (
+        len(
+            {
+                plan_key(replace(CONFIG, **other))
+                for other in (
+                    {},
+                    {"image_size": 16},
+                    {"precision": "float64"},
+                    {"data": "mnist"},
+                    {"channels": 3},
+                )
+            }
+        )
+        == 5
+    )
     places = ("photos", "folder:photos/", "/home/me/photos", "gs://bucket/photos")
     assert len({plan_key(replace(CONFIG, data=each)) for each in places}) == 1
     flags = ([], ["--dropout=0.5"], ["--width=64"], ["--seed=3"])
-    assert len({plan_key(Overrides.parse(["--model=mlp", "--data=digits", *own]).resolve()) for own in flags}) == 3
+    assert (
+        len(
+            {
+                plan_key(Overrides.parse(["--model=mlp", "--data=digits", *own]).resolve())
+                for own in flags
+            }
+        )
+        == 3
+    )
     (tmp_path / "mine_to_plan.py").write_text("one = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     own = replace(CONFIG, model="mine_to_plan:build")
@@ -322,4 +472,7 @@ def test_a_plan_is_kept_by_what_it_depends_on(tmp_path: Path, monkeypatch: Patch
 def test_several_devices_have_no_time_if_a_step_of_two_replicas_could_not_be_traced() -> None:
     two = forecast(load_tier("l4x2"), replace(PLAN, work_of_two=None), CONFIG, TABLE)
     assert two.step is None
-    assert "no time: its step could not be traced on two replicas (python -m trainer.plan says why)" in two.problems
+    assert (
+        "no time: its step could not be traced on two replicas (python -m trainer.plan says why)"
+        in two.problems
+    )

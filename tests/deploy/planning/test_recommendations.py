@@ -20,10 +20,14 @@ from trainer.base.settings.train_config import TrainConfig
 FIRST = 6  # lines, in which each question is answered
 
 
-def answered(plan: StepPlan, *tiers: str, within: float | None = None, **settings: Any) -> list[str]:
+def answered(
+    plan: StepPlan, *tiers: str, within: float | None = None, **settings: Any
+) -> list[str]:
     """Returns the lines of the plan of these tiers, by default of all."""
     config = TrainConfig(model="mine:build", data="mine:data", **settings)
-    forecasts = [forecast(load_tier(name), plan, config, load_machines()) for name in tiers or tier_names()]
+    forecasts = [
+        forecast(load_tier(name), plan, config, load_machines()) for name in tiers or tier_names()
+    ]
     lines = str(Plan(plan, forecasts, "mine on mine", [], within)).splitlines()
     assert len(lines) <= LINES
     assert all(len(line) <= WIDTH and not line.endswith("…") for line in lines)
@@ -50,7 +54,10 @@ def test_the_cheapest_within_a_time_and_whether_four_gpus_are_worth_it(tmp_path:
 def test_a_tier_that_surely_fits_goes_before_a_cheaper_one_that_may_not(tmp_path: Path) -> None:
     plan = read_plan(planted_plan(tmp_path, row_gib=0.1))
     config = TrainConfig(model="mine:build", data="mine:data", steps=1000, global_batch_size=180)
-    of = {name: forecast(load_tier(name), plan, config, load_machines()) for name in ("l4x1", "a100x1")}
+    of = {
+        name: forecast(load_tier(name), plan, config, load_machines())
+        for name in ("l4x1", "a100x1")
+    }
     both = Plan(plan, [*of.values()], "mine", []).sentences()
     alone = Plan(plan, [of["l4x1"]], "mine", [])
     assert any(line.startswith("cheapest: a100x1 ") for line in both)
@@ -63,17 +70,23 @@ def test_a_model_with_loops_has_times_on_cpus_alone_and_the_answer_says_so(tmp_p
     lines = answered(plan, global_batch_size=32, steps=500)
     assert " cpu " in line_of("cheapest", lines)
     assert line_of("not timed", lines).endswith(
-        f"{len(tier_names()) - 2} tiers: no time: loops, such as an LSTM's, run other kernels on GPUs: use --measure"
+        f"{len(tier_names()) - 2} tiers: no time: loops, such as an LSTM's, run other kernels on"
+        " GPUs: use --measure"
     )
 
 
-def test_the_fastest_is_one_tier_by_what_differs_and_the_cheaper_of_equal_ones(tmp_path: Path) -> None:
+def test_the_fastest_is_one_tier_by_what_differs_and_the_cheaper_of_equal_ones(
+    tmp_path: Path,
+) -> None:
     """Their intervals overlap, as the error of a graph is the same on all tiers."""
     plan = read_plan(planted_plan(tmp_path))
-    choices, jobs = [], (
-        ("l4x1", Interval(4, 5, 6), 0.25), ("l4x2", Interval(0.6, 1.04, 1.4), 4.0),
-        ("l4x4", Interval(0.5, 1.0, 1.5), 8.0), ("l4x8", Interval(0.5, 1.2, 1.5), 1.0),
-    )  # fmt: skip
+    choices = []
+    jobs = (
+        ("l4x1", Interval(4, 5, 6), 0.25),
+        ("l4x2", Interval(0.6, 1.04, 1.4), 4.0),
+        ("l4x4", Interval(0.5, 1.0, 1.5), 8.0),
+        ("l4x8", Interval(0.5, 1.2, 1.5), 1.0),
+    )
     for name, hours, usd in jobs:
         tier = forecast(load_tier(name), plan, TrainConfig(steps=1000), load_machines())
         choices.append((tier, PricedEstimate("STANDARD", usd, hours, hours.times(usd))))
@@ -90,8 +103,16 @@ def test_the_fastest_is_one_tier_by_what_differs_and_the_cheaper_of_equal_ones(t
     assert fastest.startswith("fastest: l4x2 standard 4.16 USD (2.40 - 5.60)")
 
 
-@pytest.mark.parametrize(("hours", "words"), [
-    (0.01, "36 s"), (0.1, "6 min"), (1.5, "90 min"), (3.5, "3.5 h"), (48, "48 h"), (240, "10 days"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("hours", "words"),
+    [
+        (0.01, "36 s"),
+        (0.1, "6 min"),
+        (1.5, "90 min"),
+        (3.5, "3.5 h"),
+        (48, "48 h"),
+        (240, "10 days"),
+    ],
+)
 def test_times_are_said_as_people_say_them(hours: float, words: str) -> None:
     assert span(hours) == words

@@ -1,4 +1,5 @@
-"""Tests that one login does for everything: gcloud's alone, or application default credentials alone."""
+"""Tests that one login does for everything: gcloud's alone, or application default credentials
+alone."""
 
 import importlib
 import json
@@ -28,13 +29,15 @@ from tests.support import refused
 from trainer.base.storage import gcs, login
 from trainer.base.storage.local_files import Address
 
-DESK, OTHER = "desk@my-proj.iam.gserviceaccount.com", "other@my-proj.iam.gserviceaccount.com"
+DESK = "desk@my-proj.iam.gserviceaccount.com"
+OTHER = "other@my-proj.iam.gserviceaccount.com"
 
 
 @pytest.fixture(scope="module")
 def private_key() -> str:
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    pem, plain = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    pem = serialization.Encoding.PEM
+    plain = serialization.PrivateFormat.PKCS8
     return key.private_bytes(pem, plain, serialization.NoEncryption()).decode()
 
 
@@ -43,9 +46,14 @@ Key = Callable[[str], str]
 
 @pytest.fixture
 def key(cloud: Emulator, tmp_path: Path, private_key: str, monkeypatch: Patch) -> Key:
-    """Returns a function that writes an account's key file. From now on nobody is logged in, and everybody must be."""
+    """Returns a function that writes an account's key file. From now on nobody is logged in, and
+    everybody must be."""
     cloud.accounts = {}
-    for name in ("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE", "STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS"):
+    for name in (
+        "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE",
+        "STORAGE_EMULATOR_HOST",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("API_ENDPOINT_OVERRIDE", cloud.url)  # of google-cloud-storage
     monkeypatch.setenv("CLOUDSDK_AUTH_TOKEN_HOST", f"{cloud.url}/token")
@@ -53,16 +61,24 @@ def key(cloud: Emulator, tmp_path: Path, private_key: str, monkeypatch: Patch) -
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
-    with suppress(ModuleNotFoundError):  # newer versions of google-auth look for restrictions at Google's, in a thread
+    # newer versions of google-auth look for restrictions at Google's, in a thread
+    with suppress(ModuleNotFoundError):
         boundaries = importlib.import_module("google.auth._regional_access_boundary_utils")
         monkeypatch.setattr(boundaries, "_get_domain", lambda *_: "127.0.0.1:1")
     gcs._connect.cache_clear()
     login._credentials.cache_clear()
 
     def written(account: str) -> str:
-        about = {"type": "service_account", "project_id": "my-proj", "private_key_id": "x", "private_key": private_key}
+        about = {
+            "type": "service_account",
+            "project_id": "my-proj",
+            "private_key_id": "x",
+            "private_key": private_key,
+        }
         file = tmp_path / f"{account}.json"
-        file.write_text(json.dumps({**about, "client_email": account, "token_uri": f"{cloud.url}/token"}))
+        file.write_text(
+            json.dumps({**about, "client_email": account, "token_uri": f"{cloud.url}/token"})
+        )
         return str(file)
 
     return written
@@ -84,10 +100,16 @@ def default_alone(key: Key, monkeypatch: Patch) -> None:
 @needs_gcloud
 @pytest.mark.parametrize(("login", "kind"), [("gcloud_alone", Sdk), ("default_alone", Gcloud)])
 def test_one_login_alone_does_everything(
-    login: str, kind: type[Platform], request: pytest.FixtureRequest, cloud: Emulator, tmp_path: Path,
-    flying: FlyingClock, capsys: Capture,
-) -> None:  # fmt: skip
-    """Uploads, submits and watches, while the token expires in each of them; no token is printed, logged or kept."""
+    login: str,
+    kind: type[Platform],
+    request: pytest.FixtureRequest,
+    cloud: Emulator,
+    tmp_path: Path,
+    flying: FlyingClock,
+    capsys: Capture,
+) -> None:
+    """Uploads, submits and watches, while the token expires in each of them; no token is printed,
+    logged or kept."""
     request.getfixturevalue(login)
     backend = kind("my-proj", "us-central1")
     wheel = tmp_path / "a.whl"
@@ -110,16 +132,23 @@ def test_one_login_alone_does_everything(
     flying.asleep = asleep
     flying.sleep(3595)
     session = Session(Clock(lambda: flying.time, flying.sleep))
-    assert jobs.run_watch([name, "--project=my-proj", f"--backend={kind.__name__.lower()}"], session) == 0
+    assert (
+        jobs.run_watch([name, "--project=my-proj", f"--backend={kind.__name__.lower()}"], session)
+        == 0
+    )
     shown = capsys.readouterr()
     assert "the last words" in shown.out
-    logs = "".join(file.read_text() for file in Path(os.environ["CLOUDSDK_CONFIG"], "logs").rglob("*.log"))
+    logs = "".join(
+        file.read_text() for file in Path(os.environ["CLOUDSDK_CONFIG"], "logs").rglob("*.log")
+    )
     assert "Loaded Command Group" in logs
     assert not re.search(r"secret-\d|PRIVATE KEY", shown.out + shown.err + logs)
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_a_file_with_a_token_is_a_login_too(cloud: Emulator, key: Key, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_file_with_a_token_is_a_login_too(
+    cloud: Emulator, key: Key, tmp_path: Path, monkeypatch: Patch
+) -> None:
     """As CI systems have it; the token is of an account that the emulator knows."""
     cloud.accounts = {"ci-token": DESK}
     file = tmp_path / "token"
@@ -143,7 +172,10 @@ def test_an_impersonated_account_is_the_one_that_acts(cloud: Emulator, monkeypat
 def test_a_token_is_in_a_file_of_ones_own_while_gcloud_runs(
     cloud: Emulator, default_alone: None, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    script = 'stat -c %a "$CLOUDSDK_AUTH_ACCESS_TOKEN_FILE" >&2; cat "$CLOUDSDK_AUTH_ACCESS_TOKEN_FILE" >&2; exit 1'
+    script = (
+        'stat -c %a "$CLOUDSDK_AUTH_ACCESS_TOKEN_FILE" >&2; cat "$CLOUDSDK_AUTH_ACCESS_TOKEN_FILE"'
+        " >&2; exit 1"
+    )
     stand_in(tmp_path, script, monkeypatch)
     for number in (1, 2):  # a new token for each, because this one ends soon
         with pytest.raises(ApiError, match=f"600 secret-{number}$"):
@@ -154,14 +186,33 @@ def test_a_token_is_in_a_file_of_ones_own_while_gcloud_runs(
 @pytest.mark.parametrize(
     ("printed", "line", "transient"),
     [
-        ("ERROR: (gcloud.auth.print-access-token) There was a problem refreshing your current auth tokens: "
-         "('invalid_grant: Bad Request')", "or the login has expired (401): run `gcloud auth login`", False),
-        ("ERROR: There was a problem refreshing: HTTPSConnectionPool(host='oauth2.googleapis.com', port=443): Max "
-         "retries exceeded. Please run: gcloud auth login", "the service fails: try again later", True),
+        (
+            (
+                "ERROR: (gcloud.auth.print-access-token) There was a problem refreshing your"
+                " current auth tokens: ('invalid_grant: Bad Request')"
+            ),
+            "or the login has expired (401): run `gcloud auth login`",
+            False,
+        ),
+        (
+            (
+                "ERROR: There was a problem refreshing:"
+                " HTTPSConnectionPool(host='oauth2.googleapis.com', port=443): Max retries"
+                " exceeded. Please run: gcloud auth login"
+            ),
+            "the service fails: try again later",
+            True,
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_network_that_fails_is_no_expired_login(
-    printed: str, line: str, transient: bool, cloud: Emulator, key: Key, tmp_path: Path, monkeypatch: Patch
+    printed: str,
+    line: str,
+    transient: bool,
+    cloud: Emulator,
+    key: Key,
+    tmp_path: Path,
+    monkeypatch: Patch,
 ) -> None:
     """gcloud writes the same advice for both; a watch has to survive the second."""
     monkeypatch.setenv("CLOUDSDK_CORE_ACCOUNT", DESK)

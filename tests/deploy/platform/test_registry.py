@@ -1,4 +1,5 @@
-"""Tests the Model Registry: a run is one version, however answers are lost, and its rows are answered by one job."""
+"""Tests the Model Registry: a run is one version, however answers are lost, and its rows are
+answered by one job."""
 
 import json
 import shutil
@@ -32,28 +33,40 @@ def a_run(folder: Path, weights: bytes = b"weights") -> Path:
     (folder / "run.json").write_text(
         '{"config": {"recipe": "r"}, "git_commit": "abc", "data": {"content": {"rows": "1f"}}}'
     )
-    (folder / "result.json").write_text('{"state": "done", "steps": 9, "final": {"metrics": {"accuracy": 0.5}}}')
+    (folder / "result.json").write_text(
+        '{"state": "done", "steps": 9, "final": {"metrics": {"accuracy": 0.5}}}'
+    )
     return folder
 
 
-ROWS = ("gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1")  # to predict, and where to
+# to predict, and where to
+ROWS = ("gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1")
 
 
 def registered(session: Session, folder: Path, *more: str) -> int:
-    return runs.run_register([str(folder), "--name=digits", f"--image={IMAGE}", *PLACE, *more], session)
+    return runs.run_register(
+        [str(folder), "--name=digits", f"--image={IMAGE}", *PLACE, *more], session
+    )
 
 
 def test_a_run_is_one_version_and_aliases_move_only_when_asked(
     cloud: Emulator, session: Session, tmp_path: Path, capsys: Capture
 ) -> None:
-    first, second = a_run(tmp_path / "a"), a_run(tmp_path / "b", b"other weights")
-    for folder, alias in ((first, ["--alias=champion"]), (first, []), (second, []), (second, []), (first, [])):
+    first = a_run(tmp_path / "a")
+    second = a_run(tmp_path / "b", b"other weights")
+    for folder, alias in (
+        (first, ["--alias=champion"]),
+        (first, []),
+        (second, []),
+        (second, []),
+        (first, []),
+    ):
         assert registered(session, folder, *alias) == 0
     assert [version["versionAliases"] for version in cloud.models] == [["default", "champion"], []]
     assert registered(session, second, "--alias=champion") == 0
     assert [version["versionAliases"] for version in cloud.models] == [["default"], ["champion"]]
     assert capsys.readouterr().out.splitlines()[-1].endswith("/models/digits@2 (champion)")
-    (model, _) = cloud.models
+    model, _ = cloud.models
     about = json.loads(model["versionDescription"])
     assert (about["commit"], about["data"], about["metrics"], about["steps"]) == (
         "abc",
@@ -65,12 +78,21 @@ def test_a_run_is_one_version_and_aliases_move_only_when_asked(
     assert f"{model['artifactUri']}/serving.json".removeprefix("gs://") in cloud.objects
 
 
-@pytest.mark.parametrize("fault", [
-    Fault("POST .*models:upload", "cut", after=True), Fault("POST .*models:upload", 503, times=3),
-    Fault("POST .*models:upload", "html", after=True), Fault("GET .*operations", 500, times=2),
-    Fault("GET .*:listVersions", "cut"), Fault("POST .*:mergeVersionAliases", 503, after=True),
-], ids=lambda fault: f"{fault.match[-8:]}-{fault.kind}")  # fmt: skip
-def test_a_lost_answer_makes_no_second_version(fault: Fault, cloud: Emulator, session: Session, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("POST .*models:upload", "cut", after=True),
+        Fault("POST .*models:upload", 503, times=3),
+        Fault("POST .*models:upload", "html", after=True),
+        Fault("GET .*operations", 500, times=2),
+        Fault("GET .*:listVersions", "cut"),
+        Fault("POST .*:mergeVersionAliases", 503, after=True),
+    ],
+    ids=lambda fault: f"{fault.match[-8:]}-{fault.kind}",
+)
+def test_a_lost_answer_makes_no_second_version(
+    fault: Fault, cloud: Emulator, session: Session, tmp_path: Path
+) -> None:
     cloud.faults = [fault]
     assert registered(session, a_run(tmp_path / "a"), "--alias=champion") == 0
     assert [version["versionAliases"] for version in cloud.models] == [["default", "champion"]]
@@ -79,18 +101,41 @@ def test_a_lost_answer_makes_no_second_version(fault: Fault, cloud: Emulator, se
 NAMED = ["--name=digits", f"--image={IMAGE}"]
 
 
-@pytest.mark.parametrize(("change", "flags", "line"), [
-    (None, ["--name=Digits", f"--image={IMAGE}"], "name=Digits: use small letters"),
-    (None, [*NAMED, "--alias=1"], "alias=1: use letters"),
-    (None, ["--name=digits", "--image=install"], "a server needs an image with all packages"),
-    (None, ["--name=digits"], "no image to serve the model"),
-    (lambda model: (model / "serving.json").unlink(), NAMED, "there is no serving.json: name the job directory of"),
-    (lambda model: (model / "model.keras").unlink(), NAMED, "there is no model.keras: name the job directory of"),
-    (lambda model: (model / "model.keras").write_text("[]"), NAMED, "model.keras is not the file that was exported"),
-    (lambda model: (model / "serving.json").write_text("[]"), NAMED, "its serving.json cannot be read"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "flags", "line"),
+    [
+        (None, ["--name=Digits", f"--image={IMAGE}"], "name=Digits: use small letters"),
+        (None, [*NAMED, "--alias=1"], "alias=1: use letters"),
+        (None, ["--name=digits", "--image=install"], "a server needs an image with all packages"),
+        (None, ["--name=digits"], "no image to serve the model"),
+        (
+            lambda model: (model / "serving.json").unlink(),
+            NAMED,
+            "there is no serving.json: name the job directory of",
+        ),
+        (
+            lambda model: (model / "model.keras").unlink(),
+            NAMED,
+            "there is no model.keras: name the job directory of",
+        ),
+        (
+            lambda model: (model / "model.keras").write_text("[]"),
+            NAMED,
+            "model.keras is not the file that was exported",
+        ),
+        (
+            lambda model: (model / "serving.json").write_text("[]"),
+            NAMED,
+            "its serving.json cannot be read",
+        ),
+    ],
+)
 def test_what_cannot_be_registered_is_one_line(
-    change: Callable[[Path], object] | None, flags: list[str], line: str, tmp_path: Path, refused: Command
+    change: Callable[[Path], object] | None,
+    flags: list[str],
+    line: str,
+    tmp_path: Path,
+    refused: Command,
 ) -> None:
     folder = a_run(tmp_path / "a")
     if change:
@@ -132,7 +177,9 @@ def test_a_dry_run_prints_the_requests_and_sends_none(
     assert registered(session, folder) == 0
     cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
     capsys.readouterr()
-    assert predict.main(["digits", *ROWS, "--tier=l4x1", "--dry_run", "--backend=sdk"], session) == 0
+    assert (
+        predict.main(["digits", *ROWS, "--tier=l4x1", "--dry_run", "--backend=sdk"], session) == 0
+    )
     assert capsys.readouterr().out.startswith("answers the rows of gs://my-bucket/rows.jsonl with ")
     assert not cloud.jobs
     assert not cloud.bodies
@@ -140,9 +187,11 @@ def test_a_dry_run_prints_the_requests_and_sends_none(
 
 EXPORT = """
 import sys
+from pathlib import Path
 import keras
 from trainer.run.export import export
-export(keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)]), __import__("pathlib").Path(sys.argv[1]), None)
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+export(model, Path(sys.argv[1]), None)
 """
 
 
@@ -164,13 +213,17 @@ def test_the_job_answers_the_rows_by_the_real_command(
         google.end(job, "FAILED" if done.returncode else "SUCCEEDED", done.stderr)
 
     cloud.run = predicts
-    assert predict.main(["digits", *ROWS, "--tier=cpu", "--max_cost=1", "--backend=sdk"], session) == 0
+    assert (
+        predict.main(["digits", *ROWS, "--tier=cpu", "--max_cost=1", "--backend=sdk"], session) == 0
+    )
     answers = cloud.objects["my-bucket/out/predictions-00000.jsonl"].splitlines()
     assert [json.loads(line)["row"] for line in answers] == [0, 2]
     assert json.loads(cloud.objects["my-bucket/out/errors-00000.jsonl"])["row"] == 1
 
 
-def test_a_job_that_ends_well_registers_its_model(cloud: Emulator, session: Session, tmp_path: Path) -> None:
+def test_a_job_that_ends_well_registers_its_model(
+    cloud: Emulator, session: Session, tmp_path: Path
+) -> None:
     """One that fails registers nothing."""
     folder = a_run(tmp_path / "a")
 
@@ -182,9 +235,18 @@ def test_a_job_that_ends_well_registers_its_model(cloud: Emulator, session: Sess
         google.end(job, state)
 
     cloud.run = trains
-    command = ["cpu", *JOB, *PLACE, "--register=digits", f"--image={IMAGE}", "--job_dir=gs://my-bucket/runs/7"]
+    command = [
+        "cpu",
+        *JOB,
+        *PLACE,
+        "--register=digits",
+        f"--image={IMAGE}",
+        "--job_dir=gs://my-bucket/runs/7",
+    ]
     for state in ("FAILED", "SUCCEEDED"):
         assert submit.main([*command, "--backend=sdk"], session) == (state == "FAILED")
     (model,) = cloud.models
     assert model["artifactUri"] == "gs://my-bucket/runs/7/model"
-    assert json.loads(model["versionDescription"])["job"].endswith("/us-central1/training/1001?project=my-proj")
+    assert json.loads(model["versionDescription"])["job"].endswith(
+        "/us-central1/training/1001?project=my-proj"
+    )

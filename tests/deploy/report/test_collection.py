@@ -21,33 +21,48 @@ def test_folders_of_runs_and_of_repeats_become_tiers(tmp_path: Path) -> None:
         plant(tmp_path / name, [0.2, 0.1, 0.1])
     collection = collect([str(tmp_path)])
     assert {tier.name: len(tier.runs) for tier in collection.tiers} == {"one": 1, "two": 3}
-    assert [run.folder.name for run in collection.tiers[1].runs] == ["repeat-1", "repeat-2", "repeat-10"]
+    assert [run.folder.name for run in collection.tiers[1].runs] == [
+        "repeat-1",
+        "repeat-2",
+        "repeat-10",
+    ]
     assert [tier.name for tier in collect([f"{tmp_path}/one"]).tiers] == ["one"]
     tiers = [{"name": "two", "machine_type": "n1"}, {"name": "three", "machine_type": "n2"}]
-    (tmp_path / "comparison.json").write_text(json.dumps({"on": "local", "scaling": "strong", "tiers": tiers}))
-    for folder, runs in (("two", 3), ("two/repeat-2", 1)):  # a tier of a comparison, and one of its runs
+    (tmp_path / "comparison.json").write_text(
+        json.dumps({"on": "local", "scaling": "strong", "tiers": tiers})
+    )
+    # a tier of a comparison, and one of its runs
+    for folder, runs in (("two", 3), ("two/repeat-2", 1)):
         part = collect([f"{tmp_path}/{folder}", f"{tmp_path}/one"])
         assert [(tier.name, len(tier.runs), bool(tier.tier)) for tier in part.tiers] == [
-            ("two", runs, True), ("one", 1, False),
-        ]  # fmt: skip
+            ("two", runs, True),
+            ("one", 1, False),
+        ]
         assert part.tiers[0].local
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_job_directories_are_read_from_a_bucket(tmp_path: Path, bucket: Address) -> None:
-    """Reads one, a folder of them, and a comparison, with the same values as local ones; fetches only what it reads."""
+    """Reads one, a folder of them, and a comparison, with the same values as local ones; fetches
+    only what it reads."""
     for name in ("one", "two/repeat-1", "two/repeat-2"):
         sample(plant(tmp_path / "runs" / name, [0.2, 0.1, 0.1]))
     (tmp_path / "runs" / "one" / "checkpoints").mkdir()
     (tmp_path / "runs" / "one" / "checkpoints" / "weights").write_bytes(b"large")
     put(tmp_path / "runs", bucket / "lab/runs")
-    local, remote = (to_json(summarize(collect([path])), [], []) for path in (f"{tmp_path}/runs", f"{bucket}lab/runs"))
+    local, remote = (
+        to_json(summarize(collect([path])), [], [])
+        for path in (f"{tmp_path}/runs", f"{bucket}lab/runs")
+    )
     assert local == remote
     (run,) = collect([f"{bucket}lab/runs/one/"]).runs
     assert (run.folder.name, run.problems) == ("one", ())
     assert sorted(file.name for file in run.folder.rglob("*") if file.is_file()) == [
-        "result.json", "run.json", "stats.jsonl", "step-00000500.png",
-    ]  # fmt: skip
+        "result.json",
+        "run.json",
+        "stats.jsonl",
+        "step-00000500.png",
+    ]
     (tmp_path / "runs" / "comparison.json").write_text(
         '{"on": "vertex", "tiers": [{"name": "two", "machine_type": "n1", "price_per_hour": 1.0}]}'
     )

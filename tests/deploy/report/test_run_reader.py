@@ -14,7 +14,9 @@ from tests.deploy.planted import edit, plant
 
 
 @pytest.mark.parametrize(("steps", "shown"), [(35, 35), (None, 30)])
-def test_steps_are_those_of_the_result_or_of_the_last_report(steps: int | None, shown: int, tmp_path: Path) -> None:
+def test_steps_are_those_of_the_result_or_of_the_last_report(
+    steps: int | None, shown: int, tmp_path: Path
+) -> None:
     """A run that is stopped ends between two reports; one that was killed has no result."""
     folder = plant(tmp_path / "a", [0.2, 0.1, 0.1], devices=("GPU:0", "GPU:1"), fid=12.5)
     edit(folder / "result.json", steps=steps)
@@ -24,12 +26,18 @@ def test_steps_are_those_of_the_result_or_of_the_last_report(steps: int | None, 
     assert run.final == {"loss": pytest.approx(1 / 3), "accuracy": 0.9, "fid": 12.5}
 
 
-@pytest.mark.parametrize(("jobs", "bill"), [
-    ({"7": {"seconds": 60, "usd": 0.3}, "8": {"seconds": 30, "usd": 0.04}}, (90, pytest.approx(0.34))),
-    ({"7": {"seconds": 60, "usd": 0.3}, "8": {"seconds": 30, "usd": None}}, (90, None)),
-    ({"7": "damaged"}, (None, None)),
-    ({}, (None, None)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("jobs", "bill"),
+    [
+        (
+            {"7": {"seconds": 60, "usd": 0.3}, "8": {"seconds": 30, "usd": 0.04}},
+            (90, pytest.approx(0.34)),
+        ),
+        ({"7": {"seconds": 60, "usd": 0.3}, "8": {"seconds": 30, "usd": None}}, (90, None)),
+        ({"7": "damaged"}, (None, None)),
+        ({}, (None, None)),
+    ],
+)
 def test_the_bill_of_all_jobs_is_known_or_unknown_as_a_whole(
     jobs: dict[str, object], bill: tuple[float | None, float | None], tmp_path: Path
 ) -> None:
@@ -42,9 +50,8 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     folder = plant(tmp_path / "a", [0.2, 0.1, 0.1])
     good = (folder / "stats.jsonl").read_text()
     bad = (
-        '{"kind": "report", "st\n[1]\nnull\n{"kind": 3, "step": 1}\n{"kind": "report", "step": "x"}\n\xff\n'
-        + "[" * 9000
-        + '\n{"kind": "report", "step": 5, "step_seconds": "fast"}'
+        '{"kind": "report", "st\n[1]\nnull\n{"kind": 3, "step": 1}\n{"kind": "report", "step":'
+        ' "x"}\n\xff\n' + "[" * 9000 + '\n{"kind": "report", "step": 5, "step_seconds": "fast"}'
     )
     (folder / "stats.jsonl").write_text(bad + "\n" + good)
     run = RunRecord(folder)
@@ -83,7 +90,9 @@ def test_damaged_files_cost_only_their_own_values(tmp_path: Path, content: str) 
 def test_the_first_report_after_a_restart_is_warm_up(tmp_path: Path) -> None:
     folder = plant(tmp_path / "a", [9.0, 0.1, 0.1, 9.0, 0.3])
     lines = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
-    entries = [{**line, "untimed_steps": count} for line, count in zip(lines, (1, 0, 0, 1, 0), strict=True)]
+    entries = [
+        {**line, "untimed_steps": count} for line, count in zip(lines, (1, 0, 0, 1, 0), strict=True)
+    ]
     (folder / "stats.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     edit(folder / "result.json", restarts=2, wall_seconds=30.0)
     collection = collect([str(folder)])

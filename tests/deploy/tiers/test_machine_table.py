@@ -1,4 +1,5 @@
-"""The table of machines, a user's prices over it, and the comments of job_configs/ that quote it."""
+"""The table of machines, a user's prices over it, and the comments of job_configs/ that quote
+it."""
 
 import re
 from functools import partial
@@ -31,40 +32,59 @@ TIERS_PAGE = JOB_CONFIGS.parent / "docs" / "tiers.md"
 
 
 def from_parts(pool: dict[str, Any], kind: str) -> float | None:
-    """Adds up one machine by hand: its price of the kind, 15 % of its list price without disks, its boot disk."""
+    """Adds up one machine by hand: its price of the kind, 15 % of its list price without disks, its
+    boot disk."""
     machine = pool["machineSpec"]["machineType"]
     facts = (FACTS["accelerator_machines"] | FACTS["host_machines"])[machine]
-    parts, disks = [facts["price"]], facts.get("local_ssd_gib", 0) * 0.08 / 730
+    parts = [facts["price"]]
+    disks = facts.get("local_ssd_gib", 0) * 0.08 / 730
     if machine in FACTS["host_machines"] and "acceleratorType" in pool["machineSpec"]:
         spec = pool["machineSpec"]
-        parts += [FACTS["accelerators"][spec["acceleratorType"]]["price"]] * spec["acceleratorCount"]
+        parts += [FACTS["accelerators"][spec["acceleratorType"]]["price"]] * spec[
+            "acceleratorCount"
+        ]
     if not all(kind in part for part in parts):
         return None
     listed = sum(part["list"] for part in parts) - disks
-    disk = pool["diskSpec"]["bootDiskSizeGb"] * {"pd-ssd": 0.17}.get(pool["diskSpec"]["bootDiskType"], 0.08) / 730
+    disk = (
+        pool["diskSpec"]["bootDiskSizeGb"]
+        * {"pd-ssd": 0.17}.get(pool["diskSpec"]["bootDiskType"], 0.08)
+        / 730
+    )
     return float(sum(part[kind] for part in parts) + 0.15 * listed + disk)
 
 
 @pytest.mark.parametrize("path", sorted(JOB_CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_three_prices_of_a_tier_are_the_sums_of_their_parts(path: Path) -> None:
-    price, pools = load_tier(str(path)).price, yaml.safe_load(path.read_text())["workerPoolSpecs"]
+    price = load_tier(str(path)).price
+    pools = yaml.safe_load(path.read_text())["workerPoolSpecs"]
     machines = load_machines().machines
     for pool in pools:
         assert pool["diskSpec"]["bootDiskType"] == machines[pool["machineSpec"]["machineType"]].disk
     assert price.inferred
     quoted = f"{load_tier(str(path)).price_per_hour:.2f}"
     assert f"# About {quoted} USD an hour" in path.read_text()
-    assert re.search(rf"^\| .*`{path.stem}`.* {re.escape(quoted)}\b", TIERS_PAGE.read_text("utf-8"), re.MULTILINE)
+    assert re.search(
+        rf"^\| .*`{path.stem}`.* {re.escape(quoted)}\b", TIERS_PAGE.read_text("utf-8"), re.MULTILINE
+    )
     for kind in ("list", "spot", "flex_start"):
         parts = [(from_parts(pool, kind), pool.get("replicaCount", 1)) for pool in pools]
-        total = None if None in dict(parts) else sum(usd * count for usd, count in parts if usd is not None)
+        total = (
+            None
+            if None in dict(parts)
+            else sum(usd * count for usd, count in parts if usd is not None)
+        )
         assert getattr(price, kind) == pytest.approx(total), kind
 
 
-@pytest.mark.parametrize(("name", "listed", "spot", "gb"), [
-    ("n2-highmem-64", 6.28867 * 64 / 96, 2.71162 * 64 / 96, 512),
-    ("n4-highcpu-32", 1.22464, 0.576, 64), ("m1-megamem-96", 10.65216, 1.96294, 1433.6),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "listed", "spot", "gb"),
+    [
+        ("n2-highmem-64", 6.28867 * 64 / 96, 2.71162 * 64 / 96, 512),
+        ("n4-highcpu-32", 1.22464, 0.576, 64),
+        ("m1-megamem-96", 10.65216, 1.96294, 1433.6),
+    ],
+)
 def test_machines_without_accelerators_have_the_prices_of_the_source(
     name: str, listed: float, spot: float, gb: float
 ) -> None:
@@ -72,7 +92,9 @@ def test_machines_without_accelerators_have_the_prices_of_the_source(
     assert machine.memory_gb == pytest.approx(gb, abs=0.01)
     assert machine.price.list == pytest.approx(1.15 * listed, rel=1e-4)
     assert machine.price.spot == pytest.approx(spot + 0.15 * listed, rel=1e-4)
-    assert machine_tier(name, "").most_usd == pytest.approx(24 * (1.15 * listed + disk(name) / 730), rel=1e-4)
+    assert machine_tier(name, "").most_usd == pytest.approx(
+        24 * (1.15 * listed + disk(name) / 730), rel=1e-4
+    )
 
 
 def disk(name: str) -> float:
@@ -80,7 +102,8 @@ def disk(name: str) -> float:
 
 
 def test_a_published_bill_is_met_to_the_cent() -> None:
-    """An a3-highgpu-8g in us-central1 and its SSD, https://zenn.dev/google_cloud_jp/articles/dws-flex-new-skus."""
+    """An a3-highgpu-8g in us-central1 and its SSD,
+    https://zenn.dev/google_cloud_jp/articles/dws-flex-new-skus."""
     price = load_machines().price("a3-highgpu-8g", "NVIDIA_H100_80GB", 8)
     assert price.list == pytest.approx(101.007 + 6000 * 0.08 / 730, abs=0.005)
     assert price.flex_start == pytest.approx(51.495, abs=0.005)
@@ -94,30 +117,43 @@ def test_by_flex_start_an_h100_is_dearer_than_an_a100_and_without_a_list_price_a
     assert load_machines().price("n1-standard-8", "NVIDIA_TESLA_T4", 1).spot == pytest.approx(
         0.10446 + 0.1915 + 0.15 * (0.38 + 0.35)
     )
-    spot = machine_tier("a3-megagpu-8g", "NVIDIA_H100_MEGA_80GB:8", "", partial(machine_spec, JobOptions(spot=True)))
-    assert price_and_limit(spot).startswith(f"the spot price of {spot.machine} is not known (--prices=FILE); ")
+    spot = machine_tier(
+        "a3-megagpu-8g", "NVIDIA_H100_MEGA_80GB:8", "", partial(machine_spec, JobOptions(spot=True))
+    )
+    assert price_and_limit(spot).startswith(
+        f"the spot price of {spot.machine} is not known (--prices=FILE); "
+    )
     b200 = load_machines().price("a4-highgpu-8g", "NVIDIA_B200", 8)
     assert (b200.list, b200.flex_start, b200.lower_bound) == (None, 64.44, True)
     text = (JOB_CONFIGS / "h100x8.yaml").read_text().replace("a3-highgpu-8g", "a4-highgpu-8g")
     text += '  strategy: FLEX_START\n  maxWaitDuration: "14400s"\n'
     (tmp_path / "b200.yaml").write_text(text.replace("NVIDIA_H100_80GB", "NVIDIA_B200"))
     tier = load_tier(str(tmp_path / "b200.yaml"))
-    assert (tier.price_per_hour, tier.most_usd) == (None, None)  # no limit, label or cost rests on a bound
-    assert " is not known (at least 64.46 USD an hour, and Vertex AI's fee, " in price_and_limit(tier)
+    # no limit, label or cost rests on a bound
+    assert (tier.price_per_hour, tier.most_usd) == (None, None)
+    assert " is not known (at least 64.46 USD an hour, and Vertex AI's fee, " in price_and_limit(
+        tier
+    )
 
 
 def test_a_price_file_replaces_and_extends() -> None:
-    lines = ["g2-standard-48: {list: 5, spot: 2}", "NVIDIA_TESLA_T4: 1", "n1-standard-8: 2", "a2-highgpu-1g: 3"]
+    lines = [
+        "g2-standard-48: {list: 5, spot: 2}",
+        "NVIDIA_TESLA_T4: 1",
+        "n1-standard-8: 2",
+        "a2-highgpu-1g: 3",
+    ]
     Path("prices.yaml").write_text("\n".join([*lines, "n2-standard-8: 0.5"]))
     table = load_machines("prices.yaml")
     mine = table.price("g2-standard-48", "NVIDIA_L4", 4)
     assert (mine.list, mine.spot, mine.inferred) == (5, 2, False)
     assert table.price("n1-standard-8", "NVIDIA_TESLA_T4", 2).list == 4
-    assert table.price("a2-highgpu-1g", "NVIDIA_TESLA_A100", 1) == Price(
-        list=3
-    )  # the table's spot is not mixed with it
+    # The table's spot is not mixed with it.
+    assert table.price("a2-highgpu-1g", "NVIDIA_TESLA_A100", 1) == Price(list=3)
     assert table.price("n2-standard-8", "", 0).list == 0.5
-    assert table.price("g2-standard-24", "NVIDIA_L4", 2) == load_machines().price("g2-standard-24", "NVIDIA_L4", 2)
+    assert table.price("g2-standard-24", "NVIDIA_L4", 2) == load_machines().price(
+        "g2-standard-24", "NVIDIA_L4", 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,8 +185,11 @@ def test_a_wrong_price_file_is_refused(content: str, line: str) -> None:
         ("NVIDIA L40S", "NVIDIA L40S", 0),
     ],
 )
-def test_what_a_gpu_calls_itself_is_an_accelerator_with_a_rate_or_none(gpu: str, name: str, tflops: float) -> None:
-    """Half of a card has not half of its rate, and float64 has other units: their rates are not known."""
+def test_what_a_gpu_calls_itself_is_an_accelerator_with_a_rate_or_none(
+    gpu: str, name: str, tflops: float
+) -> None:
+    """Half of a card has not half of its rate, and float64 has other units: their rates are not
+    known."""
     assert accelerator_of(gpu) == accelerator_of(gpu, load_machines().accelerators) == name
     assert peak_tflops(gpu, TrainConfig(tf32=True)) == tflops
     assert peak_tflops(gpu, TrainConfig(precision="float64")) == 0

@@ -17,7 +17,9 @@ from tests.support import refused
 
 def test_the_table_of_messages_is_the_sdks() -> None:
     scalars = {3: "int64", 5: "int32", 8: "bool", 9: "string"}
-    messages, enums, left = {}, {}, [CustomJobSpec.pb(CustomJobSpec()).DESCRIPTOR]
+    messages = {}
+    enums = {}
+    left = [CustomJobSpec.pb(CustomJobSpec()).DESCRIPTOR]
     while left:
         message = left.pop()
         fields = messages[message.name] = {}
@@ -30,7 +32,9 @@ def test_the_table_of_messages_is_the_sdks() -> None:
                 left.append(field.message_type)
             if field.enum_type:
                 names = tuple(value.name for value in field.enum_type.values)
-                enums[field.enum_type.name] = tuple(name for name in names if not name.endswith("UNSPECIFIED"))
+                enums[field.enum_type.name] = tuple(
+                    name for name in names if not name.endswith("UNSPECIFIED")
+                )
     assert messages == MESSAGES
     assert enums == ENUMS
 
@@ -42,8 +46,15 @@ def test_every_tier_is_what_its_name_says_and_passes_the_sdk(path: Path) -> None
     named: Any = re.fullmatch(r"(?:cpu|(\w+|a100-80)x(\d))(?:-(\d)workers)?", tier.name)
     assert tier.accelerators == int(named[2] or 0)
     assert tier.workers == int(named[3] or 1)
-    kinds = {"t4": "TESLA_T4", "v100": "TESLA_V100", "l4": "L4", "a100": "TESLA_A100", "a100-80": "A100_80GB",
-             "h100": "H100_80GB", "h200": "H200_141GB"}  # fmt: skip
+    kinds = {
+        "t4": "TESLA_T4",
+        "v100": "TESLA_V100",
+        "l4": "L4",
+        "a100": "TESLA_A100",
+        "a100-80": "A100_80GB",
+        "h100": "H100_80GB",
+        "h200": "H200_141GB",
+    }
     assert tier.accelerator_type == (f"NVIDIA_{kinds[named[1]]}" if named[1] else "")
     if tier.workers > 1:
         assert tier.spec["scheduling"]["restartJobOnWorkerRestart"] is True

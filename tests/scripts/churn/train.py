@@ -16,7 +16,8 @@ arguments = parser.parse_args()
 
 with open(Path("data") / "churn.csv", newline="") as file:
     rows = list(csv.DictReader(file))
-limits = json.loads(Path("_".join(["limits", "of", "columns.json"])).read_text())  # a name that no text has
+# a name that no text has
+limits = json.loads(Path("_".join(["limits", "of", "columns.json"])).read_text())
 x = np.array([[min(float(row[name]), limits[name]) for name in NUMBERS] for row in rows])
 y = np.array([float(row["left"]) for row in rows])
 

@@ -1,4 +1,5 @@
-"""Tests, with a planted clock and planted GPUs, when a job ends itself, and how nvidia-smi is read."""
+"""Tests, with a planted clock and planted GPUs, when a job ends itself, and how nvidia-smi is
+read."""
 
 import math
 from pathlib import Path
@@ -6,7 +7,14 @@ from typing import Any
 
 from tests.fixtures import Patch
 from tests.planted_watch import PlantedWatch
-from trainer.base.limit_watch import CHECK_S, GRACE_S, LimitWatch, StopLimits, read_gpus, read_limits
+from trainer.base.limit_watch import (
+    CHECK_S,
+    GRACE_S,
+    LimitWatch,
+    StopLimits,
+    read_gpus,
+    read_limits,
+)
 
 IDLE = StopLimits(idle_s=1800.0)
 
@@ -15,13 +23,21 @@ class Watched:
     """Holds a job with a watch, and what the watch does."""
 
     def __init__(self, monkeypatch: Patch, limits: StopLimits, ran_s: float = 0.0) -> None:
-        self.planted, self.done = PlantedWatch(monkeypatch), list[str]()
-        end, leave = (lambda: self.done.append("end")), (lambda: self.done.append("leave"))
-        self.watch = LimitWatch(limits, self.done.append, end, leave, ran_s)
+        self.planted = PlantedWatch(monkeypatch)
+        self.done = list[str]()
+        self.watch = LimitWatch(
+            limits,
+            self.done.append,
+            lambda: self.done.append("end"),
+            lambda: self.done.append("leave"),
+            ran_s,
+        )
 
     def spend(self, seconds: float, *percent: Any, until_told: bool = True) -> None:
-        """Lets time pass with the GPUs used so much, by default only until the job is told to end."""
-        self.planted.percent, until = percent, self.planted.now + seconds
+        """Lets time pass with the GPUs used so much, by default only until the job is told to
+        end."""
+        self.planted.percent = percent
+        until = self.planted.now + seconds
         while self.planted.now < until and not (until_told and self.watch.reason):
             self.planted.now += CHECK_S
             self.watch.check()
@@ -33,7 +49,11 @@ def test_a_stall_is_ended_at_the_limit_and_told_of_at_half(monkeypatch: Patch) -
     job.spend(7200, 4.0, 9.9)
     assert job.planted.now == 600 + 1800
     reason = "all GPUs were below 10 % for 30 minutes (--stop_if_idle)"
-    told = [f"halfway to a limit at which this job ends itself: {reason}", f"stops: {reason}", "end"]
+    told = [
+        f"halfway to a limit at which this job ends itself: {reason}",
+        f"stops: {reason}",
+        "end",
+    ]
     assert (job.watch.reason, job.done) == (reason, told)
     monkeypatch.setattr(job.watch, "saves", lambda: True)
     job.spend(10 * GRACE_S, until_told=False)
@@ -58,7 +78,7 @@ def test_time_without_work_for_gpus_and_with_unknown_use_neither_counts_nor_ends
     assert (job.watch.idle_s, job.watch.reason) == (900, "")
     assert job.done[1:] == [
         "nvidia-smi does not tell how much the GPUs are used: that time does not count as idle"
-    ]  # fmt: skip
+    ]
     job.spend(900, 0.0)
     assert job.watch.reason
 
@@ -82,7 +102,10 @@ def test_a_job_that_takes_longer_than_its_plan_is_ended(monkeypatch: Patch) -> N
     job = Watched(monkeypatch, limits, ran_s=1400.0)
     job.spend(9000, 0.0)
     assert (job.planted.now, job.watch.idle_s) == (4000, 0)
-    assert job.watch.reason == "the job has run for 1.5 hours, 1.5 times the upper end of its plan (--stop_if_over)"
+    assert (
+        job.watch.reason
+        == "the job has run for 1.5 hours, 1.5 times the upper end of its plan (--stop_if_over)"
+    )
     assert read_limits({}).text == "", "of a job that was sent without limits"
 
 
@@ -94,8 +117,9 @@ def test_nvidia_smi_is_read(tmp_path: Path, monkeypatch: Patch) -> None:
     assert read_gpus() == [], "it is no program"
     tool.chmod(0o755)
     assert read_gpus() == [
-        {"memory_gib": 2.0, "utilization_percent": 87.0}, {"memory_gib": 1.0, "utilization_percent": None},
-    ]  # fmt: skip
+        {"memory_gib": 2.0, "utilization_percent": 87.0},
+        {"memory_gib": 1.0, "utilization_percent": None},
+    ]
     monkeypatch.setattr("trainer.base.limit_watch._LONGEST_QUERY_S", 0.01)
     tool.write_text("#!/bin/sh\nexec sleep 60\n")
     assert read_gpus() == [], "it hangs"

@@ -1,4 +1,5 @@
-"""Tests that TF_CONFIG becomes a cluster, or an error of one line, and which variables for GPUs are set."""
+"""Tests that TF_CONFIG becomes a cluster, or an error of one line, and which variables for GPUs are
+set."""
 
 import json
 from pathlib import Path
@@ -12,30 +13,43 @@ from tests.fuzz import examples, json_like, one_line
 from tests.support import refused
 from trainer.cluster.cluster_spec import Cluster, gpu_environment, read_cluster, set_gpu_environment
 
-CHIEF, ONE, TWO = "training-workerpool0-ab-0:2222", "training-workerpool1-ab-0:2222", "training-workerpool1-ab-1:2222"
+CHIEF = "training-workerpool0-ab-0:2222"
+ONE = "training-workerpool1-ab-0:2222"
+TWO = "training-workerpool1-ab-1:2222"
 
 
 def tf_config(cluster: Any, kind: str = "chief", index: Any = 0) -> dict[str, str]:
-    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}, "job": {}})}
+    return {
+        "TF_CONFIG": json.dumps(
+            {"cluster": cluster, "task": {"type": kind, "index": index}, "job": {}}
+        )
+    }
 
 
-@pytest.mark.parametrize("environment", [
-    {},
-    {"TF_CONFIG": ""},
-    {"TF_CONFIG": "{}"},
-    tf_config({}),
-    tf_config({"chief": [CHIEF]}),
-    tf_config({"worker": [ONE]}, "worker"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"TF_CONFIG": ""},
+        {"TF_CONFIG": "{}"},
+        tf_config({}),
+        tf_config({"chief": [CHIEF]}),
+        tf_config({"worker": [ONE]}, "worker"),
+    ],
+)
 def test_none_and_a_chief_alone_are_one_machine(environment: dict[str, str]) -> None:
     cluster = read_cluster(environment)
     assert (cluster.workers, cluster.several, cluster.is_chief) == (1, False, True)
 
 
-@pytest.mark.parametrize(("cluster", "tasks"), [
-    ({"chief": [CHIEF], "worker": [ONE, TWO]}, [("chief", 0), ("worker", 0), ("worker", 1)]),
-    ({"worker": [CHIEF, ONE, TWO]}, [("worker", 0), ("worker", 1), ("worker", 2)]),  # worker 0 is the chief
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("cluster", "tasks"),
+    [
+        ({"chief": [CHIEF], "worker": [ONE, TWO]}, [("chief", 0), ("worker", 0), ("worker", 1)]),
+        # worker 0 is the chief
+        ({"worker": [CHIEF, ONE, TWO]}, [("worker", 0), ("worker", 1), ("worker", 2)]),
+    ],
+)
 def test_the_chief_comes_first_and_alone_writes(cluster: Any, tasks: list[tuple[str, int]]) -> None:
     for index, task in enumerate(tasks):
         worker = read_cluster(tf_config(cluster, *task))
@@ -43,25 +57,46 @@ def test_the_chief_comes_first_and_alone_writes(cluster: Any, tasks: list[tuple[
         assert (worker.is_chief, worker.name(2)) == (index == 0, f"worker 2 ({TWO})")
 
 
-@pytest.mark.parametrize(("environment", "message"), [
-    ({"TF_CONFIG": "{"}, "not valid JSON"),
-    ({"TF_CONFIG": "3"}, "the variable must be a JSON object"),
-    (tf_config(3), "cluster must be a JSON object"),
-    (tf_config({"chief": CHIEF}), "cluster.chief must be a list of host:port"),
-    (tf_config({"chief": ["host:99999"]}), "cluster.chief must be a list of host:port"),
-    (tf_config({"chief": [CHIEF], "worker": [CHIEF]}), "appears more than once"),
-    (tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", 1), "task.index is 1, but the cluster has 1 of worker"),
-    (tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", True), "task.index is True, but the cluster has 1 of"),
-    (tf_config({"master": [CHIEF], "worker": [ONE]}, "worker", 0), "this trainer has no tasks of role 'master'"),
-    (tf_config({"worker": [ONE, TWO]}, "chief"), "task.index is 0, but the cluster has 0 of chief"),
-    (tf_config({"chief": [CHIEF], "ps": [ONE]}), "this trainer has no tasks of role 'ps': supported are"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"TF_CONFIG": "{"}, "not valid JSON"),
+        ({"TF_CONFIG": "3"}, "the variable must be a JSON object"),
+        (tf_config(3), "cluster must be a JSON object"),
+        (tf_config({"chief": CHIEF}), "cluster.chief must be a list of host:port"),
+        (tf_config({"chief": ["host:99999"]}), "cluster.chief must be a list of host:port"),
+        (tf_config({"chief": [CHIEF], "worker": [CHIEF]}), "appears more than once"),
+        (
+            tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", 1),
+            "task.index is 1, but the cluster has 1 of worker",
+        ),
+        (
+            tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", True),
+            "task.index is True, but the cluster has 1 of",
+        ),
+        (
+            tf_config({"master": [CHIEF], "worker": [ONE]}, "worker", 0),
+            "this trainer has no tasks of role 'master'",
+        ),
+        (
+            tf_config({"worker": [ONE, TWO]}, "chief"),
+            "task.index is 0, but the cluster has 0 of chief",
+        ),
+        (
+            tf_config({"chief": [CHIEF], "ps": [ONE]}),
+            "this trainer has no tasks of role 'ps': supported are",
+        ),
+    ],
+)
 def test_what_is_malformed_is_one_line(environment: dict[str, str], message: str) -> None:
     with refused(message):
         read_cluster(environment)
 
 
-WHOLE = {"cluster": {"chief": [CHIEF], "worker": [ONE, TWO]}, "task": {"type": "worker", "index": 1}}
+WHOLE = {
+    "cluster": {"chief": [CHIEF], "worker": [ONE, TWO]},
+    "task": {"type": "worker", "index": 1},
+}
 
 
 @examples(100)
@@ -71,17 +106,29 @@ def test_no_text_makes_a_traceback(text: bytes) -> None:
     assert cluster is None or 0 <= cluster.index < cluster.workers
 
 
-MODE, SCRATCH = {"TF_GPU_THREAD_MODE": "gpu_private"}, {"TF_CUDNN_WORKSPACE_LIMIT_IN_MB": "1024"}
+MODE = {"TF_GPU_THREAD_MODE": "gpu_private"}
+SCRATCH = {"TF_CUDNN_WORKSPACE_LIMIT_IN_MB": "1024"}
 SET = {**MODE, "CUDA_CACHE_MAXSIZE": "4294967296"}
 
 
-@pytest.mark.parametrize(("mib", "given", "kept"), [
-    (15360, {}, {**SET, **SCRATCH, "CUDA_CACHE_PATH": "cache/cuda"}),
-    (81559, {"TF_GPU_THREAD_MODE": "x"}, {**SET, "TF_GPU_THREAD_MODE": "x", "CUDA_CACHE_PATH": "cache/cuda"}),
-    (81559, {"CUDA_CACHE_PATH": "mine"}, {**SET, "CUDA_CACHE_PATH": "mine"}),
-    (15360, {**SCRATCH, "CUDA_CACHE_DISABLE": "1"}, {**MODE, **SCRATCH, "CUDA_CACHE_DISABLE": "1"}),
-    (0, {}, SET),  # a folder that cannot be made: it is left to CUDA
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mib", "given", "kept"),
+    [
+        (15360, {}, {**SET, **SCRATCH, "CUDA_CACHE_PATH": "cache/cuda"}),
+        (
+            81559,
+            {"TF_GPU_THREAD_MODE": "x"},
+            {**SET, "TF_GPU_THREAD_MODE": "x", "CUDA_CACHE_PATH": "cache/cuda"},
+        ),
+        (81559, {"CUDA_CACHE_PATH": "mine"}, {**SET, "CUDA_CACHE_PATH": "mine"}),
+        (
+            15360,
+            {**SCRATCH, "CUDA_CACHE_DISABLE": "1"},
+            {**MODE, **SCRATCH, "CUDA_CACHE_DISABLE": "1"},
+        ),
+        (0, {}, SET),  # a folder that cannot be made: it is left to CUDA
+    ],
+)
 def test_a_variable_of_the_users_stays(
     mib: int, given: dict[str, str], kept: dict[str, str], tmp_path: Path, monkeypatch: Patch
 ) -> None:

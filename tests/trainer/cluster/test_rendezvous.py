@@ -1,4 +1,5 @@
-"""Tests the meeting of workers: others are refused, strangers hold up no worker, failures reach all with their code."""
+"""Tests the meeting of workers: others are refused, strangers hold up no worker, failures reach all
+with their code."""
 
 import json
 import os
@@ -47,7 +48,8 @@ def call(address: str) -> socket.socket:
 
 
 def end_watching(*workers: Peers) -> None:
-    """Ends the threads of all of them together: one that sees the loss of another later would end this process."""
+    """Ends the threads of all of them together: one that sees the loss of another later would end
+    this process."""
     for worker in workers:
         worker._over.set()
     for worker in workers:
@@ -63,7 +65,8 @@ def check_connected(*workers: Peers) -> None:
 
 @pytest.mark.parametrize("kind", HELLOS)
 def test_strangers_do_not_keep_a_worker_out(kind: str) -> None:
-    """Two of them come first; then the worker meets the chief, and both are still there a moment later."""
+    """Two of them come first; then the worker meets the chief, and both are still there a moment
+    later."""
     addresses = free_addresses(2)
     with ThreadPoolExecutor() as pool, ExitStack() as strangers:
         chief = pool.submit(meet, Cluster(tuple(addresses)), RUNS, 60.0)
@@ -84,7 +87,8 @@ def test_a_worker_that_comes_again_takes_the_place_of_its_dead_connection() -> N
             leaves.sendall(hello)  # it leaves before the verdict
         with call(addresses[0]) as dead:
             dead.sendall(hello)  # its machine is gone, and closes nothing
-            for index in (1, 2):  # with worker 2 before worker 1, the chief would begin with the dead connection
+            # with worker 2 before worker 1, the chief would begin with the dead connection
+            for index in (1, 2):
                 waiting.append(pool.submit(meet, Cluster(tuple(addresses), index), RUNS, 60.0))
                 time.sleep(0.5)
             check_connected(*(each.result(60) for each in waiting))
@@ -105,8 +109,12 @@ def joining(answer: bytes, seconds: float) -> Iterator[Future[Peers]]:
             yield worker
 
 
-@pytest.mark.parametrize("answer", [b"", b"x" * 600_000, b'{"start": 1}\n', b'{"refused": ["x"]}\n', b"SSH-2.0\r\n"])
-def test_what_answers_in_the_chiefs_place_is_not_taken_for_it(answer: bytes, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize(
+    "answer", [b"", b"x" * 600_000, b'{"start": 1}\n', b'{"refused": ["x"]}\n', b"SSH-2.0\r\n"]
+)
+def test_what_answers_in_the_chiefs_place_is_not_taken_for_it(
+    answer: bytes, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(rendezvous, "_ANSWER_SECONDS", 0.0)
     with joining(answer, 1.5) as worker:
         error = worker.exception(30)
@@ -128,7 +136,10 @@ def test_what_follows_an_answer_is_kept(monkeypatch: Patch) -> None:
 def test_all_workers_are_told_at_once_that_one_runs_something_else() -> None:
     addresses = tuple(free_addresses(3))
     with ThreadPoolExecutor() as pool:
-        waiting = [pool.submit(meet, Cluster(addresses, index), {"seed": index == 2}, 60.0) for index in range(3)]
+        waiting = [
+            pool.submit(meet, Cluster(addresses, index), {"seed": index == 2}, 60.0)
+            for index in range(3)
+        ]
         errors = {str(worker.exception()) for worker in waiting}
         assert all(isinstance(worker.exception(), UserError) for worker in waiting)
     line = f"worker 2 ({addresses[2]}) and the chief do not run the same job"
@@ -137,7 +148,8 @@ def test_all_workers_are_told_at_once_that_one_runs_something_else() -> None:
 
 
 def test_a_chief_whose_name_has_no_address_is_told_at_once_and_at_the_end(caplog: Log) -> None:
-    own, chief = free_addresses(1)[0], "chief.invalid:2222"
+    own = free_addresses(1)[0]
+    chief = "chief.invalid:2222"
     with caplog.at_level("WARNING"), pytest.raises(PlatformFault) as error:
         meet(Cluster((chief, own), 1), {}, 1.5)
     (line,) = [each for each in caplog.messages if "TF_CONFIG" in each]
@@ -148,14 +160,25 @@ def test_a_chief_whose_name_has_no_address_is_told_at_once_and_at_the_end(caplog
 def test_a_port_in_use_is_one_line() -> None:
     addresses = free_addresses(2)
     host, port = addresses[0].split(":")
-    with socket.create_server((host, int(port))), refused("cannot be opened: Address already in use"):
+    with (
+        socket.create_server((host, int(port))),
+        refused("cannot be opened: Address already in use"),
+    ):
         meet(Cluster(tuple(addresses)), {}, 1.0)
 
 
-@pytest.mark.parametrize(("host", "index", "warned"), [
-    ("8.8.8.8", 1, True), ("10.0.0.7", 0, False), ("127.0.0.1", 0, True), ("127.0.0.1", 1, False),
-])  # fmt: skip
-def test_ports_that_others_reach_are_warned_of_once(host: str, index: int, warned: bool, caplog: Log) -> None:
+@pytest.mark.parametrize(
+    ("host", "index", "warned"),
+    [
+        ("8.8.8.8", 1, True),
+        ("10.0.0.7", 0, False),
+        ("127.0.0.1", 0, True),
+        ("127.0.0.1", 1, False),
+    ],
+)
+def test_ports_that_others_reach_are_warned_of_once(
+    host: str, index: int, warned: bool, caplog: Log
+) -> None:
     """Of loopback the chief warns for all."""
     warn_of_open_ports(Cluster((f"{host}:2222", f"{host}:2223"), index))
     assert ("servers listen on all addresses" in caplog.text) == warned
@@ -185,18 +208,26 @@ def met(monkeypatch: Patch) -> Iterator[tuple[Peers, Peers]]:
 
 
 @pytest.mark.parametrize("code", [USER_MUST_CHANGE, FAULT, INTERRUPTED])
-def test_a_worker_that_fails_is_reported_with_its_exit_code(met: tuple[Peers, Peers], code: int) -> None:
+def test_a_worker_that_fails_is_reported_with_its_exit_code(
+    met: tuple[Peers, Peers], code: int
+) -> None:
     chief, worker = met
     worker.fail(code, "no such \x1b[31mfolder\nnew line")
     chief._thread.join(10)
     error = r"no such \x1b[31mfolder\nnew line"
-    assert [(line.partition(" stopped: ")[2], reported) for line, reported in LOST] == [(error, code)]
+    assert [(line.partition(" stopped: ")[2], reported) for line, reported in LOST] == [
+        (error, code)
+    ]
 
 
-def test_a_worker_is_lost_only_if_its_count_does_not_rise(met: tuple[Peers, Peers], monkeypatch: Patch) -> None:
-    """Makes a call per second and a heartbeat per five: the chief's count of the worker is always behind."""
+def test_a_worker_is_lost_only_if_its_count_does_not_rise(
+    met: tuple[Peers, Peers], monkeypatch: Patch
+) -> None:
+    """Makes a call per second and a heartbeat per five: the chief's count of the worker is always
+    behind."""
     end_watching(*met)  # from here on this test replaces the watching thread
-    chief, now = met[0], [time.monotonic()]
+    chief = met[0]
+    now = [time.monotonic()]
     chief._over.clear()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     (peer,) = chief._peers
@@ -221,7 +252,9 @@ def test_a_worker_is_lost_only_if_its_count_does_not_rise(met: tuple[Peers, Peer
 
 
 @pytest.mark.parametrize("late", ["worker", "chief"])
-def test_at_the_end_both_wait_for_the_late_one_and_the_chief_ends_last(met: tuple[Peers, Peers], late: str) -> None:
+def test_at_the_end_both_wait_for_the_late_one_and_the_chief_ends_last(
+    met: tuple[Peers, Peers], late: str
+) -> None:
     """A chief that still exports must not be left: if it is lost then, the run is not done."""
     ends = dict(zip(("chief", "worker"), met, strict=True))
     first = ends.pop("worker" if late == "chief" else "chief")
@@ -249,11 +282,24 @@ def test_a_worker_whose_chief_is_lost_while_it_exports_does_not_leave_as_done(
         ending.result()
 
 
-@pytest.mark.parametrize("line", [
-    b"[" * 100_000, b'{"a":' * 5_000, b'{"beat": "x"}', b'{"beat": null}', b'{"beat": -1}', b'{"beat": true}', b"\xff",
-    b'{"failed": 2}', b'{"failed": "x", "error": "x"}', b'{"done": "no"}', b'{"failed": 2, "error": null}',
-    b'{"failed": 2, "error": []}', b"\0" * 1000,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[" * 100_000,
+        b'{"a":' * 5_000,
+        b'{"beat": "x"}',
+        b'{"beat": null}',
+        b'{"beat": -1}',
+        b'{"beat": true}',
+        b"\xff",
+        b'{"failed": 2}',
+        b'{"failed": "x", "error": "x"}',
+        b'{"done": "no"}',
+        b'{"failed": 2, "error": null}',
+        b'{"failed": 2, "error": []}',
+        b"\0" * 1000,
+    ],
+)
 def test_messages_that_no_worker_sends_end_nothing(met: tuple[Peers, Peers], line: bytes) -> None:
     """Checks that the chief still watches: it notices the loss of the worker afterwards."""
     chief, worker = met
@@ -267,7 +313,9 @@ def test_messages_that_no_worker_sends_end_nothing(met: tuple[Peers, Peers], lin
     assert LOST[0][0].partition(" was lost: ")[2].startswith("its process has ended")
 
 
-def test_the_chief_knows_for_how_long_each_workers_gpus_were_idle_and_stops_all(met: tuple[Peers, Peers]) -> None:
+def test_the_chief_knows_for_how_long_each_workers_gpus_were_idle_and_stops_all(
+    met: tuple[Peers, Peers],
+) -> None:
     chief, worker = met
     worker.share_idle(7.0)
     until(lambda: chief.share_idle(1.0) == [1.0, 7.0])
@@ -279,7 +327,8 @@ def test_servers_that_do_not_connect_are_told_within_the_time_that_was_asked_for
     met: tuple[Peers, Peers], monkeypatch: Patch
 ) -> None:
     chief, _ = met
-    monkeypatch.setattr(chief, "_check", lambda now: None)  # which would name the worker, as it makes no call
+    # which would name the worker, as it makes no call
+    monkeypatch.setattr(chief, "_check", lambda now: None)
     chief._timeout_seconds = chief._beat_seconds = 0.05
     with chief.connecting():
         until(lambda: bool(LOST))
@@ -287,30 +336,45 @@ def test_servers_that_do_not_connect_are_told_within_the_time_that_was_asked_for
     assert LOST[0][1] == INTERRUPTED
 
 
-def test_a_mistake_of_another_worker_is_not_repeated_by_a_restart(small_config: Make, monkeypatch: Patch) -> None:
+def test_a_mistake_of_another_worker_is_not_repeated_by_a_restart(
+    small_config: Make, monkeypatch: Patch
+) -> None:
     """Checks too that workers compare settings, devices and versions."""
     arguments: list[Any] = []
     monkeypatch.setattr(start, "meet", lambda *values: arguments.extend(values))
     monkeypatch.setenv("CLOUD_ML_JOB_ID", "7")
     config = small_config()
     begun = start.StartedJob.open(config, [], 0.0)
-    begun.cluster, begun.files, job_dir = Cluster(("127.0.0.1:1", "127.0.0.1:2")), {"x": 1}, begun.job_dir
+    begun.cluster = Cluster(("127.0.0.1:1", "127.0.0.1:2"))
+    begun.files = {"x": 1}
+    job_dir = begun.job_dir
     with begun.workers():
         _, runs, _, on_loss = arguments
         on_loss("worker 1 stopped: no such folder", USER_MUST_CHANGE)
-    assert {**library_versions(), **arithmetic_switches(), "devices": 1, "seed": 0, "x": 1}.items() <= runs.items()
+    assert {
+        **library_versions(),
+        **arithmetic_switches(),
+        "devices": 1,
+        "seed": 0,
+        "x": 1,
+    }.items() <= runs.items()
     assert job_dir.read_result()["exit_code"] == USER_MUST_CHANGE
     with pytest.raises(UserError, match=r"^worker 1 stopped: no such folder$"):
         refuse_hopeless_restart(config, job_dir.read_result())
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_late_worker_may_come_the_next_time(small_config: Make, monkeypatch: Patch, index: int) -> None:
-    cluster, task = {"worker": free_addresses(2)}, {"type": "worker", "index": index}
+def test_a_late_worker_may_come_the_next_time(
+    small_config: Make, monkeypatch: Patch, index: int
+) -> None:
+    cluster = {"worker": free_addresses(2)}
+    task = {"type": "worker", "index": index}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
     monkeypatch.setenv("CLOUD_ML_JOB_ID", "7")
     config = small_config("--worker_timeout_seconds=1")
-    with pytest.raises(PlatformFault, match=r"did not (start|answer) within 1 seconds \(see its log\)"):
+    with pytest.raises(
+        PlatformFault, match=r"did not (start|answer) within 1 seconds \(see its log\)"
+    ):
         job.run(config, ["test"], 0.0)
     if index == 0:
         result = open_job_dir(config).read_result()

@@ -13,14 +13,23 @@ from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import ONE_MACHINE, local_devices, make_replicas
 
 
-@pytest.mark.parametrize(("config", "sentence", "mirrored"), [
-    (TrainConfig(), "global batch 64 = 1 replica x 64", False),
-    (TrainConfig(strategy="one_device"), "global batch 64 = 1 replica x 64", False),
-    (TrainConfig(strategy="mirrored"), "global batch 64 = 1 replica x 64", True),
-    (TrainConfig(replicas=2, global_batch_size=128), "global batch 128 = 2 replicas x 64", True),
-    (TrainConfig(replicas=4), "global batch 64 = 4 replicas x 16", True),
-])  # fmt: skip
-def test_the_batch_is_described_in_one_sentence(config: TrainConfig, sentence: str, mirrored: bool) -> None:
+@pytest.mark.parametrize(
+    ("config", "sentence", "mirrored"),
+    [
+        (TrainConfig(), "global batch 64 = 1 replica x 64", False),
+        (TrainConfig(strategy="one_device"), "global batch 64 = 1 replica x 64", False),
+        (TrainConfig(strategy="mirrored"), "global batch 64 = 1 replica x 64", True),
+        (
+            TrainConfig(replicas=2, global_batch_size=128),
+            "global batch 128 = 2 replicas x 64",
+            True,
+        ),
+        (TrainConfig(replicas=4), "global batch 64 = 4 replicas x 16", True),
+    ],
+)
+def test_the_batch_is_described_in_one_sentence(
+    config: TrainConfig, sentence: str, mirrored: bool
+) -> None:
     replicas = make_replicas(config)
     assert replicas.sentence() == sentence
     assert isinstance(replicas.strategy, tf.distribute.MirroredStrategy) is mirrored
@@ -31,27 +40,42 @@ def test_gpus_that_are_hidden_are_not_used(monkeypatch: Patch) -> None:
     """Hides them as trainer.check does: TensorFlow still lists them as physical devices."""
     gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
     others = tf.config.list_physical_devices
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [gpu] if kind == "GPU" else others(kind))
+    monkeypatch.setattr(
+        tf.config, "list_physical_devices", lambda kind: [gpu] if kind == "GPU" else others(kind)
+    )
     assert local_devices(TrainConfig(replicas=2), ONE_MACHINE) == ("CPU:0", "CPU:1")
 
 
-@pytest.mark.parametrize(("config", "used"), [
-    (TrainConfig(), 4), (TrainConfig(replicas=2), 2), (TrainConfig(strategy="one_device"), 1),
-])  # fmt: skip
-def test_gpus_beyond_the_replicas_are_hidden(config: TrainConfig, used: int, monkeypatch: Patch) -> None:
-    gpus, calls = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(4)], []
+@pytest.mark.parametrize(
+    ("config", "used"),
+    [
+        (TrainConfig(), 4),
+        (TrainConfig(replicas=2), 2),
+        (TrainConfig(strategy="one_device"), 1),
+    ],
+)
+def test_gpus_beyond_the_replicas_are_hidden(
+    config: TrainConfig, used: int, monkeypatch: Patch
+) -> None:
+    gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(4)]
+    calls = []
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus)
     monkeypatch.setattr(tf.config, "set_visible_devices", lambda *given: calls.append(given))
-    monkeypatch.setattr(tf.config.experimental, "set_memory_growth", lambda *given: calls.append(given))
+    monkeypatch.setattr(
+        tf.config.experimental, "set_memory_growth", lambda *given: calls.append(given)
+    )
     assert local_devices(config, ONE_MACHINE) == tuple(f"GPU:{i}" for i in range(used))
     assert calls == [(gpus[:used], "GPU"), *((gpu, True) for gpu in gpus[:used])]
 
 
-@pytest.mark.parametrize(("config", "line"), [
-    (TrainConfig(replicas=3, global_batch_size=100), "take 99 or 102"),
-    (TrainConfig(expect_devices=4), "expect_devices=4, but no accelerators are visible"),
-    (TrainConfig(replicas=16), "TensorFlow already runs in this process with 4 CPU devices"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        (TrainConfig(replicas=3, global_batch_size=100), "take 99 or 102"),
+        (TrainConfig(expect_devices=4), "expect_devices=4, but no accelerators are visible"),
+        (TrainConfig(replicas=16), "TensorFlow already runs in this process with 4 CPU devices"),
+    ],
+)
 def test_a_machine_or_batch_that_does_not_fit_is_refused(config: TrainConfig, line: str) -> None:
     tf.config.list_logical_devices()
     with refused(line):
@@ -62,7 +86,9 @@ def test_a_machine_or_batch_that_does_not_fit_is_refused(config: TrainConfig, li
 def test_workers_with_gpus_sum_by_nccl(device: str, expected: str, monkeypatch: Patch) -> None:
     """Looks at what the strategy is given: a real one of several workers needs a process each."""
     given: list[Any] = []
-    monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", lambda *args: given.extend(args))
+    monkeypatch.setattr(
+        tf.distribute, "MultiWorkerMirroredStrategy", lambda *args: given.extend(args)
+    )
     monkeypatch.setattr("trainer.cluster.strategy.local_devices", lambda *_: (device,))
     replicas = make_replicas(TrainConfig(), Cluster(("host0:1", "host1:1")))
     resolver, options = given
@@ -71,25 +97,39 @@ def test_workers_with_gpus_sum_by_nccl(device: str, expected: str, monkeypatch: 
 
 
 def test_tensorflow_waits_for_a_silent_worker_as_long_as_was_asked(monkeypatch: Patch) -> None:
-    """Its heartbeats would end all workers after ten seconds; tests/e2e/test_workers.py pauses one."""
+    """Its heartbeats would end all workers after ten seconds; tests/e2e/test_workers.py pauses
+    one."""
     asked: list[Any] = []
     context = pkgutil.resolve_name("tensorflow.python.eager.context.context")()
     monkeypatch.setattr(
-        context, "configure_coordination_service",
-        lambda service_type, heartbeat_timeout_in_ms=0: asked.append((service_type, heartbeat_timeout_in_ms)),
-    )  # fmt: skip
+        context,
+        "configure_coordination_service",
+        lambda service_type, heartbeat_timeout_in_ms=0: asked.append(
+            (service_type, heartbeat_timeout_in_ms)
+        ),
+    )
     monkeypatch.setattr(
-        tf.distribute, "MultiWorkerMirroredStrategy", lambda *_: context.configure_coordination_service("standalone")
+        tf.distribute,
+        "MultiWorkerMirroredStrategy",
+        lambda *_: context.configure_coordination_service("standalone"),
     )
     make_replicas(TrainConfig(worker_timeout_seconds=7), Cluster(("host0:1", "host1:1")))
     assert asked == [("standalone", 7000)]
 
 
-@pytest.mark.parametrize(("build", "shown"), [
-    ({"is_cuda_build": True, "cuda_version": "12.5.1"}, "built for CUDA 12.5.1): check the machine's GPU count"),
-    ({"is_cuda_build": False}, "built without CUDA"),
-])  # fmt: skip
-def test_missing_gpus_are_reported_with_the_software(build: dict[str, object], shown: str, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize(
+    ("build", "shown"),
+    [
+        (
+            {"is_cuda_build": True, "cuda_version": "12.5.1"},
+            "built for CUDA 12.5.1): check the machine's GPU count",
+        ),
+        ({"is_cuda_build": False}, "built without CUDA"),
+    ],
+)
+def test_missing_gpus_are_reported_with_the_software(
+    build: dict[str, object], shown: str, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: build)
     with refused(f"no accelerators are visible (TensorFlow {tf.__version__}, {shown}"):
         local_devices(TrainConfig(expect_devices=4), Cluster())

@@ -1,4 +1,5 @@
-"""Tests that the order of the data is a function of (seed, step), whichever replica reads the rows."""
+"""Tests that the order of the data is a function of (seed, step), whichever replica reads the
+rows."""
 
 from typing import Any
 
@@ -28,7 +29,9 @@ def numbered(examples: int) -> Arrays:
 
 def part_of(replicas: int, rows: int) -> Replicas:
     """Returns the replicas of one worker with `rows` each, without a strategy."""
-    return Replicas(None, tuple(f"CPU:{number}" for number in range(replicas)), rows, replicas * rows)
+    return Replicas(
+        None, tuple(f"CPU:{number}" for number in range(replicas)), rows, replicas * rows
+    )
 
 
 def order(schedule: Schedule, first_step: int, steps: int) -> list[Any]:
@@ -44,11 +47,18 @@ def test_an_epoch_is_a_permutation_cut_into_steps() -> None:
     assert not np.array_equal(first, second)
 
 
-@pytest.mark.parametrize("examples", [
-    numbered(8), NestedArrays({"a": np.arange(8)}), Subset(numbered(8), 0, 0, 8),
-], ids=lambda examples: type(examples).__name__)  # fmt: skip
+@pytest.mark.parametrize(
+    "examples",
+    [
+        numbered(8),
+        NestedArrays({"a": np.arange(8)}),
+        Subset(numbered(8), 0, 0, 8),
+    ],
+    ids=lambda examples: type(examples).__name__,
+)
 def test_rows_are_gathered_in_the_hosts_memory(examples: Any) -> None:
-    """A second logical device stands for a GPU, to which TensorFlow would first copy all examples."""
+    """A second logical device stands for a GPU, to which TensorFlow would first copy all
+    examples."""
     with tf.device("CPU:1"):
         found = tf.nest.flatten(examples.gather(tf.constant([3, 5])))
     assert {part.device[-5:] for part in found} == {"CPU:0"}
@@ -57,7 +67,9 @@ def test_rows_are_gathered_in_the_hosts_memory(examples: Any) -> None:
 @pytest.mark.parametrize("first_step", [1, 4, 5, 7, 12])
 def test_a_run_can_begin_at_any_step(first_step: int) -> None:
     schedule = Schedule(examples=53, global_batch_size=10, batches_per_step=1, seed=3)
-    assert np.array_equal(order(schedule, 0, 15)[first_step:], order(schedule, first_step, 15 - first_step))
+    assert np.array_equal(
+        order(schedule, 0, 15)[first_step:], order(schedule, first_step, 15 - first_step)
+    )
 
 
 def test_a_step_that_reads_more_than_there_is_goes_round_again() -> None:
@@ -83,11 +95,15 @@ def test_replicas_take_their_rows_of_the_same_global_batch(replicas: int) -> Non
 def test_rows_of_several_steps_come_together(kind: str) -> None:
     """From any multiple of their number on, whatever the data are."""
     examples: Any = {
-        "arrays": numbered(40), "held back": Subset(numbered(60), 1, 4, 40),
+        "arrays": numbered(40),
+        "held back": Subset(numbered(60), 1, 4, 40),
         "rows": RandomAccess([(row, row) for row in range(40)], "data"),
-        "sequence": InSequence(tf.data.Dataset.from_tensor_slices((np.arange(40), np.arange(40))), "data", 0),
-    }[kind]  # fmt: skip
-    schedule, alone = Schedule(examples=40, global_batch_size=8, batches_per_step=2, seed=5), part_of(1, 8)
+        "sequence": InSequence(
+            tf.data.Dataset.from_tensor_slices((np.arange(40), np.arange(40))), "data", 0
+        ),
+    }[kind]
+    schedule = Schedule(examples=40, global_batch_size=8, batches_per_step=2, seed=5)
+    alone = part_of(1, 8)
     together = batches(examples, schedule, alone, 6, at_once=3).take(2)
     one_by_one = batches(examples, schedule, alone, 6).take(6).batch(3)
     for several, expected in zip(together, one_by_one, strict=True):
@@ -100,9 +116,18 @@ def test_rows_copied_ahead_are_those_of_the_host_on_each_device(replicas: int) -
     """Logical CPU devices stand for GPUs, the second one also for the only one of a run."""
     devices = ("CPU:0", "CPU:1") if replicas == 2 else ("CPU:1",)
     separate_collectives()
-    strategy = tf.distribute.MirroredStrategy(list(devices)) if replicas == 2 else tf.distribute.get_strategy()
+    strategy = (
+        tf.distribute.MirroredStrategy(list(devices))
+        if replicas == 2
+        else tf.distribute.get_strategy()
+    )
     part = Replicas(strategy, devices, 8 // replicas, 8)
-    steps = batches(numbered(40), Schedule(examples=40, global_batch_size=8, batches_per_step=2, seed=5), part, 3)
+    steps = batches(
+        numbered(40),
+        Schedule(examples=40, global_batch_size=8, batches_per_step=2, seed=5),
+        part,
+        3,
+    )
     ahead = copied_ahead(steps, part)
     for expected in steps.take(7):
         found = next(ahead)
@@ -133,14 +158,28 @@ def test_tensorflow_takes_over_what_reading_fills(kind: str) -> None:
 def test_digits_are_the_known_ones() -> None:
     dataset: Any = load_digits(TrainConfig(image_size=8)).train
     assert dataset.images.shape == (1797, 8, 8, 1)
-    assert np.bincount(dataset.labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert np.bincount(dataset.labels).tolist() == [
+        178,
+        182,
+        177,
+        183,
+        181,
+        182,
+        181,
+        179,
+        174,
+        180,
+    ]
     assert (dataset.images.min(), dataset.images.max()) == (0, 255)
     # The first one is a 0: dark in the middle, light around it.
     assert dataset.images[0, 3:5, 3:5].mean() < 20 < dataset.images[0, 1:7, 2:6].mean()
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
-    with refused("images of shape (0, 8, 8, 1): must be (examples, height, width, channels), with at least one"):
+    with refused(
+        "images of shape (0, 8, 8, 1): must be (examples, height, width, channels), with at"
+        " least one"
+    ):
         Arrays(np.zeros((0, 8, 8, 1)))
     with refused("labels of shape (4,) for images of shape (5, 8, 8, 1): one integer per image"):
         Arrays(np.zeros((5, 8, 8, 1)), np.zeros(4))
@@ -150,14 +189,25 @@ def of_images(count: int, size: int) -> Dataset:
     return Dataset("own", Arrays(np.zeros((count, size, size, 1), np.uint8)))
 
 
-@pytest.mark.parametrize(("returned", "line"), [
-    (of_images(3, 32), "3 examples are fewer than global_batch_size=64"),
-    (of_images(99, 5), "images are (5, 5, 1), but the settings require (32, 32, 1)"),
-    (3, "it returned int"),
-    (Dataset("own", range(5)),  # type: ignore[arg-type]
-     "its Dataset holds range: derive the class from Examples of trainer.data.dataset, or use"),
-], ids=["few", "wrong size", "no dataset", "strange class"])  # fmt: skip
-def test_a_users_own_source_that_does_not_fit_is_refused(returned: Any, line: str, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize(
+    ("returned", "line"),
+    [
+        (of_images(3, 32), "3 examples are fewer than global_batch_size=64"),
+        (of_images(99, 5), "images are (5, 5, 1), but the settings require (32, 32, 1)"),
+        (3, "it returned int"),
+        (
+            Dataset("own", range(5)),  # type: ignore[arg-type]
+            (
+                "its Dataset holds range: derive the class from Examples of trainer.data.dataset,"
+                " or use"
+            ),
+        ),
+    ],
+    ids=["few", "wrong size", "no dataset", "strange class"],
+)
+def test_a_users_own_source_that_does_not_fit_is_refused(
+    returned: Any, line: str, monkeypatch: Patch
+) -> None:
     monkeypatch.setitem(globals(), "returned", lambda config: returned)
     with refused(line):
         load_dataset(TrainConfig(data=f"{__name__}:returned"))
@@ -174,7 +224,8 @@ def test_what_reading_raises_stays_what_it_is(kind: type[Exception]) -> None:
     error = kind("part-3#1: cannot be decoded; gs://bucket/ä")
 
     class Damaged(Examples):
-        count, spec = 9, (tf.TensorSpec((), tf.int32),)
+        count = 9
+        spec = (tf.TensorSpec((), tf.int32),)
 
         def read(self, rows: Any) -> Any:
             raise error

@@ -1,4 +1,5 @@
-"""Tests that a fingerprint changes with the data and with nothing else, and what a resumed run does about a change."""
+"""Tests that a fingerprint changes with the data and with nothing else, and what a resumed run does
+about a change."""
 
 import os
 from pathlib import Path
@@ -32,7 +33,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def test_names_sizes_and_content_of_files_count_and_times_and_hidden_files_do_not(folder: Path) -> None:
+def test_names_sizes_and_content_of_files_count_and_times_and_hidden_files_do_not(
+    folder: Path,
+) -> None:
     before = known(folder)
     assert (before["files of data"], before["bytes of data"]) == (200, 200_000)
     (folder / ".fid-inception.npz").write_bytes(b"1")
@@ -66,7 +69,9 @@ def test_of_prepared_data_the_index_is_read_alone(tmp_path: Path) -> None:
     assert known(tmp_path)["files of data"] == 1
 
 
-def test_names_and_functions_have_no_files_and_a_missing_path_is_left_to_the_loader(tmp_path: Path) -> None:
+def test_names_and_functions_have_no_files_and_a_missing_path_is_left_to_the_loader(
+    tmp_path: Path,
+) -> None:
     assert files_of(TrainConfig()) == {}
     assert files_of(TrainConfig(data="tests.models:data_of_worker")) == {}
     assert files_of(TrainConfig(data=str(tmp_path / "none"))) == {}
@@ -90,9 +95,12 @@ def test_rows_are_compared_where_no_files_are_known() -> None:
 
 def test_a_tf_dataset_and_a_part_held_back_are_compared_beyond_their_first_rows() -> None:
     x = np.arange(100.0)
-    rows, changed = NestedArrays(x), NestedArrays(np.where(x < 8, x, x + 5))
+    rows = NestedArrays(x)
+    changed = NestedArrays(np.where(x < 8, x, x + 5))
     halves = [Subset(examples, 0, 0, 50).fingerprint() for examples in (rows, rows, changed)]
-    sets = [tf.data.Dataset.from_tensor_slices(examples.arrays[0]) for examples in (rows, rows, changed)]
+    sets = [
+        tf.data.Dataset.from_tensor_slices(examples.arrays[0]) for examples in (rows, rows, changed)
+    ]
     read = [InSequence(source, "data", 0).fingerprint() for source in sets]
     for same, again, different in (halves, read):
         assert same == again != different
@@ -131,7 +139,13 @@ def test_what_a_worker_computes_with() -> None:
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "TF_NUM_INTRAOP_THREADS": "2",
     }
-    found = arithmetic_switches({**given, "NVIDIA_TF32_OVERRIDE": "0", "XLA_FLAGS": "--x", "HOME": "/"})
+    found = arithmetic_switches(
+        {**given, "NVIDIA_TF32_OVERRIDE": "0", "XLA_FLAGS": "--x", "HOME": "/"}
+    )
     switches = {name: value for name, value in found.items() if "keras" not in name}
-    assert switches == {"TF_ENABLE_ONEDNN_OPTS": "0", "NVIDIA_TF32_OVERRIDE": "0", "XLA_FLAGS": "--x"}
+    assert switches == {
+        "TF_ENABLE_ONEDNN_OPTS": "0",
+        "NVIDIA_TF32_OVERRIDE": "0",
+        "XLA_FLAGS": "--x",
+    }
     assert found["keras.json epsilon"] == "1e-07"

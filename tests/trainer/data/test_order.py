@@ -1,4 +1,5 @@
-"""Tests that orders of rows are uniform, as far as chi-square tests over many keys can tell, at any number of rows."""
+"""Tests that orders of rows are uniform, as far as chi-square tests over many keys can tell, at any
+number of rows."""
 
 import math
 import tracemalloc
@@ -28,8 +29,10 @@ def orders(rows: int, keys: int, first: int = 0) -> Any:
 
 
 def deviation(counts: Any, fixed: int = 1) -> float:
-    """Returns by how many standard deviations the chi-square statistic of equally likely cells misses its mean."""
-    expected, free = counts.mean(), counts.size - fixed
+    """Returns by how many standard deviations the chi-square statistic of equally likely cells
+    misses its mean."""
+    expected = counts.mean()
+    free = counts.size - fixed
     return float(((counts - expected) ** 2 / expected).sum() - free) / math.sqrt(2 * free)
 
 
@@ -44,7 +47,10 @@ def test_an_order_has_every_row_once_and_any_part_of_it_can_be_computed_alone(ro
 @pytest.mark.parametrize("rows", [2, 3, 4, 5, 6])
 def test_all_orders_of_few_rows_are_equally_frequent(rows: int) -> None:
     codes = np.concatenate(
-        [orders(rows, 50_000, start) @ rows ** np.arange(rows) for start in range(0, 400_000, 50_000)]
+        [
+            orders(rows, 50_000, start) @ rows ** np.arange(rows)
+            for start in range(0, 400_000, 50_000)
+        ]
     )
     _, counts = np.unique(codes, return_counts=True)
     assert len(counts) == math.factorial(rows)
@@ -53,7 +59,8 @@ def test_all_orders_of_few_rows_are_equally_frequent(rows: int) -> None:
 
 @pytest.mark.parametrize(("rows", "keys"), [(100, 20_000), (10_000, 400)])
 def test_rows_positions_neighbours_and_epochs_are_independent(rows: int, keys: int) -> None:
-    found, bins = orders(rows, keys), min(rows, 100)
+    found = orders(rows, keys)
+    bins = min(rows, 100)
     where = found * bins // rows
     places = np.broadcast_to(np.arange(rows) * bins // rows, found.shape)
 
@@ -88,7 +95,9 @@ def test_a_billion_rows_need_no_memory(first_step: int) -> None:
     kept, held = held_back(TrainConfig(evaluation_fraction=0.25), Made(4 * LARGE))
     assert kept.count == 3 * LARGE == 3 * held.count
     for examples in (Made(), held):
-        (steps,) = zip(*batches(examples, schedule, part_of(1, 100), first_step).take(3), strict=True)
+        (steps,) = zip(
+            *batches(examples, schedule, part_of(1, 100), first_step).take(3), strict=True
+        )
         rows = np.concatenate([step.numpy().ravel() for step in steps])
         assert len(set(rows.tolist())) == 300
         assert rows.max() > 0.9 * examples.count
@@ -100,7 +109,9 @@ def test_a_billion_rows_need_no_memory(first_step: int) -> None:
 
 
 @pytest.mark.parametrize("count", [10, 1001])
-def test_both_parts_of_a_split_have_each_row_once_for_arrays_and_for_other_examples(count: int) -> None:
+def test_both_parts_of_a_split_have_each_row_once_for_arrays_and_for_other_examples(
+    count: int,
+) -> None:
     config = TrainConfig(evaluation_fraction=0.3, image_size=1, channels=1, global_batch_size=1)
     images = np.arange(count).astype(np.uint8).reshape(-1, 1, 1)
     made = held_back(config, Made(count))

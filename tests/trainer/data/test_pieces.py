@@ -1,4 +1,5 @@
-"""Tests that prepared pieces are written atomically from any source, and read with constant memory."""
+"""Tests that prepared pieces are written atomically from any source, and read with constant
+memory."""
 
 import json
 import os
@@ -35,7 +36,11 @@ def config(data: Path, **settings: Any) -> TrainConfig:
 def photos(tmp_path: Path) -> Path:
     """Writes class folders of 30 and 20 images, each of one grey level, and 5 for evaluation."""
     folder = tmp_path / "photos"
-    for split, name, levels in (("train", "a", range(30)), ("train", "b", range(100, 120)), ("val", "a", range(5))):
+    for split, name, levels in (
+        ("train", "a", range(30)),
+        ("train", "b", range(100, 120)),
+        ("val", "a", range(5)),
+    ):
         (folder / split / name).mkdir(parents=True)
         for level in levels:
             (folder / split / name / f"{level:03d}.png").write_bytes(png(level))
@@ -45,7 +50,9 @@ def photos(tmp_path: Path) -> Path:
 @pytest.fixture
 def small_pieces(monkeypatch: Patch) -> None:
     """Puts ten images into each piece."""
-    monkeypatch.setattr(prepare_module, "source_of", lambda config, per_piece: source_of(config, 10))
+    monkeypatch.setattr(
+        prepare_module, "source_of", lambda config, per_piece: source_of(config, 10)
+    )
 
 
 def prepare(data: Path, folder: Path, **settings: Any) -> Any:
@@ -62,7 +69,8 @@ def levels_of(part: Any) -> list[int]:
 def test_pieces_hold_what_the_source_holds(photos: Path, tmp_path: Path, memory: int) -> None:
     index = prepare(photos, tmp_path / "prepared")
     assert [entry["examples"] for entry in index["splits"]["train"]] == [10] * 5
-    source, prepared = load_dataset(config(photos)), load_dataset(config(tmp_path / "prepared", data_memory_mib=memory))
+    source = load_dataset(config(photos))
+    prepared = load_dataset(config(tmp_path / "prepared", data_memory_mib=memory))
     assert isinstance(prepared.train, Arrays if memory else PieceRows)
     assert levels_of(prepared.train) == levels_of(source.train)
     assert levels_of(prepared.evaluation) == levels_of(source.evaluation) == list(range(5))
@@ -76,7 +84,9 @@ def test_pieces_hold_what_the_source_holds(photos: Path, tmp_path: Path, memory:
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_an_interrupted_prepare_leaves_no_index_and_starts_anew(photos: Path, tmp_path: Path) -> None:
+def test_an_interrupted_prepare_leaves_no_index_and_starts_anew(
+    photos: Path, tmp_path: Path
+) -> None:
     destination = tmp_path / "prepared"
 
     def stop_after_three(done: int, total: int) -> None:
@@ -88,7 +98,9 @@ def test_an_interrupted_prepare_leaves_no_index_and_starts_anew(photos: Path, tm
     with refused("No such file"):
         load_dataset(config(Path(f"shards:{destination}")))
     prepare(photos, destination)
-    assert levels_of(load_dataset(config(destination)).train) == levels_of(load_dataset(config(photos)).train)
+    assert levels_of(load_dataset(config(destination)).train) == levels_of(
+        load_dataset(config(photos)).train
+    )
 
 
 def test_pieces_of_something_else_are_left_alone(photos: Path, tmp_path: Path) -> None:
@@ -125,7 +137,8 @@ def test_only_the_training_images_may_have_labels(photos: Path, tmp_path: Path) 
     (photos / "test").mkdir()
     (photos / "test" / "7.png").write_bytes(png(7))
     prepare(photos, tmp_path / "prepared")
-    source, prepared = load_dataset(config(photos)), load_dataset(config(tmp_path / "prepared", data_memory_mib=0))
+    source = load_dataset(config(photos))
+    prepared = load_dataset(config(tmp_path / "prepared", data_memory_mib=0))
     for found in (source, prepared):
         assert (found.train.labelled, found.evaluation.labelled) == (True, False)
         assert levels_of(found.evaluation) == [7]
@@ -136,10 +149,14 @@ LEVELS = [1, 2]
 
 
 def of_a_function(config: TrainConfig) -> Dataset:
-    return Dataset("made", Arrays(np.full((2, SIZE, SIZE, 1), np.array(LEVELS).reshape(2, 1, 1, 1), np.uint8)))
+    return Dataset(
+        "made", Arrays(np.full((2, SIZE, SIZE, 1), np.array(LEVELS).reshape(2, 1, 1, 1), np.uint8))
+    )
 
 
-def test_pieces_of_a_function_are_made_again_only_in_another_folder(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_pieces_of_a_function_are_made_again_only_in_another_folder(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     named = Path(f"{__name__}:of_a_function")
     assert prepare(named, tmp_path / "prepared") == prepare(named, tmp_path / "prepared")
     monkeypatch.setattr(sys.modules[__name__], "LEVELS", [1, 3])
@@ -149,7 +166,9 @@ def test_pieces_of_a_function_are_made_again_only_in_another_folder(tmp_path: Pa
 
 def test_other_sources_can_be_prepared(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", images=np.arange(20, dtype=np.uint8).repeat(64).reshape(20, 8, 8))
-    write_tfrecord(tmp_path / "r.tfrecord", [{"image": png(level), "label": level} for level in range(7)])
+    write_tfrecord(
+        tmp_path / "r.tfrecord", [{"image": png(level), "label": level} for level in range(7)]
+    )
     for name, count in (("x.npz", 20), ("r.tfrecord", 7), ("digits", 1797)):
         source = name if name == "digits" else str(tmp_path / name)
         destination = tmp_path / f"{name}-prepared"
@@ -161,13 +180,22 @@ def test_other_sources_can_be_prepared(tmp_path: Path) -> None:
         assert levels_of(found.train) == levels_of(given.train)
 
 
-@pytest.mark.parametrize(("arguments", "line"), [
-    (["nothing", "prepared", "--image_size=zero"], "image_size"),
-    (["nothing", "prepared", "--width=3"], "width"),
-    (["nothing", "prepared"], "no such data"),
-    (["digits", "gs://my-bucket/there", "--image_size=8"], "gcloud storage cp -r pieces gs://my-bucket/there"),
-    (["digits", "/gcs/my-bucket/there", "--image_size=8"], "gcloud storage cp -r pieces gs://my-bucket/there"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["nothing", "prepared", "--image_size=zero"], "image_size"),
+        (["nothing", "prepared", "--width=3"], "width"),
+        (["nothing", "prepared"], "no such data"),
+        (
+            ["digits", "gs://my-bucket/there", "--image_size=8"],
+            "gcloud storage cp -r pieces gs://my-bucket/there",
+        ),
+        (
+            ["digits", "/gcs/my-bucket/there", "--image_size=8"],
+            "gcloud storage cp -r pieces gs://my-bucket/there",
+        ),
+    ],
+)
 def test_prepare_says_what_is_wrong(arguments: list[str], line: str, capsys: Capture) -> None:
     assert main(arguments) == 2
     found = capsys.readouterr().err
@@ -177,19 +205,31 @@ def test_prepare_says_what_is_wrong(arguments: list[str], line: str, capsys: Cap
 Damage = Callable[[Path], object]
 
 
-@pytest.mark.parametrize(("damage", "line"), [
-    (lambda f: (f / "pieces.json").write_text("{"), "pieces.json is damaged"),
-    (lambda f: (f / "pieces.json").write_text('{"format": "trainer-shards-2"}'), "its format is not trainer-pieces-1"),
-    (lambda f: (f / "pieces.json").unlink(), "No such file"),
-    (lambda f: (f / "train-00000.x.npy").unlink(), "cannot be read"),
-    (lambda f: os.truncate(f / "train-00000.x.npy", 50 * 256), "cannot be read (mmap length is greater than file size"),
-    (lambda f: flip(f / "train-00000.x.npy"), "differs from its checksum"),
-    (lambda f: np.save(f / "train-00000.x.npy", np.zeros((50, 16, 16, 1), np.int8)), "int8 (50, 16, 16, 1)"),
-    (lambda f: np.save(f / "train-00000.y.npy", np.zeros(50)), "float64 (50,)"),
-    (lambda f: changed(f, examples=49), "uint8 (49, 16, 16, 1) is required"),
-    (lambda f: changed(f, files=3), "pieces.json is damaged"),
-    (lambda f: changed(f, files={}), "its pieces.json has no images to train on"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (lambda f: (f / "pieces.json").write_text("{"), "pieces.json is damaged"),
+        (
+            lambda f: (f / "pieces.json").write_text('{"format": "trainer-shards-2"}'),
+            "its format is not trainer-pieces-1",
+        ),
+        (lambda f: (f / "pieces.json").unlink(), "No such file"),
+        (lambda f: (f / "train-00000.x.npy").unlink(), "cannot be read"),
+        (
+            lambda f: os.truncate(f / "train-00000.x.npy", 50 * 256),
+            "cannot be read (mmap length is greater than file size",
+        ),
+        (lambda f: flip(f / "train-00000.x.npy"), "differs from its checksum"),
+        (
+            lambda f: np.save(f / "train-00000.x.npy", np.zeros((50, 16, 16, 1), np.int8)),
+            "int8 (50, 16, 16, 1)",
+        ),
+        (lambda f: np.save(f / "train-00000.y.npy", np.zeros(50)), "float64 (50,)"),
+        (lambda f: changed(f, examples=49), "uint8 (49, 16, 16, 1) is required"),
+        (lambda f: changed(f, files=3), "pieces.json is damaged"),
+        (lambda f: changed(f, files={}), "its pieces.json has no images to train on"),
+    ],
+)
 def test_damaged_pieces_are_named(photos: Path, tmp_path: Path, damage: Damage, line: str) -> None:
     prepare(photos, tmp_path / "prepared")
     damage(tmp_path / "prepared")
@@ -209,11 +249,19 @@ def changed(folder: Path, **changes: Any) -> None:
     (folder / "pieces.json").write_text(json.dumps(index))
 
 
-@pytest.mark.parametrize(("damage", "line"), [
-    (Path.unlink, "train-00000.x.npy cannot be read any more (No such file or directory)"),
-    (lambda file: file.write_bytes(b"x"), "train-00000.x.npy cannot be read any more (it became shorter)"),
-])  # fmt: skip
-def test_a_piece_that_goes_while_it_is_read_is_named(photos: Path, tmp_path: Path, damage: Damage, line: str) -> None:
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (Path.unlink, "train-00000.x.npy cannot be read any more (No such file or directory)"),
+        (
+            lambda file: file.write_bytes(b"x"),
+            "train-00000.x.npy cannot be read any more (it became shorter)",
+        ),
+    ],
+)
+def test_a_piece_that_goes_while_it_is_read_is_named(
+    photos: Path, tmp_path: Path, damage: Damage, line: str
+) -> None:
     """Expects a PlatformFault, because a restart may find the file again."""
     prepare(photos, tmp_path / "prepared")
     train = load_dataset(config(tmp_path / "prepared", data_memory_mib=0)).train
@@ -233,7 +281,9 @@ from trainer.data.sources import load_dataset
 from trainer.cluster.strategy import make_replicas
 from trainer.reporting.resources import memory_gib
 
-given = TrainConfig(data=sys.argv[1], image_size=64, channels=3, data_memory_mib=int(sys.argv[2]), global_batch_size=64)
+limit = int(sys.argv[2])
+sizes = {"image_size": 64, "channels": 3, "global_batch_size": 64}
+given = TrainConfig(data=sys.argv[1], data_memory_mib=limit, **sizes)
 empty = memory_gib()
 train = load_dataset(given).train
 rows = iter(batches(train, Schedule(train.count, 64, 1, 0), make_replicas(given)))
@@ -243,7 +293,8 @@ before = memory_gib()
 for _ in range(2 * train.count // 64):
     next(rows)
 after = memory_gib()
-print(type(train).__name__, train.count, round(1024 * (after - empty)), round(1024 * (after - before)))
+grown = [round(1024 * (after - earlier)) for earlier in (empty, before)]
+print(type(train).__name__, train.count, *grown)
 del rows  # ends prefetching before the interpreter exits
 """
 
@@ -255,7 +306,9 @@ def test_memory_stays_flat_while_a_set_of_four_times_the_limit_streams(tmp_path:
     flags = ["--image_size=64", "--channels=3"]
     assert main([str(tmp_path / "images.npz"), str(tmp_path / "prepared"), *flags]) == 0
     command = [sys.executable, "-c", _STREAM, str(tmp_path / "prepared"), "16"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True, cwd=ROOT)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=True, cwd=ROOT
+    )
     kind, count, taken_mib, grown_mib = done.stdout.split()[-4:]
     assert (kind, count) == (PieceRows.__name__, "5500")
     assert int(taken_mib) < 48, "more than the pipeline alone: the set, or much of it, is in memory"

@@ -1,4 +1,5 @@
-"""Tests that every kind of data becomes the same dataset object, or one clear line if it does not fit."""
+"""Tests that every kind of data becomes the same dataset object, or one clear line if it does not
+fit."""
 
 import gzip
 import re
@@ -21,7 +22,9 @@ from trainer.data.sources import load_dataset
 
 
 def load(data: Path | str, **settings: Any) -> Any:
-    return load_dataset(TrainConfig(data=str(data), **{"image_size": 8, "global_batch_size": 1, **settings}))
+    return load_dataset(
+        TrainConfig(data=str(data), **{"image_size": 8, "global_batch_size": 1, **settings})
+    )
 
 
 def write_idx(path: Path, array: Any, kind: int = 8) -> None:
@@ -32,7 +35,9 @@ def write_idx(path: Path, array: Any, kind: int = 8) -> None:
 
 
 def levels(count: int, size: int = 8) -> Any:
-    return np.broadcast_to(np.arange(count, dtype=np.uint8)[:, None, None], (count, size, size)).copy()
+    return np.broadcast_to(
+        np.arange(count, dtype=np.uint8)[:, None, None], (count, size, size)
+    ).copy()
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -53,14 +58,23 @@ def test_one_idx_file_and_a_kind_that_is_said(tmp_path: Path) -> None:
     assert (dataset.train.count, dataset.train.labelled, dataset.evaluation) == (3, False, None)
 
 
-@pytest.mark.parametrize(("suffix", "content", "line"), [
-    ("", b"", "not an idx file"),
-    ("", b"\0\0\x08\x03\0\0\0\5\0\0\0\x08\0\0\0\x08abc", "fewer bytes follow"),
-    ("", b"\0\0\x08\x01\0\0\0\1\0\0\0\0\0\0\0\0\0", "unsigned bytes in 3 dimensions: its header is 00 00 08 01"),
-    ("", b"\0\0\x08\x03\0\0\0\1\0\0\0\1\0\0\0\1ab", "more bytes follow"),
-    (".gz", b"not gzip at all", "cannot be read"),
-])  # fmt: skip
-def test_a_damaged_idx_file_is_named(tmp_path: Path, suffix: str, content: bytes, line: str) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "content", "line"),
+    [
+        ("", b"", "not an idx file"),
+        ("", b"\0\0\x08\x03\0\0\0\5\0\0\0\x08\0\0\0\x08abc", "fewer bytes follow"),
+        (
+            "",
+            b"\0\0\x08\x01\0\0\0\1\0\0\0\0\0\0\0\0\0",
+            "unsigned bytes in 3 dimensions: its header is 00 00 08 01",
+        ),
+        ("", b"\0\0\x08\x03\0\0\0\1\0\0\0\1\0\0\0\1ab", "more bytes follow"),
+        (".gz", b"not gzip at all", "cannot be read"),
+    ],
+)
+def test_a_damaged_idx_file_is_named(
+    tmp_path: Path, suffix: str, content: bytes, line: str
+) -> None:
     (tmp_path / f"train-images-idx3-ubyte{suffix}").write_bytes(content)
     with pytest.raises(UserError, match="train-images-idx3-ubyte") as caught:
         load(tmp_path)
@@ -69,19 +83,30 @@ def test_a_damaged_idx_file_is_named(tmp_path: Path, suffix: str, content: bytes
 
 def test_npz_with_keras_names_and_column_labels(tmp_path: Path) -> None:
     file = tmp_path / "x.npz"
-    np.savez(file, x_train=levels(4), y_train=np.array([[0], [1], [1], [0]]), x_test=levels(2), y_test=np.array([1, 0]))
+    np.savez(
+        file,
+        x_train=levels(4),
+        y_train=np.array([[0], [1], [1], [0]]),
+        x_test=levels(2),
+        y_test=np.array([1, 0]),
+    )
     dataset = load(file)
     assert dataset.train.labels.tolist() == [0, 1, 1, 0]
     assert dataset.evaluation is not None
 
 
-@pytest.mark.parametrize(("content", "line"), [
-    ({"other": np.zeros(3)}, "it contains other: x_train or images is required"),
-    ({"images": np.zeros((3, 8, 8))}, "images are float64: must be uint8"),
-    ({"images": np.zeros((3, 8, 8, 2), np.uint8)}, "images of shape (3, 8, 8, 2)"),
-    ({"images": levels(3), "labels": np.zeros(2, int)}, "labels of shape (2,)"),
-])  # fmt: skip
-def test_arrays_that_do_not_fit_are_one_line(tmp_path: Path, content: dict[str, Any], line: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ({"other": np.zeros(3)}, "it contains other: x_train or images is required"),
+        ({"images": np.zeros((3, 8, 8))}, "images are float64: must be uint8"),
+        ({"images": np.zeros((3, 8, 8, 2), np.uint8)}, "images of shape (3, 8, 8, 2)"),
+        ({"images": levels(3), "labels": np.zeros(2, int)}, "labels of shape (2,)"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_one_line(
+    tmp_path: Path, content: dict[str, Any], line: str
+) -> None:
     np.savez(tmp_path / "x.npz", **content)
     with refused(line):
         load(tmp_path / "x.npz")
@@ -90,7 +115,9 @@ def test_arrays_that_do_not_fit_are_one_line(tmp_path: Path, content: dict[str, 
 def own(monkeypatch: Patch, labels: Any, names: tuple[str, ...] = (), held: Any = (0, 1)) -> str:
     """Returns the value of --data for a user's function that returns these labels."""
     images = np.zeros((2, 8, 8, 1), np.uint8)
-    dataset = Dataset("own", Arrays(images, np.array(labels)), Arrays(images, np.array(held)), names)
+    dataset = Dataset(
+        "own", Arrays(images, np.array(labels)), Arrays(images, np.array(held)), names
+    )
     monkeypatch.setitem(globals(), "returned", lambda config: dataset)
     return f"{__name__}:returned"
 
@@ -103,12 +130,15 @@ def test_labels_of_a_function_of_ones_own_become_class_numbers(monkeypatch: Patc
         assert (found.tolist(), found.dtype) == (labels, np.int32)
 
 
-@pytest.mark.parametrize(("labels", "names", "line"), [
-    ([0, 2], ("a", "b"), "labels from 0 to 2: must be from 0 to 1"),
-    ([-1, 0], (), "labels from -1 to 0"),
-    ([0.0, 1.0], (), "labels of type float64: must be integers"),
-    ([0, 2**40], (), "labels from 0 to 1099511627776"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("labels", "names", "line"),
+    [
+        ([0, 2], ("a", "b"), "labels from 0 to 2: must be from 0 to 1"),
+        ([-1, 0], (), "labels from -1 to 0"),
+        ([0.0, 1.0], (), "labels of type float64: must be integers"),
+        ([0, 2**40], (), "labels from 0 to 1099511627776"),
+    ],
+)
 def test_labels_that_are_no_class_numbers_are_refused(
     labels: Any, names: tuple[str, ...], line: str, monkeypatch: Patch
 ) -> None:
@@ -130,15 +160,26 @@ def test_class_folders_below_train_and_val(tmp_path: Path, capsys: Capture) -> N
     for name in ("red/Thumbs.db", "red/notes.txt", ".DS_Store"):
         (tmp_path / "train" / name).write_bytes(b"x")
     save(tmp_path / "train" / ".hidden" / "0.png", (1, 1, 1))
-    for name in ("train/red/.0.png", "train/red/README", "train/blue/a.HEIC", "val/blue/deeper/b.heic", "0.png"):
+    for name in (
+        "train/red/.0.png",
+        "train/red/README",
+        "train/blue/a.HEIC",
+        "val/blue/deeper/b.heic",
+        "0.png",
+    ):
         (tmp_path / name).write_bytes(b"x")
     (tmp_path / "train" / "red" / "gone.png").symlink_to("nowhere")
     start_logging()
     dataset = load(tmp_path, channels=3)
     assert f"warning: data={tmp_path}: 7 files are not read: 2 .heic, 1 " in capsys.readouterr().out
     assert dataset.notes["left_out"] == {
-        ".heic": 2, ".txt": 1, "hidden": 1, "without a suffix": 1, ".png": 1, ".png beside train": 1,
-    }  # fmt: skip
+        ".heic": 2,
+        ".txt": 1,
+        "hidden": 1,
+        "without a suffix": 1,
+        ".png": 1,
+        ".png beside train": 1,
+    }
     assert dataset.class_names == ("blue", "red")
     assert dataset.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert dataset.evaluation.count == 4
@@ -150,23 +191,36 @@ def test_class_folders_below_train_and_val(tmp_path: Path, capsys: Capture) -> N
 def test_a_class_called_train_is_not_taken_for_the_whole(tmp_path: Path) -> None:
     for name in ("bus", "car", "train"):
         save(tmp_path / name / "0.png", (1, 1, 1))
-    with pytest.raises(UserError, match="train would be the training part, but bus beside it contains images too"):
+    with pytest.raises(
+        UserError, match="train would be the training part, but bus beside it contains images too"
+    ):
         load(tmp_path)
     for name in ("bus", "car"):
         (tmp_path / name / "0.png").unlink()
     assert load(tmp_path).train.count == 1
 
 
-@pytest.mark.parametrize(("files", "line"), [
-    ([], r"no image files found \(recognised by"),
-    (["a.txt", "b.txt"], r"no image files found, but 2 \.txt \(recognised by"),
-    (["red/0.png", "blue/0.heic", "blue/x/1.heic"], r"class blue would have no image \(2 \.heic\): convert"),
-    (["red/0.png", "blue/.hidden/0.png"], r"class blue would have no image \(it is empty\)"),
-    (["train/red/0.png", "train/blue/0.png", "val/red/0.txt", "val/blue/0.png"], "class red would have no image"),
-    (["0.png", "red/0.png"], "images beside class folders"),
-    (["train/red/0.png", "val/green/0.png"], "class green is not one of the training classes"),
-])  # fmt: skip
-def test_a_folder_that_makes_no_sense_is_one_line(tmp_path: Path, files: list[str], line: str) -> None:
+@pytest.mark.parametrize(
+    ("files", "line"),
+    [
+        ([], r"no image files found \(recognised by"),
+        (["a.txt", "b.txt"], r"no image files found, but 2 \.txt \(recognised by"),
+        (
+            ["red/0.png", "blue/0.heic", "blue/x/1.heic"],
+            r"class blue would have no image \(2 \.heic\): convert",
+        ),
+        (["red/0.png", "blue/.hidden/0.png"], r"class blue would have no image \(it is empty\)"),
+        (
+            ["train/red/0.png", "train/blue/0.png", "val/red/0.txt", "val/blue/0.png"],
+            "class red would have no image",
+        ),
+        (["0.png", "red/0.png"], "images beside class folders"),
+        (["train/red/0.png", "val/green/0.png"], "class green is not one of the training classes"),
+    ],
+)
+def test_a_folder_that_makes_no_sense_is_one_line(
+    tmp_path: Path, files: list[str], line: str
+) -> None:
     for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(png(1))
@@ -201,19 +255,25 @@ def write_tfrecord(path: Path, examples: list[dict[str, Any]], compression: str 
     with tf.io.TFRecordWriter(str(path), compression) as writer:
         for example in examples:
             feature = {
-                key: tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
-                if isinstance(value, bytes)
-                else tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
+                key: (
+                    tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+                    if isinstance(value, bytes)
+                    else tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
+                )
                 for key, value in example.items()
             }
-            writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+            writer.write(
+                tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
+            )
 
 
 def png(level: int) -> bytes:
     return bytes(tf.io.encode_png(tf.fill((10, 10, 1), tf.cast(level, tf.uint8))).numpy())
 
 
-@pytest.mark.parametrize(("image", "label"), [("image/encoded", "image/class/label"), ("image", "label")])
+@pytest.mark.parametrize(
+    ("image", "label"), [("image/encoded", "image/class/label"), ("image", "label")]
+)
 def test_tfrecords(tmp_path: Path, image: str, label: str) -> None:
     write_tfrecord(tmp_path / "train-0.tfrecord", [{image: png(i), label: i % 2} for i in range(4)])
     write_tfrecord(tmp_path / "train-1.tfrecord.gz", [{image: png(9), label: 1}], "GZIP")
@@ -236,17 +296,25 @@ def test_damaged_tfrecords_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a record without image bytes"):
         load(file)
     write_tfrecord(file, [{"image": png(1), "label": 1}, {"image": png(2)}])
-    with pytest.raises(UserError, match=r"some records \(image/class/label or label\) have labels and some do not"):
+    with pytest.raises(
+        UserError, match=r"some records \(image/class/label or label\) have labels and some do not"
+    ):
         load(file)
 
 
-@pytest.mark.parametrize(("data", "line"), [
-    ("/no/such/path", "path not found"),
-    ("folder:/no/such", "path not found"),
-    ("gs:/bucket/x", "did you mean gs://bucket/x?"),
-    ("idxx:/tmp", "unknown kind 'idxx'; did you mean 'idx'?"),
-    (__file__, "folder:PATH, or --data=package.module:function, a function of yours that reads it"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        ("/no/such/path", "path not found"),
+        ("folder:/no/such", "path not found"),
+        ("gs:/bucket/x", "did you mean gs://bucket/x?"),
+        ("idxx:/tmp", "unknown kind 'idxx'; did you mean 'idx'?"),
+        (
+            __file__,
+            "folder:PATH, or --data=package.module:function, a function of yours that reads it",
+        ),
+    ],
+)
 def test_what_is_no_source_is_one_line(data: str, line: str) -> None:
     with refused(line):
         load(data)
@@ -275,4 +343,8 @@ def test_keras_data_is_converted(monkeypatch: Patch, name: str) -> None:
 @pytest.mark.parametrize(("name", "classes"), [("mnist", 10), ("fashion-mnist", 10)])
 def test_the_real_files(name: str, classes: int) -> None:
     dataset = load(real_data(name), image_size=28)
-    assert (dataset.train.count, dataset.evaluation.count, len(dataset.class_names)) == (60_000, 10_000, classes)
+    assert (dataset.train.count, dataset.evaluation.count, len(dataset.class_names)) == (
+        60_000,
+        10_000,
+        classes,
+    )

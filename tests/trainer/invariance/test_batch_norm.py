@@ -1,4 +1,5 @@
-"""Tests that batch norm in place equals Keras's, up to rounding, on one replica and over several, in float32 too."""
+"""Tests that batch norm in place equals Keras's, up to rounding, on one replica and over several,
+in float32 too."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,13 +22,19 @@ ROWS = 8
 
 
 def computed(layer: keras.layers.Layer, inputs: tf.Tensor, mask: Any = None) -> list[np.ndarray]:
-    """Returns outputs, gradients by inputs and weights, the new moving statistics, and the outputs at inference."""
+    """Returns outputs, gradients by inputs and weights, the new moving statistics, and the outputs
+    at inference."""
     weights = [weight.value for weight in layer.trainable_variables]
     with tf.GradientTape() as tape:
         tape.watch(inputs)
         outputs = layer(inputs, training=True, mask=mask)
         loss = tf.reduce_sum(tf.sin(3.0 * outputs))
-    found = [outputs, *tape.gradient(loss, [inputs, *weights]), *layer.non_trainable_variables, layer(inputs)]
+    found = [
+        outputs,
+        *tape.gradient(loss, [inputs, *weights]),
+        *layer.non_trainable_variables,
+        layer(inputs),
+    ]
     return [np.asarray(tf.cast(value, tf.float64)) for value in found]
 
 
@@ -43,15 +50,18 @@ def pair(shape: tuple[int, ...], **settings: Any) -> tuple[keras.layers.Layer, k
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), TOLERANCE.items())
-@pytest.mark.parametrize(("shape", "settings", "masked"), [
-    ((8, 6, 6, 5), {}, False),
-    ((8, 6, 6, 5), {"scale": False, "center": False}, False),
-    ((1, 1, 2, 3), {}, False),
-    ((1, 1, 1, 3), {}, False),
-    ((8, 5), {}, False),
-    ((8, 5, 5), {"axis": 1}, False),
-    ((8, 7, 5), {}, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "settings", "masked"),
+    [
+        ((8, 6, 6, 5), {}, False),
+        ((8, 6, 6, 5), {"scale": False, "center": False}, False),
+        ((1, 1, 2, 3), {}, False),
+        ((1, 1, 1, 3), {}, False),
+        ((8, 5), {}, False),
+        ((8, 5, 5), {"axis": 1}, False),
+        ((8, 7, 5), {}, True),
+    ],
+)
 def test_one_replica_normalises_as_keras_does(
     precision: str, tolerance: float, shape: Any, settings: Any, masked: bool
 ) -> None:
@@ -62,11 +72,15 @@ def test_one_replica_normalises_as_keras_does(
     mask = tf.constant(RANDOM.uniform(size=shape[:-1]) < 0.6) if masked else None
     for one, other in zip(computed(ours, inputs, mask), computed(stock, inputs, mask), strict=True):
         # Of two values a channel, gradients by the inputs cancel to nearly 0.
-        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(np.abs(other).max(), 0.1))
+        np.testing.assert_allclose(
+            one, other, rtol=tolerance, atol=tolerance * max(np.abs(other).max(), 0.1)
+        )
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_one_value_a_channel_gives_no_nan_even_if_the_kernels_variance_is(dynamic: bool, monkeypatch: Patch) -> None:
+def test_one_value_a_channel_gives_no_nan_even_if_the_kernels_variance_is(
+    dynamic: bool, monkeypatch: Patch
+) -> None:
     """A GPU's kernel may divide by the number of values less one."""
     kernel: Callable[..., Any] = tf.raw_ops.FusedBatchNormV3
 
@@ -78,16 +92,22 @@ def test_one_value_a_channel_gives_no_nan_even_if_the_kernels_variance_is(dynami
     ours, _ = pair((1, 1, 1, 3))
     before = np.asarray(ours.moving_variance)
     specification = tf.TensorSpec((None, None, None, 3) if dynamic else (1, 1, 1, 3))
-    outputs = tf.function(lambda x: ours(x, training=True), input_signature=[specification])(tf.ones((1, 1, 1, 3)))
+    outputs = tf.function(lambda x: ours(x, training=True), input_signature=[specification])(
+        tf.ones((1, 1, 1, 3))
+    )
     assert np.isfinite(outputs).all()
-    np.testing.assert_allclose(ours.moving_variance, ours.momentum * before, rtol=1e-6)  # moved by a variance of 0
+    # moved by a variance of 0
+    np.testing.assert_allclose(ours.moving_variance, ours.momentum * before, rtol=1e-6)
 
 
-def over_replicas(replicas: int, precision: str, shape: tuple[int, ...], **settings: Any) -> Callable[..., Any]:
-    """Returns a function of (inputs, upstream gradient, mask) of all rows, which one layer normalises in training.
+def over_replicas(
+    replicas: int, precision: str, shape: tuple[int, ...], **settings: Any
+) -> Callable[..., Any]:
+    """Returns a function of (inputs, upstream gradient, mask) of all rows, which one layer
+    normalises in training.
 
-    It returns outputs, gradients by the inputs and those of a penalty on these, of all rows, and the new moving
-    statistics.
+    It returns outputs, gradients by the inputs and those of a penalty on these, of all rows, and
+    the new moving statistics.
     """
     strategy = make_replicas(TrainConfig(replicas=replicas, global_batch_size=ROWS)).strategy
     with strategy.scope():
@@ -103,7 +123,9 @@ def over_replicas(replicas: int, precision: str, shape: tuple[int, ...], **setti
             outer.watch(own)
             with tf.GradientTape() as tape:
                 tape.watch(own)
-                outputs = layer(own, training=True, mask=None if mask is None else mask[first : first + each])
+                outputs = layer(
+                    own, training=True, mask=None if mask is None else mask[first : first + each]
+                )
             gradient = tape.gradient(outputs, own, output_gradients=up)
             penalty = tf.reduce_sum(tf.square(gradient))
         return outputs, gradient, outer.gradient(penalty, own)
@@ -125,7 +147,8 @@ def error(found: Any, exact: Any) -> float:
 
 @pytest.mark.slow  # a quick one in float32: the next test
 def test_in_float32_several_replicas_are_as_exact_as_one() -> None:
-    """A channel's mean is up to 1,000 standard deviations: a difference of means of squares loses the variance."""
+    """A channel's mean is up to 1,000 standard deviations: a difference of means of squares loses
+    the variance."""
     shape = (ROWS, 4, 4, 6)
     exact = over_replicas(1, "float64", shape)
     ours = {replicas: over_replicas(replicas, "float32", shape) for replicas in (1, 2, 4)}
@@ -136,30 +159,48 @@ def test_in_float32_several_replicas_are_as_exact_as_one() -> None:
             upstream = RANDOM.normal(0.0, 1.0, shape).astype(np.float32)
             best = exact(inputs, upstream)[:2]
             for found, run in zip(draw, ours.values(), strict=True):
-                found[:] = [error(x, y) for x, y in zip(run(inputs, upstream)[:2], best, strict=True)]
+                found[:] = [
+                    error(x, y) for x, y in zip(run(inputs, upstream)[:2], best, strict=True)
+                ]
         alone, *together = np.median(errors, axis=0)
         for several in together:
             assert (several <= 3 * np.maximum(alone, 1e-6)).all(), (ratio, alone, together)
 
 
-@pytest.mark.parametrize(("precision", "tolerance", "shape", "settings", "masked"), [
-    ("float64", 1e-10, (ROWS, 3, 4, 5), {}, False),
-    pytest.param("float64", 1e-10, (ROWS, 5, 6), {"axis": 1, "center": False}, False, marks=pytest.mark.slow),
-    ("float64", 1e-10, (ROWS, 7, 5), {"scale": False}, True),
-    pytest.param("float32", 1e-3, (ROWS, 3, 4, 5), {}, False, marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("precision", "tolerance", "shape", "settings", "masked"),
+    [
+        ("float64", 1e-10, (ROWS, 3, 4, 5), {}, False),
+        pytest.param(
+            "float64",
+            1e-10,
+            (ROWS, 5, 6),
+            {"axis": 1, "center": False},
+            False,
+            marks=pytest.mark.slow,
+        ),
+        ("float64", 1e-10, (ROWS, 7, 5), {"scale": False}, True),
+        pytest.param("float32", 1e-3, (ROWS, 3, 4, 5), {}, False, marks=pytest.mark.slow),
+    ],
+)
 def test_replicas_normalise_as_one_does(
     precision: str, tolerance: float, shape: Any, settings: Any, masked: bool
 ) -> None:
-    """In float32 TensorFlow's kernel normalises images, whose second derivative is the formula's."""
-    inputs, upstream = RANDOM.normal(3.0, 2.0, shape), RANDOM.normal(0.0, 1.0, shape)
+    """In float32 TensorFlow's kernel normalises images, whose second derivative is the
+    formula's."""
+    inputs = RANDOM.normal(3.0, 2.0, shape)
+    upstream = RANDOM.normal(0.0, 1.0, shape)
     mask = RANDOM.uniform(size=shape[:-1]) < 0.6 if masked else None
     if mask is not None:
         mask[: ROWS // 2] = False  # nothing of one replica counts
-    one, *others = (over_replicas(n, precision, shape, **settings)(inputs, upstream, mask) for n in (1, 2, 4))
+    one, *others = (
+        over_replicas(n, precision, shape, **settings)(inputs, upstream, mask) for n in (1, 2, 4)
+    )
     for other in others:
         for found, exact in zip(other, one, strict=True):
-            np.testing.assert_allclose(found, exact, rtol=tolerance, atol=tolerance * np.abs(exact).max())
+            np.testing.assert_allclose(
+                found, exact, rtol=tolerance, atol=tolerance * np.abs(exact).max()
+            )
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), TOLERANCE.items())
@@ -176,13 +217,17 @@ def test_groups_of_one_pass_are_normalised_as_in_passes_of_their_own(
     expected = [np.concatenate([each[place] for each in passes]) for place in (0, 1)]
     expected += [np.sum([each[place] for each in passes], 0) for place in (2, 3)] + passes[-1][4:]
     for one, other in zip(found, expected, strict=True):
-        # Of one value a channel, the gradient is 0: a difference of two products with 1 / sqrt(epsilon), which is 32.
-        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(np.abs(other).max(), 1.0))
+        # Of one value a channel, the gradient is 0: a difference of two products with 1 /
+        # sqrt(epsilon), which is 32.
+        np.testing.assert_allclose(
+            one, other, rtol=tolerance, atol=tolerance * max(np.abs(other).max(), 1.0)
+        )
 
 
 @pytest.mark.parametrize("traced", [False, True])
 def test_a_gradients_gradient_is_that_of_keras(traced: bool) -> None:
-    """As in a penalty on gradients: the formula has a gradient of its own, which has to have one too."""
+    """As in a penalty on gradients: the formula has a gradient of its own, which has to have one
+    too."""
     ours, stock = pair((ROWS, 3, 4, 5), dtype="float64")
     inputs = tf.constant(RANDOM.normal(3.0, 2.0, (2 * ROWS, 3, 4, 5)))
 
@@ -192,7 +237,9 @@ def test_a_gradients_gradient_is_that_of_keras(traced: bool) -> None:
             with tf.GradientTape() as inner:
                 inner.watch(inputs)
                 parts = [inputs] if layer is ours else tf.split(inputs, 2)
-                loss = tf.add_n([tf.reduce_sum(tf.sin(3.0 * layer(part, training=True))) for part in parts])
+                loss = tf.add_n(
+                    [tf.reduce_sum(tf.sin(3.0 * layer(part, training=True))) for part in parts]
+                )
             penalty = tf.reduce_sum(tf.square(inner.gradient(loss, inputs)))
         return outer.gradient(penalty, [inputs, layer.gamma.value])
 
@@ -206,7 +253,10 @@ def test_rows_of_all_passes_are_refused_with_virtual_replicas() -> None:
     layer, _ = pair((ROWS, 5))
     with (
         in_step(StepContext(3, tf.constant(0, tf.int64), 0, ROWS, ROWS, virtual_replicas=4)),
-        refused("normalises rows outside of current_step().accumulate: call it in there, or drop --virtual_replicas"),
+        refused(
+            "normalises rows outside of current_step().accumulate: call it in there, or drop"
+            " --virtual_replicas"
+        ),
     ):
         layer(tf.ones((ROWS, 5)), training=True)
 

@@ -21,7 +21,9 @@ from trainer.invariance.step import StepContext, in_step
 
 ROWS = 8
 RANDOM = np.random.default_rng(0)
-WORDS, IMAGES = (RANDOM.uniform(1, 254, (ROWS, *shape)).astype(np.float32) for shape in ((6, 5), (12, 12, 3)))
+WORDS, IMAGES = (
+    RANDOM.uniform(1, 254, (ROWS, *shape)).astype(np.float32) for shape in ((6, 5), (12, 12, 3))
+)
 Function = Callable[[Any], Any]
 
 
@@ -29,7 +31,8 @@ def independent(make: Callable[[], Any], inputs: Any) -> Any:
     """Returns a new layer that draws by row, built by a call with `inputs`."""
     reset_layer_names()
     keras.utils.set_random_seed(0)
-    seed_initializers(0)  # once a test in this process has called it, the line before seeds no layer
+    # once a test in this process has called it, the line before seeds no layer
+    seed_initializers(0)
     draw_by_row_everywhere()
     layer = make()
     layer(inputs)
@@ -38,8 +41,11 @@ def independent(make: Callable[[], Any], inputs: Any) -> Any:
     return layer
 
 
-def on_replica(function: Function, inputs: Any, rows: int = ROWS, replica: int = 0, step: int = 0) -> Any:
-    """Returns what `function` gives, traced in a step, for the rows of one replica with `rows` rows."""
+def on_replica(
+    function: Function, inputs: Any, rows: int = ROWS, replica: int = 0, step: int = 0
+) -> Any:
+    """Returns what `function` gives, traced in a step, for the rows of one replica with `rows`
+    rows."""
     own = tf.constant(inputs[replica * rows : (replica + 1) * rows])
 
     @tf.autograph.experimental.do_not_convert
@@ -55,7 +61,8 @@ def trained(layer: Any) -> Function:
 
 
 class Noisy(keras.layers.Layer):
-    """Draws for rows, for all rows alike, and for weights with as many inputs as a replica has rows."""
+    """Draws for rows, for all rows alike, and for weights with as many inputs as a replica has
+    rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,11 +71,20 @@ class Noisy(keras.layers.Layer):
 
     def call(self, values: Any, training: bool = False) -> Any:
         one, other = self.seeds
-        noise = keras.random.normal(keras.ops.shape(values), seed=one) + keras.random.uniform((1,), seed=one)
+        noise = keras.random.normal(keras.ops.shape(values), seed=one) + keras.random.uniform(
+            (1,), seed=one
+        )
         weights = keras.random.truncated_normal((4, values.shape[-1]), seed=other)
         shift = keras.random.uniform((keras.ops.shape(values)[0], 1, 1), 0.5, 2.0, seed=other)
-        count = keras.random.randint((keras.ops.shape(values)[0], 1, 1), 0, 9, dtype="int64", seed=other)
-        return self.inner(values + noise, training=training) + weights[0] + shift + keras.ops.cast(count, values.dtype)
+        count = keras.random.randint(
+            (keras.ops.shape(values)[0], 1, 1), 0, 9, dtype="int64", seed=other
+        )
+        return (
+            self.inner(values + noise, training=training)
+            + weights[0]
+            + shift
+            + keras.ops.cast(count, values.dtype)
+        )
 
 
 LAYERS: dict[str, tuple[Callable[[], Any], Any]] = {
@@ -91,7 +107,8 @@ QUICK = ("Dropout", "noise_shape", "TimeDistributed", "LSTM", "RandomCrop")
 
 
 @pytest.mark.parametrize(
-    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LAYERS if name not in QUICK)]
+    "name",
+    [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LAYERS if name not in QUICK)],
 )
 def test_a_row_gets_the_same_numbers_on_any_number_of_replicas(name: str, caplog: Log) -> None:
     make, inputs = LAYERS[name]
@@ -99,7 +116,9 @@ def test_a_row_gets_the_same_numbers_on_any_number_of_replicas(name: str, caplog
     whole = on_replica(trained(layer), inputs)
     for rows, replica in ((4, 1), (1, 6)):
         part = on_replica(trained(layer), inputs, rows, replica)
-        np.testing.assert_allclose(part, whole[replica * rows : (replica + 1) * rows], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            part, whole[replica * rows : (replica + 1) * rows], rtol=1e-4, atol=1e-4
+        )
     assert not np.array_equal(whole, on_replica(trained(layer), inputs, step=1))
     assert not np.array_equal(whole, layer(inputs, training=False))
     assert "depends on the number" not in caplog.text
@@ -107,12 +126,27 @@ def test_a_row_gets_the_same_numbers_on_any_number_of_replicas(name: str, caplog
 
 @pytest.mark.slow  # traces every layer of Keras that draws
 def test_every_layer_of_keras_that_draws_does_so_by_row_or_is_named() -> None:
-    needed = {"factor": 0.3, "height": 9, "width": 7, "height_factor": 0.2, "width_factor": 0.2, "rate": 0.4}
-    needed |= {"stddev": 0.3, "hue_factor": 0.2, "brightness_factor": 0.2, "x_factor": 0.2, "addition_factor": 0.3}
-    found, kinds = (
-        {},
-        [x for x in vars(layers).values() if inspect.isclass(x) and "seed" in inspect.signature(x).parameters],
-    )
+    needed = {
+        "factor": 0.3,
+        "height": 9,
+        "width": 7,
+        "height_factor": 0.2,
+        "width_factor": 0.2,
+        "rate": 0.4,
+    }
+    needed |= {
+        "stddev": 0.3,
+        "hue_factor": 0.2,
+        "brightness_factor": 0.2,
+        "x_factor": 0.2,
+        "addition_factor": 0.3,
+    }
+    found = {}
+    kinds = [
+        x
+        for x in vars(layers).values()
+        if inspect.isclass(x) and "seed" in inspect.signature(x).parameters
+    ]
     for kind in kinds:
         takes = inspect.signature(kind).parameters
         given = {name: value for name, value in needed.items() if name in takes}
@@ -122,7 +156,9 @@ def test_every_layer_of_keras_that_draws_does_so_by_row_or_is_named() -> None:
             layer = independent(lambda: kind(**given), IMAGES)  # noqa: B023
         except (TypeError, ValueError):  # it takes other inputs: recurrent layers, attention
             continue
-        whole, part = (on_replica(trained(layer), IMAGES, rows, replica) for rows, replica in ((8, 0), (4, 1)))
+        whole, part = (
+            on_replica(trained(layer), IMAGES, rows, replica) for rows, replica in ((8, 0), (4, 1))
+        )
         found[kind.__name__] = bool(np.allclose(part, whole[4:], rtol=1e-3, atol=0.1))
     assert len(found) > 20
     assert {name for name, same in found.items() if not same} == set(_DEPENDENT) & set(found)
@@ -156,15 +192,36 @@ def test_a_layer_used_twice_draws_anew_and_layers_of_one_name_draw_apart() -> No
         assert 0.3 < (one == other).mean() < 0.7
 
 
-@pytest.mark.parametrize(("make", "function", "line"), [
-    (lambda: layers.Dropout(0.5), lambda x: tf.reshape(x, (-1, 5)), "dropout: it draws random numbers for 24 parts of"),
-    (lambda: layers.Dropout(0.5), lambda x: tf.gather(x, [0, 1, 2, 3] * 4), "dropout: it draws random numbers for 16"),
-    (lambda: layers.LSTM(4, dropout=0.3), lambda x: tf.tile(x, [2, 1, 1]), "lstm_cell: it draws random numbers for 8"),
-    (layers.Identity, lambda x: x + keras.random.gamma(x.shape, 0.5),
-     "keras.random.gamma draws other numbers on several replicas or"),
-    (layers.Identity, lambda x: x + keras.random.beta(x.shape, 0.2, 0.2),
-     "keras.random.beta draws other numbers on several replicas or"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "function", "line"),
+    [
+        (
+            lambda: layers.Dropout(0.5),
+            lambda x: tf.reshape(x, (-1, 5)),
+            "dropout: it draws random numbers for 24 parts of",
+        ),
+        (
+            lambda: layers.Dropout(0.5),
+            lambda x: tf.gather(x, [0, 1, 2, 3] * 4),
+            "dropout: it draws random numbers for 16",
+        ),
+        (
+            lambda: layers.LSTM(4, dropout=0.3),
+            lambda x: tf.tile(x, [2, 1, 1]),
+            "lstm_cell: it draws random numbers for 8",
+        ),
+        (
+            layers.Identity,
+            lambda x: x + keras.random.gamma(x.shape, 0.5),
+            "keras.random.gamma draws other numbers on several replicas or",
+        ),
+        (
+            layers.Identity,
+            lambda x: x + keras.random.beta(x.shape, 0.2, 0.2),
+            "keras.random.beta draws other numbers on several replicas or",
+        ),
+    ],
+)
 @pytest.mark.parametrize("rows", [4, ROWS])
 def test_what_is_refused_on_several_replicas_runs_on_one(
     make: Callable[[], Any], function: Function, line: str, rows: int
@@ -189,15 +246,22 @@ def test_without_a_layer_keras_random_draws_by_row_too() -> None:
 
 @pytest.mark.parametrize("of_a_layer", [True, False])
 @pytest.mark.parametrize("kept", [0.0, 100.0])
-def test_rows_that_only_the_running_step_counts_are_drawn_by_row(kept: float, of_a_layer: bool, caplog: Log) -> None:
+def test_rows_that_only_the_running_step_counts_are_drawn_by_row(
+    kept: float, of_a_layer: bool, caplog: Log
+) -> None:
     layer = independent(lambda: layers.Dropout(0.5), WORDS)
     keras.random.normal(())  # makes the generator of Keras
 
     def some_rows(values: Any) -> Any:
         chosen = tf.boolean_mask(values, values[:, 0, 0] > kept)  # (None, 6, 5)
-        return layer(chosen, training=True) if of_a_layer else chosen + keras.random.normal(tf.shape(chosen))
+        return (
+            layer(chosen, training=True)
+            if of_a_layer
+            else chosen + keras.random.normal(tf.shape(chosen))
+        )
 
-    whole, part = on_replica(some_rows, WORDS), on_replica(some_rows, WORDS, 4, 1)
+    whole = on_replica(some_rows, WORDS)
+    part = on_replica(some_rows, WORDS, 4, 1)
     assert len(part) == (WORDS[4:, 0, 0] > kept).sum()
     if kept:  # trains, but nobody knows which row of the batch each of them is
         assert "depends on the number of replicas: " in caplog.text
@@ -208,18 +272,34 @@ def test_rows_that_only_the_running_step_counts_are_drawn_by_row(kept: float, of
 
 
 def looped(values: Any, layer: Any) -> Any:
-    return tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, layer(x, training=True)), (0, values))[1]
+    return tf.while_loop(
+        lambda i, x: i < 2, lambda i, x: (i + 1, layer(x, training=True)), (0, values)
+    )[1]
 
 
-@pytest.mark.parametrize(("function", "line"), [
-    (looped, "dropout draws random numbers inside a loop"),
-    (lambda x, _: tf.function(lambda y: keras.random.normal(y.shape))(x), "keras.random draws random numbers inside"),
-    (lambda x, layer: layer(tf.transpose(x, [1, 0, 2]), training=True), "dropout draws random numbers for inputs"),
-    (lambda x, _: keras.random.shuffle(x), "keras.random mixes the rows of one replica"),
-    (lambda x, _: keras.random.categorical(x[:, 0], 1), "keras.random draws by keras.random.categorical"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "line"),
+    [
+        (looped, "dropout draws random numbers inside a loop"),
+        (
+            lambda x, _: tf.function(lambda y: keras.random.normal(y.shape))(x),
+            "keras.random draws random numbers inside",
+        ),
+        (
+            lambda x, layer: layer(tf.transpose(x, [1, 0, 2]), training=True),
+            "dropout draws random numbers for inputs",
+        ),
+        (lambda x, _: keras.random.shuffle(x), "keras.random mixes the rows of one replica"),
+        (
+            lambda x, _: keras.random.categorical(x[:, 0], 1),
+            "keras.random draws by keras.random.categorical",
+        ),
+    ],
+)
 @pytest.mark.parametrize("rows", [4, ROWS])
-def test_what_cannot_be_drawn_by_row_is_named(function: Callable[..., Any], line: str, rows: int, caplog: Log) -> None:
+def test_what_cannot_be_drawn_by_row_is_named(
+    function: Callable[..., Any], line: str, rows: int, caplog: Log
+) -> None:
     layer = independent(lambda: layers.Dropout(0.5), WORDS)
     keras.random.normal(())
     on_replica(lambda values: function(values, layer), WORDS, rows)
@@ -230,7 +310,9 @@ def test_a_branch_of_a_condition_is_no_loop(caplog: Log) -> None:
     layer = independent(lambda: layers.Dropout(0.5), WORDS)
 
     def either(values: Any) -> Any:
-        return tf.cond(tf.reduce_sum(values) > 0, lambda: layer(values, training=True), lambda: values)
+        return tf.cond(
+            tf.reduce_sum(values) > 0, lambda: layer(values, training=True), lambda: values
+        )
 
     np.testing.assert_array_equal(on_replica(either, WORDS, 4, 1), on_replica(either, WORDS)[4:])
     assert "depends on the number" not in caplog.text

@@ -1,4 +1,5 @@
-"""Tests that gradients are summed once with every optimizer, and that replicas agree on overflow."""
+"""Tests that gradients are summed once with every optimizer, and that replicas agree on
+overflow."""
 
 import unittest
 import warnings
@@ -31,14 +32,21 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("options", "scaled"), [*((name, False) for name in OPTIONS), ("averages", True)])
-def test_options_of_optimizers_give_two_replicas_the_numbers_of_keras_on_one_device(options: str, scaled: bool) -> None:
-    """Follows the scenarios of Keras's optimizer_distribute_test; that one does not run them with Adam."""
+@pytest.mark.parametrize(
+    ("options", "scaled"), [*((name, False) for name in OPTIONS), ("averages", True)]
+)
+def test_options_of_optimizers_give_two_replicas_the_numbers_of_keras_on_one_device(
+    options: str, scaled: bool
+) -> None:
+    """Follows the scenarios of Keras's optimizer_distribute_test; that one does not run them with
+    Adam."""
     found = []
     for replicas, ours in ((1, False), (1, True), (2, True)):
         strategy = make_strategy(replicas)
         with strategy.scope():
-            weights = [keras.Variable(np.linspace(-1.0, 1.0, count), dtype="float64") for count in (2, 5)]
+            weights = [
+                keras.Variable(np.linspace(-1.0, 1.0, count), dtype="float64") for count in (2, 5)
+            ]
             optimizer = keras.optimizers.Adam(0.1, **OPTIONS[options])
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer
             optimizer.build(weights)
@@ -64,21 +72,25 @@ def test_options_of_optimizers_give_two_replicas_the_numbers_of_keras_on_one_dev
 
 
 def test_an_embeddings_gradient_is_summed_without_a_wait() -> None:
-    """Rows that come twice, in one replica and in both; of a small table, and of one larger than all slices."""
+    """Rows that come twice, in one replica and in both; of a small table, and of one larger than
+    all slices."""
     rows = np.array([1, 1, 3, 0, 3, 3], np.int32)
     for size in (5, 40):
         found = []
         for replicas in (1, 2):
             strategy = make_strategy(replicas)
             with strategy.scope():
-                table, optimizer = keras.Variable(np.ones((size, 2)), dtype="float64"), keras.optimizers.Adam(0.1)
+                table = keras.Variable(np.ones((size, 2)), dtype="float64")
+                optimizer = keras.optimizers.Adam(0.1)
                 optimizer.build([table])
                 sum_first(optimizer)
 
             def on_replica() -> None:
                 replica = tf.distribute.get_replica_context().replica_id_in_sync_group
                 count = len(rows) // replicas  # noqa: B023
-                part = tf.reshape(tf.constant(rows)[replica * count : (replica + 1) * count], (count,))
+                part = tf.reshape(
+                    tf.constant(rows)[replica * count : (replica + 1) * count], (count,)
+                )
                 with tf.GradientTape() as tape:
                     loss = tf.reduce_sum(tf.square(tf.gather(table.value, part)))  # noqa: B023
                 optimizer.apply(tape.gradient(loss, [table.value]), [table])  # noqa: B023
@@ -92,15 +104,24 @@ def test_an_embeddings_gradient_is_summed_without_a_wait() -> None:
         assert np.flatnonzero(found[0][:, 0] != 1.0).tolist() == [0, 1, 3]
 
 
-@pytest.mark.parametrize(("settings", "advice"), [
-    ({"gradient_accumulation_steps": 3}, "leave it out and use --micro_batches, or"),
-    ({"use_ema": True, "ema_overwrite_frequency": 3}, "leave it out: with use_ema the exported model has"),
-])  # fmt: skip
-def test_what_keras_does_by_branches_is_refused_on_several_replicas(settings: dict[str, Any], advice: str) -> None:
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({"gradient_accumulation_steps": 3}, "leave it out and use --micro_batches, or"),
+        (
+            {"use_ema": True, "ema_overwrite_frequency": 3},
+            "leave it out: with use_ema the exported model has",
+        ),
+    ],
+)
+def test_what_keras_does_by_branches_is_refused_on_several_replicas(
+    settings: dict[str, Any], advice: str
+) -> None:
     name, value = list(settings.items())[-1]
     for replicas in (1, 2):
         with make_strategy(replicas).scope():
-            weight, optimizer = keras.Variable([1.0]), keras.optimizers.Adam(0.1, **settings)
+            weight = keras.Variable([1.0])
+            optimizer = keras.optimizers.Adam(0.1, **settings)
             with (
                 refused(f"{name}={value}: Adam cannot do this on 2 replicas: {advice}")
                 if replicas > 1
@@ -132,15 +153,22 @@ def normalized_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("module", "put"), [
-    ("keras.src.optimizers.adam_test", fused_updates),
-    ("keras.src.layers.normalization.batch_normalization_test", normalized_in_place),
-])  # fmt: skip
-def test_keras_own_tests_pass_with_our_parts_in_place(module: str, put: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs the tests that Keras ships: of its optimizer with ours, of its layer with the call that we put in place."""
+@pytest.mark.parametrize(
+    ("module", "put"),
+    [
+        ("keras.src.optimizers.adam_test", fused_updates),
+        ("keras.src.layers.normalization.batch_normalization_test", normalized_in_place),
+    ],
+)
+def test_keras_own_tests_pass_with_our_parts_in_place(
+    module: str, put: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs the tests that Keras ships: of its optimizer with ours, of its layer with the call that
+    we put in place."""
     tests = pytest.importorskip(module)
     put(monkeypatch)
-    suite, result = unittest.defaultTestLoader.loadTestsFromModule(tests), unittest.TestResult()
+    suite = unittest.defaultTestLoader.loadTestsFromModule(tests)
+    result = unittest.TestResult()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         suite.run(result)
@@ -151,6 +179,7 @@ def test_keras_own_tests_pass_with_our_parts_in_place(module: str, put: Any, mon
 @pytest.mark.parametrize(("step", "kept"), [(0, 0.1), (80, 0.9), (10**6, 0.99)])
 def test_a_moving_average_follows_faster_in_its_first_steps(step: int, kept: float) -> None:
     """Its decay is that of tf.train.ExponentialMovingAverage with num_updates."""
-    average, weights = keras.Variable([0.0, 4.0]), keras.Variable([1.0, 2.0])
+    average = keras.Variable([0.0, 4.0])
+    weights = keras.Variable([1.0, 2.0])
     update_average([average], [weights], 0.99, tf.constant(step))
     np.testing.assert_allclose(average.numpy(), [1 - kept, 4 * kept + 2 * (1 - kept)], rtol=1e-6)

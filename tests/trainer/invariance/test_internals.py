@@ -1,7 +1,9 @@
-"""Tests the meaning of all that the package relies on in Keras and TensorFlow beyond their documentation.
+"""Tests the meaning of all that the package relies on in Keras and TensorFlow beyond their
+documentation.
 
-It is the first file to run on a new release (`make test-next`): a test that fails names facts that no longer hold, and
-FACTS in trainer/invariance/internals.py says what is wrong without each. It also tests that these lists are complete.
+It is the first file to run on a new release (`make test-next`): a test that fails names facts that
+no longer hold, and FACTS in trainer/invariance/internals.py says what is wrong without each. It
+also tests that these lists are complete.
 """
 
 import importlib
@@ -36,34 +38,62 @@ from trainer.training.step_operations import flops_of
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "trainer").rglob("*.py"))
-KINDS = (keras.Model, keras.optimizers.Optimizer, keras.Variable, tf.GradientTape, tf.distribute.Strategy)
+KINDS = (
+    keras.Model,
+    keras.optimizers.Optimizer,
+    keras.Variable,
+    tf.GradientTape,
+    tf.distribute.Strategy,
+)
 METHODS = {name for kind in KINDS for name, value in inspect.getmembers(kind) if callable(value)}
 
 
 def test_facts_are_what_the_code_relies_on() -> None:
-    """Each name is a fact, each fact is used, no other module replaces a method; `make lint` finds private names."""
+    """Each name is a fact, each fact is used, no other module replaces a method; `make lint` finds
+    private names."""
     sources = {file.name: file.read_text(encoding="utf-8") for file in FILES}
-    code = sources["internals.py"] = sources["internals.py"].partition("MESSAGES = {")[2].partition("\n}\n")[2]
+    code = sources["internals.py"] = (
+        sources["internals.py"].partition("MESSAGES = {")[2].partition("\n}\n")[2]
+    )
     everything = re.sub(r"\\(?=[\[(.])", "", "\n".join(sources.values()))
     lasts = {name.rpartition(".")[2] for name in internals.FACTS}
     assert [text for text in (*lasts, *internals.MESSAGES) if text not in everything] == []
     names = re.findall(r"\._[a-z]\w+|(?<=\")(?:keras|tensorflow)\.[\w.]+", code)
     for name in (*names, *re.findall(r'wrap\w*\(\s*"([\w.]+)', everything)):
-        assert name.rpartition(".")[2] in lasts or any(fact.startswith(name) for fact in internals.FACTS), name
+        assert name.rpartition(".")[2] in lasts or any(
+            fact.startswith(name) for fact in internals.FACTS
+        ), name
     assignment = re.compile(r"^ +(?!self\.)\w[\w.]*\.(\w+) = ", re.MULTILINE)
-    assigned = [(file, name) for file, source in sources.items() for name in assignment.findall(source)]
-    assert [(file, name) for file, name in assigned if name in METHODS and file != "internals.py"] == []
+    assigned = [
+        (file, name) for file, source in sources.items() for name in assignment.findall(source)
+    ]
+    assert [
+        (file, name) for file, name in assigned if name in METHODS and file != "internals.py"
+    ] == []
 
 
 def test_no_class_overrides_a_private_name_of_keras_or_tensorflow() -> None:
-    """A private name in the code of a class is none of those in the modules of its bases in Keras or TensorFlow."""
-    modules = [importlib.import_module(x.name) for x in pkgutil.walk_packages(trainer.__path__, "trainer.")]
-    members = [(module, kind) for module in modules for _, kind in inspect.getmembers(module, inspect.isclass)]
+    """A private name in the code of a class is none of those in the modules of its bases in Keras
+    or TensorFlow."""
+    modules = [
+        importlib.import_module(x.name) for x in pkgutil.walk_packages(trainer.__path__, "trainer.")
+    ]
+    members = [
+        (module, kind)
+        for module in modules
+        for _, kind in inspect.getmembers(module, inspect.isclass)
+    ]
     kinds = [kind for module, kind in members if kind.__module__ == module.__name__]
     assert StepSchedule in kinds
     for kind in kinds:
-        bases = {base.__module__ for base in kind.__mro__ if base.__module__.startswith(("keras.", "tensorflow."))}
-        theirs = "\n".join(inspect.getsource(sys.modules[base]) for base in bases if base in sys.modules)
+        bases = {
+            base.__module__
+            for base in kind.__mro__
+            if base.__module__.startswith(("keras.", "tensorflow."))
+        }
+        theirs = "\n".join(
+            inspect.getsource(sys.modules[base]) for base in bases if base in sys.modules
+        )
         ours = {*vars(kind), *re.findall(r"\bself\.(_\w+)", inspect.getsource(kind))}
         assert ours & set(re.findall(r"\b_[a-z]\w*", theirs)) == set(), kind
 
@@ -71,13 +101,17 @@ def test_no_class_overrides_a_private_name_of_keras_or_tensorflow() -> None:
 def test_what_is_missing_or_has_changed_fails_in_one_line(monkeypatch: Patch) -> None:
     monkeypatch.delattr("keras.src.utils.naming.reset_uids")
     monkeypatch.setattr(keras.Model, "_symbolic_build", lambda self, *, other_than_ours: None)
-    monkeypatch.setattr(keras.initializers, "GlorotUniform", int)  # which takes no seed from where Keras took it
+    # which takes no seed from where Keras took it
+    monkeypatch.setattr(keras.initializers, "GlorotUniform", int)
     for name, use in {
         "keras.src.utils.naming.reset_uids": internals.reset_layer_names,
         "keras.Model._symbolic_build": lambda: internals.build_compiled(keras.Sequential(), None),
         "keras.src.random.seed_generator.python_random": lambda: internals.seed_initializers(7),
     }.items():
-        line = rf"^{name} is missing or has changed in TensorFlow .* with Keras .*: install TensorFlow 2\.20 [^\n]*$"
+        line = (
+            rf"^{name} is missing or has changed in TensorFlow .* with Keras .*: install TensorFlow"
+            r" 2\.20 [^\n]*$"
+        )
         with pytest.raises(internals.Missing, match=line):
             use()
 
@@ -95,10 +129,15 @@ def on_each(strategy: Any, function: Any) -> list[Any]:
     """Returns what `function(replica's number)` gives on each replica, as arrays."""
 
     def on_replica() -> Any:
-        return function(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
+        return function(
+            tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+        )
 
     results = tf.function(lambda: strategy.run(on_replica), autograph=False)()
-    return [tf.nest.map_structure(np.asarray, result) for result in strategy.experimental_local_results(results)]
+    return [
+        tf.nest.map_structure(np.asarray, result)
+        for result in strategy.experimental_local_results(results)
+    ]
 
 
 @meaning("reset_uids", "python_random")
@@ -117,7 +156,10 @@ def test_two_parts_of_a_batch_get_the_noise_of_the_whole() -> None:
     """Without the layer's call, numbers for all rows would be taken for numbers by row."""
     layer = independent(Noisy, WORDS)
     assert [generator.name for generator in layer.seeds] == [layer.name, f"{layer.name}#1"]
-    whole, *parts = (on_replica(lambda x: layer(x, training=True), WORDS, *part) for part in ((8, 0), (4, 0), (4, 1)))
+    whole, *parts = (
+        on_replica(lambda x: layer(x, training=True), WORDS, *part)
+        for part in ((8, 0), (4, 0), (4, 1))
+    )
     np.testing.assert_allclose(np.concatenate(parts), whole, rtol=1e-5, atol=1e-5)
 
 
@@ -127,8 +169,11 @@ def test_batch_norm_spans_replicas() -> None:
         layer = keras.layers.BatchNormalization(epsilon=0.75)
         layer.build((None, 1))
     normalize_in_place(layer, synchronized=True)
-    outputs = on_each(strategy, lambda replica: layer(tf.fill((1, 1), float(replica)), training=True))
-    np.testing.assert_allclose(np.ravel(outputs), [-0.5, 0.5], rtol=1e-6)  # 0 and 1, of variance 0.25
+    outputs = on_each(
+        strategy, lambda replica: layer(tf.fill((1, 1), float(replica)), training=True)
+    )
+    # 0 and 1, of variance 0.25
+    np.testing.assert_allclose(np.ravel(outputs), [-0.5, 0.5], rtol=1e-6)
 
 
 @meaning("numpy.signbit")
@@ -140,20 +185,32 @@ def test_keras_argmax_compares_the_same_sign_bits_as_uint32(monkeypatch: Patch) 
     internals.compare_signs_on_device.__wrapped__()
     values = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, np.inf, -np.inf, np.nan, -np.nan]
     for dtype in ("float16", "bfloat16", "float32", "float64", "int32", "bool"):
-        x = tf.cast(tf.constant(values[:4] if dtype in ("int32", "bool") else values, tf.float64), dtype)
+        x = tf.cast(
+            tf.constant(values[:4] if dtype in ("int32", "bool") else values, tf.float64), dtype
+        )
         np.testing.assert_array_equal(module.signbit(x), theirs(x), err_msg=dtype)
-    graph = tf.function(keras.ops.argmax, autograph=False).get_concrete_function(tf.TensorSpec((2, 3))).graph
-    assert [op.outputs[0].dtype.name for op in graph.get_operations() if op.type == "Bitcast"] == ["uint32"]
+    graph = (
+        tf.function(keras.ops.argmax, autograph=False)
+        .get_concrete_function(tf.TensorSpec((2, 3)))
+        .graph
+    )
+    assert [op.outputs[0].dtype.name for op in graph.get_operations() if op.type == "Bitcast"] == [
+        "uint32"
+    ]
 
 
 @meaning(
-    "_gradient_function", "_default_vspace", "TFE_Py_RegisterGradientFunction", "TFE_Py_RegisterVSpace"
-)  # fmt: skip
+    "_gradient_function",
+    "_default_vspace",
+    "TFE_Py_RegisterGradientFunction",
+    "TFE_Py_RegisterVSpace",
+)
 @pytest.mark.parametrize("activation", ["relu", "relu6", "leaky_relu"])
 def test_a_gradient_of_a_gradient_multiplies_no_zeros_and_has_the_same_bits(
     activation: str, monkeypatch: Patch
 ) -> None:
-    """Through convolutions, pooling and a residual; what TensorFlow leaves out and what it gives as zeros stay so."""
+    """Through convolutions, pooling and a residual; what TensorFlow leaves out and what it gives as
+    zeros stay so."""
     inputs = keras.Input((8, 8, 2))
     first = keras.layers.Conv2D(4, 3, padding="same", activation=activation)(inputs)
     pooled = keras.layers.MaxPooling2D()(first)
@@ -184,7 +241,9 @@ def test_a_gradient_of_a_gradient_multiplies_no_zeros_and_has_the_same_bits(
         assert (value is None) == (other is None)
         if value is not None:
             assert value.numpy().tobytes() == other.numpy().tobytes()
-    less, more = (flops_of(function.get_concrete_function(x).graph, 3) for function in (ours, plain))
+    less, more = (
+        flops_of(function.get_concrete_function(x).graph, 3) for function in (ours, plain)
+    )
     assert 0 < less < more
 
 
@@ -204,7 +263,10 @@ def test_lora_is_float64_and_a_replicated_variable_is_a_number() -> None:
 @meaning("_collective_key_base")
 def test_a_second_strategy_sums_other_types_in_another_order() -> None:
     for kinds in ((tf.float32, tf.int64), (tf.int64, tf.float64)):
-        sums = on_each(make_strategy(2), lambda replica: all_reduce_sum([tf.constant(replica, x) for x in kinds]))  # noqa: B023
+        sums = on_each(
+            make_strategy(2),
+            lambda replica: all_reduce_sum([tf.constant(replica, x) for x in kinds]),  # noqa: B023
+        )
         np.testing.assert_array_equal(sums, 1)
 
 
@@ -218,14 +280,21 @@ def test_layers_have_paths_of_their_own() -> None:
     shared = keras.layers.Dense(1, name="dense")
     parts = [Own(shared, keras.layers.Dense(1, name="dense"), name="part") for _ in range(2)]
     assert list(internals.layers_by_path(Own(*parts, name="model"))) == [
-        "model", "model/part", "model/part/dense", "model/part/dense#2", "model/part#2", "model/part#2/dense"
-    ]  # fmt: skip
+        "model",
+        "model/part",
+        "model/part/dense",
+        "model/part/dense#2",
+        "model/part#2",
+        "model/part#2/dense",
+    ]
 
 
 @meaning("_losses", "_symbolic_build", "compute_metrics", "loss.scale_loss_for_distribution")
 @meaning("unscale_loss_for_distribution")
 def test_a_compiled_model_is_built_and_its_losses_and_outputs_are_ours() -> None:
-    dense = keras.layers.Dense(1, kernel_initializer="ones", activity_regularizer=keras.regularizers.L2(1.0))
+    dense = keras.layers.Dense(
+        1, kernel_initializer="ones", activity_regularizer=keras.regularizers.L2(1.0)
+    )
     model = keras.Sequential([keras.Input((2,)), dense])
     model.compile(keras.optimizers.Adam(0.0), loss="mse", metrics=["mae"])
     batch = np.ones((1, 2), np.float32), np.zeros((1, 1), np.float32)
@@ -241,16 +310,24 @@ def test_a_compiled_model_is_built_and_its_losses_and_outputs_are_ours() -> None
     ):
         model.test_step(batch)
     assert np.asarray(outputs[2]).tolist() == [[2.0]]
-    with internals.losses_reduced_by(lambda original, *given, **named: original(*given, **named), lambda: 4):
-        assert float(model.compute_loss(x=batch[0], y=batch[1], y_pred=model(batch[0]))) == (4.0 + 4.0) / 4
+    with internals.losses_reduced_by(
+        lambda original, *given, **named: original(*given, **named), lambda: 4
+    ):
+        assert (
+            float(model.compute_loss(x=batch[0], y=batch[1], y_pred=model(batch[0])))
+            == (4.0 + 4.0) / 4
+        )
         assert float(model.train_step(batch)["loss"]) == 8.0
 
 
 @meaning("reduce_weighted_values")
 def test_a_loss_with_weights_is_that_of_all_rows() -> None:
-    loss, weights = keras.losses.MeanSquaredError("mean_with_sample_weight"), np.array([[3.0], [1.0]])
+    loss = keras.losses.MeanSquaredError("mean_with_sample_weight")
+    weights = np.array([[3.0], [1.0]])
     with internals.losses_reduced_by(reduce_over_replicas):
-        parts = on_each(make_strategy(2), lambda replica: loss([[0.0]], [[1.0 + replica]], weights[replica]))
+        parts = on_each(
+            make_strategy(2), lambda replica: loss([[0.0]], [[1.0 + replica]], weights[replica])
+        )
     assert sum(parts) == (3.0 * 1.0 + 1.0 * 4.0) / 4.0
 
 
@@ -266,9 +343,12 @@ def test_a_metric_that_cannot_be_computed_is_left_out() -> None:
 
 @meaning("Optimizer.apply", "_all_reduce_sum_gradients")
 @pytest.mark.parametrize("mean", [False, True])
-def test_gradients_are_summed_once_and_an_overflow_on_one_replica_skips_the_update_on_both(mean: bool) -> None:
+def test_gradients_are_summed_once_and_an_overflow_on_one_replica_skips_the_update_on_both(
+    mean: bool,
+) -> None:
     with (strategy := make_strategy(2)).scope():
-        weight, optimizer = keras.Variable([1.0]), keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0))
+        weight = keras.Variable([1.0])
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0))
         optimizer.build([weight])
         sum_first(optimizer, mean=mean)
     for gradients in ((0.25, 0.5), (0.25, np.inf), (np.inf, 0.25)):
@@ -280,9 +360,13 @@ def test_gradients_are_summed_once_and_an_overflow_on_one_replica_skips_the_upda
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "adam": lambda: keras.optimizers.Adam(0.01, beta_1=0.5),
-    "adamw": lambda: keras.optimizers.AdamW(keras.optimizers.schedules.CosineDecay(0.01, 9), weight_decay=0.1),
+    "adamw": lambda: keras.optimizers.AdamW(
+        keras.optimizers.schedules.CosineDecay(0.01, 9), weight_decay=0.1
+    ),
     "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.5),
-    "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, use_ema=True, ema_momentum=0.7),
+    "nesterov": lambda: keras.optimizers.SGD(
+        0.1, momentum=0.9, nesterov=True, use_ema=True, ema_momentum=0.7
+    ),
     "rmsprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5),
 }
 AS_KERAS: dict[str, Callable[[], Any]] = {
@@ -294,13 +378,16 @@ AS_KERAS: dict[str, Callable[[], Any]] = {
 
 
 def trained(make: Callable[[], Any], dtype: str, *, fused: bool) -> tuple[list[Any], set[str]]:
-    """Returns variables of an optimizer and weights after some updates, and the operations of one."""
+    """Returns variables of an optimizer and weights after some updates, and the operations of
+    one."""
     weights = [keras.Variable(np.linspace(-1.0, 1.0, count), dtype=dtype) for count in (2, 5)]
     optimizer = make()
     optimizer.build(weights)
     if fused:
         sum_first(optimizer)
-    step = tf.function(lambda: optimizer.apply([tf.sin(3.0 * weight.value) for weight in weights], weights))
+    step = tf.function(
+        lambda: optimizer.apply([tf.sin(3.0 * weight.value) for weight in weights], weights)
+    )
     for _ in range(5):
         step()
     names = {operation.type for operation in step.get_concrete_function().graph.get_operations()}
@@ -309,15 +396,23 @@ def trained(make: Callable[[], Any], dtype: str, *, fused: bool) -> tuple[list[A
 
 @meaning("update_step", "_get_variable_index", "Adam._momentums", "Adam._velocities")
 @meaning("RMSprop._momentums", "RMSprop._velocities")
-@pytest.mark.parametrize(("name", "dtype"), [
-    *((name, dtype) for name in OPTIMIZERS for dtype in ("float32", "float64")),
-    *((name, "float32") for name in AS_KERAS),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, dtype) for name in OPTIMIZERS for dtype in ("float32", "float64")),
+        *((name, "float32") for name in AS_KERAS),
+    ],
+)
 def test_keras_own_optimizers_update_in_one_operation_as_keras_does(name: str, dtype: str) -> None:
-    """Adam's operation has 1 - beta_2 of the rounded beta_2, as in its powers; Keras rounds 0.001, and float64 too."""
+    """Adam's operation has 1 - beta_2 of the rounded beta_2, as in its powers; Keras rounds 0.001,
+    and float64 too."""
     make = {**OPTIMIZERS, **AS_KERAS}[name]
-    (ours, operations), (of_keras, _) = (trained(make, dtype, fused=fused) for fused in (True, False))
-    assert any(operation.startswith("ResourceApply") for operation in operations) == (name in OPTIMIZERS)
+    (ours, operations), (of_keras, _) = (
+        trained(make, dtype, fused=fused) for fused in (True, False)
+    )
+    assert any(operation.startswith("ResourceApply") for operation in operations) == (
+        name in OPTIMIZERS
+    )
     tolerance = 2e-5 if name.startswith("adam") else 2e-6
     for variable, other in zip(ours, of_keras, strict=True):
         np.testing.assert_allclose(variable, other, rtol=tolerance, atol=1e-9)
@@ -330,7 +425,8 @@ def test_averages_replace_the_weights_that_they_are_of() -> None:
     for _ in range(2):
         optimizer.apply([tf.ones(1), tf.ones(1)], weights)
     use_averages(optimizer)
-    assert [weight.numpy().tolist() for weight in weights] == [[-1.5], [8.5]]  # of -1 and -2, of 9 and 8
+    # of -1 and -2, of 9 and 8
+    assert [weight.numpy().tolist() for weight in weights] == [[-1.5], [8.5]]
 
 
 @meaning("_inputs")
@@ -338,7 +434,8 @@ def test_batches_are_told_from_examples() -> None:
     examples = tf.data.Dataset.from_tensor_slices(np.zeros((4, 3)))
     batches = examples.batch(2, drop_remainder=True)
     assert [
-        internals.makes_batches(kind) for kind in (examples, batches, batches.map(lambda x: x), batches.unbatch())
+        internals.makes_batches(kind)
+        for kind in (examples, batches, batches.map(lambda x: x), batches.unbatch())
     ] == [False, True, True, False]
 
 
@@ -351,9 +448,13 @@ def test_what_is_traced_inside_of_functions_branches_and_xla_is_known() -> None:
         return compiled(x)
 
     compiled = tf.function(
-        lambda x: tf.matmul(x, x) + float(internals.compiled_by_xla()), jit_compile=True, autograph=False
+        lambda x: tf.matmul(x, x) + float(internals.compiled_by_xla()),
+        jit_compile=True,
+        autograph=False,
     )
-    outer = tf.function(lambda x: compiled(x) + tf.cond(x[0, 0] > 0, lambda: branch(x), lambda: x), autograph=False)
+    outer = tf.function(
+        lambda x: compiled(x) + tf.cond(x[0, 0] > 0, lambda: branch(x), lambda: x), autograph=False
+    )
     graph = outer.get_concrete_function(tf.TensorSpec((2, 2))).graph
     assert graphs == [graph]
     assert flops_of(graph, 1) == 2 * 2**3  # without branches
@@ -363,22 +464,28 @@ def test_what_is_traced_inside_of_functions_branches_and_xla_is_known() -> None:
 @meaning("_parse_name")
 def test_a_layer_of_a_fixed_dtype_computes_in_float64() -> None:
     with internals.in_float64():
-        wide = [keras.layers.Dense(1, dtype=of) for of in ("float32", "mixed_float16", keras.DTypePolicy("bfloat16"))]
+        wide = [
+            keras.layers.Dense(1, dtype=of)
+            for of in ("float32", "mixed_float16", keras.DTypePolicy("bfloat16"))
+        ]
     assert [(of.compute_dtype, of.variable_dtype) for of in wide] == [("float64", "float64")] * 3
     assert keras.layers.Dense(1, dtype="float32").compute_dtype == "float32"
 
 
 @meaning("execute.execute")
 def test_an_operation_of_a_graph_is_run_by_itself() -> None:
-    function = tf.function(lambda x: tf.split(tf.concat([x, tf.range(2)], 0), 2)).get_concrete_function(
-        tf.TensorSpec((2,), tf.int32)
-    )
+    function = tf.function(
+        lambda x: tf.split(tf.concat([x, tf.range(2)], 0), 2)
+    ).get_concrete_function(tf.TensorSpec((2,), tf.int32))
     joins, splits = (
         next(operation for operation in function.graph.get_operations() if operation.type == kind)
         for kind in ("ConcatV2", "Split")
     )
     (joined,) = internals.run_operation(joins, [[7, 8], [0, 1], 0])
-    assert [part.tolist() for part in internals.run_operation(splits, [0, joined])] == [[7, 8], [0, 1]]
+    assert [part.tolist() for part in internals.run_operation(splits, [0, joined])] == [
+        [7, 8],
+        [0, 1],
+    ]
 
 
 @meaning("_use_merge_call", "apply_aggregation_replica_context")
@@ -391,10 +498,15 @@ def test_xla_compiles_a_replicas_update() -> None:
 
     def update(replica: int) -> None:
         with internals.without_merging(strategy):
-            tf.function(lambda: optimizer.apply([tf.ones(1)], [weight]), jit_compile=True, autograph=False)()
+            tf.function(
+                lambda: optimizer.apply([tf.ones(1)], [weight]), jit_compile=True, autograph=False
+            )()
 
     on_each(strategy, update)
-    assert (int(optimizer.iterations.value.numpy()), weight.numpy()) == (1, pytest.approx(0.9, rel=1e-5))
+    assert (int(optimizer.iterations.value.numpy()), weight.numpy()) == (
+        1,
+        pytest.approx(0.9, rel=1e-5),
+    )
 
 
 @meaning("IsMklEnabled", "XSpace")
@@ -421,13 +533,17 @@ tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfigur
 from trainer.invariance import internals
 internals.await_silent_workers(70)
 cluster = tf.train.ClusterSpec({"worker": [sys.argv[1]]})
-resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, task_type="worker", task_id=0)
+SimpleClusterResolver = tf.distribute.cluster_resolver.SimpleClusterResolver
+resolver = SimpleClusterResolver(cluster, task_type="worker", task_id=0)
 with internals.cpu_devices_per_worker(2):
     strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
-context = tf.distribute.get_replica_context
-total = strategy.run(lambda: context().all_reduce("SUM", tf.cast(1 + context().replica_id_in_sync_group, tf.float32)))
-limit = internals._private("tensorflow.python.eager.context.context")().coordination_service.heartbeat_timeout_in_ms
-print([float(part) for part in strategy.experimental_local_results(total)], limit)
+def sum_of_numbers():
+    replica = tf.distribute.get_replica_context()
+    return replica.all_reduce("SUM", tf.cast(1 + replica.replica_id_in_sync_group, tf.float32))
+total = strategy.run(sum_of_numbers)
+service = internals._private("tensorflow.python.eager.context.context")().coordination_service
+totals = [float(part) for part in strategy.experimental_local_results(total)]
+print(totals, service.heartbeat_timeout_in_ms)
 """
 
 
@@ -437,13 +553,19 @@ def test_a_worker_has_several_devices_and_waits_for_silent_ones() -> None:
     with socket.create_server(("localhost", 0)) as server:
         address = f"localhost:{server.getsockname()[1]}"
     done = subprocess.run(
-        [sys.executable, "-c", WORKER, address], cwd=ROOT, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", WORKER, address],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.stdout.split("\n")[-2:] == ["[3.0, 3.0] 70000", ""], done.stderr[-2000:]
 
 
 FAILURES: dict[str, Any] = {
-    "Received a label value of": lambda: tf.nn.sparse_softmax_cross_entropy_with_logits([9], [[0.0, 1.0]]),
+    "Received a label value of": lambda: tf.nn.sparse_softmax_cross_entropy_with_logits(
+        [9], [[0.0, 1.0]]
+    ),
     "is not in [0, ": lambda: tf.gather(tf.zeros(2), [5]),
     "was expected to be a float tensor but is a double": lambda: tf.raw_ops.AddV2(
         x=tf.zeros(1), y=tf.zeros(1, "double")
@@ -452,11 +574,17 @@ FAILURES: dict[str, Any] = {
         lambda: tf.raw_ops.AddV2(x=tf.zeros(1, "double"), y=tf.zeros(1))
     ),
     "[Op:": lambda: tf.gather(tf.zeros(2), [5]),
-    "numpy() is only available when eager execution is enabled": tf.function(lambda: tf.Variable(1.0).numpy()),
+    "numpy() is only available when eager execution is enabled": tf.function(
+        lambda: tf.Variable(1.0).numpy()
+    ),
     "in user code:": tf.function(lambda: int("a")),
-    "Exception encountered when calling": lambda: keras.layers.Lambda(lambda x: x + tf.zeros(3))(tf.zeros(2)),
+    "Exception encountered when calling": lambda: keras.layers.Lambda(lambda x: x + tf.zeros(3))(
+        tf.zeros(2)
+    ),
     "incompatible with the layer": lambda: keras.layers.LSTM(1)(tf.zeros(2)),
-    "Detected unsupported operations": tf.function(lambda: tf.unique_with_counts(tf.zeros(2)), jit_compile=True),
+    "Detected unsupported operations": tf.function(
+        lambda: tf.unique_with_counts(tf.zeros(2)), jit_compile=True
+    ),
     "Could not locate ": lambda: keras.saving.deserialize_keras_object(
         {"module": "nowhere", "class_name": "Nothing", "registered_name": "Nothing", "config": {}}
     ),
@@ -466,9 +594,14 @@ FAILURES: dict[str, Any] = {
 
 
 @meaning(*FAILURES)
-@pytest.mark.parametrize("text", [
-    *list(FAILURES)[:-1], pytest.param("OOM when allocating", marks=pytest.mark.slow)  # it waits ten seconds
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        # it waits ten seconds
+        *list(FAILURES)[:-1],
+        pytest.param("OOM when allocating", marks=pytest.mark.slow),
+    ],
+)
 def test_errors_are_told_apart_by_their_texts(text: str) -> None:
     with pytest.raises(Exception, match=re.escape(text)):
         FAILURES[text]()

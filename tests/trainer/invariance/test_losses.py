@@ -27,7 +27,9 @@ def _errors(y: tf.Tensor, found: tf.Tensor) -> tf.Tensor:
 def global_root(config: TrainConfig, dataset: Dataset) -> keras.Model:
     model = regression(config, dataset)
     # Not Adam, which hides a wrong factor of the gradient.
-    model.compile(keras.optimizers.SGD(0.1), loss=lambda y, found: root_mean_square(_errors(y, found)))
+    model.compile(
+        keras.optimizers.SGD(0.1), loss=lambda y, found: root_mean_square(_errors(y, found))
+    )
     return model
 
 
@@ -67,7 +69,11 @@ def test_a_root_mean_square_is_evaluated_as_on_one_device() -> None:
 
 
 def test_a_root_mean_square_is_refused_in_micro_batches() -> None:
-    for replicas, cut in ((1, "micro_batches=2"), (2, "micro_batches=2"), (2, "virtual_replicas=2")):
+    for replicas, cut in (
+        (1, "micro_batches=2"),
+        (2, "micro_batches=2"),
+        (2, "virtual_replicas=2"),
+    ):
         with pytest.raises(UserError, match=rf"^{cut}: root_mean_square needs all rows .*\Z"):
             run_steps(settings("global_root", f"--replicas={replicas}", f"--{cut}"), 1)
 
@@ -78,9 +84,15 @@ def equal_weights(config: TrainConfig) -> Any:
 
 
 def test_a_loss_of_one_number_is_right_with_sample_weights() -> None:
-    flags = ("--model=tests.own_data:scalar_loss", f"--data={__name__}:equal_weights", "--global_batch_size=16")
+    flags = (
+        "--model=tests.own_data:scalar_loss",
+        f"--data={__name__}:equal_weights",
+        "--global_batch_size=16",
+    )
     ways = (["--replicas=1"], ["--replicas=2"], ["--replicas=2", "--micro_batches=2"])
-    (one, logs), *others = (run_steps(resolve([*flags, "--precision=float64", *way]).config, 3) for way in ways)
+    (one, logs), *others = (
+        run_steps(resolve([*flags, "--precision=float64", *way]).config, 3) for way in ways
+    )
     for model, found in others:
         assert largest_difference(weights(one), weights(model)) < 1e-10
         assert found.means() == pytest.approx(logs.means(), rel=1e-10)
@@ -95,7 +107,9 @@ class Accumulates(keras.Model):
                 loss = self.compute_loss(y=y, y_pred=self(x, training=True), sample_weight=weight)
             return loss, tape.gradient(loss, self.trainable_variables)
 
-        loss, gradients = current_step().accumulate(one_micro_batch, *keras.utils.unpack_x_y_sample_weight(data))
+        loss, gradients = current_step().accumulate(
+            one_micro_batch, *keras.utils.unpack_x_y_sample_weight(data)
+        )
         self.optimizer.apply(gradients, self.trainable_variables)
         return {"loss": loss}
 
@@ -103,12 +117,18 @@ class Accumulates(keras.Model):
 def accumulates(config: TrainConfig, dataset: Dataset) -> keras.Model:
     x = keras.Input(dataset.spec[0].shape)
     model = Accumulates(x, keras.layers.Dense(1)(x))
-    model.compile(keras.optimizers.SGD(0.05), keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
+    model.compile(
+        keras.optimizers.SGD(0.05),
+        keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
+    )
     return model
 
 
 def test_a_count_is_refused_in_a_pass_of_a_users_own_step() -> None:
-    one, two = (run_steps(settings("accumulates", f"--replicas={count}", data="weighted"), 3) for count in (1, 2))
+    one, two = (
+        run_steps(settings("accumulates", f"--replicas={count}", data="weighted"), 3)
+        for count in (1, 2)
+    )
     assert largest_difference(weights(one[0]), weights(two[0])) < 1e-10
     for cut in ("micro_batches=2", "virtual_replicas=2"):
         with refused(f"{cut}: a loss within current_step().accumulate divides by a count"):

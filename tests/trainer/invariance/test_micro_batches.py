@@ -1,4 +1,5 @@
-"""Tests that updates in several passes, of micro-batches, have the numbers of updates in one, and need less memory."""
+"""Tests that updates in several passes, of micro-batches, have the numbers of updates in one, and
+need less memory."""
 
 from pathlib import Path
 
@@ -8,7 +9,15 @@ import pytest
 
 from tests.fixtures import Patch
 from tests.step_memory import peak
-from tests.support import classifier_of, largest_difference, refused, run_job, run_steps, small, weights
+from tests.support import (
+    classifier_of,
+    largest_difference,
+    refused,
+    run_job,
+    run_steps,
+    small,
+    weights,
+)
 from trainer.base.run_files.job_files import read_run_info
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
@@ -27,18 +36,28 @@ def own(model: str, data: str) -> tuple[str, ...]:
 ONE_REPLICA_TOO = ("--model=mlp", "--dropout=0.3", "--augment=flip,crop", "--class_weight=1:3")
 
 
-@pytest.mark.parametrize("flags", [
-    pytest.param(ONE_REPLICA_TOO, id="mlp"),
-    pytest.param(("--model=wgan_gp", "--diff_augment=color,translation,cutout"), id="wgan_gp", marks=SLOW),
-    pytest.param(("--model=r3gan",), id="r3gan", marks=SLOW),
-    pytest.param(("--model=dcgan",), id="dcgan", marks=SLOW),
-    pytest.param(("--model=wgan_gp", "--conditional"), id="conditional", marks=SLOW),
-    pytest.param(("--model=examples.conditional_gan:build",), id="own train_step", marks=SLOW),
-    pytest.param(own("by_weight", "weighted"), id="by_weight", marks=SLOW),
-    *(pytest.param(own(*names), id=names[0], marks=SLOW) for names in [
-        ("masked_text", "next_tokens"), ("regularized", "weighted"), ("scalar_loss", "arrays"),
-    ]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(ONE_REPLICA_TOO, id="mlp"),
+        pytest.param(
+            ("--model=wgan_gp", "--diff_augment=color,translation,cutout"), id="wgan_gp", marks=SLOW
+        ),
+        pytest.param(("--model=r3gan",), id="r3gan", marks=SLOW),
+        pytest.param(("--model=dcgan",), id="dcgan", marks=SLOW),
+        pytest.param(("--model=wgan_gp", "--conditional"), id="conditional", marks=SLOW),
+        pytest.param(("--model=examples.conditional_gan:build",), id="own train_step", marks=SLOW),
+        pytest.param(own("by_weight", "weighted"), id="by_weight", marks=SLOW),
+        *(
+            pytest.param(own(*names), id=names[0], marks=SLOW)
+            for names in [
+                ("masked_text", "next_tokens"),
+                ("regularized", "weighted"),
+                ("scalar_loss", "arrays"),
+            ]
+        ),
+    ],
+)
 def test_in_float64_passes_agree_to_1e_10(flags: tuple[str, ...], monkeypatch: Patch) -> None:
     """Networks have no batch norm here, which normalises each micro-batch."""
     monkeypatch.setattr("trainer.models.gan._batch_norm", lambda x: x)
@@ -52,17 +71,22 @@ def test_in_float64_passes_agree_to_1e_10(flags: tuple[str, ...], monkeypatch: P
 
 
 def normalised(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return classifier_of(dataset.image_shape, keras.layers.Flatten(), keras.layers.BatchNormalization())
+    return classifier_of(
+        dataset.image_shape, keras.layers.Flatten(), keras.layers.BatchNormalization()
+    )
 
 
 def test_batch_norm_normalises_each_pass_and_moves_its_averages_once() -> None:
     flags = (f"--model={__name__}:normalised", "--precision=float64")
-    (one, logs), (several, logs_of_passes) = (run_steps(small(*flags, *way), 2) for way in ((), WAYS[0]))
+    (one, logs), (several, logs_of_passes) = (
+        run_steps(small(*flags, *way), 2) for way in ((), WAYS[0])
+    )
     assert logs.means()["loss"] != pytest.approx(logs_of_passes.means()["loss"], rel=1e-6)
-    means, variances = ([model.layers[1].get_weights()[i] for model in (one, several)] for i in (2, 3))
-    assert np.allclose(
-        means[0], means[1], rtol=1e-12
-    )  # of inputs that no weight changes: the mean of the passes' means
+    means, variances = (
+        [model.layers[1].get_weights()[i] for model in (one, several)] for i in (2, 3)
+    )
+    # Of inputs that no weight changes: the mean of the passes' means.
+    assert np.allclose(means[0], means[1], rtol=1e-12)
     assert np.all(variances[1] <= variances[0] + 1e-12)
     assert np.any(variances[1] < 0.99 * variances[0])
     (line,) = depends_on_replicas(several, 1, 4)
@@ -72,13 +96,21 @@ def test_batch_norm_normalises_each_pass_and_moves_its_averages_once() -> None:
 
 
 def test_a_step_of_the_users_that_takes_all_rows_at_once_is_refused() -> None:
-    with refused("micro_batches=4: the train_step of _MeanLoss takes all rows at once: sum its gradients by"):
+    with refused(
+        "micro_batches=4: the train_step of _MeanLoss takes all rows at once: sum its gradients by"
+    ):
         run_steps(small("--model=tests.models:mean_loss", *WAYS[0]), 1)
 
 
 @pytest.mark.slow
 def test_a_resumed_run_may_change_how_steps_are_computed(tmp_path: Path) -> None:
-    flags = ("--model=cnn", "--image_size=20", "--dropout=0.3", "--precision=float64", "--jit_compile=false")
+    flags = (
+        "--model=cnn",
+        "--image_size=20",
+        "--dropout=0.3",
+        "--precision=float64",
+        "--jit_compile=false",
+    )
     straight, _ = run_steps(small(*flags), 4)
     for steps, micro_batches in ((2, 4), (4, 2)):
         own = (f"--job_dir={tmp_path}", f"--steps={steps}", f"--micro_batches={micro_batches}")
@@ -90,6 +122,12 @@ def test_a_resumed_run_may_change_how_steps_are_computed(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_passes_need_less_memory() -> None:
-    flags = ("--model=cnn", "--width=16", "--image_size=64", "--global_batch_size=64", "--dropout=0.2")
+    flags = (
+        "--model=cnn",
+        "--width=16",
+        "--image_size=64",
+        "--global_batch_size=64",
+        "--dropout=0.2",
+    )
     one, four = (peak(*flags, f"--micro_batches={passes}") for passes in (1, 4))
     assert four < 0.6 * one

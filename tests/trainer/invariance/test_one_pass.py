@@ -1,4 +1,5 @@
-"""Tests that GANs whose passes are joined have the numbers of plain steps, with a pass of each network for each update.
+"""Tests that GANs whose passes are joined have the numbers of plain steps, with a pass of each
+network for each update.
 
 The plain steps below are those that this package had; they follow the papers line by line.
 """
@@ -39,22 +40,29 @@ def plain_generator_update(model: GAN, noise: Any, labels: Any) -> Any:
 
 def plain_wgan_gp_step(self: WGANGP, data: Any) -> dict[str, Any]:
     """Makes new images, and so new batch statistics, right before each update."""
-    step, reals = current_step(), images_of(data)
+    step = current_step()
+    reals = images_of(data)
     noise = step.normal((self.batches_per_step + 1, self.latent_dim), stream="noise")
     mix = step.uniform((self.batches_per_step, 1, 1, 1), stream="interpolation")
     labels = [None, None, None] if self.labels_of(data) is None else self.labels_of(data)
 
     def fakes(i: int) -> Generated:
-        return Generated(self.generator(of_class(noise[:, i], labels[i]), training=True), labels=labels[i])
+        return Generated(
+            self.generator(of_class(noise[:, i], labels[i]), training=True), labels=labels[i]
+        )
 
-    losses = [self.update_critic(step, reals[i], fakes(i), mix[:, i]) for i in range(self.batches_per_step)]
+    losses = [
+        self.update_critic(step, reals[i], fakes(i), mix[:, i])
+        for i in range(self.batches_per_step)
+    ]
     logs = {name: tf.add_n([each[name] for each in losses]) / len(losses) for name in losses[0]}
     return {**logs, "generator_loss": plain_generator_update(self, noise[:, -1], labels[-1])}
 
 
 def plain_dcgan_step(self: DCGAN, data: Any) -> dict[str, Any]:
     """Gives the discriminator real and generated images in a pass each."""
-    step, reals = current_step(), from_uint8(images_of(data)[0])
+    step = current_step()
+    reals = from_uint8(images_of(data)[0])
     noise = step.normal((2, self.latent_dim), stream="noise")
     labels = None if self.labels_of(data) is None else self.labels_of(data)[0]
     fakes = self.generator(of_class(noise[:, 0], labels), training=True)
@@ -64,14 +72,20 @@ def plain_dcgan_step(self: DCGAN, data: Any) -> dict[str, Any]:
         loss = (on_reals + on_fakes) / step.global_batch_size
     variables = self.critic.trainable_variables
     self.critic_optimizer.apply(tape.gradient(loss, variables), variables)
-    return {"discriminator_loss": loss, "generator_loss": plain_generator_update(self, noise[:, 1], labels)}
+    return {
+        "discriminator_loss": loss,
+        "generator_loss": plain_generator_update(self, noise[:, 1], labels),
+    }
 
 
 def plain_r3gan_step(self: R3GAN, data: Any) -> dict[str, Any]:
     """Takes a pass for each loss and each penalty of the paper's section 2."""
-    step, reals = current_step(), from_uint8(images_of(data)[0])
-    noise, size = step.normal((2, self.latent_dim), stream="noise"), step.global_batch_size
-    labels, variables = self.labels_of(data)[0], self.critic.trainable_variables
+    step = current_step()
+    reals = from_uint8(images_of(data)[0])
+    noise = step.normal((2, self.latent_dim), stream="noise")
+    size = step.global_batch_size
+    labels = self.labels_of(data)[0]
+    variables = self.critic.trainable_variables
     fakes = self.generator([noise[:, 0], labels], training=True)
 
     def critic(images: Any) -> Any:
@@ -89,27 +103,34 @@ def plain_r3gan_step(self: R3GAN, data: Any) -> dict[str, Any]:
     self.critic_optimizer.apply(tape.gradient(loss, variables), variables)
     with tf.GradientTape() as tape:
         generated = self.generator([noise[:, 1], labels], training=True)
-        generator_loss = tf.reduce_sum(tf.math.log(1 + tf.exp(critic(reals) - critic(generated)))) / size
+        generator_loss = (
+            tf.reduce_sum(tf.math.log(1 + tf.exp(critic(reals) - critic(generated)))) / size
+        )
     variables = self.generator.trainable_variables
     self.generator_optimizer.apply(tape.gradient(generator_loss, variables), variables)
     self.average_generator(step)
     return {"critic_loss": loss, "gradient_penalty": penalty, "generator_loss": generator_loss}
 
 
-@pytest.mark.parametrize(("model", "flags", "many_rows"), [
-    ("wgan_gp", ("--critic_steps=3", "--diff_augment=color,translation,cutout"), False),
-    pytest.param("wgan_gp", ("--replicas=2",), True, marks=pytest.mark.slow),
-    pytest.param("wgan_gp", ("--conditional", "--replicas=2"), False, marks=pytest.mark.slow),
-    pytest.param("dcgan", ("--conditional",), True, marks=pytest.mark.slow),
-    pytest.param("r3gan", ("--conditional", "--gradient_penalty_weight=3"), False, marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "flags", "many_rows"),
+    [
+        ("wgan_gp", ("--critic_steps=3", "--diff_augment=color,translation,cutout"), False),
+        pytest.param("wgan_gp", ("--replicas=2",), True, marks=pytest.mark.slow),
+        pytest.param("wgan_gp", ("--conditional", "--replicas=2"), False, marks=pytest.mark.slow),
+        pytest.param("dcgan", ("--conditional",), True, marks=pytest.mark.slow),
+        pytest.param(
+            "r3gan", ("--conditional", "--gradient_penalty_weight=3"), False, marks=pytest.mark.slow
+        ),
+    ],
+)
 def test_a_step_has_the_numbers_of_a_plain_one(
     model: str, flags: tuple[str, ...], many_rows: bool, monkeypatch: Patch
 ) -> None:
     """Compares all weights, moving statistics, averages and losses, after a few steps.
 
-    many_rows: the layers run on all rows for the critic at once, as on GPUs. Without it, more replicas have the numbers
-    of one: tests/trainer/models/test_models.py.
+    many_rows: the layers run on all rows for the critic at once, as on GPUs. Without it, more
+        replicas have the numbers of one: tests/trainer/models/test_models.py.
     """
     monkeypatch.setattr("trainer.models.image_layers._planned", [None] * many_rows)
     config = small(f"--model={model}", "--precision=float64", "--width=4", *flags)
@@ -122,7 +143,8 @@ def test_a_step_has_the_numbers_of_a_plain_one(
     assert logs.means() == pytest.approx(plain_logs.means(), rel=1e-10)
 
 
-# Prints the smallest peak of TensorFlow's own allocator, with one operation after another: threads add to it by chance.
+# Prints the smallest peak of TensorFlow's own allocator, with one operation after another: threads
+# add to it by chance.
 _PEAK = """
 import sys
 import tensorflow as tf

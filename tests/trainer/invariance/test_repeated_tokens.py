@@ -1,4 +1,5 @@
-"""Gradients of a token that a batch repeats are summed before an optimizer squares them, and a run says so."""
+"""Gradients of a token that a batch repeats are summed before an optimizer squares them, and a run
+says so."""
 
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ from tests.fixtures import Log
 from tests.support import largest_difference, prepared, run_steps, weights
 from trainer.base.settings.request import resolve
 
-ROWS, BATCH, TOKENS = 48, 8, 4
+ROWS = 48
+BATCH = 8
+TOKENS = 4
 
 
 class Table(layers.Layer):
-    """Looks up as an Embedding does, by a product: its gradient is as large as its table, and of sums."""
+    """Looks up as an Embedding does, by a product: its gradient is as large as its table, and of
+    sums."""
 
     def build(self, shape: Any) -> None:
         initializer = keras.initializers.RandomNormal(seed=1)
@@ -28,20 +32,33 @@ class Table(layers.Layer):
 
 def batches(config: Any = None) -> Any:
     tokens = np.random.default_rng(0).integers(0, TOKENS, (ROWS, 3)).astype("int32")
-    return tf.data.Dataset.from_tensor_slices((tokens, tokens.sum(1, keepdims=True) - 4.0)).batch(BATCH)
+    return tf.data.Dataset.from_tensor_slices((tokens, tokens.sum(1, keepdims=True) - 4.0)).batch(
+        BATCH
+    )
 
 
-def build(config: Any, dataset: Any, *, by_product: bool = False, rule: str = "adam") -> keras.Model:
+def build(
+    config: Any, dataset: Any, *, by_product: bool = False, rule: str = "adam"
+) -> keras.Model:
     first, second = (keras.initializers.RandomNormal(seed=seed) for seed in (1, 2))
     table = Table() if by_product else layers.Embedding(TOKENS, 3, embeddings_initializer=first)
     last = layers.Dense(1, kernel_initializer=second)
-    model = keras.Sequential([keras.Input((3,), dtype="int32"), table, layers.GlobalAveragePooling1D(), last])
-    model.compile({"adam": keras.optimizers.Adam(0.125), "sgd": keras.optimizers.SGD(0.125)}[rule], "mse")
+    model = keras.Sequential(
+        [keras.Input((3,), dtype="int32"), table, layers.GlobalAveragePooling1D(), last]
+    )
+    model.compile(
+        {"adam": keras.optimizers.Adam(0.125), "sgd": keras.optimizers.SGD(0.125)}[rule], "mse"
+    )
     return model
 
 
 def config_of(*flags: str) -> Any:
-    words = [f"--model={__name__}:build", f"--data={__name__}:batches", f"--global_batch_size={BATCH}", "--steps=6"]
+    words = [
+        f"--model={__name__}:build",
+        f"--data={__name__}:batches",
+        f"--global_batch_size={BATCH}",
+        "--steps=6",
+    ]
     return resolve([*words, "--precision=float64", *flags]).config
 
 
@@ -54,13 +71,17 @@ def test_slices_of_a_token_are_summed_first() -> None:
         model.fit(batches(), shuffle=False, verbose=0)
     by_slices, by_sums = map(weights, fitted)
     assert largest_difference(by_slices, by_sums) > 1e-2
-    alone, together = (weights(run_steps(config_of(f"--replicas={n}"), ROWS // BATCH)[0]) for n in (1, 2))
+    alone, together = (
+        weights(run_steps(config_of(f"--replicas={n}"), ROWS // BATCH)[0]) for n in (1, 2)
+    )
     assert largest_difference(by_sums, alone) < 1e-4
     assert largest_difference(alone, together) < 1e-10
 
 
 def test_a_run_says_so(tmp_path: Path, caplog: Log) -> None:
-    line = "embedding: gradients of a token that a batch repeats are summed before Adam squares them"
+    line = (
+        "embedding: gradients of a token that a batch repeats are summed before Adam squares them"
+    )
     for rule, said in (("sgd", False), ("adam", True)):
         prepared(config_of(f"--rule={rule}", f"--job_dir={tmp_path / rule}"))
         assert (line in caplog.text) == said

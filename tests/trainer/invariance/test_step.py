@@ -1,4 +1,5 @@
-"""Tests that a global row gets the same random numbers on any number of replicas and in every precision."""
+"""Tests that a global row gets the same random numbers on any number of replicas and in every
+precision."""
 
 from typing import Any
 
@@ -14,10 +15,15 @@ def context(step: int = 3, first_row: int = 0, rows: int = 8, seed: int = 1) -> 
     return StepContext(seed, tf.constant(step, tf.int64), first_row, rows, 8)
 
 
-@pytest.mark.parametrize(("shape", "rows"), [((3,), 4), ((5, 2), 2), ((3, 3), 4), ((3,), 2), ((), 4)])
+@pytest.mark.parametrize(
+    ("shape", "rows"), [((3,), 4), ((5, 2), 2), ((3, 3), 4), ((3,), 2), ((), 4)]
+)
 @pytest.mark.parametrize("kind", ["normal", "uniform"])
-def test_a_replica_draws_its_own_rows_alone_bit_by_bit(kind: str, shape: tuple[int, ...], rows: int) -> None:
-    """Compares with TensorFlow's function for the whole batch; rows of odd sizes are cut out of that."""
+def test_a_replica_draws_its_own_rows_alone_bit_by_bit(
+    kind: str, shape: tuple[int, ...], rows: int
+) -> None:
+    """Compares with TensorFlow's function for the whole batch; rows of odd sizes are cut out of
+    that."""
     draw = getattr(tf.random, f"stateless_{kind}")
     seed = context().stateless_seed("noise")
     whole = draw((8, *shape), seed=seed, alg="philox").numpy()
@@ -25,7 +31,11 @@ def test_a_replica_draws_its_own_rows_alone_bit_by_bit(kind: str, shape: tuple[i
     function = {"normal": NORMAL, "uniform": UNIFORM}[kind]
     for first in range(0, 8, rows):
         # As a tensor of int32, which the number of a replica is.
-        drawn.append(getattr(context(first_row=tf.constant(first), rows=rows), kind)(shape, stream="noise").numpy())
+        drawn.append(
+            getattr(context(first_row=tf.constant(first), rows=rows), kind)(
+                shape, stream="noise"
+            ).numpy()
+        )
     assert np.concatenate(drawn).tobytes() == whole.tobytes()
     alone = function.rows(seed, 0, rows, shape)
     assert (alone is None) == bool(rows * int(np.prod(shape)) % 4)

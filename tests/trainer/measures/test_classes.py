@@ -21,7 +21,8 @@ CLASSES = 12
 
 def test_the_numbers_are_those_of_their_definitions() -> None:
     draw = np.random.default_rng(1)
-    outputs, labels = draw.normal(size=(200, CLASSES)), draw.integers(0, CLASSES - 1, 200)
+    outputs = draw.normal(size=(200, CLASSES))
+    labels = draw.integers(0, CLASSES - 1, 200)
     counts = confusion(tf.constant(labels[:, None]), tf.constant(outputs)).numpy()
     expected = np.zeros((CLASSES, CLASSES))
     np.add.at(expected, (labels, outputs.argmax(axis=1)), 1)
@@ -35,13 +36,22 @@ def test_the_numbers_are_those_of_their_definitions() -> None:
     assert recall[:-1] == list(right[:-1] / expected.sum(axis=1)[:-1])
     assert finite(content)["classes"][-1]["accuracy"] is None
     assert [row["precision"] for row in content["classes"]] == list(right / expected.sum(axis=0))
-    assert found.least_accurate(99) == sorted(zip("abcdefghijk", recall[:-1], strict=True), key=lambda row: row[1])
+    assert found.least_accurate(99) == sorted(
+        zip("abcdefghijk", recall[:-1], strict=True), key=lambda row: row[1]
+    )
 
 
-@pytest.mark.parametrize(("model", "data", "counts"), [
-    ("classifier", "classes", True), ("multi_label", "several_labels", False), ("two_outputs", "named_pair", False),
-])  # fmt: skip
-def test_counts_do_not_depend_on_replicas_remainders_or_batch(model: str, data: str, counts: bool) -> None:
+@pytest.mark.parametrize(
+    ("model", "data", "counts"),
+    [
+        ("classifier", "classes", True),
+        ("multi_label", "several_labels", False),
+        ("two_outputs", "named_pair", False),
+    ],
+)
+def test_counts_do_not_depend_on_replicas_remainders_or_batch(
+    model: str, data: str, counts: bool
+) -> None:
     """A user's own compiled classifier with integer labels has them; other models have none."""
     found = []
     for flags in ((), ("--replicas=4",)):
@@ -56,12 +66,15 @@ def test_counts_do_not_depend_on_replicas_remainders_or_batch(model: str, data: 
     assert json.loads(found[0])["examples"] == 21
 
 
-@pytest.mark.parametrize(("classes", "loss", "counted"), [
-    (MOST_CLASSES, "sparse_categorical_crossentropy", MOST_CLASSES),
-    (MOST_CLASSES + 1, "sparse_categorical_crossentropy", 0),
-    (3, keras.losses.SparseCategoricalCrossentropy(from_logits=True), 3),
-    (3, keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1), 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("classes", "loss", "counted"),
+    [
+        (MOST_CLASSES, "sparse_categorical_crossentropy", MOST_CLASSES),
+        (MOST_CLASSES + 1, "sparse_categorical_crossentropy", 0),
+        (3, keras.losses.SparseCategoricalCrossentropy(from_logits=True), 3),
+        (3, keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1), 0),
+    ],
+)
 def test_more_classes_than_a_matrix_has_and_a_loss_that_ignores_one_are_not_counted(
     classes: int, loss: Any, counted: int
 ) -> None:
@@ -72,8 +85,17 @@ def test_more_classes_than_a_matrix_has_and_a_loss_that_ignores_one_are_not_coun
 
 def test_a_run_and_the_command_write_the_same(tmp_path: Path) -> None:
     flags = ("--model=mlp", "--evaluation_fraction=0.1", "--steps=8", "--learning_rate=1e-3")
-    run = run_job(small(*flags, f"--job_dir={tmp_path / 'run'}", "--tensorboard=false", "--checkpoint_every_steps=4"))
-    result, found = (json.loads((run / name).read_text()) for name in ("result.json", "classes.json"))
+    run = run_job(
+        small(
+            *flags,
+            f"--job_dir={tmp_path / 'run'}",
+            "--tensorboard=false",
+            "--checkpoint_every_steps=4",
+        )
+    )
+    result, found = (
+        json.loads((run / name).read_text()) for name in ("result.json", "classes.json")
+    )
     about = {"formulas": 1, "examples": 180}
     assert result["classes"] == {"step": 8, **about, "file": "classes.json"}
     metrics = result["final"]["metrics"]
@@ -82,4 +104,7 @@ def test_a_run_and_the_command_write_the_same(tmp_path: Path) -> None:
     assert np.sum(found["confusion"]) == 180
     assert evaluate.main([str(run), f"--out={tmp_path / 'v.json'}"]) == 0
     stated = json.loads((tmp_path / "v.json").read_text())
-    assert json.loads((tmp_path / stated["classes"]["file"]).read_text())["confusion"] == found["confusion"]
+    assert (
+        json.loads((tmp_path / stated["classes"]["file"]).read_text())["confusion"]
+        == found["confusion"]
+    )

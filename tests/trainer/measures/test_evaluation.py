@@ -1,4 +1,5 @@
-"""Tests that evaluation gives the numbers of `model.evaluate` on one device, on any number of replicas."""
+"""Tests that evaluation gives the numbers of `model.evaluate` on one device, on any number of
+replicas."""
 
 import json
 from pathlib import Path
@@ -21,13 +22,21 @@ from trainer.user_code.interface import numbers_of
 
 CASES: list[Any] = [
     ("regression", "weighted_pair"),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in [
-        ("two_outputs", "named_pair"), ("multi_label", "several_labels"),
-        ("by_weight", "weighted_pair"), ("regression", "tf_batches"), ("smoothed", "pair"),
-        ("summed", "weighted_pair"), ("segmenter", "masks"),
-        ("classifier", "classes"), ("regularized", "weighted_pair"),
-    ]),
-]  # fmt: skip
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in [
+            ("two_outputs", "named_pair"),
+            ("multi_label", "several_labels"),
+            ("by_weight", "weighted_pair"),
+            ("regression", "tf_batches"),
+            ("smoothed", "pair"),
+            ("summed", "weighted_pair"),
+            ("segmenter", "masks"),
+            ("classifier", "classes"),
+            ("regularized", "weighted_pair"),
+        ]
+    ),
+]
 
 
 def setup_of(model: str, data: str, *flags: str) -> tuple[TrainingSetup, Evaluation]:
@@ -45,8 +54,11 @@ def by_keras(setup: TrainingSetup, evaluate: Evaluation) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("model", "data"), CASES)
-def test_values_are_those_of_keras_with_a_remainder_and_on_more_replicas(model: str, data: str) -> None:
-    """The evaluation part has 21 rows, so the batch of 6 leaves 3; four replicas take one batch each, two take two."""
+def test_values_are_those_of_keras_with_a_remainder_and_on_more_replicas(
+    model: str, data: str
+) -> None:
+    """The evaluation part has 21 rows, so the batch of 6 leaves 3; four replicas take one batch
+    each, two take two."""
     setup, evaluate = setup_of(model, data)
     expected = by_keras(setup, evaluate)
     replicas = 4 if (model, data) == CASES[0] else 2
@@ -58,7 +70,9 @@ def test_values_are_those_of_keras_with_a_remainder_and_on_more_replicas(model: 
 def test_each_number_of_a_metric_with_several_has_a_name(tmp_path: Path) -> None:
     folder = run_job(settings("several_labels", "multi_label", f"--job_dir={tmp_path}"))
     history = json.loads((folder / "result.json").read_text())["history"]
-    assert {f"{part}f1_score_{number}" for part in ("", "val_") for number in range(4)} < history.keys()
+    assert {
+        f"{part}f1_score_{number}" for part in ("", "val_") for number in range(4)
+    } < history.keys()
 
 
 def test_a_test_step_of_the_models_own_gives_means_over_rows() -> None:
@@ -70,7 +84,9 @@ def test_a_test_step_of_the_models_own_gives_means_over_rows() -> None:
         errors = [np.square(setup.model(x).numpy() - x) for x in rows]
         expected = {
             "val_loss": np.mean(np.concatenate(errors)),
-            "val_largest": np.average([each.max() for each in errors], weights=[len(x) for x in rows]),
+            "val_largest": np.average(
+                [each.max() for each in errors], weights=[len(x) for x in rows]
+            ),
         }
         assert evaluate() == pytest.approx(expected, rel=1e-10)
 
@@ -81,7 +97,10 @@ def test_a_metric_that_does_not_add_up_is_computed_on_one_replica(caplog: Log) -
         _, evaluate = setup_of("largest_error", "pair", f"--replicas={replicas}")
         values.append(evaluate())
     assert values[0] == pytest.approx(values[1], rel=1e-12)
-    assert "evaluates on one replica: the variables of a metric do not add up over batches" in caplog.text
+    assert (
+        "evaluates on one replica: the variables of a metric do not add up over batches"
+        in caplog.text
+    )
 
 
 def run(job_dir: Path, data: str, *flags: str) -> tuple[list[Any], dict[str, Any]]:
@@ -93,7 +112,9 @@ def run(job_dir: Path, data: str, *flags: str) -> tuple[list[Any], dict[str, Any
 def test_training_counts_are_not_touched(tmp_path: Path) -> None:
     """Evaluation uses the same metric objects as training."""
     found = [run(tmp_path / data, data)[0] for data in ("pair", "arrays")]
-    one, other = ([e["losses"] | e["metrics"] for e in entries if e["kind"] == "report"] for entries in found)
+    one, other = (
+        [e["losses"] | e["metrics"] for e in entries if e["kind"] == "report"] for entries in found
+    )
     assert len(one) == 8
     assert one == other
 
@@ -105,10 +126,20 @@ def test_values_of_evaluation_need_data_for_it(flag: str, tmp_path: Path) -> Non
 
 
 def test_any_value_of_evaluation_stops_early_and_chooses_the_best(tmp_path: Path) -> None:
-    flags = ("--steps=60", "--learning_rate=0.3", "--early_stopping=val_mape", "--patience=2", "--best_metric=val_mae")
+    flags = (
+        "--steps=60",
+        "--learning_rate=0.3",
+        "--early_stopping=val_mape",
+        "--patience=2",
+        "--best_metric=val_mae",
+    )
     entries, result = run(tmp_path, "pair", *flags)
     assert result["steps"] < 60
-    values = {e["step"]: {**e["losses"], **e["metrics"]}["val_mae"] for e in entries if e["kind"] == "evaluation"}
+    values = {
+        e["step"]: {**e["losses"], **e["metrics"]}["val_mae"]
+        for e in entries
+        if e["kind"] == "evaluation"
+    }
     assert (tmp_path / "checkpoints" / f"step-{min(values, key=values.__getitem__):08}").is_dir()
 
 
@@ -120,7 +151,9 @@ def test_keras_metrics_decide_whether_higher_is_better() -> None:
 
 def averaging(config: Any, dataset: Any) -> Any:
     model = regression(config, dataset)
-    model.compile(keras.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.9), "mse", metrics=["mae"])
+    model.compile(
+        keras.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.9), "mse", metrics=["mae"]
+    )
     return model
 
 
@@ -134,4 +167,6 @@ def test_the_weights_are_evaluated_and_their_averages_exported(tmp_path: Path, c
     setup.model.set_weights(model.get_weights())
     evaluate = evaluation(setup.model, setup.replicas, setup.dataset, config.evaluation_batch)
     assert evaluate
-    assert by_keras(setup, evaluate)["val_loss"] != pytest.approx(final["losses"]["val_loss"], rel=1e-3)
+    assert by_keras(setup, evaluate)["val_loss"] != pytest.approx(
+        final["losses"]["val_loss"], rel=1e-3
+    )

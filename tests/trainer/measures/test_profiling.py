@@ -14,14 +14,27 @@ BATCHES = 24  # of an epoch
 
 
 def trained(folder: Path, *flags: str) -> Path:
-    own = ["--model=tests.own_data:regression", "--data=tests.own_data:more", f"--rows={16 * BATCHES}"]
+    own = [
+        "--model=tests.own_data:regression",
+        "--data=tests.own_data:more",
+        f"--rows={16 * BATCHES}",
+    ]
     return run_job(
-        resolve([*own, f"--job_dir={folder}", "--global_batch_size=16", "--report_every_steps=10", *flags]).config
+        resolve(
+            [
+                *own,
+                f"--job_dir={folder}",
+                "--global_batch_size=16",
+                "--report_every_steps=10",
+                *flags,
+            ]
+        ).config
     )
 
 
 def steps_in(folder: Path) -> list[set[int]]:
-    """Returns the first step (from 0) of each call that a profile of the run holds, of each profile."""
+    """Returns the first step (from 0) of each call that a profile of the run holds, of each
+    profile."""
     return [
         {
             stat.int64_value
@@ -32,12 +45,16 @@ def steps_in(folder: Path) -> list[set[int]]:
             for stat in event.stats
             if plane.stat_metadata[stat.metadata_id].name == "step_num"
         }
-        for file in folder.glob("logs/plugins/profile/*/*.xplane.pb")  # where TensorBoard looks for it
+        # where TensorBoard looks for it
+        for file in folder.glob("logs/plugins/profile/*/*.xplane.pb")
     ]
 
 
-def test_the_profile_of_the_steps_is_in_the_logs_of_a_run_and_made_once(tmp_path: Path, caplog: Log) -> None:
-    """One whose steps the first call of a process holds, which builds the graph, is not made; the line says so."""
+def test_the_profile_of_the_steps_is_in_the_logs_of_a_run_and_made_once(
+    tmp_path: Path, caplog: Log
+) -> None:
+    """One whose steps the first call of a process holds, which builds the graph, is not made; the
+    line says so."""
     flags = ("--profile_steps=2..3", "--checkpoint_every_steps=6")
     trained(tmp_path, *flags, "--steps=6")
     (steps,) = steps_in(tmp_path)
@@ -65,11 +82,20 @@ def test_another_profiler_that_runs_is_left_alone(tmp_path: Path, caplog: Log) -
     assert "profile_steps: TensorFlow's profiler cannot start" in caplog.text
 
 
-@pytest.mark.parametrize(("steps", "line"), [
-    ("1..5", "profile_steps=1..5: write it as 100..110 (first step..last step): 1 to 100 steps, from"),
-    ("100..200", "1 to 100 steps"),
-    ("18..21", "profile_steps=18..21, but the run ends at step 20: take earlier ones"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("steps", "line"),
+    [
+        (
+            "1..5",
+            (
+                "profile_steps=1..5: write it as 100..110 (first step..last step): 1 to 100 steps,"
+                " from"
+            ),
+        ),
+        ("100..200", "1 to 100 steps"),
+        ("18..21", "profile_steps=18..21, but the run ends at step 20: take earlier ones"),
+    ],
+)
 def test_steps_that_cannot_be_profiled_are_refused(steps: str, line: str) -> None:
     with refused(line):
         resolve(["--recipe=wgan_gp_digits", "--steps=20", f"--profile_steps={steps}"])

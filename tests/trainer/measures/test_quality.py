@@ -1,4 +1,5 @@
-"""Tests that evaluation counts each example once, and that FID, KID and nearest neighbours follow formulas."""
+"""Tests that evaluation counts each example once, and that FID, KID and nearest neighbours follow
+formulas."""
 
 import dataclasses
 import json
@@ -30,11 +31,14 @@ from trainer.run.training_setup import build_setup, set_precision_and_seed
 def test_only_models_with_a_loss_are_evaluated(caplog: Log) -> None:
     config = small("--model=mlp", "--evaluation_fraction=0.1")
     digits = load_dataset(config)
-    model, one = build_model(config, digits), make_replicas(config)
+    model = build_model(config, digits)
+    one = make_replicas(config)
     assert evaluation(model, one, digits, 16) is not None
     assert evaluation(model, one, dataclasses.replace(digits, evaluation=None), 16) is None
     assert evaluation(build_model(small(), digits), one, digits, 16) is None
-    without_loss = keras.Sequential([keras.Input((16, 16, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
+    without_loss = keras.Sequential(
+        [keras.Input((16, 16, 1)), keras.layers.Flatten(), keras.layers.Dense(10)]
+    )
     without_loss.compile()
     assert evaluation(without_loss, one, digits, 16) is None
     assert "Sequential is not compiled with a loss, and has no test_step of its own" in caplog.text
@@ -48,12 +52,20 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def saved_classifier(folder: Path) -> Path:
     """Saves a classifier of 16-pixel digits."""
     keras.utils.set_random_seed(1)
-    hidden = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(8, activation="relu")]
-    keras.Sequential([keras.Input((16, 16, 1)), *hidden, keras.layers.Dense(10)]).save(folder / "model.keras")
+    hidden = [
+        keras.layers.Rescaling(1 / 255),
+        keras.layers.Flatten(),
+        keras.layers.Dense(8, activation="relu"),
+    ]
+    keras.Sequential([keras.Input((16, 16, 1)), *hidden, keras.layers.Dense(10)]).save(
+        folder / "model.keras"
+    )
     return folder / "model.keras"
 
 
-def test_fid_does_not_depend_on_replicas_and_keeps_real_features(features: Path, monkeypatch: Patch) -> None:
+def test_fid_does_not_depend_on_replicas_and_keeps_real_features(
+    features: Path, monkeypatch: Patch
+) -> None:
     found = []
     for replicas in (1, 2):
         own = [f"--replicas={replicas}", "--fid_samples=50", f"--fid_features={features}"]
@@ -62,7 +74,10 @@ def test_fid_does_not_depend_on_replicas_and_keeps_real_features(features: Path,
         setup = build_setup(config, where)
         gan = setup.model
         reals: Any = setup.dataset.train
-        model = SimpleNamespace(averaged_generator=gan.averaged_generator, latent_dim=gan.latent_dim)  # the contract
+        # the contract
+        model = SimpleNamespace(
+            averaged_generator=gan.averaged_generator, latent_dim=gan.latent_dim
+        )
         fid = Fid(config, model, reals, where)
         found.append(fid())
         monkeypatch.setattr(fid, "_of_reals", None)  # they are read once
@@ -76,7 +91,12 @@ def test_fid_does_not_depend_on_replicas_and_keeps_real_features(features: Path,
 def test_features_are_never_computed_in_tf32(features: Path, tf32: bool) -> None:
     enabled = tf.config.experimental.tensor_float_32_execution_enabled
     set_precision_and_seed(
-        config := small(f"--tf32={tf32}", "--fid_every_steps=9", "--fid_samples=20", f"--fid_features={features}")
+        config := small(
+            f"--tf32={tf32}",
+            "--fid_every_steps=9",
+            "--fid_samples=20",
+            f"--fid_features={features}",
+        )
     )
     assert enabled() is tf32
     model = SimpleNamespace(latent_dim=16, averaged_generator=None)
@@ -98,7 +118,9 @@ def features_in(precision: str, name: str) -> tuple[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16", "float64"])
-def test_features_do_not_depend_on_precision(precision: str, features: Path, monkeypatch: Patch) -> None:
+def test_features_do_not_depend_on_precision(
+    precision: str, features: Path, monkeypatch: Patch
+) -> None:
     def small_network(input_shape: tuple[int, int, int], **given: object) -> keras.Model:
         """Replaces InceptionV3, which is slow to build."""
         layers = [keras.layers.Conv2D(8, 9, strides=9), keras.layers.GlobalAveragePooling2D()]
@@ -111,10 +133,13 @@ def test_features_do_not_depend_on_precision(precision: str, features: Path, mon
         np.testing.assert_allclose(one[1], other[1], rtol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "line"), [
-    ("text.keras", "use a classifier of yours"),
-    ("inception", "use its weights of ImageNet, without the top, with --fid_features=PATH.h5"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("text.keras", "use a classifier of yours"),
+        ("inception", "use its weights of ImageNet, without the top, with --fid_features=PATH.h5"),
+    ],
+)
 def test_a_network_that_cannot_be_loaded_says_what_to_do(
     tmp_path: Path, name: str, line: str, monkeypatch: Patch
 ) -> None:
@@ -130,18 +155,30 @@ def test_a_network_that_cannot_be_loaded_says_what_to_do(
 @pytest.mark.slow  # it builds InceptionV3
 def test_inception_gives_its_pooled_features(tmp_path: Path) -> None:
     shape = (299, 299, 3)
-    network = keras.applications.InceptionV3(include_top=False, weights=None, pooling="avg", input_shape=shape)
+    network = keras.applications.InceptionV3(
+        include_top=False, weights=None, pooling="avg", input_shape=shape
+    )
     network.save_weights(tmp_path / "i.weights.h5")
     images = tf.random.stateless_uniform((1, 32, 32, 1), (1, 2), maxval=256, dtype=tf.int32)
-    set_precision_and_seed(TrainConfig(precision="mixed_bfloat16"))  # it is the run's, not that of the features
+    # it is the run's, not that of the features
+    set_precision_and_seed(TrainConfig(precision="mixed_bfloat16"))
     found = Extractor(str(tmp_path / "i.weights.h5"))(images)
-    resized = tf.image.resize(tf.repeat(tf.cast(images, tf.float32), 3, axis=-1), shape[:2], antialias=True)
+    resized = tf.image.resize(
+        tf.repeat(tf.cast(images, tf.float32), 3, axis=-1), shape[:2], antialias=True
+    )
     np.testing.assert_allclose(found, network(resized / 127.5 - 1), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(8, 16, 1), (64,)])
-def test_features_come_from_a_classifier_of_square_images(shape: tuple[int, ...], tmp_path: Path) -> None:
-    layers = [keras.Input(shape), keras.layers.Flatten(), keras.layers.Dense(4), keras.layers.Dense(10)]
+def test_features_come_from_a_classifier_of_square_images(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    layers = [
+        keras.Input(shape),
+        keras.layers.Flatten(),
+        keras.layers.Dense(4),
+        keras.layers.Dense(10),
+    ]
     keras.Sequential(layers).save(file := tmp_path / "model.keras")
     line = f"its input is {(None, *shape)}: a classifier of square images is required"
     with refused(f"fid_features={file}: {line}"):
@@ -165,15 +202,20 @@ def test_a_gan_run_reports_fid(small_config: Make, features: Path, measured: Pat
     assert result["final"]["quality"]["features"] == str(features)
     assert result["final"]["metrics"]["fid"] > 0
     assert [step for kind, step, _ in numbers(measured) if kind == "quality"] == [2, 4]
-    with pytest.raises(UserError, match="has no averaged_generator and no latent_dim: FID needs a generator"):
+    with pytest.raises(
+        UserError, match="has no averaged_generator and no latent_dim: FID needs a generator"
+    ):
         job.run(small_config("--model=tests.models:classifier", "--fid_every_steps=2"), [], 0.0)
 
 
 def test_a_signal_in_the_midst_of_fid_leaves_it_to_the_same_command(
     features: Path, measured: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Checks that hooks before it at this step, such as the report, run again and leave one line."""
-    signals, collect, left = Signals(monkeypatch), Fid._collect, []
+    """Checks that hooks before it at this step, such as the report, run again and leave one
+    line."""
+    signals = Signals(monkeypatch)
+    collect = Fid._collect
+    left = []
 
     def interrupted(self: Fid, features_of: Any) -> Any:
         features = collect(self, features_of)

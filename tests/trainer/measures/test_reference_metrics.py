@@ -1,7 +1,8 @@
 """Tests that the measures of images are what other packages compute from the same features.
 
-The stored numbers are those of torch-fidelity 0.4.0 (metric_fid, metric_kid with one subset of all rows, metric_prc
-with five neighbours), pytorch-fid 0.3.0 (calculate_frechet_distance) and prdc 0.2 (nearest_k=5), with NumPy 2.4.6.
+The stored numbers are those of torch-fidelity 0.4.0 (metric_fid, metric_kid with one subset of all
+rows, metric_prc with five neighbours), pytorch-fid 0.3.0 (calculate_frechet_distance) and prdc 0.2
+(nearest_k=5), with NumPy 2.4.6.
 """
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 
 from trainer.measures.fid import frechet_distance, kernel_distance, neighbour_metrics
 
-# By package. torch-fidelity counts images on the edge of a ball too, of which there are none, and those in float32.
+# By package. torch-fidelity counts images on the edge of a ball too, of which there are none, and
+# those in float32.
 STORED: dict[str, dict[str, float]] = {
     "torch_fidelity": {
         "fid": 0.8238087234861453,
@@ -28,7 +30,8 @@ STORED: dict[str, dict[str, float]] = {
 
 
 def test_ours_are_the_stored_numbers() -> None:
-    """Compares features (240, 12) of real and of generated images; some generated ones are near copies."""
+    """Compares features (240, 12) of real and of generated images; some generated ones are near
+    copies."""
     draw = np.random.Generator(np.random.Philox(28))
     mixed = np.eye(12) + 0.3 * draw.standard_normal((12, 12))
     real, fake, _ = draw.standard_normal((3, 240, 12)) @ mixed

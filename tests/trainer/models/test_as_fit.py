@@ -1,4 +1,5 @@
-"""What a model and its compile() may change of `fit`: docs/training.md has the table, and each row is run here."""
+"""What a model and its compile() may change of `fit`: docs/training.md has the table, and each row
+is run here."""
 
 import random
 from collections.abc import Callable
@@ -16,7 +17,10 @@ from benchmarks.drawn_models import Penalized, difference, found_in, launched
 from tests.support import refused
 
 PAGE = Path(__file__).parents[3] / "docs" / "training.md"
-ROWS, BATCH, EPOCHS = 44, 8, 2  # the last batch of an epoch has four rows
+# the last batch of an epoch has four rows
+ROWS = 44
+BATCH = 8
+EPOCHS = 2
 _DRAW = np.random.default_rng(0)
 X = _DRAW.normal(size=(ROWS, 4))
 Y = X.sum(1, keepdims=True) + 0.5
@@ -24,7 +28,11 @@ WEIGHTS = _DRAW.uniform(0.5, 2.0, ROWS)
 
 
 def network(
-    kind: type[keras.Model] = keras.Model, loss: Any = "mse", optimizer: Any = None, outputs: int = 1, **compiled: Any
+    kind: type[keras.Model] = keras.Model,
+    loss: Any = "mse",
+    optimizer: Any = None,
+    outputs: int = 1,
+    **compiled: Any,
 ) -> Any:
     x = keras.Input((4,))
     hidden = keras.layers.Dense(6, "tanh")(x)
@@ -54,19 +62,30 @@ class Renamed(keras.Model):
         super().__init__(*given, **named)
         self.gap = keras.metrics.Mean(name="gap")
 
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> Any:
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
+    ) -> Any:
         return super().compute_loss(x, y, y_pred, sample_weight) + 0.1 * ops.mean(ops.abs(y_pred))
 
-    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+    def compute_metrics(
+        self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
+    ) -> dict[str, Any]:
         self.gap.update_state(ops.abs(y - y_pred))
-        return {f"my_{name}": value for name, value in super().compute_metrics(x, y, y_pred, sample_weight).items()}
+        return {
+            f"my_{name}": value
+            for name, value in super().compute_metrics(x, y, y_pred, sample_weight).items()
+        }
 
     def get_metrics_result(self) -> dict[str, Any]:
-        return {name: value for name, value in super().get_metrics_result().items() if name != "mse"}
+        return {
+            name: value for name, value in super().get_metrics_result().items() if name != "mse"
+        }
 
 
 class Derived(keras.Model):
-    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+    def compute_metrics(
+        self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
+    ) -> dict[str, Any]:
         results = super().compute_metrics(x, y, y_pred, sample_weight)
         return results | {"root": ops.sqrt(results["loss"])}
 
@@ -106,7 +125,9 @@ def on_the_object() -> Any:
 def own_parts() -> Any:
     x = keras.Input((4,))
     model = keras.Model(x, keras.layers.Dense(1)(Moments()(keras.layers.Dense(6)(x))))
-    model.compile(Signs(1e-2), lambda y, p: ops.abs(y - p) ** 3, metrics=[lambda y, p: ops.abs(y - p)])
+    model.compile(
+        Signs(1e-2), lambda y, p: ops.abs(y - p) ** 3, metrics=[lambda y, p: ops.abs(y - p)]
+    )
     return model
 
 
@@ -115,42 +136,101 @@ class OfBatches(keras.callbacks.Callback):
 
 
 MSE = keras.losses.MeanSquaredError
-LOSSES = "`loss_weights`, `weighted_metrics`, every `reduction` of a loss, `auto_scale_loss`, settings of optimizers"
-METHODS = (
-    "your own `train_step`, `test_step`, `compute_loss`, `compute_metrics`, `get_metrics_result`, also on the object"
+LOSSES = (
+    "`loss_weights`, `weighted_metrics`, every `reduction` of a loss, `auto_scale_loss`, settings"
+    " of optimizers"
 )
-REFUSED = "`run_eagerly=True`; your own `make_train_function`, `make_test_function`, `make_predict_function`"
+METHODS = (
+    "your own `train_step`, `test_step`, `compute_loss`, `compute_metrics`, `get_metrics_result`,"
+    " also on the object"
+)
+REFUSED = (
+    "`run_eagerly=True`; your own `make_train_function`, `make_test_function`,"
+    " `make_predict_function`"
+)
 ONE_ALONE = "`gradient_accumulation_steps`, `ema_overwrite_frequency` of an optimizer"
 AS_FIT = "as in `fit`"
-# The row of the page, what it says, the model, and the line that is logged or with which it is refused.
+# The row of the page, what it says, the model, and the line that is logged or with which it is
+# refused.
 CASES: list[tuple[str, str, Callable[[], Any], str]] = [
-    (LOSSES, AS_FIT, lambda: network(outputs=2, loss=["mse", "mae"], loss_weights=[0.3, 2.0], metrics=[["mae"], []],
-                                     weighted_metrics=[[], ["mse"]]), ""),
-    *((LOSSES, AS_FIT, lambda reduction=reduction: network(loss=MSE(reduction=reduction), weighted_metrics=["mae"]), "")
-      for reduction in (None, "sum", "mean_with_sample_weight")),
-    (LOSSES, AS_FIT, lambda: network(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(
-        1e-2, clipnorm=0.5, use_ema=True, weight_decay=1e-3)), loss_weights=0.1), ""),
+    (
+        LOSSES,
+        AS_FIT,
+        lambda: network(
+            outputs=2,
+            loss=["mse", "mae"],
+            loss_weights=[0.3, 2.0],
+            metrics=[["mae"], []],
+            weighted_metrics=[[], ["mse"]],
+        ),
+        "",
+    ),
+    *(
+        (
+            LOSSES,
+            AS_FIT,
+            lambda reduction=reduction: network(
+                loss=MSE(reduction=reduction), weighted_metrics=["mae"]
+            ),
+            "",
+        )
+        for reduction in (None, "sum", "mean_with_sample_weight")
+    ),
+    (
+        LOSSES,
+        AS_FIT,
+        lambda: network(
+            optimizer=keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.Adam(1e-2, clipnorm=0.5, use_ema=True, weight_decay=1e-3)
+            ),
+            loss_weights=0.1,
+        ),
+        "",
+    ),
     (METHODS, AS_FIT, lambda: network(OwnStep, metrics=["mae"]), ""),
     (METHODS, AS_FIT, on_the_object, ""),
     (METHODS, AS_FIT, lambda: network(Renamed, metrics=["mae", "mse"]), ""),
     ("your own layers, losses, metrics and optimizers", AS_FIT, own_parts, ""),
-    ("values of `train_step`, `test_step` or `compute_metrics` that are no metrics",
-     "an epoch has their mean, in `fit` the last batch's value: a line says so", lambda: network(Derived),
-     "root: no metric of the model"),
-    ("`steps_per_execution`", "as in `fit`, but callbacks of single batches run after every step: a line says so",
-     lambda: network(steps_per_execution=4), "OfBatches: `fit` would run after 4 steps"),
+    (
+        "values of `train_step`, `test_step` or `compute_metrics` that are no metrics",
+        "an epoch has their mean, in `fit` the last batch's value: a line says so",
+        lambda: network(Derived),
+        "root: no metric of the model",
+    ),
+    (
+        "`steps_per_execution`",
+        "as in `fit`, but callbacks of single batches run after every step: a line says so",
+        lambda: network(steps_per_execution=4),
+        "OfBatches: `fit` would run after 4 steps",
+    ),
     ("`jit_compile`", "`--jit_compile` decides", lambda: network(jit_compile=False), ""),
-    ("your own `reset_metrics`", "as in `fit`; refused if it leaves out a metric", lambda: network(Penalized), ""),
-    ("your own `reset_metrics`", "as in `fit`; refused if it leaves out a metric",
-     lambda: network(HalfReset, metrics=["mae"]),
-     "reset_metrics of HalfReset leaves out compile_metrics"),
-    (ONE_ALONE, "refused on several replicas", lambda: network(
-        optimizer=keras.optimizers.SGD(1e-2, gradient_accumulation_steps=2)), "gradient_accumulation_steps=2"),
+    (
+        "your own `reset_metrics`",
+        "as in `fit`; refused if it leaves out a metric",
+        lambda: network(Penalized),
+        "",
+    ),
+    (
+        "your own `reset_metrics`",
+        "as in `fit`; refused if it leaves out a metric",
+        lambda: network(HalfReset, metrics=["mae"]),
+        "reset_metrics of HalfReset leaves out compile_metrics",
+    ),
+    (
+        ONE_ALONE,
+        "refused on several replicas",
+        lambda: network(optimizer=keras.optimizers.SGD(1e-2, gradient_accumulation_steps=2)),
+        "gradient_accumulation_steps=2",
+    ),
     (REFUSED, "refused", lambda: network(run_eagerly=True), "it runs eagerly"),
     (REFUSED, "refused", lambda: network(OwnFunction), "it has a make_train_function of its own"),
-    ("your own `fit`, `evaluate`", "not called by a run: a line says so", lambda: network(OwnCalls),
-     "its own evaluate is not called"),
-]  # fmt: skip
+    (
+        "your own `fit`, `evaluate`",
+        "not called by a run: a line says so",
+        lambda: network(OwnCalls),
+        "its own evaluate is not called",
+    ),
+]
 QUICK = (5, 7, 13, 14, 15, 16)
 
 
@@ -159,11 +239,20 @@ def trained(build: Callable[[], Any], policy: str = "float64") -> Any:
     keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(1)
     model = build()
-    y, weights = (Y, WEIGHTS) if len(model.outputs) == 1 else ((Y, Y**2), (WEIGHTS, WEIGHTS[::-1].copy()))
+    y, weights = (
+        (Y, WEIGHTS) if len(model.outputs) == 1 else ((Y, Y**2), (WEIGHTS, WEIGHTS[::-1].copy()))
+    )
     history = model.fit(
-        X, y, BATCH, EPOCHS, 0, [OfBatches()], validation_data=(X[:13], Y[:13], WEIGHTS[:13])
-        if len(model.outputs) == 1 else None, shuffle=False, sample_weight=weights,
-    ).history  # fmt: skip
+        X,
+        y,
+        BATCH,
+        EPOCHS,
+        0,
+        [OfBatches()],
+        validation_data=(X[:13], Y[:13], WEIGHTS[:13]) if len(model.outputs) == 1 else None,
+        shuffle=False,
+        sample_weight=weights,
+    ).history
     # Keras's losses of outputs count a smaller last batch as a whole one, and `root` is told.
     for name in ("root", "val_root", "head0_loss", "head1_loss"):
         history.pop(name, None)
@@ -172,14 +261,18 @@ def trained(build: Callable[[], Any], policy: str = "float64") -> Any:
 
 @pytest.fixture(autouse=True)
 def _seeds_of_keras(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seeds initializers as Keras does, also after a test in whose process a run has seeded them."""
+    """Seeds initializers as Keras does, also after a test in whose process a run has seeded
+    them."""
     monkeypatch.setattr("keras.src.random.seed_generator.python_random", random)
 
 
-@pytest.mark.parametrize(("says", "build", "line"), [
-    pytest.param(*case[1:], id=str(number), marks=[] if number in QUICK else pytest.mark.slow)
-    for number, case in enumerate(CASES)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("says", "build", "line"),
+    [
+        pytest.param(*case[1:], id=str(number), marks=[] if number in QUICK else pytest.mark.slow)
+        for number, case in enumerate(CASES)
+    ],
+)
 def test_a_run_does_what_the_page_says(
     says: str, build: Callable[[], Any], line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,10 +300,16 @@ def test_limits_of_keras_are_refused() -> None:
 @pytest.mark.parametrize("scales", [True, False])
 def test_a_loss_is_scaled_as_in_fit(scales: bool) -> None:
     expected = trained(lambda: network(auto_scale_loss=scales), "mixed_float16")
-    found, _ = launched(lambda: trained(lambda: network(auto_scale_loss=scales), "mixed_float16"), 1)
+    found, _ = launched(
+        lambda: trained(lambda: network(auto_scale_loss=scales), "mixed_float16"), 1
+    )
     assert difference(expected, found) < 1e-6
 
 
 def test_the_page_has_these_rows() -> None:
-    rows = [line.strip("| \n").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("|")]
+    rows = [
+        line.strip("| \n").split(" | ")
+        for line in PAGE.read_text().splitlines()
+        if line.startswith("|")
+    ]
     assert {(row, says) for row, says, *_ in CASES} <= {tuple(row) for row in rows}

@@ -1,4 +1,5 @@
-"""Tests random changes of images, --augment and --diff_augment: how often, how far, gradients, and draws by row."""
+"""Tests random changes of images, --augment and --diff_augment: how often, how far, gradients, and
+draws by row."""
 
 from typing import Any
 
@@ -11,7 +12,8 @@ from trainer.data.augmentation import crop, flip
 from trainer.invariance.step import StepContext, in_step
 from trainer.models.image_layers import DiffAugment, color, cutout, translation
 
-ROWS, SIZE = 1000, 16
+ROWS = 1000
+SIZE = 16
 RANDOM = np.random.default_rng(0)
 NUMBERS = tf.constant(RANDOM.random((ROWS, 7)))
 IMAGES = RANDOM.uniform(-1, 1, (ROWS, SIZE, SIZE, 3))
@@ -32,7 +34,8 @@ COORDINATES = tf.tile(np.stack([Y, X], axis=-1)[None], (ROWS, 1, 1, 1))
 
 
 def moves(found: Any) -> Any:
-    """Returns by how much each image has moved, (rows, 2); each of five distances has to come about as often."""
+    """Returns by how much each image has moved, (rows, 2); each of five distances has to come about
+    as often."""
     moved = found[:, SIZE // 2, SIZE // 2].astype(int) - SIZE // 2 - 1
     for axis in range(2):
         assert np.bincount(moved[:, axis] + 2).min() > 120
@@ -44,7 +47,9 @@ def test_translation_moves_rows_by_up_to_an_eighth_and_fills_with_grey() -> None
     found = translation(COORDINATES, NUMBERS[:, :2]).numpy()
     for image, (down, right) in zip(found, moves(found), strict=True):
         inside = (np.abs(Y + down - 8.5) < 8) & (np.abs(X + right - 8.5) < 8)
-        np.testing.assert_array_equal(image, np.stack([Y + down, X + right], -1) * inside[..., None])
+        np.testing.assert_array_equal(
+            image, np.stack([Y + down, X + right], -1) * inside[..., None]
+        )
 
 
 CONTEXT = StepContext(0, tf.constant(0, tf.int64), 0, ROWS, ROWS)
@@ -85,10 +90,15 @@ def test_gradients_flow_back_and_xla_computes_the_same(shape: tuple[int, ...]) -
             value = tf.reduce_sum(upstream * augment(images, numbers))
         return tape.gradient(value, images)
 
-    found, numbers = gradient(images, NUMBERS[:8]), NUMBERS[:8]
+    found = gradient(images, NUMBERS[:8])
+    numbers = NUMBERS[:8]
     change = augment(images + direction, numbers) - augment(images, numbers)
-    assert float(tf.reduce_sum(upstream * change)) == pytest.approx(float(tf.reduce_sum(found * direction)), rel=1e-9)
-    np.testing.assert_allclose(tf.function(gradient, jit_compile=True)(images, numbers), found, atol=1e-12)
+    assert float(tf.reduce_sum(upstream * change)) == pytest.approx(
+        float(tf.reduce_sum(found * direction)), rel=1e-9
+    )
+    np.testing.assert_allclose(
+        tf.function(gradient, jit_compile=True)(images, numbers), found, atol=1e-12
+    )
 
 
 def drawn(first_row: int, rows: int, step: int = 0) -> list[Any]:

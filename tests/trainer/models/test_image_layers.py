@@ -1,4 +1,5 @@
-"""Tests that layers between images and features equal Keras's, with their first and second gradients."""
+"""Tests that layers between images and features equal Keras's, with their first and second
+gradients."""
 
 import keras
 import numpy as np
@@ -19,12 +20,15 @@ def _float64() -> None:
 
 
 def networks(channels: int, size: int) -> list[tuple[keras.Model, keras.Model]]:
-    """Returns networks with our layers, each with its template of Keras's layers and the same weights."""
+    """Returns networks with our layers, each with its template of Keras's layers and the same
+    weights."""
     images = keras.Input((size, size, channels))
     features = keras.Input((size // 2, size // 2, 8))
     ours = [
         keras.Model(images, layers.LeakyReLU()(ImageConv2D(8, **CONVOLUTION)(images))),
-        keras.Model(features, ImageConv2DTranspose(channels, **CONVOLUTION, activation="tanh")(features)),
+        keras.Model(
+            features, ImageConv2DTranspose(channels, **CONVOLUTION, activation="tanh")(features)
+        ),
     ]
     for network in ours:
         network.set_weights([RANDOM.normal(size=weight.shape) for weight in network.get_weights()])
@@ -32,7 +36,8 @@ def networks(channels: int, size: int) -> list[tuple[keras.Model, keras.Model]]:
 
 
 def computed(network: keras.Model, inputs: tf.Tensor) -> list[tf.Tensor]:
-    """Returns outputs, gradients by inputs and weights, and the weights' gradients of a gradient penalty."""
+    """Returns outputs, gradients by inputs and weights, and the weights' gradients of a gradient
+    penalty."""
     weights = [weight.value for weight in network.trainable_variables]
     with tf.GradientTape(persistent=True) as outer:
         with tf.GradientTape() as tape:
@@ -43,13 +48,20 @@ def computed(network: keras.Model, inputs: tf.Tensor) -> list[tf.Tensor]:
         penalty = tf.reduce_sum(tf.square(by_inputs))
     zero = tf.UnconnectedGradients.ZERO
     firsts = outer.gradient(loss, weights, unconnected_gradients=zero)
-    return [outputs, by_inputs, *firsts, *outer.gradient(penalty, weights, unconnected_gradients=zero)]
+    return [
+        outputs,
+        by_inputs,
+        *firsts,
+        *outer.gradient(penalty, weights, unconnected_gradients=zero),
+    ]
 
 
 @pytest.mark.parametrize(("channels", "size"), [(1, 8), (3, 6)])
 def test_as_keras_does(channels: int, size: int) -> None:
     for ours, plain in networks(channels, size):
-        assert {type(layer) for layer in plain.layers}.isdisjoint({ImageConv2D, ImageConv2DTranspose})
+        assert {type(layer) for layer in plain.layers}.isdisjoint(
+            {ImageConv2D, ImageConv2DTranspose}
+        )
         inputs = tf.constant(RANDOM.normal(size=(3, *ours.input_shape[1:])))
         for graph in (False, True):
             function = tf.function(computed) if graph else computed

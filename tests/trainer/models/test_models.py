@@ -1,4 +1,5 @@
-"""Tests every model on 1, 2 and 4 replicas, the parts of classifiers, and the rules for a user's own model."""
+"""Tests every model on 1, 2 and 4 replicas, the parts of classifiers, and the rules for a user's
+own model."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,23 +37,35 @@ FAMILIES = {
     "mlp": ("--model=mlp", "--dropout=0.3", "--width=16", "--augment=flip,crop"),
     "cnn": ("--model=cnn", "--dropout=0.3", "--width=4", "--image_size=24", "--augment=flip"),
     "dcgan": ("--model=dcgan",),
-    "wgan_gp": ("--model=wgan_gp", "--learning_rate=1e-3"),  # ten times the default: fifty steps then move it well
+    # ten times the default: fifty steps then move it well
+    "wgan_gp": ("--model=wgan_gp", "--learning_rate=1e-3"),
     "conditional": ("--model=wgan_gp", "--conditional", "--learning_rate=1e-3"),
     "conditional dcgan": ("--model=dcgan", "--conditional", "--learning_rate=1e-3"),
     "r3gan": ("--model=r3gan", "--diff_augment=color,translation,cutout"),
 }
 
 
-@pytest.mark.parametrize(("name", "replicas"), [
-    ("wgan_gp", 2),
-    *(pytest.param(name, replicas, marks=pytest.mark.slow) for name, replicas in [
-        ("mlp", 4), ("cnn", 4), ("wgan_gp", 4), ("conditional dcgan", 2),
-    ]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "replicas"),
+    [
+        ("wgan_gp", 2),
+        *(
+            pytest.param(name, replicas, marks=pytest.mark.slow)
+            for name, replicas in [
+                ("mlp", 4),
+                ("cnn", 4),
+                ("wgan_gp", 4),
+                ("conditional dcgan", 2),
+            ]
+        ),
+    ],
+)
 def test_in_float64_replicas_agree_to_1e_10(name: str, replicas: int) -> None:
     """tests/trainer/run/test_job.py has r3gan on 2."""
     flags = (*FAMILIES.get(name, (f"--model={name}",)), "--precision=float64")
-    (alone, logs), (together, others) = (run_steps(small(*flags, f"--replicas={n}"), 50) for n in (1, replicas))
+    (alone, logs), (together, others) = (
+        run_steps(small(*flags, f"--replicas={n}"), 50) for n in (1, replicas)
+    )
     assert largest_difference(weights(alone), weights(together)) < 1e-10
     assert others.means() == pytest.approx(logs.means(), rel=1e-6, abs=1e-10)
     assert logs.means().keys() == set(MODELS.get(small(*flags).model, MODELS["mlp"]).metrics)
@@ -61,15 +74,25 @@ def test_in_float64_replicas_agree_to_1e_10(name: str, replicas: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tests.models:own_batch_norm", "cnn", "dcgan", "wgan_gp"])
 def test_in_float32_replicas_differ_by_rounding_alone(name: str) -> None:
-    flags = [flag for flag in FAMILIES.get(name, (f"--model={name}",)) if not flag.startswith("--augment")]
-    flags += [f"--data={__name__}:adverse", "--channels=3"] + ["--critic_steps=2"] * (name == "wgan_gp")
+    flags = [
+        flag
+        for flag in FAMILIES.get(name, (f"--model={name}",))
+        if not flag.startswith("--augment")
+    ]
+    flags += [f"--data={__name__}:adverse", "--channels=3"] + ["--critic_steps=2"] * (
+        name == "wgan_gp"
+    )
     alone, together = (weights(run_steps(small(*flags, f"--replicas={n}"), 20)[0]) for n in (1, 2))
-    controls = [largest_difference(alone, weights(run_steps(small(*flags), 20, seed)[0])) for seed in (7, 8, 9)]
+    controls = [
+        largest_difference(alone, weights(run_steps(small(*flags), 20, seed)[0]))
+        for seed in (7, 8, 9)
+    ]
     assert largest_difference(alone, together) <= 3 * max(controls)
 
 
 def test_dcgan_starts_with_the_papers_weights_and_the_losses_of_a_guess() -> None:
-    """Where scores are near 0, these are ln 2 for the generator, and twice that for the discriminator."""
+    """Where scores are near 0, these are ln 2 for the generator, and twice that for the
+    discriminator."""
     model, logs = run_steps(small("--model=dcgan", "--width=32"), 1)
     variables = [*model.generator.trainable_variables, *model.critic.trainable_variables]
     kernels = [variable.numpy() for variable in variables if variable.name == "kernel"]
@@ -77,7 +100,8 @@ def test_dcgan_starts_with_the_papers_weights_and_the_losses_of_a_guess() -> Non
         assert abs(kernel.std() - 0.02) < 0.004
     assert len({kernel.flat[0] for kernel in kernels}) == len(kernels)
     norms = [x for x in all_layers(model) if isinstance(x, keras.layers.BatchNormalization)]
-    assert len(norms) == 2 * 2 + 1  # generator, its average, and all but the discriminator's first layer
+    # generator, its average, and all but the discriminator's first layer
+    assert len(norms) == 2 * 2 + 1
     assert logs.means()["generator_loss"] == pytest.approx(np.log(2), abs=0.1)
     assert logs.means()["discriminator_loss"] == pytest.approx(2 * np.log(2), abs=0.1)
 
@@ -95,16 +119,27 @@ def test_learning_rates_over_a_run() -> None:
 def labelled(classes: int, count: int = 64, size: int = 32) -> Dataset:
     draw = np.random.default_rng(0)
     labels = (np.arange(count) % classes).astype(np.int32)
-    images = draw.integers(0, 60, (count, size, size, 3)) + (180 * labels / max(classes - 1, 1))[:, None, None, None]
-    return Dataset("made", Arrays(images.astype(np.uint8), labels), class_names=tuple(map(str, range(classes))))
+    images = (
+        draw.integers(0, 60, (count, size, size, 3))
+        + (180 * labels / max(classes - 1, 1))[:, None, None, None]
+    )
+    return Dataset(
+        "made", Arrays(images.astype(np.uint8), labels), class_names=tuple(map(str, range(classes)))
+    )
 
 
 def adverse(config: TrainConfig) -> Dataset:
     """Returns images with a channel far from 0, a channel of large values, and a constant one."""
-    size, draw = config.image_size, np.random.default_rng(0)
-    far, large = draw.normal(1000.0, 1.0, (64, size, size)), draw.normal(0.0, 1000.0, (64, size, size))
+    size = config.image_size
+    draw = np.random.default_rng(0)
+    far = draw.normal(1000.0, 1.0, (64, size, size))
+    large = draw.normal(0.0, 1000.0, (64, size, size))
     images = np.stack([far, large, np.full(far.shape, 100.0)], axis=-1).astype(np.float32)
-    return Dataset("adverse", Arrays(images, (np.arange(64) % 2).astype(np.int32)), class_names=("one", "other"))
+    return Dataset(
+        "adverse",
+        Arrays(images, (np.arange(64) % 2).astype(np.int32)),
+        class_names=("one", "other"),
+    )
 
 
 def two_classes(config: TrainConfig) -> Dataset:
@@ -120,21 +155,34 @@ def test_a_classifier_needs_labels_of_two_classes() -> None:
 def test_images_to_evaluate_a_classifier_with_need_labels() -> None:
     parts = labelled(2).train, Arrays(np.zeros((4, 32, 32, 3), np.uint8))
     dataset = Dataset("made", *parts, class_names=("one", "other"))
-    with refused("data=made: the images for training have labels, but those for evaluation have none"):
+    with refused(
+        "data=made: the images for training have labels, but those for evaluation have none"
+    ):
         build_model(MLPConfig(model="mlp", channels=3), dataset)
     gan = ["--model=dcgan", "--image_size=32", "--channels=3", "--width=4"]
     assert build_model(resolve(gan).config, dataset).generator.built
 
 
-EFFICIENT = ["--model=efficientnet", "--variant=B0", "--image_size=32", "--channels=3", "--global_batch_size=16"]
+EFFICIENT = [
+    "--model=efficientnet",
+    "--variant=B0",
+    "--image_size=32",
+    "--channels=3",
+    "--global_batch_size=16",
+]
 EFFICIENT += [f"--data={__name__}:two_classes", "--steps=3", "--learning_rate=1e-3"]
 
 
 @pytest.fixture(scope="module")
 def _two_blocks() -> Iterator[None]:
-    """Leaves two of the seven kinds of blocks: every layer is there, and a trace takes a tenth of the time."""
+    """Leaves two of the seven kinds of blocks: every layer is there, and a trace takes a tenth of
+    the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(efficientnet_of_keras, "DEFAULT_BLOCKS_ARGS", efficientnet_of_keras.DEFAULT_BLOCKS_ARGS[:2])
+        patch.setattr(
+            efficientnet_of_keras,
+            "DEFAULT_BLOCKS_ARGS",
+            efficientnet_of_keras.DEFAULT_BLOCKS_ARGS[:2],
+        )
         yield
 
 
@@ -143,18 +191,26 @@ def efficientnet_weights(_two_blocks: None, tmp_path_factory: pytest.TempPathFac
     """Writes a weights file like a downloaded one, with random weights."""
     path = tmp_path_factory.mktemp("weights") / "b0.weights.h5"
     keras.utils.set_random_seed(0)
-    keras.applications.EfficientNetB0(include_top=False, weights=None, input_shape=(32, 32, 3)).save_weights(path)
+    keras.applications.EfficientNetB0(
+        include_top=False, weights=None, input_shape=(32, 32, 3)
+    ).save_weights(path)
     return path
 
 
 def changed(before: keras.Model, after: keras.Model) -> set[str]:
     """Returns the names of the layers whose weights differ."""
     pairs = zip(before.weights, after.weights, strict=True)
-    return {old.path.split("/")[-2] for old, new in pairs if not np.array_equal(old.numpy(), new.numpy())}
+    return {
+        old.path.split("/")[-2]
+        for old, new in pairs
+        if not np.array_equal(old.numpy(), new.numpy())
+    }
 
 
 @pytest.mark.slow
-def test_efficientnets_head_learns_first_and_the_upper_blocks_later(efficientnet_weights: Path) -> None:
+def test_efficientnets_head_learns_first_and_the_upper_blocks_later(
+    efficientnet_weights: Path,
+) -> None:
     flags = [*EFFICIENT, f"--weights={efficientnet_weights}"]
     tuned = resolve([*flags, "--fine_tune_from=block2b", "--fine_tune_after_steps=2"]).config
     start = run_steps(tuned, 0)[0]
@@ -170,13 +226,20 @@ def test_a_network_of_keras_keeps_its_layers_and_a_pretrained_one_stays_still() 
     images = keras.Input((8, 8, 3))
     x = keras.layers.BatchNormalization(momentum=0.8, name="norm")(images)
     x = keras.layers.Normalization()(x)
-    stock = keras.Model(images, keras.layers.Dropout(0.2, noise_shape=(None, 1, 1, 1), name="drop")(x))
-    stock.set_weights([RANDOM.uniform(0.5, 2.0, weight.shape).astype(weight.dtype) for weight in stock.weights])
+    stock = keras.Model(
+        images, keras.layers.Dropout(0.2, noise_shape=(None, 1, 1, 1), name="drop")(x)
+    )
+    stock.set_weights(
+        [RANDOM.uniform(0.5, 2.0, weight.shape).astype(weight.dtype) for weight in stock.weights]
+    )
     refresh_normalization(stock)
     pixels = RANDOM.uniform(0, 255, (2, 8, 8, 3)).astype(np.float32)
-    inferred, kinds = stock(pixels), [type(layer) for layer in stock.layers]
+    inferred = stock(pixels)
+    kinds = [type(layer) for layer in stock.layers]
     with make_replicas(TrainConfig(replicas=2)).strategy.scope():
-        assert [line.split()[0] for line in depends_on_replicas(stock, replicas=2)] == [f"{stock.name}/norm"]
+        assert [line.split()[0] for line in depends_on_replicas(stock, replicas=2)] == [
+            f"{stock.name}/norm"
+        ]
         make_independent(stock, TrainConfig(replicas=2))
         assert depends_on_replicas(stock, replicas=2) == []
     context = StepContext(0, tf.constant(0, tf.int64), 0, 2, 2)
@@ -187,7 +250,11 @@ def test_a_network_of_keras_keeps_its_layers_and_a_pretrained_one_stays_still() 
     with in_step(context):
         np.testing.assert_allclose(stock(pixels, training=True), inferred, rtol=1e-5)
     template = plain_copy(stock)
-    assert [type(layer) for layer in stock.layers] == [type(layer) for layer in template.layers] == kinds
+    assert (
+        [type(layer) for layer in stock.layers]
+        == [type(layer) for layer in template.layers]
+        == kinds
+    )
     np.testing.assert_allclose(template(pixels), stock(pixels), rtol=1e-5)
     saved = template.get_layer("norm")
     assert (saved.momentum, saved.synchronized) == (0.8, False)
@@ -198,7 +265,8 @@ def test_a_network_of_keras_keeps_its_layers_and_a_pretrained_one_stays_still() 
 def test_efficientnet_from_scratch_does_not_depend_on_replicas() -> None:
     flags = [*EFFICIENT, "--weights=none", "--precision=float64", "--dropout=0.5"]
     runs = [run_steps(resolve([*flags, f"--replicas={n}"]).config, 3) for n in (1, 2)]
-    # Some tensors are 0 up to rounding, as batch norm cancels them: those are compared with the size of an update.
+    # Some tensors are 0 up to rounding, as batch norm cancels them: those are compared with the
+    # size of an update.
     assert largest_difference(weights(runs[0][0]), weights(runs[1][0]), smallest_norm=1e-3) < 1e-8
     assert runs[0][1].means() == pytest.approx(runs[1][1].means(), rel=1e-8)
 
@@ -216,7 +284,16 @@ def test_an_unknown_block_is_named(efficientnet_weights: Path) -> None:
 
 
 def test_a_metric_that_float64_lacks_is_left_out_of_a_comparison_and_named() -> None:
-    flags = ["--data=digits", "--model=tests.mistakes:measures_top_5", "--image_size=16", "--global_batch_size=8"]
+    flags = [
+        "--data=digits",
+        "--model=tests.mistakes:measures_top_5",
+        "--image_size=16",
+        "--global_batch_size=8",
+    ]
     config = resolve([*flags, "--expect_devices=1"]).config  # it uses only the CPU
     name = "sparse_top_k_categorical_accuracy"
-    assert replica_check.compare_replicas(config) == ([], [], f"in float64 (without {name}, which does not run in it)")
+    assert replica_check.compare_replicas(config) == (
+        [],
+        [],
+        f"in float64 (without {name}, which does not run in it)",
+    )

@@ -1,4 +1,5 @@
-"""A compute_loss of a user's own is a mean over the rows at hand: weights and losses are those of `fit`."""
+"""A compute_loss of a user's own is a mean over the rows at hand: weights and losses are those of
+`fit`."""
 
 from typing import Any
 
@@ -14,32 +15,44 @@ from trainer.invariance.step import current_step
 from trainer.run.proof import PROVED
 from trainer.run.replica_check import proof_of
 
-ROWS, BATCH = 48, 8
+ROWS = 48
+BATCH = 8
 
 
 class Penalised(keras.Model):
-    """Weighs Keras's loss by a number that it learns, and adds that number and a penalty on its outputs."""
+    """Weighs Keras's loss by a number that it learns, and adds that number and a penalty on its
+    outputs."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.log_variance = self.add_weight(shape=(), initializer="ones", name="log_variance")
 
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> Any:
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
+    ) -> Any:
         loss = super().compute_loss(x, y, y_pred, sample_weight)
-        return ops.exp(-self.log_variance) * loss + self.log_variance + 0.1 * ops.mean(ops.square(y_pred))
+        return (
+            ops.exp(-self.log_variance) * loss
+            + self.log_variance
+            + 0.1 * ops.mean(ops.square(y_pred))
+        )
 
 
 class Alone(keras.Model):
     """Computes its whole loss."""
 
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> Any:
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
+    ) -> Any:
         return ops.mean(ops.abs(y - y_pred)) + sum(self.losses)
 
 
 class WithStep(keras.Model):
     """Divides by the global batch, as the contract of this package asks."""
 
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> Any:
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
+    ) -> Any:
         return current_step().mean(ops.square(y - y_pred))
 
 
@@ -54,8 +67,12 @@ def build(config: Any, dataset: Any, *, kind: str = "Penalised") -> keras.Model:
     first, second = (keras.initializers.GlorotUniform(seed) for seed in (1, 2))
     x = keras.Input((6,))
     regularizer = None if kind == "WithStep" else "l2"
-    hidden = keras.layers.Dense(8, "tanh", kernel_initializer=first, kernel_regularizer=regularizer)(x)
-    model: keras.Model = globals()[kind](x, keras.layers.Dense(1, kernel_initializer=second)(hidden))
+    hidden = keras.layers.Dense(
+        8, "tanh", kernel_initializer=first, kernel_regularizer=regularizer
+    )(x)
+    model: keras.Model = globals()[kind](
+        x, keras.layers.Dense(1, kernel_initializer=second)(hidden)
+    )
     loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
     model.compile(keras.optimizers.SGD(0.125), loss if kind == "Penalised" else None)
     return model
@@ -66,7 +83,9 @@ WAYS = ((), ("--replicas=2",), ("--replicas=2", "--micro_batches=2"), ("--virtua
 
 def config_of(kind: str, *flags: str) -> Any:
     words = [f"--model={__name__}:build", f"--kind={kind}", f"--data={__name__}:batches", *flags]
-    return resolve([*words, f"--global_batch_size={BATCH}", "--steps=6", "--precision=float64"]).config
+    return resolve(
+        [*words, f"--global_batch_size={BATCH}", "--steps=6", "--precision=float64"]
+    ).config
 
 
 @pytest.mark.parametrize("kind", ["Penalised", "Alone"])
@@ -78,11 +97,14 @@ def test_an_own_loss_trains_as_in_fit(kind: str) -> None:
     for flags in WAYS:
         found, logs = run_steps(config_of(kind, *flags), ROWS // BATCH)
         assert largest_difference(weights(model), weights(found), smallest_norm=1e-2) < 1e-10, flags
-        assert logs.means()["loss"] == pytest.approx(fitted["loss"][0], rel=1e-6)  # Keras's tracker is float32
+        # Keras's tracker is float32
+        assert logs.means()["loss"] == pytest.approx(fitted["loss"][0], rel=1e-6)
 
 
 def test_one_that_asks_for_the_step_adds_up() -> None:
-    (alone, logs), (together, logs_of_two) = (run_steps(config_of("WithStep", *way), 6) for way in WAYS[:2])
+    (alone, logs), (together, logs_of_two) = (
+        run_steps(config_of("WithStep", *way), 6) for way in WAYS[:2]
+    )
     assert largest_difference(weights(alone), weights(together), smallest_norm=1e-2) < 1e-10
     assert logs_of_two.means() == pytest.approx(logs.means(), rel=1e-6)
 

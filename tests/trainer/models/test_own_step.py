@@ -1,4 +1,5 @@
-"""Tests train_steps of a user's own with optimizers of Keras: each gives two replicas the numbers of one."""
+"""Tests train_steps of a user's own with optimizers of Keras: each gives two replicas the numbers
+of one."""
 
 from typing import Any
 
@@ -33,7 +34,9 @@ class ForFit(keras.Model):
         with tf.GradientTape() as tape:
             predicted = self(x, training=True)
             loss = self.compute_loss(y=y, y_pred=predicted, sample_weight=sample_weight)
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.optimizer.apply(
+            tape.gradient(loss, self.trainable_variables), self.trainable_variables
+        )
         for metric in self.metrics:
             if metric.name == "loss":
                 metric.update_state(loss)
@@ -49,7 +52,9 @@ class WithStep(ForFit):
         x, y, _ = data
         with tf.GradientTape() as tape:
             loss = current_step().mean(ops.square(self(x, training=True) - y))
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.optimizer.apply(
+            tape.gradient(loss, self.trainable_variables), self.trainable_variables
+        )
         return {"squares": loss}
 
 
@@ -76,7 +81,9 @@ class Tracked(ForFit):
     def train_step(self, data: Any) -> dict[str, Any]:
         with tf.GradientTape() as tape:
             loss, logs = self.logs(data)
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.optimizer.apply(
+            tape.gradient(loss, self.trainable_variables), self.trainable_variables
+        )
         return logs
 
     def test_step(self, data: Any) -> dict[str, Any]:
@@ -104,11 +111,17 @@ def settings(name: str, replicas: int) -> TrainConfig:
     return resolve([*own, "--steps=6", f"--replicas={replicas}", "--precision=float64"]).config
 
 
-@pytest.mark.parametrize(("name", "means"), [
-    ("WithStep", False), *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("ForFit", "Super")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "means"),
+    [
+        ("WithStep", False),
+        *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("ForFit", "Super")),
+    ],
+)
 def test_two_replicas_give_the_numbers_of_one(name: str, means: bool) -> None:
-    (alone, logs), (together, logs_of_two) = (run_steps(settings(name, replicas), 6) for replicas in (1, 2))
+    (alone, logs), (together, logs_of_two) = (
+        run_steps(settings(name, replicas), 6) for replicas in (1, 2)
+    )
     assert [getattr(model, "means_of_rows", False) for model in (alone, together)] == [means] * 2
     assert largest_difference(weights(alone), weights(together), smallest_norm=1e-2) < 1e-10
     assert logs_of_two.means() == pytest.approx(logs.means(), rel=1e-9)
@@ -117,10 +130,13 @@ def test_two_replicas_give_the_numbers_of_one(name: str, means: bool) -> None:
 
 @pytest.mark.slow
 def test_a_loss_is_what_the_step_returns() -> None:
-    """Keras's own loss tracker has the same name and is never updated. The 6 steps are in calls of 1, 2 and 3."""
+    """Keras's own loss tracker has the same name and is never updated. The 6 steps are in calls of
+    1, 2 and 3."""
     config = settings("Tracked", 2)
     setup = build_setup(config, make_replicas(config))
-    run, rows, means = setup.step_runner(), setup.rows_from(0), RunningMeans(8)
+    run = setup.step_runner()
+    rows = setup.rows_from(0)
+    means = RunningMeans(8)
     for first, count in ((0, 1), (1, 2), (3, 3)):
         means.add(run(rows, first, count), 1.0, timed=True)
     assert means.means()["loss"] == pytest.approx(means.means()["mse"], rel=1e-12)

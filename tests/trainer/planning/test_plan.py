@@ -1,4 +1,5 @@
-"""Tests what `trainer.plan` predicts: memory against real steps, each in a process of its own, work against a trace."""
+"""Tests what `trainer.plan` predicts: memory against real steps, each in a process of its own, work
+against a trace."""
 
 import json
 import os
@@ -29,12 +30,19 @@ def test_the_settings_of_each_case_of_the_benchmark_hold(case: str) -> None:
 
 @pytest.mark.slow
 def test_a_step_needs_what_was_predicted_and_its_largest_batch_runs(monkeypatch: Patch) -> None:
-    """A U-Net at twice the largest number of rows: its order, and so its peak, differs from process to process."""
-    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")  # a CPU's kernels without oneDNN hold memory that no GPU does
-    case = tried("U-Net", rows=16)  # of fewer rows, what kernels take beside tensors may be more than the margin
+    """A U-Net at twice the largest number of rows: its order, and so its peak, differs from process
+    to process."""
+    # a CPU's kernels without oneDNN hold memory that no GPU does
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")
+    # of fewer rows, what kernels take beside tensors may be more than the margin
+    case = tried("U-Net", rows=16)
     for side, other in (("predicted", "measured"), ("measured", "predicted")):
-        assert max(case[other][kind] / case[side][kind] for kind in ("device", "cpu")) < case[side]["worst_order"]
-    assert case["runs"] == [True] or not uses_onednn()  # what its kernels take beside tensors the processor decides
+        assert (
+            max(case[other][kind] / case[side][kind] for kind in ("device", "cpu"))
+            < case[side]["worst_order"]
+        )
+    # what its kernels take beside tensors the processor decides
+    assert case["runs"] == [True] or not uses_onednn()
 
 
 @pytest.mark.slow
@@ -43,9 +51,25 @@ def test_a_plan_is_made_kept_and_used(tmp_path: Path, monkeypatch: Patch, capsys
     flags = ["--recipe=mlp_mnist", "--data=digits", "--width=64"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for expected in (True, False):
-        assert main(["plan", "l4x1", "l4x8", *flags, "--global_batch_size=64", f"--out={tmp_path / 'out'}"]) == 0
+        assert (
+            main(
+                [
+                    "plan",
+                    "l4x1",
+                    "l4x8",
+                    *flags,
+                    "--global_batch_size=64",
+                    f"--out={tmp_path / 'out'}",
+                ]
+            )
+            == 0
+        )
         shown = capsys.readouterr().out
-        assert ("measures steps on this machine's CPU, once" in shown) == ("the plan is in" in shown) == expected
+        assert (
+            ("measures steps on this machine's CPU, once" in shown)
+            == ("the plan is in" in shown)
+            == expected
+        )
     (kept,) = (tmp_path / "cache").rglob("plans/*.json")
     one = read_plan(kept)
     assert one.key == kept.stem
@@ -56,7 +80,10 @@ def test_a_plan_is_made_kept_and_used(tmp_path: Path, monkeypatch: Patch, capsys
     assert (one.own_loops, one.sums_within) == (False, False)
     assert one.cpu.cores >= 1
     assert one.cpu.seconds.at(32) > 0
-    assert json.loads((tmp_path / "out" / "forecast.json").read_text())["tiers"][0]["fit"]["verdict"] == "fits"
+    assert (
+        json.loads((tmp_path / "out" / "forecast.json").read_text())["tiers"][0]["fit"]["verdict"]
+        == "fits"
+    )
 
 
 @pytest.mark.parametrize(("model", "sums"), [("classifier", False), ("own_batch_norm", True)])
@@ -75,7 +102,14 @@ def test_loops_of_a_model_are_counted_by_no_time() -> None:
 
 @pytest.mark.slow  # two processes with TensorFlow
 def test_a_plan_that_was_stopped_goes_on_with_what_it_measured(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "trainer.plan", "--model=mlp", "--data=digits", "--image_size=8"]
+    command = [
+        sys.executable,
+        "-m",
+        "trainer.plan",
+        "--model=mlp",
+        "--data=digits",
+        "--image_size=8",
+    ]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     begun = "runs some steps of mlp with {} rows on this CPU"
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -84,7 +118,9 @@ def test_a_plan_that_was_stopped_goes_on_with_what_it_measured(tmp_path: Path) -
         process.terminate()
     kept = {file.name for file in tmp_path.rglob("plans/*/*.json")}
     assert "1-8.json" in kept
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=True, env=environment
+    )
     assert begun.format(8) not in done.stdout
     assert begun.format(32) in done.stdout
     (plan,) = tmp_path.rglob("plans/*")
@@ -93,10 +129,21 @@ def test_a_plan_that_was_stopped_goes_on_with_what_it_measured(tmp_path: Path) -
 
 @pytest.mark.slow  # a process with TensorFlow
 def test_a_model_that_fails_has_its_own_line(tmp_path: Path) -> None:
-    (tmp_path / "broken_to_plan.py").write_text("def build(config, dataset):\n    return dataset.no_such_part\n")
-    command = [sys.executable, "-m", "trainer.plan", "--model=broken_to_plan:build", "--data=digits",
-               "--image_size=8", f"--out={tmp_path / 'plan.json'}"]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    (tmp_path / "broken_to_plan.py").write_text(
+        "def build(config, dataset):\n    return dataset.no_such_part\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "trainer.plan",
+        "--model=broken_to_plan:build",
+        "--data=digits",
+        "--image_size=8",
+        f"--out={tmp_path / 'plan.json'}",
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path
+    )
     assert (done.returncode, (tmp_path / "plan.json").exists()) == (2, False)
     assert "no_such_part" in done.stderr
     assert "Traceback" not in done.stderr

@@ -16,7 +16,8 @@ COUNTS = (ROWS_OF_HALF, 2 * ROWS_OF_HALF)
 
 @dataclass(frozen=True)
 class Given:
-    """Describes an input: what it is to the whole batch, and its sizes, those of rows for one block and neighbour."""
+    """Describes an input: what it is to the whole batch, and its sizes, those of rows for one block
+    and neighbour."""
 
     label: Label
     sizes: tuple[int, ...]
@@ -33,12 +34,16 @@ class Given:
 
     def values(self, draw: Any) -> tuple[Any, Any, Any]:
         """Returns the input of both halves and of the whole."""
-        label, factor = self.label, 2.0**self.label.power
+        label = self.label
+        factor = 2.0**self.label.power
         whole = self._drawn(draw, self.shape(COUNTS[1]))
         if label.kind == ROWS:
             halves = cut(whole, label)
         elif label.kind == UNIFORM:
-            part = self._drawn(draw, tuple(1 if axis == label.axis else size for axis, size in enumerate(self.sizes)))
+            part = self._drawn(
+                draw,
+                tuple(1 if axis == label.axis else size for axis, size in enumerate(self.sizes)),
+            )
             halves = [np.broadcast_to(part, self.shape(COUNTS[0])).copy()] * 2
             whole = np.broadcast_to(part, self.shape(COUNTS[1])).copy()
         elif label.kind == SUM:
@@ -46,7 +51,11 @@ class Given:
             whole = halves[0] | halves[1] if self.dtype.is_bool else halves[0] + halves[1]
         else:
             halves = [whole, whole]
-        return halves[0], halves[1], whole if label.power == 0 else (whole * factor).astype(whole.dtype)
+        return (
+            halves[0],
+            halves[1],
+            whole if label.power == 0 else (whole * factor).astype(whole.dtype),
+        )
 
     def _drawn(self, draw: Any, shape: tuple[int, ...]) -> Any:
         kind = self.dtype.as_numpy_dtype
@@ -58,10 +67,16 @@ class Given:
 
 
 def cut(whole: Any, label: Label) -> list[Any]:
-    """Returns both halves of what has rows: of each block the first and the second half of its rows."""
-    before, length, after = whole.shape[: label.axis], whole.shape[label.axis], whole.shape[label.axis + 1 :]
+    """Returns both halves of what has rows: of each block the first and the second half of its
+    rows."""
+    before = whole.shape[: label.axis]
+    length = whole.shape[label.axis]
+    after = whole.shape[label.axis + 1 :]
     blocks = whole.reshape(*before, label.blocks, 2, length // (2 * label.blocks), *after)
-    return [np.take(blocks, half, label.axis + 1).reshape(*before, length // 2, *after) for half in (0, 1)]
+    return [
+        np.take(blocks, half, label.axis + 1).reshape(*before, length // 2, *after)
+        for half in (0, 1)
+    ]
 
 
 def holds(label: Label, first: Any, second: Any, whole: Any) -> bool:
@@ -72,7 +87,9 @@ def holds(label: Label, first: Any, second: Any, whole: Any) -> bool:
         if one.shape != other.shape:
             return False
         return bool(
-            np.all(one == other) if one.dtype.kind not in "fc" else np.allclose(one, other, 1e-6, 1e-9, equal_nan=True)
+            np.all(one == other)
+            if one.dtype.kind not in "fc"
+            else np.allclose(one, other, 1e-6, 1e-9, equal_nan=True)
         )
 
     if label.has_rows and label.axis >= expected.ndim:
@@ -88,18 +105,26 @@ def holds(label: Label, first: Any, second: Any, whole: Any) -> bool:
         return not (np.any(first) or np.any(second) or np.any(whole))
     if label.kind == UNIFORM:
         part = np.take(expected, [0], label.axis)
-        repeated = [np.repeat(part, each.shape[label.axis], label.axis) for each in (first, second, expected)]
+        repeated = [
+            np.repeat(part, each.shape[label.axis], label.axis)
+            for each in (first, second, expected)
+        ]
         return all(equal(*pair) for pair in zip((first, second, expected), repeated, strict=True))
     assert label.kind == SAME
     return equal(first, expected) and equal(second, expected)
 
 
-def labels_of(build: Callable[..., Any], given: Sequence[Given], draw: Any) -> list[tuple[Label, bool]]:
-    """Returns the label of each output of `build(rows, *inputs)`, and whether the numbers are what it says."""
+def labels_of(
+    build: Callable[..., Any], given: Sequence[Given], draw: Any
+) -> list[tuple[Label, bool]]:
+    """Returns the label of each output of `build(rows, *inputs)`, and whether the numbers are what
+    it says."""
     functions = []
     for rows in COUNTS:
         specs = [tf.TensorSpec(each.shape(rows), each.dtype) for each in given]
-        function = tf.function(lambda *tensors, rows=rows: tf.nest.flatten(build(rows, *tensors)), autograph=False)
+        function = tf.function(
+            lambda *tensors, rows=rows: tf.nest.flatten(build(rows, *tensors)), autograph=False
+        )
         functions.append(function.get_concrete_function(*specs))
     nothing = [None] * len(given)
     graphs = functions[0].graph, functions[1].graph
@@ -107,7 +132,9 @@ def labels_of(build: Callable[..., Any], given: Sequence[Given], draw: Any) -> l
     inputs = [*zip(*(each.values(draw) for each in given), strict=True)]
     results = [
         [np.asarray(result) for result in function(*map(tf.constant, arguments))]
-        for function, arguments in zip((functions[0], functions[0], functions[1]), inputs, strict=True)
+        for function, arguments in zip(
+            (functions[0], functions[0], functions[1]), inputs, strict=True
+        )
     ]
     outputs = zip(labels, *results, strict=True)
     return [(label, label.is_bad or holds(label, *values)) for label, *values in outputs]

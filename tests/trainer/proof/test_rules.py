@@ -1,4 +1,5 @@
-"""Every rule says what comes out when an operation runs on two halves of a batch and on the whole."""
+"""Every rule says what comes out when an operation runs on two halves of a batch and on the
+whole."""
 
 import zlib
 from typing import Any
@@ -18,8 +19,10 @@ KEPT = RULES["Identity"]
 
 
 def wrong(name: str) -> list[Any]:
-    """Returns what is labelled against the numbers in some calls of an operation; fails if nothing is labelled."""
-    found, labelled = [], 0
+    """Returns what is labelled against the numbers in some calls of an operation; fails if nothing
+    is labelled."""
+    found = []
+    labelled = 0
     for number in range(DRAWS):
         draw = np.random.default_rng([zlib.crc32(name.encode()), number])
         build, given = CASES[name](draw)
@@ -36,7 +39,9 @@ def test_every_rule_has_cases() -> None:
 
 
 # All operations on lists have one case together.
-@pytest.mark.parametrize("name", sorted(name for name in CASES if "TensorList" not in name or "Stack" in name))
+@pytest.mark.parametrize(
+    "name", sorted(name for name in CASES if "TensorList" not in name or "Stack" in name)
+)
 def test_the_numbers_are_what_the_label_says(name: str) -> None:
     assert wrong(name) == []
 

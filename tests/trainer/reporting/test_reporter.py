@@ -32,7 +32,9 @@ def test_tensorboard_gets_scalars_and_images(tmp_path: Path) -> None:
         files.close()
     records = tf.data.TFRecordDataset(list(map(str, tmp_path.iterdir())))
     events = [tf.compat.v1.Event.FromString(record.numpy()) for record in records]
-    starts = [event.step for event in events if event.session_log.status == tf.compat.v1.SessionLog.START]
+    starts = [
+        event.step for event in events if event.session_log.status == tf.compat.v1.SessionLog.START
+    ]
     assert sorted(starts) == [1, 21]
     (scalar_step, scalar), (image_step, image) = [
         (event.step, value) for event in events for value in event.summary.value
@@ -49,22 +51,35 @@ def test_stats_after_the_resumed_step_and_damaged_lines_are_dropped(tmp_path: Pa
     file = tmp_path / "stats.jsonl"
     for step in (10, 20, 30):
         append_stats(tmp_path, {"kind": "report", "step": step, "losses": {"loss": float("nan")}})
-    file.write_text(file.read_text() + '[1]\n{"step": "x"}\n\x00\n{"kind": "report", "step": 40, "lo')
+    file.write_text(
+        file.read_text() + '[1]\n{"step": "x"}\n\x00\n{"kind": "report", "step": 40, "lo'
+    )
     drop_stats_after(tmp_path, 20)
     append_stats(tmp_path, {"kind": "report", "step": 30, "losses": {"loss": 1.0}})
     found = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [(entry["step"], entry["losses"]["loss"]) for entry in found] == [(10, None), (20, None), (30, 1.0)]
+    assert [(entry["step"], entry["losses"]["loss"]) for entry in found] == [
+        (10, None),
+        (20, None),
+        (30, 1.0),
+    ]
 
 
 def test_the_tuning_file_has_the_format_of_vertex_ai(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "output.metrics"
-    metric = TuningMetric("critic_loss", {"CLOUD_ML_HP_METRIC_FILE": str(file), "CLOUD_ML_TRIAL_ID": "7"})
+    metric = TuningMetric(
+        "critic_loss", {"CLOUD_ML_HP_METRIC_FILE": str(file), "CLOUD_ML_TRIAL_ID": "7"}
+    )
     for step in range(150):
         metric.report(step, step / 2, "ckpt-1" if step else None)
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(lines) == 100
     assert lines[-1].pop("timestamp")
-    assert lines[-1] == {"trial": "7", "critic_loss": "74.5", "global_step": "149", "checkpoint_path": "ckpt-1"}
+    assert lines[-1] == {
+        "trial": "7",
+        "critic_loss": "74.5",
+        "global_step": "149",
+        "checkpoint_path": "ckpt-1",
+    }
 
 
 def test_lines_are_json_with_a_severity_on_vertex(monkeypatch: Patch, capsys: Capture) -> None:
@@ -76,8 +91,10 @@ def test_lines_are_json_with_a_severity_on_vertex(monkeypatch: Patch, capsys: Ca
         monkeypatch.delenv("CLOUD_ML_JOB_ID", raising=False)
     output = capsys.readouterr()
     assert output.out.splitlines() == [
-        '{"severity": "INFO", "message": "two\\nlines"}', '{"severity": "ERROR", "message": "bad"}', "plain",
-    ]  # fmt: skip
+        '{"severity": "INFO", "message": "two\\nlines"}',
+        '{"severity": "ERROR", "message": "bad"}',
+        "plain",
+    ]
     assert output.err == "error: bad\n"
     logging.getLogger("trainer").handlers.clear()
 
@@ -87,14 +104,21 @@ def test_a_status_line_is_complete() -> None:
     logs = StepLogs(("loss",), np.full((10, 1), 2.0), {})
     progress.whole.add(logs, 5.0, timed=True)
     entry: Any = {
-        "losses": {"loss": 2.0}, "metrics": {"accuracy": 0.5}, "images_per_second": 1280.4, "step_seconds": 0.5,
-        "memory_gib": 1.0, "gpus": [{"memory_gib": 3.0, "utilization_percent": 87.0}],
-    }  # fmt: skip
-    assert status_line(entry, progress) == (
-        "step 500/1,000  epoch 12.5  loss 2  accuracy 0.5  1,280 images/s  0.5 s/step  1.00 GiB  GPU 3.0 GiB 87 %  "
-        "4:10 left"
+        "losses": {"loss": 2.0},
+        "metrics": {"accuracy": 0.5},
+        "images_per_second": 1280.4,
+        "step_seconds": 0.5,
+        "memory_gib": 1.0,
+        "gpus": [{"memory_gib": 3.0, "utilization_percent": 87.0}],
+    }
+    assert (
+        status_line(entry, progress)
+        == "step 500/1,000  epoch 12.5  loss 2  accuracy 0.5  1,280 images/s  0.5 s/step  1.00 GiB "
+        " GPU 3.0 GiB 87 %  4:10 left"
     )
-    entry["gpus"] = [{"memory_gib": 3.0, "utilization_percent": None}] + [dict.fromkeys(entry["gpus"][0])] * 2
+    entry["gpus"] = [{"memory_gib": 3.0, "utilization_percent": None}] + [
+        dict.fromkeys(entry["gpus"][0])
+    ] * 2
     assert "1.00 GiB  GPU 3.0 GiB  4:10 left" in status_line(entry, progress)
     progress.flops = 6_170_000_000_000
     for peak, shown in ((0, ""), (2 * 494, " (MFU 1.2 %)")):
@@ -104,13 +128,24 @@ def test_a_status_line_is_complete() -> None:
 
 
 def test_a_line_for_people_has_the_same_columns_and_a_value_beside_its_evaluation() -> None:
-    values = {"loss": 0.5, "accuracy": 1 / 3, "val_loss": -1.23456e-5, "val_accuracy": 1.0, "val_new": 2.0}
+    values = {
+        "loss": 0.5,
+        "accuracy": 1 / 3,
+        "val_loss": -1.23456e-5,
+        "val_accuracy": 1.0,
+        "val_new": 2.0,
+    }
     line = fitting_line("epoch  1/10", values, "9,742 examples/s", "0:01 left")
-    assert line == (
-        "epoch  1/10  loss 0.5       val_loss -1.23e-05  accuracy 0.3333    val_accuracy 1         0:01 left"
+    assert (
+        line
+        == "epoch  1/10  loss 0.5       val_loss -1.23e-05  accuracy 0.3333    val_accuracy 1      "
+        "   0:01 left"
     )
     assert len(line) <= 100
-    assert fitting_line("step 1/2", {"loss": 1.0}, "7 images/s", "") == "step 1/2  loss 1         7 images/s"
+    assert (
+        fitting_line("step 1/2", {"loss": 1.0}, "7 images/s", "")
+        == "step 1/2  loss 1         7 images/s"
+    )
 
 
 def test_the_bar_on_a_terminal_shows_losses_speed_and_time_left(
@@ -131,7 +166,9 @@ def test_the_bar_on_a_terminal_shows_losses_speed_and_time_left(
         progress.advance(logs, 1.0)
         reporter.on_call(progress, logs)
     reporter.close()
-    assert "10/20 40 images/s  0:02 left  [/loss] 1.25" in re.sub(r"\x1b\[[\d;?]*\w", "", capsys.readouterr().out)
+    assert "10/20 40 images/s  0:02 left  [/loss] 1.25" in re.sub(
+        r"\x1b\[[\d;?]*\w", "", capsys.readouterr().out
+    )
 
 
 def test_the_call_that_traces_is_not_timed() -> None:
@@ -139,16 +176,28 @@ def test_the_call_that_traces_is_not_timed() -> None:
     running.add(StepLogs(("loss",), np.array([[4.0]]), {}), 60.0, timed=False)
     assert (running.step_seconds, running.images_per_second) == (None, None)
     running.add(StepLogs(("loss",), np.array([[1.0], [1.0]]), {}), 1.0, timed=True)
-    assert (running.means(), running.step_seconds, running.images_per_second) == ({"loss": 2.0}, 0.5, 20.0)
+    assert (running.means(), running.step_seconds, running.images_per_second) == (
+        {"loss": 2.0},
+        0.5,
+        20.0,
+    )
     logs = StepLogs(("accuracy", "loss"), np.array([[0.1, 3.0], [0.3, 1.0]]), {"accuracy": 0.9})
-    assert logs.means() == {"accuracy": 0.9, "loss": 2.0}, "a Keras metric replaces the scalar of its name"
+    assert logs.means() == {
+        "accuracy": 0.9,
+        "loss": 2.0,
+    }, "a Keras metric replaces the scalar of its name"
 
 
 def test_training_never_waits_for_nvidia_smi(tmp_path: Path, monkeypatch: Patch) -> None:
-    """Holds the tool back until the first report is out; it is then asked for the GPUs of this process only."""
-    answers, tool = tmp_path / "answers", tmp_path / "nvidia-smi"
+    """Holds the tool back until the first report is out; it is then asked for the GPUs of this
+    process only."""
+    answers = tmp_path / "answers"
+    tool = tmp_path / "nvidia-smi"
     os.mkfifo(answers)
-    tool.write_text(f'#!/bin/sh\necho "$3" >> {tmp_path}/calls\nread line < {answers}\necho "$line"\necho "9, 9"\n')
+    tool.write_text(
+        f'#!/bin/sh\necho "$3" >> {tmp_path}/calls\nread line < {answers}\necho "$line"\necho "9,'
+        ' 9"\n'
+    )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
@@ -170,6 +219,7 @@ def test_a_grid_holds_every_image_in_order() -> None:
     centres = picture[[34, 100]][:, [34, 100, 166], 0]
     assert centres.tolist() == [[0, 40, 80], [120, 160, 255]]
     assert tf.io.decode_png(encode_png(picture)).shape == picture.shape
-    assert grid(np.zeros((4, 16, 16, 1), np.uint8)).shape == (134, 134, 1)  # small images are enlarged
+    # small images are enlarged
+    assert grid(np.zeros((4, 16, 16, 1), np.uint8)).shape == (134, 134, 1)
     values = tf.constant([-2.0, -1.0, 0.0, 0.999, 1.0, 3.0])
     assert to_uint8(values).numpy().tolist() == [0, 0, 128, 255, 255, 255]

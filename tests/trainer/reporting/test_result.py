@@ -1,4 +1,5 @@
-"""Tests the counts over restarts: repeated steps, seconds, failures, and restarts that cannot help."""
+"""Tests the counts over restarts: repeated steps, seconds, failures, and restarts that cannot
+help."""
 
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,12 @@ def written(run_result: ResultWriter, folder: Path, state: str = "running") -> A
 
 
 @pytest.mark.parametrize(
-    ("state", "restarts"), [("running", 4), ("interrupted", 4), ("failed", 4), ("done", 3), ("budget", 3)]
+    ("state", "restarts"),
+    [("running", 4), ("interrupted", 4), ("failed", 4), ("done", 3), ("budget", 3)],
 )
-def test_an_unplanned_end_is_counted_as_a_restart(state: str, restarts: int, tmp_path: Path) -> None:
+def test_an_unplanned_end_is_counted_as_a_restart(
+    state: str, restarts: int, tmp_path: Path
+) -> None:
     assert begun(tmp_path).restarts == 0
     assert begun(tmp_path, {"state": state, "restarts": 3}).restarts == restarts
 
@@ -41,7 +45,9 @@ def test_an_unplanned_end_is_counted_as_a_restart(state: str, restarts: int, tmp
 def test_repeated_steps_are_counted_from_the_last_reported_one(tmp_path: Path) -> None:
     stats = tmp_path / "stats.jsonl"
     assert last_reported_step(tmp_path) == 0
-    stats.write_text('{"kind": "report", "step": 40}\n{"kind": "report", "step": 57}\n{"kind": "rep')
+    stats.write_text(
+        '{"kind": "report", "step": 40}\n{"kind": "report", "step": 57}\n{"kind": "rep'
+    )
     run_result = begun(tmp_path, {"state": "running", "steps": 50, "steps_repeated": 2})
     run_result.resume(Progress(50, 100, steps_per_epoch=10, examples_per_step=8))
     assert written(run_result, tmp_path)["steps_repeated"] == 2 + 7
@@ -60,13 +66,18 @@ def test_seconds_add_up_over_processes(monkeypatch: Patch, tmp_path: Path) -> No
 def test_on_vertex_the_same_job_with_the_same_settings_fails_with_the_old_error(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """The failure keeps the values that this process wrote itself: the file did not exist when it began."""
+    """The failure keeps the values that this process wrote itself: the file did not exist when it
+    began."""
     monkeypatch.setenv("CLOUD_ML_JOB_ID", "123")
     run_result = begun(tmp_path)
     run_result.write("running", {"final": {"losses": {"loss": 1.0}}})
     run_result.write_end("failed", "step 3: loss is NaN", USER_MUST_CHANGE)
     failed: Any = read_result(tmp_path)[0]
-    assert (failed["state"], failed["error"], failed["exit_code"]) == ("failed", "step 3: loss is NaN", 2)
+    assert (failed["state"], failed["error"], failed["exit_code"]) == (
+        "failed",
+        "step 3: loss is NaN",
+        2,
+    )
     assert failed["final"] == {"losses": {"loss": 1.0}}
     with pytest.raises(UserError, match=r"^step 3: loss is NaN$"):
         refuse_hopeless_restart(CONFIG, failed)
@@ -80,10 +91,13 @@ def test_on_vertex_the_same_job_with_the_same_settings_fails_with_the_old_error(
 
 def test_a_slow_worker_is_named_once(tmp_path: Path) -> None:
     """The second of three workers waits 40 % of the time for its batches, and the others for it."""
-    waits, run_result = WorkerWaits(), begun(tmp_path)
+    waits = WorkerWaits()
+    run_result = begun(tmp_path)
     verdicts = [waits.count((0.1, 2.1, 0.1), 5.0) for _ in range(8)]
     assert verdicts[:5] == [None] * 5  # less than 30 seconds of steps
-    assert [(verdict[0], round(verdict[1], 6)) for verdict in verdicts[5:] if verdict] == [(1, 0.4)] * 3
+    assert [(verdict[0], round(verdict[1], 6)) for verdict in verdicts[5:] if verdict] == [
+        (1, 0.4)
+    ] * 3
     for why in ("the others wait", "its GPUs alone are idle"):
         run_result.name_slow("worker 1", why)
     assert written(run_result, tmp_path)["slow_worker"] == {
@@ -94,7 +108,8 @@ def test_a_slow_worker_is_named_once(tmp_path: Path) -> None:
 
 
 def test_seconds_are_in_one_class_over_restarts(monkeypatch: Patch) -> None:
-    """A process is killed after its last result.json; 27 s later the job goes on, or another job does."""
+    """A process is killed after its last result.json; 27 s later the job goes on, or another job
+    does."""
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     monkeypatch.setattr("time.time", lambda: 1000.0 + now)
@@ -106,7 +121,12 @@ def test_seconds_are_in_one_class_over_restarts(monkeypatch: Patch) -> None:
     first.move(1.5, SAVE, OTHER)
     counted = first.seconds()
     assert counted == {**dict.fromkeys(counted, 0.0), START: 30, STEP: 50, SAVE: 0.5, OTHER: 1.5}
-    before: Any = {"state": "running", "goodput": counted, "wall_seconds": 82.0, "written_at": 1000.0 + now}
+    before: Any = {
+        "state": "running",
+        "goodput": counted,
+        "wall_seconds": 82.0,
+        "written_at": 1000.0 + now,
+    }
     now += 27
     cases: Any = ((before, True, 27.0, 0.0), (before, False, 0.0, 27.0), ({}, False, 0.0, 0.0))
     for stored, paid, restarts, unpaid in cases:
@@ -115,4 +135,6 @@ def test_seconds_are_in_one_class_over_restarts(monkeypatch: Patch) -> None:
         assert again.seconds()["infrastructure_recovery_from_disruption"] == restarts
         assert again.unpaid_seconds == unpaid
         assert sum(again.seconds().values()) == stored.get("wall_seconds", 0) + restarts
-    assert Goodput(now, {"wall_seconds": 12.0}).seconds()["other"] == 12.0, "of a version that counted no classes"
+    assert Goodput(now, {"wall_seconds": 12.0}).seconds()["other"] == 12.0, (
+        "of a version that counted no classes"
+    )

@@ -22,28 +22,58 @@ def kept(state: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(finite(state)))
 
 
-@pytest.mark.parametrize(("flags", "first", "others", "later"), [
-    ((), {"val_accuracy": 0.9}, ("--best_metric=val_loss",), {"val_accuracy": 0.9, "val_loss": 2.3}),
-    (("--best_metric=val_loss",), {"val_loss": 2.3}, ("--best_metric=val_accuracy",), {"val_accuracy": 0.9}),
-    ((), {"val_accuracy": 0.9}, ("--early_stopping=val_loss",), {"val_accuracy": 0.9, "val_loss": 2.3}),
-    ((), {"fid": 10.0}, ("--fid_features=mine.keras", "--fid_every_steps=4"), {"fid": 90.0}),
-    ((), {"fid": 10.0}, ("--fid_samples=50", "--fid_every_steps=4"), {"fid": 90.0}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flags", "first", "others", "later"),
+    [
+        (
+            (),
+            {"val_accuracy": 0.9},
+            ("--best_metric=val_loss",),
+            {"val_accuracy": 0.9, "val_loss": 2.3},
+        ),
+        (
+            ("--best_metric=val_loss",),
+            {"val_loss": 2.3},
+            ("--best_metric=val_accuracy",),
+            {"val_accuracy": 0.9},
+        ),
+        (
+            (),
+            {"val_accuracy": 0.9},
+            ("--early_stopping=val_loss",),
+            {"val_accuracy": 0.9, "val_loss": 2.3},
+        ),
+        ((), {"fid": 10.0}, ("--fid_features=mine.keras", "--fid_every_steps=4"), {"fid": 90.0}),
+        ((), {"fid": 10.0}, ("--fid_samples=50", "--fid_every_steps=4"), {"fid": 90.0}),
+    ],
+)
 def test_the_best_of_another_measure_starts_from_scratch(
-    flags: tuple[str, ...], first: dict[str, float], others: tuple[str, ...], later: dict[str, float]
+    flags: tuple[str, ...],
+    first: dict[str, float],
+    others: tuple[str, ...],
+    later: dict[str, float],
 ) -> None:
-    before, changed = Best(small(OWN, *flags), keras.Model()), Best(small(OWN, *others), keras.Model())
+    before = Best(small(OWN, *flags), keras.Model())
+    changed = Best(small(OWN, *others), keras.Model())
     before.consider(first, 10)
     changed.resume(kept(before.state))
     changed.consider(later, 20)
     assert (changed.state["step"], changed.improved) == (20, True)
 
 
-@pytest.mark.parametrize(("name", "values", "step"), [
-    ("val_accuracy", [0.5, 0.7, 0.6], 1), ("val_loss", [2.0, 3.0, 1.0], 2), ("fid", [NAN, 9.0, 10.0], 1),
-])  # fmt: skip
-def test_the_best_is_found_over_restarts_and_is_never_nan(name: str, values: list[float], step: int) -> None:
-    undisturbed, state = Best(small(OWN, f"--best_metric={name}"), keras.Model()), dict[str, Any]()
+@pytest.mark.parametrize(
+    ("name", "values", "step"),
+    [
+        ("val_accuracy", [0.5, 0.7, 0.6], 1),
+        ("val_loss", [2.0, 3.0, 1.0], 2),
+        ("fid", [NAN, 9.0, 10.0], 1),
+    ],
+)
+def test_the_best_is_found_over_restarts_and_is_never_nan(
+    name: str, values: list[float], step: int
+) -> None:
+    undisturbed = Best(small(OWN, f"--best_metric={name}"), keras.Model())
+    state = dict[str, Any]()
     for at, value in enumerate(values):
         undisturbed.consider({name: value}, at)
         resumed = Best(small(OWN, f"--best_metric={name}"), keras.Model())
@@ -78,26 +108,38 @@ def stops_after(stopping: EarlyStopping, values: list[float]) -> int | None:
     return None
 
 
-@pytest.mark.parametrize(("monitor", "values", "last"), [
-    *((monitor, [1.0, 2.0, 3.0, 4.0], None) for monitor in ("acc", "auc", "val_accuracy")),
-    *((monitor, [4.0, 3.0, 2.0, 1.0], 2) for monitor in ("acc", "auc", "val_accuracy")),
-    *((monitor, [1.0, 2.0, 3.0, 4.0], 2) for monitor in ("mse", "loss", "critic_loss")),
-    *((monitor, [4.0, 3.0, 2.0, 1.0], None) for monitor in ("mse", "loss", "critic_loss")),
-    # NaN is no improvement, and anything improves on it.
-    ("loss", [NAN, NAN, 1.0], 1), ("loss", [NAN, 3.0, 2.0, NAN, 1.0, 1.5, NAN], 6), ("loss", [1.0, NAN, NAN], 2),
-])  # fmt: skip
-def test_early_stopping_knows_which_way_is_better(monitor: str, values: list[float], last: int | None) -> None:
+@pytest.mark.parametrize(
+    ("monitor", "values", "last"),
+    [
+        *((monitor, [1.0, 2.0, 3.0, 4.0], None) for monitor in ("acc", "auc", "val_accuracy")),
+        *((monitor, [4.0, 3.0, 2.0, 1.0], 2) for monitor in ("acc", "auc", "val_accuracy")),
+        *((monitor, [1.0, 2.0, 3.0, 4.0], 2) for monitor in ("mse", "loss", "critic_loss")),
+        *((monitor, [4.0, 3.0, 2.0, 1.0], None) for monitor in ("mse", "loss", "critic_loss")),
+        # NaN is no improvement, and anything improves on it.
+        ("loss", [NAN, NAN, 1.0], 1),
+        ("loss", [NAN, 3.0, 2.0, NAN, 1.0, 1.5, NAN], 6),
+        ("loss", [1.0, NAN, NAN], 2),
+    ],
+)
+def test_early_stopping_knows_which_way_is_better(
+    monitor: str, values: list[float], last: int | None
+) -> None:
     assert stops_after(began(monitor, classifier()), values) == last
 
 
 def test_early_stopping_refuses_what_has_no_better_side_after_the_first_call() -> None:
     with refused("it is unknown whether higher or lower is better: use a loss"):
-        began("wasserstein_distance", keras.Model()).on_train_batch_end(1, {"wasserstein_distance": 1.0})
+        began("wasserstein_distance", keras.Model()).on_train_batch_end(
+            1, {"wasserstein_distance": 1.0}
+        )
 
 
 @pytest.mark.parametrize(("monitor", "continues"), [("loss", True), ("accuracy", False)])
-def test_early_stopping_starts_from_scratch_with_another_value(monitor: str, continues: bool) -> None:
-    before, after = began("loss", keras.Model(), patience=9), began(monitor, keras.Model(), patience=9)
+def test_early_stopping_starts_from_scratch_with_another_value(
+    monitor: str, continues: bool
+) -> None:
+    before = began("loss", keras.Model(), patience=9)
+    after = began(monitor, keras.Model(), patience=9)
     states = CallbackStates([before])
     states.begin()
     stops_after(before, [2.0, 1.0, 3.0])

@@ -43,8 +43,9 @@ np.savez(
     critic=keras.models.load_model(folder + "/critic.keras")(keras_model(z)),
     raw=keras.models.load_model(folder + "/generator_raw.keras")(z),
 )
-layers = [layer for layer in keras_model.layers if isinstance(layer, keras.layers.BatchNormalization)]
-print(json.dumps({"trainer": "trainer" in sys.modules, "sync": [layer.synchronized for layer in layers]}))
+norms = [x for x in keras_model.layers if isinstance(x, keras.layers.BatchNormalization)]
+sync = [layer.synchronized for layer in norms]
+print(json.dumps({"trainer": "trainer" in sys.modules, "sync": sync}))
 """
 
 pytestmark = pytest.mark.exports
@@ -52,7 +53,9 @@ pytestmark = pytest.mark.exports
 
 @pytest.mark.slow
 def test_a_process_without_this_package_loads_it(tmp_path: Path, small_config: Make) -> None:
-    model, _ = run_steps(small_config("--model=wgan_gp", "--replicas=2", "--precision=mixed_bfloat16"), 4)
+    model, _ = run_steps(
+        small_config("--model=wgan_gp", "--replicas=2", "--precision=mixed_bfloat16"), 4
+    )
     folder = tmp_path / "model"
     export(model, folder, tf.TensorSpec((None, 16, 16, 1)))
     z = noise(5, 16, model.latent_dim)
@@ -77,7 +80,9 @@ def test_a_process_without_this_package_loads_it(tmp_path: Path, small_config: M
     np.testing.assert_allclose(expected, model.averaged_generator()(z), atol=0.05)
 
 
-def test_an_export_replaces_the_old_one_whole_or_leaves_it(tmp_path: Path, small_config: Make) -> None:
+def test_an_export_replaces_the_old_one_whole_or_leaves_it(
+    tmp_path: Path, small_config: Make
+) -> None:
     model, _ = run_steps(small_config(), 0)
     folder = tmp_path / "model"
     folder.mkdir()
@@ -131,10 +136,13 @@ VOCABULARIES: dict[str, Callable[[], keras.layers.Layer]] = {
 
 @pytest.mark.parametrize("kind", VOCABULARIES)
 def test_a_vocabulary_is_saved_with_the_model(kind: str, tmp_path: Path, caplog: Log) -> None:
-    layer, x = VOCABULARIES[kind](), tf.constant([3, 4] if kind == "numbers" else TEXTS)
+    layer = VOCABULARIES[kind]()
+    x = tf.constant([3, 4] if kind == "numbers" else TEXTS)
     layer.adapt(x)
     inner = keras.Sequential([keras.Input((), dtype=x.dtype.name), layer])
-    model = keras.Model(inputs := keras.Input((), dtype=x.dtype.name), keras.layers.Dense(2)(inner(inputs)))
+    model = keras.Model(
+        inputs := keras.Input((), dtype=x.dtype.name), keras.layers.Dense(2)(inner(inputs))
+    )
     export(model, tmp_path / "model", None)
     loaded = keras.models.load_model(tmp_path / "model" / "model.keras")
     served = tf.saved_model.load(str(tmp_path / "model" / "saved_model"))
@@ -156,22 +164,30 @@ def unregistered(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 
 @pytest.mark.parametrize("lost", ["vocabulary", "class"])
-def test_an_export_that_cannot_be_loaded_is_told_before_training(lost: str, monkeypatch: Patch, caplog: Log) -> None:
+def test_an_export_that_cannot_be_loaded_is_told_before_training(
+    lost: str, monkeypatch: Patch, caplog: Log
+) -> None:
     model, data = {
         "vocabulary": ("tests.own_data:bag_of_words", "sentences"),
         "class": ("tests.trainer.run.test_export:unregistered", "arrays"),
     }[lost]
-    config = resolve([f"--model={model}", f"--data=tests.own_data:{data}", "--global_batch_size=8"]).config
+    config = resolve(
+        [f"--model={model}", f"--data=tests.own_data:{data}", "--global_batch_size=8"]
+    ).config
     setup = build_setup(config, make_replicas(config))
     rehearse(setup, None)
-    line = "model.keras: Keras cannot load it: Could not locate class 'Unregistered': register its classes"
+    line = (
+        "model.keras: Keras cannot load it: Could not locate class 'Unregistered': register its"
+        " classes"
+    )
     assert (line in caplog.text) is (lost == "class")
     if lost == "vocabulary":
         monkeypatch.setattr("trainer.run.export._copy_learnt", lambda trained, plain: None)
         with refused("its export fails, tried before training: "):
             rehearse(setup, None)
         lines = {id(one) for one in caplog.records if "model.h5 is not written" in one.getMessage()}
-        assert len(lines) == 1  # although it was exported twice; another test may make pytest see each line twice
+        # although it was exported twice; another test may make pytest see each line twice
+        assert len(lines) == 1
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +203,8 @@ def test_a_run_and_its_model_generate_the_same_images(trained: Path, tmp_path: P
     tf.config.experimental.enable_tensor_float_32_execution(True)
     pictures = []
     for name in ("", "model"):
-        out, run = tmp_path / "new" / "grid.png", trained / name
+        out = tmp_path / "new" / "grid.png"
+        run = trained / name
         assert generate.main([str(run), "--count=6", "--seed=3", f"--out={out}"]) == 0
         pictures.append(tf.io.decode_png(out.read_bytes()).numpy())
     assert not tf.config.experimental.tensor_float_32_execution_enabled()
@@ -197,8 +214,10 @@ def test_a_run_and_its_model_generate_the_same_images(trained: Path, tmp_path: P
 
 
 def test_many_images_are_generated_some_at_a_time(trained: Path) -> None:
-    generator, drawn = served_model.ServedModel(trained / "model", "run"), noise(3, 300, 8)
-    together, parts = generator.images(drawn), [generator.images(drawn[at : at + 150]) for at in (0, 150)]
+    generator = served_model.ServedModel(trained / "model", "run")
+    drawn = noise(3, 300, 8)
+    together = generator.images(drawn)
+    parts = [generator.images(drawn[at : at + 150]) for at in (0, 150)]
     assert np.abs(together.astype(int) - np.concatenate(parts)).max() <= 1
 
 
@@ -211,7 +230,11 @@ def test_what_is_no_generator_or_no_place_to_write_is_told(tmp_path: Path, capsy
     (tmp_path / "notes.txt").write_text("")
     export(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]), tmp_path / "model", None)
     for run, out, line in (
-        ("nothing", "notes.txt/grid.png", f"out={tmp_path / 'notes.txt'}: cannot write there (not a folder)"),
+        (
+            "nothing",
+            "notes.txt/grid.png",
+            f"out={tmp_path / 'notes.txt'}: cannot write there (not a folder)",
+        ),
         ("nothing", "grid.png", "nothing: there is no serving.json"),
         ("", "grid.png", "its model is no generator, which maps noise to images"),
     ):
@@ -221,7 +244,8 @@ def test_what_is_no_generator_or_no_place_to_write_is_told(tmp_path: Path, capsy
 
 def autoencoder(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Shares the outer input with a network within it."""
-    inputs, code = keras.Input((4,)), keras.Input((2,))
+    inputs = keras.Input((4,))
+    code = keras.Input((2,))
     encoder = keras.Model(inputs, keras.layers.Dense(2)(inputs), name="encoder")
     decoder = keras.Model(code, keras.layers.Dense(4)(code), name="decoder")
     model = keras.Model(inputs, decoder(encoder(inputs))[:, 0])
@@ -234,7 +258,9 @@ class Unsaved(keras.Model):
 
     def __init__(self, activation: Any) -> None:
         super().__init__()
-        self.first, self.last, self.activation = keras.layers.Dense(3), keras.layers.Dense(1), activation
+        self.first = keras.layers.Dense(3)
+        self.last = keras.layers.Dense(1)
+        self.activation = activation
 
     def call(self, x: Any) -> Any:
         return self.last(self.activation(self.first(x)))[:, 0]
@@ -246,24 +272,43 @@ def unsaved(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return model
 
 
-@pytest.mark.parametrize(("model", "file"), [
-    ("unsaved", "model.weights.h5"), pytest.param("autoencoder", "model.keras", marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "file"),
+    [
+        ("unsaved", "model.weights.h5"),
+        pytest.param("autoencoder", "model.keras", marks=pytest.mark.slow),
+    ],
+)
 def test_models_that_fit_trains_are_exported_and_used(
     model: str, file: str, tmp_path: Path, capsys: Capture, caplog: Log
 ) -> None:
-    run = run_job(resolve([
-        f"--model={__name__}:{model}", "--data=tests.own_data:pair", "--steps=3", "--global_batch_size=16",
-        "--replicas=2", f"--job_dir={tmp_path / 'run'}",
-    ]).config)  # fmt: skip
+    run = run_job(
+        resolve(
+            [
+                f"--model={__name__}:{model}",
+                "--data=tests.own_data:pair",
+                "--steps=3",
+                "--global_batch_size=16",
+                "--replicas=2",
+                f"--job_dir={tmp_path / 'run'}",
+            ]
+        ).config
+    )
     assert (run / "model" / file).is_file()
     final = json.loads((run / "result.json").read_text())["final"]
     assert evaluate.main([str(run), "--replicas=1"]) == 0
     shown = capsys.readouterr()
     assert ("model.keras is not written: " in caplog.text) == (model == "unsaved")
     loss = float((shown.out + shown.err).rpartition("loss ")[2].split()[0])
-    assert loss == pytest.approx({**final, **final.get("evaluation", {})}["losses"]["val_loss"], rel=1e-4)
-    assert predict.main([str(run), "--replicas=1", "--data=tests.own_data:more", f"--out={tmp_path / 'x.npz'}"]) == 0
+    assert loss == pytest.approx(
+        {**final, **final.get("evaluation", {})}["losses"]["val_loss"], rel=1e-4
+    )
+    assert (
+        predict.main(
+            [str(run), "--replicas=1", "--data=tests.own_data:more", f"--out={tmp_path / 'x.npz'}"]
+        )
+        == 0
+    )
     assert np.load(tmp_path / "x.npz")["predictions"].shape == (11,)
 
 
@@ -277,7 +322,8 @@ with warnings.catch_warnings(record=True) as lines:
     model = keras.models.load_model(f"{folder}/model.keras")
 assert bool(lines) is told, [str(line.message) for line in lines]
 x = np.ones((4, 4))
-print(*(f"{value:.9g}" for value in model.evaluate(x, x[:, 0], verbose=0)), int(model.optimizer.iterations))
+values = model.evaluate(x, x[:, 0], verbose=0)
+print(*(f"{value:.9g}" for value in values), int(model.optimizer.iterations))
 model.fit(x, x[:, 0], verbose=0)
 keras.models.load_model(f"{folder}/model.h5", compile=False)
 """
@@ -288,7 +334,9 @@ def of_keras(config: TrainConfig, dataset: Dataset) -> keras.Model:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1), keras.layers.Reshape(())])
     rate = keras.optimizers.schedules.CosineDecay(0.01, 100)
     model.compile(
-        keras.optimizers.Adam(rate), keras.losses.mean_squared_error, metrics=[keras.metrics.MeanAbsoluteError()]
+        keras.optimizers.Adam(rate),
+        keras.losses.mean_squared_error,
+        metrics=[keras.metrics.MeanAbsoluteError()],
     )
     return model
 
@@ -307,7 +355,12 @@ def unbuilt(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 def exported(model: str, folder: Path, *flags: str) -> tuple[Path, Any]:
     """Returns the exported files and the model of three steps on two replicas."""
-    own = [f"--model={__name__}:{model}", "--data=tests.own_data:arrays", "--global_batch_size=8", "--replicas=2"]
+    own = [
+        f"--model={__name__}:{model}",
+        "--data=tests.own_data:arrays",
+        "--global_batch_size=8",
+        "--replicas=2",
+    ]
     trained, _ = run_steps(config := resolve([*own, *flags]).config, 3)
     export(trained, folder, None, save_optimizer=config.save_optimizer)
     return folder, trained
@@ -322,7 +375,9 @@ def test_a_sequential_without_an_input_takes_any_number_of_rows(tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--save_optimizer",)])
-def test_a_process_without_the_users_code_loads_a_compiled_model(tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_a_process_without_the_users_code_loads_a_compiled_model(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
     folder, model = exported("of_keras", tmp_path / "model", *flags)
     command = [sys.executable, "-I", "-c", COMPILED, str(folder), "quiet" if flags else "told"]
     ended = subprocess.run(command, capture_output=True, text=True)

@@ -1,4 +1,5 @@
-"""Tests whole jobs in this process: what they write, how they resume, what they do with models of users."""
+"""Tests whole jobs in this process: what they write, how they resume, what they do with models of
+users."""
 
 import contextlib
 import dataclasses
@@ -29,7 +30,8 @@ from trainer.reporting.result import library_versions
 from trainer.run import job
 from trainer.run.start import StartedJob
 
-MLP = ("--model=mlp", "--dropout=0.3")  # where the model does not matter: a GAN takes more than twice as long
+# where the model does not matter: a GAN takes more than twice as long
+MLP = ("--model=mlp", "--dropout=0.3")
 
 
 @pytest.mark.exports
@@ -38,19 +40,41 @@ def test_a_run_leaves_what_the_contract_says(small_config: Make) -> None:
     config = small_config("--model=dcgan", "--replicas=2", "--steps=6", *every)
     folder = run(config)
     assert {path.name for path in folder.iterdir()} == {
-        "run.json", "stats.jsonl", "result.json", "samples", "checkpoints", "logs", "model", ".lock",
-    }  # fmt: skip
-    assert {path.name for path in (folder / "samples").iterdir()} == {"step-00000003.png", "step-00000006.png"}
+        "run.json",
+        "stats.jsonl",
+        "result.json",
+        "samples",
+        "checkpoints",
+        "logs",
+        "model",
+        ".lock",
+    }
+    assert {path.name for path in (folder / "samples").iterdir()} == {
+        "step-00000003.png",
+        "step-00000006.png",
+    }
     assert {path.name for path in (folder / "model").iterdir()} == {
-        "model.keras", "model.h5", "saved_model", "serving.json", "critic.keras", "generator_raw.keras",
-    }  # fmt: skip
+        "model.keras",
+        "model.h5",
+        "saved_model",
+        "serving.json",
+        "critic.keras",
+        "generator_raw.keras",
+    }
 
     described = {
-        "batch": "global batch 8 = 2 replicas x 4", "devices": ["CPU:0", "CPU:1"], "gpus": [],
-        "strategy": "MirroredStrategy", "collectives": "ring", "command": "python -m trainer.task '--x=a b'",
-        "config": json.loads(json.dumps(dataclasses.asdict(config))), "versions": library_versions(),
-    }  # fmt: skip
-    assert {name: value for name, value in read(folder / "run.json").items() if name in described} == described
+        "batch": "global batch 8 = 2 replicas x 4",
+        "devices": ["CPU:0", "CPU:1"],
+        "gpus": [],
+        "strategy": "MirroredStrategy",
+        "collectives": "ring",
+        "command": "python -m trainer.task '--x=a b'",
+        "config": json.loads(json.dumps(dataclasses.asdict(config))),
+        "versions": library_versions(),
+    }
+    assert {
+        name: value for name, value in read(folder / "run.json").items() if name in described
+    } == described
 
     reports = lines(folder, "report")
     assert [entry["step"] for entry in reports] == [2, 4, 6]
@@ -74,9 +98,12 @@ def test_the_same_command_resumes_until_the_run_is_done(small_config: Make, capl
     folder = run(more)
     reports = lines(folder, "report")
     assert [entry["step"] for entry in reports] == list(range(1, 10))
-    assert [entry["untimed_steps"] for entry in reports] == [1, 0, 0, 0, 0, 1, 0, 0, 0]  # each start traces the graph
+    # each start traces the graph
+    assert [entry["untimed_steps"] for entry in reports] == [1, 0, 0, 0, 0, 1, 0, 0, 0]
     undisturbed, logs = run_steps(more, 9)
-    assert np.mean([entry["losses"]["loss"] for entry in reports]) == pytest.approx(logs.means()["loss"], rel=1e-12)
+    assert np.mean([entry["losses"]["loss"] for entry in reports]) == pytest.approx(
+        logs.means()["loss"], rel=1e-12
+    )
     assert largest_difference(weights(undisturbed), weights(prepared(more).setup.model)) < 1e-12
 
     before = (folder / "result.json").read_text()
@@ -84,29 +111,46 @@ def test_the_same_command_resumes_until_the_run_is_done(small_config: Make, capl
     assert (folder / "result.json").read_text() == before
     assert "finished already: 9 of 9 steps are done" in caplog.text
     run(small_config(*flags, "--steps=7"))
-    assert "finished already: 9 of 7 steps are done: use more than 9 steps to continue" in caplog.text
+    assert (
+        "finished already: 9 of 7 steps are done: use more than 9 steps to continue" in caplog.text
+    )
 
 
-@pytest.mark.parametrize("flags", [
-    pytest.param(MLP, id="mlp"),
-    pytest.param(("--model=r3gan", "--diff_augment=color,translation,cutout"), id="r3gan", marks=pytest.mark.slow),
-])  # fmt: skip
-def test_more_replicas_resume_with_the_same_numbers(flags: tuple[str, ...], small_config: Make) -> None:
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(MLP, id="mlp"),
+        pytest.param(
+            ("--model=r3gan", "--diff_augment=color,translation,cutout"),
+            id="r3gan",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_more_replicas_resume_with_the_same_numbers(
+    flags: tuple[str, ...], small_config: Make
+) -> None:
     run(small_config("--steps=5", "--precision=float64", *flags))
     folder = run(small_config("--steps=9", "--precision=float64", "--replicas=2", *flags))
     _, logs = run_steps(small_config("--steps=9", "--precision=float64", *flags), 9)
     before, after = (entry["losses"] for entry in lines(folder, "report"))
     for name in before:
-        assert (5 * before[name] + 4 * after[name]) / 9 == pytest.approx(logs.means()[name], rel=1e-10, abs=1e-10)
+        assert (5 * before[name] + 4 * after[name]) / 9 == pytest.approx(
+            logs.means()[name], rel=1e-10, abs=1e-10
+        )
 
 
-def test_the_last_line_of_values_has_the_evaluation_of_the_last_epoch(small_config: Make, caplog: Log) -> None:
+def test_the_last_line_of_values_has_the_evaluation_of_the_last_epoch(
+    small_config: Make, caplog: Log
+) -> None:
     run(small_config("--steps=5", "--global_batch_size=256", "--evaluation_fraction=0.2"))
     assert [" val_loss " in text for text in caplog.messages if text.startswith("last ")] == [True]
 
 
 @pytest.mark.slow
-def test_a_resume_under_other_versions_is_told_and_kept(small_config: Make, monkeypatch: Patch, caplog: Log) -> None:
+def test_a_resume_under_other_versions_is_told_and_kept(
+    small_config: Make, monkeypatch: Patch, caplog: Log
+) -> None:
     # It holds for the whole process, and other tests would trace other graphs.
     monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
     folder = run(small_config(*MLP, "--steps=4"))
@@ -117,7 +161,10 @@ def test_a_resume_under_other_versions_is_told_and_kept(small_config: Make, monk
     by_step = [{"step": 0, **old}]
     before = {**about, "versions": {**about["versions"], **old}, "versions_by_step": by_step}
     (folder / "run.json").write_text(json.dumps(before))
-    with refused("deterministic=True: the versions have changed since this run began (tensorflow: '2.17.1' before, "):
+    with refused(
+        "deterministic=True: the versions have changed since this run began (tensorflow: '2.17.1'"
+        " before, "
+    ):
         run(small_config(*MLP, "--steps=6", "--deterministic"))
     assert read(folder / "run.json")["versions"]["keras"] == "3.12.4"
     run(small_config(*MLP, "--steps=6"))
@@ -126,8 +173,11 @@ def test_a_resume_under_other_versions_is_told_and_kept(small_config: Make, monk
     assert read(folder / "run.json")["versions_by_step"] == [{"step": 0, **old}, {"step": 4, **now}]
 
 
-def test_versions_and_code_are_those_of_the_steps_that_count(small_config: Make, caplog: Log) -> None:
-    """A start that was killed before it saved leaves no step of its versions; equal bits take no other version."""
+def test_versions_and_code_are_those_of_the_steps_that_count(
+    small_config: Make, caplog: Log
+) -> None:
+    """A start that was killed before it saved leaves no step of its versions; equal bits take no
+    other version."""
     now = {"tensorflow": tf.__version__, "keras": keras.__version__}
     first = {"step": 0, **now}
     killed = {"step": 4, "tensorflow": "2.20.0", "keras": "3.15.0"}
@@ -137,21 +187,33 @@ def test_versions_and_code_are_those_of_the_steps_that_count(small_config: Make,
         started.config = dataclasses.replace(started.config, virtual_replicas=shards)
         for run_info, step in ((before, 4), (before, 0)):
             assert started.versions_by_step(run_info, step) == [first]
-    started = StartedJob.open(dataclasses.replace(started.config, model="tests.own_data:build"), [], 0.0)
+    started = StartedJob.open(
+        dataclasses.replace(started.config, model="tests.own_data:build"), [], 0.0
+    )
     assert started.versions_by_step(before, 4) == [first]  # the functions before were built in
     (entry,) = started.versions_by_step({}, 0)
     assert started.versions_by_step({"versions_by_step": [entry]}, 4) == [entry]
     assert "a file of the packages" not in caplog.text
     edited = {**first, "code": "another"}
-    assert started.versions_by_step({"versions_by_step": [edited]}, 4) == [edited, {**entry, "step": 4}]
-    assert "a file of the packages of model, data or callbacks has changed: what was trained before" in caplog.text
-    with refused("virtual_replicas=2: the versions have changed since this run began (tensorflow: '2.20.0' before, "):
+    assert started.versions_by_step({"versions_by_step": [edited]}, 4) == [
+        edited,
+        {**entry, "step": 4},
+    ]
+    assert (
+        "a file of the packages of model, data or callbacks has changed: what was trained before"
+        in caplog.text
+    )
+    with refused(
+        "virtual_replicas=2: the versions have changed since this run began (tensorflow: '2.20.0'"
+        " before, "
+    ):
         started.versions_by_step(before, 6)
 
 
 @pytest.mark.slow
 def test_what_later_commands_do_to_a_finished_run(small_config: Make) -> None:
-    """Those with other settings are refused, one that was killed before its export exports, a failure is reported."""
+    """Those with other settings are refused, one that was killed before its export exports, a
+    failure is reported."""
     folder = run(small_config(*MLP, "--steps=40", "--global_batch_size=64"))
     assert [(entry["step"], entry["epoch"]) for entry in lines(folder, "epoch")] == [(28, 1.0)]
     result = read(folder / "result.json")
@@ -180,38 +242,68 @@ def test_what_later_commands_do_to_a_finished_run(small_config: Make) -> None:
 @pytest.mark.exports
 def test_a_subclassed_model_is_saved_as_far_as_keras_can(small_config: Make) -> None:
     folder = run(small_config("--model=tests.models:subclassed", "--global_batch_size=64"))
-    assert {path.name for path in (folder / "model").iterdir()} == {"model.keras", "saved_model", "serving.json"}
+    assert {path.name for path in (folder / "model").iterdir()} == {
+        "model.keras",
+        "saved_model",
+        "serving.json",
+    }
     served = tf.saved_model.load(str(folder / "model" / "saved_model"))
     assert served.serve(tf.zeros((3, 16, 16, 1))).shape == (3, 10)
 
 
 def test_a_failed_run_leaves_its_state(small_config: Make) -> None:
-    config = small_config("--model=tests.models:failing", "--report_every_steps=2", "--checkpoint_every_steps=2")
+    config = small_config(
+        "--model=tests.models:failing", "--report_every_steps=2", "--checkpoint_every_steps=2"
+    )
     with pytest.raises(UserError, match="step 3: loss is NaN or infinite"):
         run(config)
     result = read(Path(config.job_dir) / "result.json")
-    assert (result["state"], result["error"].partition(" or ")[0]) == ("failed", "step 3: loss is NaN")
+    assert (result["state"], result["error"].partition(" or ")[0]) == (
+        "failed",
+        "step 3: loss is NaN",
+    )
     assert result["final"]["losses"] == {"loss": 1.0}
     assert [entry["step"] for entry in lines(Path(config.job_dir), "report")] == [2]
-    assert [path.name for path in (Path(config.job_dir) / "checkpoints").iterdir()] == ["step-00000002"]
+    assert [path.name for path in (Path(config.job_dir) / "checkpoints").iterdir()] == [
+        "step-00000002"
+    ]
 
 
 @pytest.mark.slow  # TensorFlow waits ten seconds for memory before it gives up
 def test_out_of_memory_reports_what_to_lower(small_config: Make) -> None:
     config = small_config("--model=tests.models:hungry", "--replicas=1", "--global_batch_size=16")
-    with refused("out of memory with global batch 16 = 1 replica x 16, image_size=16: use --micro_batches=2, lower"):
+    with refused(
+        "out of memory with global batch 16 = 1 replica x 16, image_size=16: use --micro_batches=2,"
+        " lower"
+    ):
         run(config)
     assert read(Path(config.job_dir) / "result.json")["state"] == "failed"
 
 
-@pytest.mark.parametrize(("settings", "advice"), [
-    ({}, "= 1 replica x 64, image_size=32: use --micro_batches=2, lower global_batch_size or image_size"),
-    ({}, "try --precision=mixed_bfloat16; `python -m deploy plan` says what fits"),
-    ({"precision": "mixed_float16"}, "image_size; `python -m deploy plan` says what fits"),
-    ({"global_batch_size": 12, "micro_batches": 2},  # 6 rows each; with 3 micro-batches 4 still
-     "= 1 replica x 2 micro-batches x 6, image_size=32: use --micro_batches=4, lower"),
-])  # fmt: skip
-def test_out_of_memory_names_settings_that_save_memory(settings: dict[str, Any], advice: str) -> None:
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        (
+            {},
+            (
+                "= 1 replica x 64, image_size=32: use --micro_batches=2, lower global_batch_size or"
+                " image_size"
+            ),
+        ),
+        ({}, "try --precision=mixed_bfloat16; `python -m deploy plan` says what fits"),
+        ({"precision": "mixed_float16"}, "image_size; `python -m deploy plan` says what fits"),
+        (
+            {
+                "global_batch_size": 12,
+                "micro_batches": 2,
+            },  # 6 rows each; with 3 micro-batches 4 still
+            "= 1 replica x 2 micro-batches x 6, image_size=32: use --micro_batches=4, lower",
+        ),
+    ],
+)
+def test_out_of_memory_names_settings_that_save_memory(
+    settings: dict[str, Any], advice: str
+) -> None:
     config = TrainConfig(**settings)
     assert advice in str(out_of_memory(config, make_replicas(config)))
 
@@ -223,71 +315,117 @@ def test_memory_that_ran_out_on_another_device_and_old_cards_are_known(monkeypat
         assert is_out_of_memory(error) is expected
     assert half_precision() == "mixed_bfloat16"
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["GPU:0"])
-    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: {"compute_capability": (7, 5)})
+    monkeypatch.setattr(
+        tf.config.experimental, "get_device_details", lambda gpu: {"compute_capability": (7, 5)}
+    )
     assert half_precision() == "mixed_float16"
 
 
-def test_a_callback_can_stop_the_run_and_a_fault_is_kept_in_the_result(small_config: Make, monkeypatch: Patch) -> None:
+def test_a_callback_can_stop_the_run_and_a_fault_is_kept_in_the_result(
+    small_config: Make, monkeypatch: Patch
+) -> None:
     flags = ("--callbacks=tests.models:stop_at_3", "--steps=50", "--steps_per_loop=1")
     folder = run(small_config(*flags))
     result = read(folder / "result.json")
     assert (result["state"], result["steps"]) == ("done", 3)
     shutil.rmtree(folder)
-    monkeypatch.setattr(job, "export", int)  # int() takes no folder: an exception without a frame of the user's
+    # int() takes no folder: an exception without a frame of the user's
+    monkeypatch.setattr(job, "export", int)
     with pytest.raises(TypeError) as raised:
         run(small_config(*flags))
     result = read(folder / "result.json")
     assert (result["state"], result["error"]) == ("failed", f"TypeError: {raised.value}")
 
 
-@pytest.mark.parametrize(("flag", "line"), [
-    ("--callbacks=tests.models:not_callbacks", "it must return a list of keras.callbacks.Callback"),
-    ("--callbacks=tests.models", "write it as package.module:function"),
-    ("--model=wgan_gp --callbacks=tests.models:by_schedule", "LearningRateScheduler changes model.optimizer"),
-    ("--model=tests.models:not_a_model", "the function returned str: it must return a keras.Model"),
-    ("--model=tests.models:nothing", "tests.models has no function nothing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flag", "line"),
+    [
+        (
+            "--callbacks=tests.models:not_callbacks",
+            "it must return a list of keras.callbacks.Callback",
+        ),
+        ("--callbacks=tests.models", "write it as package.module:function"),
+        (
+            "--model=wgan_gp --callbacks=tests.models:by_schedule",
+            "LearningRateScheduler changes model.optimizer",
+        ),
+        (
+            "--model=tests.models:not_a_model",
+            "the function returned str: it must return a keras.Model",
+        ),
+        ("--model=tests.models:nothing", "tests.models has no function nothing"),
+    ],
+)
 def test_what_does_not_fit_is_refused(small_config: Make, flag: str, line: str) -> None:
     with refused(line):
         run(small_config(*flag.split()))
 
 
 @pytest.mark.slow
-def test_a_file_that_draws_at_its_import_does_so_after_the_seed_in_every_start(tmp_path: Path) -> None:
+def test_a_file_that_draws_at_its_import_does_so_after_the_seed_in_every_start(
+    tmp_path: Path,
+) -> None:
     """Its callbacks are imported first, and a resumed run refuses other rows."""
 
     starts = []
     drawn = "--callbacks=tests.drawing:callbacks"
-    for name, *flags in (("run", drawn, "--steps=2"), ("run", drawn, "--steps=4"), ("other", "--steps=4")):
+    for name, *flags in (
+        ("run", drawn, "--steps=2"),
+        ("run", drawn, "--steps=4"),
+        ("other", "--steps=4"),
+    ):
         sys.modules.pop("tests.drawing", None)
         np.random.seed()  # as in a new process
         own = ["--model=tests.drawing:build", "--data=tests.drawing:data", "--global_batch_size=8"]
-        folder = run(resolve([*own, f"--job_dir={tmp_path / name}", "--report_every_steps=2", *flags]).config)
-        starts.append((read(folder / "result.json")["final"]["losses"], read(folder / "run.json")["data"]["content"]))
+        folder = run(
+            resolve([*own, f"--job_dir={tmp_path / name}", "--report_every_steps=2", *flags]).config
+        )
+        starts.append(
+            (
+                read(folder / "result.json")["final"]["losses"],
+                read(folder / "run.json")["data"]["content"],
+            )
+        )
     assert starts[1] == starts[2]
 
 
 @pytest.mark.slow
-def test_a_metric_that_is_no_mean_ignores_calls_restarts_and_replicas(small_config: Make, tmp_path: Path) -> None:
+def test_a_metric_that_is_no_mean_ignores_calls_restarts_and_replicas(
+    small_config: Make, tmp_path: Path
+) -> None:
     def epoch(name: str, *flags: str) -> dict[str, float]:
-        same = ["--model=tests.models:measured_by_iou", "--precision=float64", "--global_batch_size=256"]
+        same = [
+            "--model=tests.models:measured_by_iou",
+            "--precision=float64",
+            "--global_batch_size=256",
+        ]
         folder = run(small_config(*same, f"--job_dir={tmp_path / name}", *flags))
         (line,) = lines(folder, "epoch")
         return {**line["losses"], **line["metrics"]}
 
     whole = epoch("whole", "--steps=8")
     assert 0.01 < whole["iou"] < 0.9
-    assert epoch("calls", "--steps=8", "--steps_per_loop=1", "--replicas=2") == pytest.approx(whole, rel=1e-6)
+    assert epoch("calls", "--steps=8", "--steps_per_loop=1", "--replicas=2") == pytest.approx(
+        whole, rel=1e-6
+    )
     with contextlib.suppress(ValueError):  # no epoch is done
         epoch("again", "--steps=3")
     assert epoch("again", "--steps=8") == pytest.approx(whole, rel=1e-6)
 
 
 @pytest.mark.slow
-def test_a_resumed_run_has_the_learning_rate_that_a_callback_set(small_config: Make, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_learning_rate_that_a_callback_set(
+    small_config: Make, tmp_path: Path
+) -> None:
     def final(name: str, *flags: str) -> Any:
-        same = ["--model=tests.models:classifier", "--callbacks=tests.models:slow_down", "--global_batch_size=256"]
-        folder = run(small_config(*same, "--learning_rate=0.01", f"--job_dir={tmp_path / name}", *flags))
+        same = [
+            "--model=tests.models:classifier",
+            "--callbacks=tests.models:slow_down",
+            "--global_batch_size=256",
+        ]
+        folder = run(
+            small_config(*same, "--learning_rate=0.01", f"--job_dir={tmp_path / name}", *flags)
+        )
         return read(folder / "result.json")["final"]
 
     whole = final("whole", "--steps=14", "--report_every_steps=2")
@@ -299,8 +437,13 @@ def test_a_resumed_run_has_the_learning_rate_that_a_callback_set(small_config: M
 def test_what_a_callback_does_in_the_end_changes_no_checkpoint(
     small_config: Make, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """A signal is no end of training; a run that has ended and gets more steps goes on from its last weights."""
-    same = ["--model=tests.models:classifier", "--callbacks=tests.models:first_weights", "--global_batch_size=512"]
+    """A signal is no end of training; a run that has ended and gets more steps goes on from its
+    last weights."""
+    same = [
+        "--model=tests.models:classifier",
+        "--callbacks=tests.models:first_weights",
+        "--global_batch_size=512",
+    ]
 
     def start(name: str, *flags: str) -> tuple[int, Any]:
         config = small_config(*same, "--learning_rate=0.01", f"--job_dir={tmp_path / name}", *flags)

@@ -1,4 +1,5 @@
-"""Scripts that call `fit`, as they are: by plain python and by `trainer.launch`, on one and on two replicas."""
+"""Scripts that call `fit`, as they are: by plain python and by `trainer.launch`, on one and on two
+replicas."""
 
 import json
 import os
@@ -19,12 +20,19 @@ LAUNCH = ["-m", "trainer.launch", "--job_dir=run"]
 
 
 def run(folder: Path, *words: str, code: int = 0) -> tuple[dict[str, Any], str]:
-    """Runs python in a new folder, or once more in one; returns what the script wrote, and what was printed."""
+    """Runs python in a new folder, or once more in one; returns what the script wrote, and what was
+    printed."""
     folder.mkdir(exist_ok=True)
     inherited = {name: value for name, value in os.environ.items() if name != SKIP}
     environment = {**inherited, "PYTHONPATH": str(SCRIPTS.parents[1])}
     ended = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False
+        [sys.executable, *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
     )
     printed = ended.stdout + ended.stderr
     assert ended.returncode == code, printed
@@ -46,9 +54,13 @@ def same(one: Any, other: Any) -> None:
     assert [*numbers(other)] == pytest.approx([*numbers(one)], rel=1e-10, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", [
-    "own_step", *(pytest.param(name, marks=pytest.mark.slow) for name in ("two_fits", "streams")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "own_step",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("two_fits", "streams")),
+    ],
+)
 def test_a_script_is_unchanged_and_has_the_numbers_of_keras(name: str, tmp_path: Path) -> None:
     script = str(SCRIPTS / f"{name}.py")
     plain, _ = run(tmp_path / "plain", script, "found.json")
@@ -64,7 +76,9 @@ def test_a_script_is_unchanged_and_has_the_numbers_of_keras(name: str, tmp_path:
 
 
 @pytest.mark.slow
-def test_an_interrupted_script_goes_on_in_the_call_of_fit_that_it_had_reached(tmp_path: Path) -> None:
+def test_an_interrupted_script_goes_on_in_the_call_of_fit_that_it_had_reached(
+    tmp_path: Path,
+) -> None:
     script = str(SCRIPTS / "loop.py")
     plain, _ = run(tmp_path / "plain", script, "found.json")
     folder = tmp_path / "launched"
@@ -84,7 +98,9 @@ def test_two_workers_have_the_numbers_of_keras_and_each_runs_the_script(tmp_path
     logs = [tmp_path / f"log.{index}" for index in range(2)]
     written = [tmp_path / f"found-{index}.json" for index in range(2)]
     words = [[f"--job_dir={tmp_path / 'run'}", script, str(file)] for file in written]
-    started = [workers.start(addresses, index, words[index], logs[index], LAUNCH[1]) for index in range(2)]
+    started = [
+        workers.start(addresses, index, words[index], logs[index], LAUNCH[1]) for index in range(2)
+    ]
     assert workers.end(started) == [0, 0], logs[0].read_text()
     for file in written:
         same(plain, json.loads(file.read_text()))
@@ -93,11 +109,10 @@ def test_two_workers_have_the_numbers_of_keras_and_each_runs_the_script(tmp_path
 def test_a_loop_of_its_own_runs_as_it_is(tmp_path: Path) -> None:
     script = tmp_path / "own_loop.py"
     script.write_text(
-        "import json, sys, keras, numpy as np\n"
-        "model = keras.Sequential([keras.layers.Dense(1)])\n"
-        "model.compile('sgd', 'mse')\n"
-        "found = [float(model.train_on_batch(np.ones((4, 2)), np.ones((4, 1)))) for _ in range(2)]\n"
-        "json.dump([found[0] > found[1], sys.argv], open('found.json', 'w'))\n"
+        "import json, sys, keras, numpy as np\nmodel ="
+        " keras.Sequential([keras.layers.Dense(1)])\nmodel.compile('sgd', 'mse')\nfound ="
+        " [float(model.train_on_batch(np.ones((4, 2)), np.ones((4, 1)))) for _ in"
+        " range(2)]\njson.dump([found[0] > found[1], sys.argv], open('found.json', 'w'))\n"
     )
     found, printed = run(tmp_path, *LAUNCH, "--replicas=2", "own_loop.py", "--rate", "3")
     assert found == [True, ["own_loop.py", "--rate", "3"]]

@@ -1,4 +1,5 @@
-"""Tests that models with LoRA train alike on replicas and are saved merged; test_keras_hub.py has one of KerasHub."""
+"""Tests that models with LoRA train alike on replicas and are saved merged; test_keras_hub.py has
+one of KerasHub."""
 
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ X = np.linspace(-1, 1, 12).reshape(3, 4)
 
 
 def tuned(config: TrainConfig, dataset: Dataset, *, first_type: str | None = None) -> keras.Model:
-    """Trains LoRA's matrices in a layer that a configuration tells of, and in one within a layer, which none does."""
+    """Trains LoRA's matrices in a layer that a configuration tells of, and in one within a layer,
+    which none does."""
     x = keras.Input((4,))
-    first, attention = keras.layers.Dense(4, "tanh", dtype=first_type), keras.layers.MultiHeadAttention(2, 4)
+    first = keras.layers.Dense(4, "tanh", dtype=first_type)
+    attention = keras.layers.MultiHeadAttention(2, 4)
     words = keras.layers.Reshape((2, 2))(first(x))
     model = keras.Model(x, keras.layers.Dense(1)(keras.layers.Flatten()(attention(words, words))))
     first.enable_lora(2)
@@ -41,11 +44,18 @@ class Doubled(keras.Model):
 
 
 def settings(*flags: str) -> TrainConfig:
-    own = [f"--model={__name__}:tuned", "--data=tests.own_data:arrays", "--global_batch_size=16", *flags]
+    own = [
+        f"--model={__name__}:tuned",
+        "--data=tests.own_data:arrays",
+        "--global_batch_size=16",
+        *flags,
+    ]
     return resolve(own).config
 
 
-@pytest.mark.parametrize("flags", [("--replicas=2",), pytest.param(("--micro_batches=2",), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "flags", [("--replicas=2",), pytest.param(("--micro_batches=2",), marks=pytest.mark.slow)]
+)
 def test_what_replicas_train_is_saved_merged_and_can_be_tuned_again(
     tmp_path: Path, caplog: Log, flags: tuple[str, ...]
 ) -> None:
@@ -61,11 +71,13 @@ def test_what_replicas_train_is_saved_merged_and_can_be_tuned_again(
     assert np.abs(again(X) - saved(X)).max() > 0.01
     load_template_weights(again, tmp_path / "model" / "model.keras")
     np.testing.assert_allclose(again(X), saved(X), rtol=1e-12)
-    assert all(np.any(weight) for weight in again.weights if weight.name == "lora_kernel_a")  # else none would train
+    # else none would train
+    assert all(np.any(weight) for weight in again.weights if weight.name == "lora_kernel_a")
 
 
 def test_a_copy_leaves_the_layers_of_a_subclassed_model_within_as_they_are() -> None:
-    """Such a model is within its own copy; loaded as Keras loads, its matrices would be merged, and never train."""
+    """Such a model is within its own copy; loaded as Keras loads, its matrices would be merged, and
+    never train."""
     inner = Doubled(4)
     model = keras.Sequential([keras.Input((4,)), inner])
     inner.dense.enable_lora(2)

@@ -1,4 +1,5 @@
-"""The graph of a step shows whether replicas change its updates, with the line of the user's file that mixes rows."""
+"""The graph of a step shows whether replicas change its updates, with the line of the user's file
+that mixes rows."""
 
 import pytest
 
@@ -8,12 +9,23 @@ from tests.rows_mixed import FINDINGS
 from trainer.base.errors import UserError
 from trainer.base.settings.request import resolve
 from trainer.run.proof import MAY_MIX, MIXES, NOT_PROVED, PROVED
-from trainer.run.replica_check import ReplicaVerdict, act_on_verdict, compare_few_rows, judge, proof_of
+from trainer.run.replica_check import (
+    ReplicaVerdict,
+    act_on_verdict,
+    compare_few_rows,
+    judge,
+    proof_of,
+)
 
 
 def flags_of(name: str, *more: str) -> list[str]:
     data = "tokens" if name in ("recurrent", "attentive") else "table"
-    return [f"--model=tests.rows_mixed:{name}", f"--data=tests.rows_mixed:{data}", "--global_batch_size=16", *more]
+    return [
+        f"--model=tests.rows_mixed:{name}",
+        f"--data=tests.rows_mixed:{data}",
+        "--global_batch_size=16",
+        *more,
+    ]
 
 
 @pytest.mark.parametrize("name", FINDINGS)
@@ -34,7 +46,11 @@ def test_every_precision_is_traced(precision: str) -> None:
 
 @pytest.mark.parametrize("name", [*DEPENDENT, *INDEPENDENT])
 def test_planted_dependences_are_not_proved(name: str) -> None:
-    words = [f"--model=tests.planted_dependences:{name}", "--data=tests.own_data:arrays", "--global_batch_size=16"]
+    words = [
+        f"--model=tests.planted_dependences:{name}",
+        "--data=tests.own_data:arrays",
+        "--global_batch_size=16",
+    ]
     assert proof_of(resolve(words).config).holds == (name in INDEPENDENT)
 
 
@@ -50,12 +66,15 @@ def test_what_each_micro_batch_assigns_is_told() -> None:
     proof = proof_of(resolve(flags_of("spectral", "--micro_batches=2")).config)
     assert (proof.verdict(), proof.mixes) == (MAY_MIX, [])
     assert proof.parts == [
-        "sequential/spectral_normalization/vector_u is assigned in each micro-batch, not once a step"
+        "sequential/spectral_normalization/vector_u is assigned in each micro-batch, not once a"
+        " step"
     ]
     assert proof_of(resolve(flags_of("noisy", "--micro_batches=2")).config).holds
 
 
-def test_rows_that_may_mix_are_told_and_several_paid_replicas_do_not_train(caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_that_may_mix_are_told_and_several_paid_replicas_do_not_train(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     verdict = ReplicaVerdict(**judge(resolve(flags_of("shifted")).config))
     assert (verdict.agrees, verdict.proof) == (True, MAY_MIX)
     act_on_verdict(verdict, allowed=False)

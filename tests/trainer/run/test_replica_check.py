@@ -45,10 +45,13 @@ def _proves(monkeypatch: Patch) -> None:
 
 
 @pytest.mark.slow
-def test_a_dependence_stops_a_new_run_unless_it_is_allowed(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_dependence_stops_a_new_run_unless_it_is_allowed(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     with refused("tests.planted_dependences:root_of_mean: on 2 replicas sequential"):
         started(tmp_path, "root_of_mean")
-    about = started(tmp_path, "root_of_mean", "--allow_replica_dependence")  # the same directory: compared anew
+    # the same directory: compared anew
+    about = started(tmp_path, "root_of_mean", "--allow_replica_dependence")
     assert about["replica_check"]["agrees"] is False
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["depends_on_replicas"] == about["replica_check"]["problems"]
@@ -60,16 +63,22 @@ def test_a_dependence_stops_a_new_run_unless_it_is_allowed(tmp_path: Path, monke
 @pytest.mark.slow
 def test_planted_dependences_are_found_and_no_other() -> None:
     verdicts = {name: compare_few_rows(settings(name)) for name in (*DEPENDENT, *INDEPENDENT)}
-    assert {name for name, verdict in verdicts.items() if verdict["agrees"] is False} == set(DEPENDENT)
+    assert {name for name, verdict in verdicts.items() if verdict["agrees"] is False} == set(
+        DEPENDENT
+    )
     for name in ("summed", "own_sum"):
-        assert "is about half as large: it is a sum over rows" in " ".join(verdicts[name]["problems"])
+        assert "is about half as large: it is a sum over rows" in " ".join(
+            verdicts[name]["problems"]
+        )
     assert all(verdicts[name]["agrees"] for name in INDEPENDENT)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flag", ["--sync_batch_norm=false", "--micro_batches=2"])
 def test_what_settings_ask_of_batch_norm_is_exempt_and_hides_nothing_else(flag: str) -> None:
-    verdicts = [compare_few_rows(settings("batch_norm", flag, *more)) for more in ([], ["--of_batch"])]
+    verdicts = [
+        compare_few_rows(settings("batch_norm", flag, *more)) for more in ([], ["--of_batch"])
+    ]
     assert [verdict["agrees"] for verdict in verdicts] == [True, False]
     assert verdicts[0]["reason"] == "with --sync_batch_norm=true and --micro_batches=1"
 
@@ -79,14 +88,23 @@ def test_a_process_that_compares_twice_keeps_the_sums_apart() -> None:
     """Bits first, then float64: TensorFlow remembers what the key of a sum was first used for."""
     words = ["--model=tests.own_data:masked_text", "--data=tests.own_data:next_tokens"]
     config = resolve([*words, "--steps=2", "--global_batch_size=16", "--virtual_replicas=2"]).config
-    verdict = {"agrees": True, "problems": [], "reason": "", "equal_bits": True, "precision": "in float64"}
+    verdict = {
+        "agrees": True,
+        "problems": [],
+        "reason": "",
+        "equal_bits": True,
+        "precision": "in float64",
+    }
     assert compare_few_rows(config) == verdict
 
 
 def test_what_float64_lacks_is_compared_in_float32() -> None:
     agree, differ = (compare_few_rows(settings(name)) for name in ("pooled", "pooled_root"))
     assert (agree["agrees"], differ["agrees"]) == (True, False)
-    assert agree["precision"] == "in float32 (up to 0.0001 of a loss, as the model does not run in float64)"
+    assert (
+        agree["precision"]
+        == "in float32 (up to 0.0001 of a loss, as the model does not run in float64)"
+    )
     act_on_verdict(ReplicaVerdict(**agree), allowed=False, paid=True)
 
 
@@ -95,10 +113,19 @@ def test_nan_on_one_replica_is_told_as_such() -> None:
         compare_few_rows(settings("infinite"))
 
 
-@pytest.mark.parametrize(("flag", "line"), [
-    ("--data=tests.planted_dependences:other_rows", "a second reading gives other rows (training digest: "),
-    ("--model=tests.planted_dependences:other_weights", "a second model starts from other weights, "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flag", "line"),
+    [
+        (
+            "--data=tests.planted_dependences:other_rows",
+            "a second reading gives other rows (training digest: ",
+        ),
+        (
+            "--model=tests.planted_dependences:other_weights",
+            "a second model starts from other weights, ",
+        ),
+    ],
+)
 def test_what_differs_before_any_step_is_not_blamed_on_the_loss(flag: str, line: str) -> None:
     (problem,) = compare_few_rows(settings("mean_losses", flag))["problems"]
     assert line in problem
@@ -124,12 +151,17 @@ def test_what_was_not_compared_is_recorded_and_several_paid_replicas_do_not_trai
     assert by_settings.not_compared == ""
 
 
-def test_a_comparison_that_fails_by_itself_ends_the_run_and_a_mistake_in_the_child_is_the_reason() -> None:
+def test_a_comparison_that_fails_ends_the_run_and_a_mistake_in_the_child_is_the_reason() -> None:
     fault = ReplicaVerdict(None, reason="Collective instance 100", fault=True)
     act_on_verdict(fault, allowed=True)
-    with pytest.raises(PlatformFault, match="not compared before training: Collective instance 100: --allow_replica"):
+    with pytest.raises(
+        PlatformFault,
+        match="not compared before training: Collective instance 100: --allow_replica",
+    ):
         act_on_verdict(fault, allowed=False)
-    with closing(ReplicaCheck(["--model=tests.planted_dependences:nothing", "--data=digits"])) as check:
+    with closing(
+        ReplicaCheck(["--model=tests.planted_dependences:nothing", "--data=digits"])
+    ) as check:
         verdict = check.verdict()
     assert (verdict.agrees, verdict.fault) == (None, False)
     assert "no function nothing" in verdict.reason

@@ -1,4 +1,5 @@
-"""A trained model answers alike in the run, in trainer.evaluate, in trainer.predict and served, whatever its inputs."""
+"""A trained model answers alike in the run, in trainer.evaluate, in trainer.predict and served,
+whatever its inputs."""
 
 import json
 from pathlib import Path
@@ -27,7 +28,8 @@ class Both(keras.Model):
         super().__init__(**others)
         self.by_name = by_name
         self.embedding = layers.Embedding(5, 3)
-        self.first, self.last = layers.Dense(4, "tanh"), layers.Dense(1)
+        self.first = layers.Dense(4, "tanh")
+        self.last = layers.Dense(1)
 
     def call(self, inputs: Any) -> Any:
         number, kind = (inputs["num"], inputs["kind"]) if self.by_name else inputs
@@ -59,7 +61,8 @@ def _functional(structure: Any, number: Any, kind: Any, of: Any = keras.Model) -
 
 
 def build(config: Any, dataset: Any, *, kind: str = "") -> keras.Model:
-    number, token = keras.Input((3,), name="num"), keras.Input((), dtype="int32", name="kind")
+    number = keras.Input((3,), name="num")
+    token = keras.Input((), dtype="int32", name="kind")
     model: keras.Model
     if kind in ("by_name", "by_place"):
         model = Both(by_name=kind == "by_name")
@@ -76,7 +79,8 @@ def build(config: Any, dataset: Any, *, kind: str = "") -> keras.Model:
 
 def rows(config: Any, *, kind: str = "") -> Any:
     draw = np.random.default_rng(0)
-    number, token = draw.normal(size=(48, 3)), draw.integers(0, 5, 48).astype("int32")
+    number = draw.normal(size=(48, 3))
+    token = draw.integers(0, 5, 48).astype("int32")
     x: Any = {"num": number, "kind": token}
     if kind == "by_place":
         x = number, token
@@ -96,7 +100,10 @@ def instances(kind: str) -> list[Any]:
     if kind == "chain":
         return list(x.tolist())
     named = x if isinstance(x, dict) else {"inputs_0": x[0], "inputs_1": x[1]}
-    return [dict(zip(named, row, strict=True)) for row in zip(*(leaf.tolist() for leaf in named.values()), strict=True)]
+    return [
+        dict(zip(named, row, strict=True))
+        for row in zip(*(leaf.tolist() for leaf in named.values()), strict=True)
+    ]
 
 
 KINDS = ("dict", "list", "by_name", "by_place", "doubled", "chain")
@@ -106,13 +113,19 @@ KINDS = ("dict", "list", "by_name", "by_place", "doubled", "chain")
 def test_all_answer_as_the_run(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "run"
     words = [f"--model={__name__}:build", f"--data={__name__}:rows", f"--kind={kind}", "--steps=8"]
-    run_job(resolve([*words, "--global_batch_size=8", f"--job_dir={folder}", "--tensorboard=false"]).config)
+    run_job(
+        resolve(
+            [*words, "--global_batch_size=8", f"--job_dir={folder}", "--tensorboard=false"]
+        ).config
+    )
     result = json.loads((folder / "result.json").read_text())
     assert "predicts as the model in memory" in result["saved_model"]
 
     assert evaluate.main([str(folder), f"--out={tmp_path}/values.json"]) == DONE
     values = json.loads((tmp_path / "values.json").read_text())["values"]
-    assert values == pytest.approx({name: result["history"][f"val_{name}"][-1] for name in values}, rel=1e-5)
+    assert values == pytest.approx(
+        {name: result["history"][f"val_{name}"][-1] for name in values}, rel=1e-5
+    )
 
     assert predict.main([str(folder), f"--out={tmp_path}/outputs.npz"]) == DONE
     (predicted,) = np.load(tmp_path / "outputs.npz").values()
@@ -123,8 +136,13 @@ def test_all_answer_as_the_run(tmp_path: Path, kind: str) -> None:
     lines = tmp_path / "rows.jsonl"
     lines.write_text("".join(f"{json.dumps(row)}\n" for row in instances(kind)))
     assert predict.main([str(folder), f"--rows_file={lines}", f"--out={tmp_path}/answers"]) == DONE
-    answers = [json.loads(line) for line in (tmp_path / "answers/predictions-00000.jsonl").read_text().splitlines()]
-    np.testing.assert_allclose([answer["prediction"] for answer in answers], predicted, rtol=1e-5, atol=1e-6)
+    answers = [
+        json.loads(line)
+        for line in (tmp_path / "answers/predictions-00000.jsonl").read_text().splitlines()
+    ]
+    np.testing.assert_allclose(
+        [answer["prediction"] for answer in answers], predicted, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_rows_of_which_none_is_answered_are_told_by_the_exit_code(tmp_path: Path) -> None:
@@ -132,6 +150,10 @@ def test_rows_of_which_none_is_answered_are_told_by_the_exit_code(tmp_path: Path
     export(keras.Model(x, layers.Dense(1)(x)), tmp_path / "model", None)
     for number, text in enumerate(("", "[1]\n", "{\n")):
         (tmp_path / "rows.jsonl").write_text(text)
-        words = [f"{tmp_path}/model", f"--rows_file={tmp_path}/rows.jsonl", f"--out={tmp_path}/out{number}"]
+        words = [
+            f"{tmp_path}/model",
+            f"--rows_file={tmp_path}/rows.jsonl",
+            f"--out={tmp_path}/out{number}",
+        ]
         assert predict.main(words) == USER_MUST_CHANGE
     assert ServedModel(tmp_path / "model", "run").parse([[1.0, 2.0, 3.0]])[1] == {}

@@ -1,4 +1,5 @@
-"""Tests that a run ends before training if what it would save is another model than the one in memory."""
+"""Tests that a run ends before training if what it would save is another model than the one in
+memory."""
 
 import json
 from pathlib import Path
@@ -13,7 +14,12 @@ from trainer.run.saved_model_check import DIFFERS
 
 pytestmark = pytest.mark.exports
 
-OWN = (f"--model={__name__}:model", "--data=tests.own_data:arrays", "--global_batch_size=16", "--steps=2")
+OWN = (
+    f"--model={__name__}:model",
+    "--data=tests.own_data:arrays",
+    "--global_batch_size=16",
+    "--steps=2",
+)
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -22,7 +28,8 @@ class Scaled(keras.layers.Layer):
 
     def __init__(self, by: float = 1.0, keeps: bool = True, **options: Any) -> None:
         super().__init__(**options)
-        self.by, self.keeps = by, keeps
+        self.by = by
+        self.keeps = keeps
 
     def call(self, values: Any) -> Any:
         return values * self.by
@@ -39,8 +46,12 @@ class Noisy(keras.layers.Layer):
 
 
 def model(config: Any, dataset: Any, *, kind: str = "plain") -> keras.Model:
-    middle = {"layer": Scaled(3.0, keeps=False), "kept": Scaled(3.0), "noisy": Noisy()}.get(kind, Scaled())
-    network = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), middle, keras.layers.Dense(1)])
+    middle = {"layer": Scaled(3.0, keeps=False), "kept": Scaled(3.0), "noisy": Noisy()}.get(
+        kind, Scaled()
+    )
+    network = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(3), middle, keras.layers.Dense(1)]
+    )
     loss = keras.losses.Huber(delta=0.1) if kind == "loss" else "mse"
     network.compile("sgd", loss, metrics=["mae"])
     return network
@@ -61,19 +72,32 @@ def test_a_loss_that_is_saved_with_less_is_left_out_of_the_saved_model(
     assert not keras.saving.load_model(folder / "model" / "model.keras").compiled
 
 
-@pytest.mark.parametrize(("flags", "outcome"), [
-    (("--kind=kept", "--replicas=2"), "model.keras predicts and evaluates as the model in memory"),
-    (("--kind=kept", "--precision=mixed_bfloat16"), "model.keras predicts and evaluates as the model in memory"),
-    (("--kind=noisy",), "not compared: two calls on the same rows differ"),
-])  # fmt: skip
-def test_the_end_of_a_run_says_what_its_model_is(flags: tuple[str, ...], outcome: str, small_config: Make) -> None:
+@pytest.mark.parametrize(
+    ("flags", "outcome"),
+    [
+        (
+            ("--kind=kept", "--replicas=2"),
+            "model.keras predicts and evaluates as the model in memory",
+        ),
+        (
+            ("--kind=kept", "--precision=mixed_bfloat16"),
+            "model.keras predicts and evaluates as the model in memory",
+        ),
+        (("--kind=noisy",), "not compared: two calls on the same rows differ"),
+    ],
+)
+def test_the_end_of_a_run_says_what_its_model_is(
+    flags: tuple[str, ...], outcome: str, small_config: Make
+) -> None:
     folder = run_job(small_config(*OWN, *flags))
     assert json.loads((folder / "result.json").read_text())["saved_model"].startswith(outcome)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--conditional",)])
-def test_a_generator_is_compared_too(flags: tuple[str, ...], small_config: Make, tmp_path: Path) -> None:
+def test_a_generator_is_compared_too(
+    flags: tuple[str, ...], small_config: Make, tmp_path: Path
+) -> None:
     folder = run_job(small_config("--model=wgan_gp", *flags, "--steps=1"))
     saved = json.loads((folder / "result.json").read_text())["saved_model"]
     assert saved == "model.keras predicts as the model in memory"

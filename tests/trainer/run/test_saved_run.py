@@ -1,4 +1,5 @@
-"""Tests that trainer.evaluate and trainer.predict give Keras's numbers on any replicas, or one line."""
+"""Tests that trainer.evaluate and trainer.predict give Keras's numbers on any replicas, or one
+line."""
 
 import json
 import shutil
@@ -24,9 +25,10 @@ from trainer.run.training_setup import build_setup
 
 Runs = Callable[..., Path]
 CASES: list[Any] = [
-    ("regression", "weighted_pair"), pytest.param("two_outputs", "named_pair", marks=pytest.mark.slow),
+    ("regression", "weighted_pair"),
+    pytest.param("two_outputs", "named_pair", marks=pytest.mark.slow),
     pytest.param("segmenter", "masks", marks=pytest.mark.slow),
-]  # fmt: skip
+]
 SMALL = ("--tensorboard=false", "--checkpoint_every_steps=4", "--steps_per_loop=4")
 MORE = "--data=tests.own_data:more"
 
@@ -41,7 +43,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         keras.config.set_floatx("float64")  # what Keras then predicts in the test, too
         if given not in kept:
             model, data, *flags = given
-            kept[given] = run_job(settings(data, model, f"--job_dir={tmp_path_factory.mktemp(model)}", *SMALL, *flags))
+            kept[given] = run_job(
+                settings(data, model, f"--job_dir={tmp_path_factory.mktemp(model)}", *SMALL, *flags)
+            )
         return kept[given]
 
     return of
@@ -54,15 +58,22 @@ def copied(runs: Runs, tmp_path: Path) -> Path:
 
 
 def by_keras(run: Path, checkpoint: str = "") -> tuple[dict[str, float], dict[str, Any]]:
-    """Returns what Keras's evaluate and predict, the outputs by name, give on one device, in batches of 6."""
+    """Returns what Keras's evaluate and predict, the outputs by name, give on one device, in
+    batches of 6."""
     stored: dict[str, Any] = json.loads((run / "run.json").read_text())["config"]
-    config = Overrides.read({name: value for name, value in stored.items() if value not in (None, "")}).resolve()
+    config = Overrides.read(
+        {name: value for name, value in stored.items() if value not in (None, "")}
+    ).resolve()
     setup = build_setup(config, make_replicas(config))
     model = setup.model
     saved = keras.models.load_model(run / "model" / "model.keras", compile=False)
     if checkpoint:
         reader = tf.train.load_checkpoint(str(run / "checkpoints" / checkpoint / "variables"))
-        values = [reader.get_tensor(name) for name in sorted(reader.get_variable_to_shape_map()) if "model/" in name]
+        values = [
+            reader.get_tensor(name)
+            for name in sorted(reader.get_variable_to_shape_map())
+            if "model/" in name
+        ]
         saved.set_weights(values[: len(model.weights)])
     model.set_weights(saved.get_weights())
     held = setup.dataset.evaluation
@@ -72,10 +83,16 @@ def by_keras(run: Path, checkpoint: str = "") -> tuple[dict[str, float], dict[st
         x = x.astype(keras.config.floatx())
     outputs = saved.predict(x, batch_size=6, verbose=0)
     return (
-        model.evaluate(x, *others[:1], batch_size=6, sample_weight=others[1] if others[1:] else None, return_dict=True,
-                       verbose=0),
+        model.evaluate(
+            x,
+            *others[:1],
+            batch_size=6,
+            sample_weight=others[1] if others[1:] else None,
+            return_dict=True,
+            verbose=0,
+        ),
         outputs if isinstance(outputs, dict) else {"predictions": outputs},
-    )  # fmt: skip
+    )
 
 
 def evaluated(run: Path, out: Path, *flags: str) -> dict[str, float]:
@@ -96,7 +113,9 @@ def check_as_keras(run: Path, out: Path, *flags: str, checkpoint: str = "") -> N
     values, outputs = by_keras(run, checkpoint)
     assert evaluated(run, out, *flags) == pytest.approx(values, rel=1e-10)
     found = predicted(run, out, *flags)
-    assert {name: array.dtype for name, array in found.items()} == {name: of.dtype for name, of in outputs.items()}
+    assert {name: array.dtype for name, array in found.items()} == {
+        name: of.dtype for name, of in outputs.items()
+    }
     for name, array in outputs.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-12)
 
@@ -109,18 +128,30 @@ def test_both_are_kerass_own_with_a_remainder_on_two_replicas(
     check_as_keras(runs(model, data), tmp_path, "--replicas=2")
 
 
-@pytest.mark.parametrize(("wanted", "name", "replicas"), [
-    ("4", "step-00000004", 2), pytest.param("newest", "step-00000008", 1, marks=pytest.mark.slow),
-])  # fmt: skip
-def test_a_checkpoint_is_taken_on_request(wanted: str, name: str, replicas: int, runs: Runs, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "name", "replicas"),
+    [
+        ("4", "step-00000004", 2),
+        pytest.param("newest", "step-00000008", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_a_checkpoint_is_taken_on_request(
+    wanted: str, name: str, replicas: int, runs: Runs, tmp_path: Path
+) -> None:
     run = runs("regression", "weighted_pair")
-    check_as_keras(run, tmp_path, f"--checkpoint={wanted}", f"--replicas={replicas}", checkpoint=name)
+    check_as_keras(
+        run, tmp_path, f"--checkpoint={wanted}", f"--replicas={replicas}", checkpoint=name
+    )
 
 
 def test_the_best_checkpoint_is_that_of_the_best_metric(runs: Runs, tmp_path: Path) -> None:
-    run = runs("regression", "pair", "--steps=9", "--learning_rate=0.5", "--checkpoint_every_steps=3")
+    run = runs(
+        "regression", "pair", "--steps=9", "--learning_rate=0.5", "--checkpoint_every_steps=3"
+    )
     lines = [json.loads(line) for line in (run / "stats.jsonl").read_text().splitlines()]
-    losses = {one["step"]: one["losses"]["val_loss"] for one in lines if one["kind"] == "evaluation"}
+    losses = {
+        one["step"]: one["losses"]["val_loss"] for one in lines if one["kind"] == "evaluation"
+    }
     best = min(losses, key=losses.__getitem__)
     found = evaluated(run, tmp_path, "--checkpoint=best", "--evaluation_batch_size=16")
     assert found["loss"] == pytest.approx(losses[best], rel=1e-10)
@@ -129,7 +160,8 @@ def test_the_best_checkpoint_is_that_of_the_best_metric(runs: Runs, tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", ["--replicas=1", "--replicas=2"])
 def test_other_data_are_all_of_their_rows(replicas: str, runs: Runs, tmp_path: Path) -> None:
-    """13 rows are fewer than a global batch; the data function has settings of its own; weights may be added."""
+    """13 rows are fewer than a global batch; the data function has settings of its own; weights may
+    be added."""
     run = runs("regression", "pair")
     draw = np.random.default_rng(7)
     x = draw.normal(size=(13, 4))
@@ -147,7 +179,8 @@ def test_other_data_are_all_of_their_rows(replicas: str, runs: Runs, tmp_path: P
 
 
 def test_a_dataset_without_row_numbers_is_read_to_its_end(runs: Runs, tmp_path: Path) -> None:
-    """It shuffles anew at each reading, so its rows must come from one reading, and no row twice."""
+    """It shuffles anew at each reading, so its rows must come from one reading, and no row
+    twice."""
     run = runs("regression", "pair")
     flags = [("--data=tests.own_data:tf_examples", f"--replicas={count}") for count in (1, 2)]
     whole, two = (predicted(run, tmp_path, *of)["predictions"] for of in flags)
@@ -159,12 +192,21 @@ def test_a_dataset_without_row_numbers_is_read_to_its_end(runs: Runs, tmp_path: 
 
 
 def test_built_in_models_and_sources(tmp_path: Path, capsys: Capture) -> None:
-    flags = ["--model=mlp", "--data=digits", "--image_size=8", "--width=8", "--steps=2", "--evaluation_fraction=0.1"]
+    flags = [
+        "--model=mlp",
+        "--data=digits",
+        "--image_size=8",
+        "--width=8",
+        "--steps=2",
+        "--evaluation_fraction=0.1",
+    ]
     job_dir = run_job(resolve([*flags, *SMALL, f"--job_dir={tmp_path / 'run'}"]).config)
     images = predicted(job_dir, tmp_path)["predictions"]
     assert images.shape == (180, 10)
     lines = [json.loads(line) for line in (job_dir / "stats.jsonl").read_text().splitlines()]
-    (values,) = [one["losses"] | one["metrics"] for one in lines if one["kind"] == "evaluation"][-1:]
+    (values,) = [one["losses"] | one["metrics"] for one in lines if one["kind"] == "evaluation"][
+        -1:
+    ]
     found = evaluated(job_dir, tmp_path, "--evaluation_batch_size=64")
     assert found["loss"] == pytest.approx(values["val_loss"], rel=1e-6)
     evaluated(job_dir, tmp_path, "--data=digits", "--replicas=2")
@@ -172,13 +214,24 @@ def test_built_in_models_and_sources(tmp_path: Path, capsys: Capture) -> None:
     text = (job_dir / "run.json").read_text()
     (job_dir / "run.json").write_text(text.replace('"3"', '"drei"'))
     assert evaluate.main([str(job_dir), "--data=digits"]) == 2
-    assert "data=digits: its classes are 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, but those of" in capsys.readouterr().err
+    assert (
+        "data=digits: its classes are 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, but those of"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow
 def test_a_generator_predicts_from_noise(tmp_path: Path) -> None:
-    flags = ["--image_size=16", "--width=4", "--latent_dim=4", "--global_batch_size=4", "--critic_steps=1"]
-    job_dir = run_job(resolve([*flags, *SMALL, "--steps=1", f"--job_dir={tmp_path / 'run'}"]).config)
+    flags = [
+        "--image_size=16",
+        "--width=4",
+        "--latent_dim=4",
+        "--global_batch_size=4",
+        "--critic_steps=1",
+    ]
+    job_dir = run_job(
+        resolve([*flags, *SMALL, "--steps=1", f"--job_dir={tmp_path / 'run'}"]).config
+    )
     images = predicted(job_dir, tmp_path, MORE, "--parts=1")["predictions"]
     assert images.shape == (11, 16, 16, 1)
     drawn = predicted(job_dir, tmp_path, MORE, "--parts=1", "--checkpoint=newest")["predictions"]
@@ -200,32 +253,68 @@ def test_outputs_of_nests_have_names(tmp_path: Path) -> None:
     assert held is not None
 
     def found(model: keras.Model) -> dict[str, Any]:
-        return dict(named_outputs(predictions(model, setup.replicas, held, 6, setup.dataset.as_fit), []))
+        return dict(
+            named_outputs(predictions(model, setup.replicas, held, 6, setup.dataset.as_fit), [])
+        )
 
     x = np.asarray(held.gather(tf.range(held.count))[0])
     named = found(Nested())
     assert {name: array.shape for name, array in named.items()} == {
-        "box.left": (21, 4), "box.right.0": (21, 4), "box.right.1": (21, 4), "file": (21,),
-    }  # fmt: skip
+        "box.left": (21, 4),
+        "box.right.0": (21, 4),
+        "box.right.1": (21, 4),
+        "file": (21,),
+    }
     np.testing.assert_allclose(named["box.right.1"], 3 * x)
     with pytest.raises(Exception, match="one row each is needed"):
         found(Scalar())
 
 
-@pytest.mark.parametrize(("command", "flags", "line"), [
-    ("evaluate", [f"{MORE}", "--columns=3"], "an example is float64 (3,), but "),
-    ("predict", [f"{MORE}", "--columns=3"], "which does not fit the model of "),
-    ("predict", ["--data=tests.own_data:words"], "an example is string (4,), which does not fit the model of "),
-    ("evaluate", [f"{MORE}", "--parts=1"], "it has no targets to evaluate: use trainer.predict for such rows"),
-    ("evaluate", [MORE, "--row=3"], "unknown flag --row; did you mean 'rows'? --help=all lists them all"),
-    ("predict", [MORE, "--parts=4"], "parts=4 must be one of 1, 2, 3."),
-    ("predict", ["--data=tests.own_data:none"], "tests.own_data has no function none"),
-    ("predict", ["--data=tests.own_data:tf_endless"], "the length of the tf.data.Dataset is unknown or infinite"),
-    ("evaluate", ["--checkpoint=last"], "checkpoint=last: use the number of a step, newest or best"),
-    ("evaluate", ["--checkpoint=7"], "has no checkpoint step-00000007: it keeps step-00000004, "),
-    ("predict", ["--out=x.csv"], "out=x.csv: the arrays are written as .npz: use a name that ends in .npz"),
-    ("evaluate", ["--out=x.txt"], "out=x.txt: the values are written as JSON"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "flags", "line"),
+    [
+        ("evaluate", [f"{MORE}", "--columns=3"], "an example is float64 (3,), but "),
+        ("predict", [f"{MORE}", "--columns=3"], "which does not fit the model of "),
+        (
+            "predict",
+            ["--data=tests.own_data:words"],
+            "an example is string (4,), which does not fit the model of ",
+        ),
+        (
+            "evaluate",
+            [f"{MORE}", "--parts=1"],
+            "it has no targets to evaluate: use trainer.predict for such rows",
+        ),
+        (
+            "evaluate",
+            [MORE, "--row=3"],
+            "unknown flag --row; did you mean 'rows'? --help=all lists them all",
+        ),
+        ("predict", [MORE, "--parts=4"], "parts=4 must be one of 1, 2, 3."),
+        ("predict", ["--data=tests.own_data:none"], "tests.own_data has no function none"),
+        (
+            "predict",
+            ["--data=tests.own_data:tf_endless"],
+            "the length of the tf.data.Dataset is unknown or infinite",
+        ),
+        (
+            "evaluate",
+            ["--checkpoint=last"],
+            "checkpoint=last: use the number of a step, newest or best",
+        ),
+        (
+            "evaluate",
+            ["--checkpoint=7"],
+            "has no checkpoint step-00000007: it keeps step-00000004, ",
+        ),
+        (
+            "predict",
+            ["--out=x.csv"],
+            "out=x.csv: the arrays are written as .npz: use a name that ends in .npz",
+        ),
+        ("evaluate", ["--out=x.txt"], "out=x.txt: the values are written as JSON"),
+    ],
+)
 def test_a_mistake_is_one_line(
     command: str, flags: list[str], line: str, copied: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -259,21 +348,56 @@ def of_0_2(run: Path) -> None:
 NEWEST = "checkpoints/step-00000008"
 
 
-@pytest.mark.parametrize(("damage", "flags", "line"), [
-    (lambda run: (run / "run.json").unlink(), [], "is not the job directory of a run: "),
-    (of_0_2, [], f": {TOO_OLD}"),
-    (lambda run: change(run, seed="x"), [], "run.json: seed='x' must be a whole number"),
-    (lambda run: change(run, sed=1), [], "run.json: unknown setting 'sed'; did you mean 'seed'?"),
-    (lambda run: change(run, model="tests.own_data:gone"), ["--checkpoint=8"], "tests.own_data has no function gone"),
-    (lambda run: change(run, data="tests.own_data:arrays"), [], "have no evaluation part: use --data"),
-    (lambda run: shutil.rmtree(run / "model"), [], "has no model/model.keras yet: wait until the run is done, or "),
-    (lambda run: cut(run / "model" / "model.keras"), [], "model.keras: Keras cannot load it: "),
-    (other_weights, [], "model.keras: its weights do not fit this model"),
-    (lambda run: shutil.rmtree(run / "checkpoints"), ["--checkpoint=newest"], "has no checkpoint: leave out"),
-    (lambda run: cut(run / NEWEST / "manifest.json"), ["--checkpoint=8"], f"{NEWEST}: damaged ("),
-    (lambda run: cut(next((run / NEWEST).glob("*.data*"))), ["--checkpoint=newest"], "has another size"),
-    (lambda run: cut(run / NEWEST / "manifest.json"), ["--checkpoint=best"], "its newest checkpoint is damaged ("),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("damage", "flags", "line"),
+    [
+        (lambda run: (run / "run.json").unlink(), [], "is not the job directory of a run: "),
+        (of_0_2, [], f": {TOO_OLD}"),
+        (lambda run: change(run, seed="x"), [], "run.json: seed='x' must be a whole number"),
+        (
+            lambda run: change(run, sed=1),
+            [],
+            "run.json: unknown setting 'sed'; did you mean 'seed'?",
+        ),
+        (
+            lambda run: change(run, model="tests.own_data:gone"),
+            ["--checkpoint=8"],
+            "tests.own_data has no function gone",
+        ),
+        (
+            lambda run: change(run, data="tests.own_data:arrays"),
+            [],
+            "have no evaluation part: use --data",
+        ),
+        (
+            lambda run: shutil.rmtree(run / "model"),
+            [],
+            "has no model/model.keras yet: wait until the run is done, or ",
+        ),
+        (lambda run: cut(run / "model" / "model.keras"), [], "model.keras: Keras cannot load it: "),
+        (other_weights, [], "model.keras: its weights do not fit this model"),
+        (
+            lambda run: shutil.rmtree(run / "checkpoints"),
+            ["--checkpoint=newest"],
+            "has no checkpoint: leave out",
+        ),
+        (
+            lambda run: cut(run / NEWEST / "manifest.json"),
+            ["--checkpoint=8"],
+            f"{NEWEST}: damaged (",
+        ),
+        (
+            lambda run: cut(next((run / NEWEST).glob("*.data*"))),
+            ["--checkpoint=newest"],
+            "has another size",
+        ),
+        (
+            lambda run: cut(run / NEWEST / "manifest.json"),
+            ["--checkpoint=best"],
+            "its newest checkpoint is damaged (",
+        ),
+    ],
+)
 def test_a_damaged_run_is_one_line(
     damage: Callable[[Path], Any], flags: list[str], line: str, copied: Path, capsys: Capture
 ) -> None:
@@ -290,11 +414,14 @@ def test_what_a_run_needed_to_train_is_not_needed_to_use_it(copied: Path, tmp_pa
     assert evaluated(copied, tmp_path) == values
     assert predicted(copied, tmp_path, "--checkpoint=newest", MORE)["predictions"].shape == (11, 1)
     layers = [keras.Input((4,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)]
-    keras.Sequential(layers).save(copied / "model" / "model.keras")  # of code that has changed since
+    # of code that has changed since
+    keras.Sequential(layers).save(copied / "model" / "model.keras")
     assert predicted(copied, tmp_path)["predictions"].shape == (21, 1)
 
 
-@pytest.mark.parametrize("palette", ["red green blue black", pytest.param("blue", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "palette", ["red green blue black", pytest.param("blue", marks=pytest.mark.slow)]
+)
 def test_other_data_of_a_shared_setting_keep_the_vocabulary_of_the_run(
     palette: str, runs: Runs, tmp_path: Path
 ) -> None:

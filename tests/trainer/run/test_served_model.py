@@ -1,4 +1,5 @@
-"""Tests the server of an exported model: an answer depends on its row alone, and no request ends it."""
+"""Tests the server of an exported model: an answer depends on its row alone, and no request ends
+it."""
 
 import asyncio
 import base64
@@ -48,7 +49,8 @@ def network() -> keras.Model:
 
 def two_inputs() -> keras.Model:
     keras.utils.set_random_seed(4)
-    size, word = keras.Input((3,), name="size"), keras.Input((), dtype="string", name="word")
+    size = keras.Input((3,), name="size")
+    word = keras.Input((), dtype="string", name="word")
     hashed = keras.layers.Hashing(8, output_mode="one_hot")(keras.layers.Reshape((1,))(word))
     both = keras.layers.Concatenate()([size, hashed])
     outputs = {"price": keras.layers.Dense(1)(both), "kind": keras.layers.Dense(2)(both)}
@@ -69,9 +71,12 @@ def model(folder: Path) -> ServedModel:
 
 @contextmanager
 def serving(
-    load: Callable[[], ServedModel], stop: Callable[[Exception], None] = lambda error: None, healthy: int = 200
+    load: Callable[[], ServedModel],
+    stop: Callable[[Exception], None] = lambda error: None,
+    healthy: int = 200,
 ) -> Iterator[str]:
-    """Yields the address of a real server in a thread of this process, once its /health answers `healthy`."""
+    """Yields the address of a real server in a thread of this process, once its /health answers
+    `healthy`."""
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     server = uvicorn.Server(uvicorn.Config(Server(load, stop).application(), log_level="error"))
@@ -108,18 +113,25 @@ def answered(model: ServedModel, instances: list[Any]) -> list[Any]:
 
 
 def test_an_answer_is_the_same_up_to_rounding_in_every_batch(folder: Path, url: str) -> None:
-    rows, draw = images(40), random.Random(1)
+    rows = images(40)
+    draw = random.Random(1)
     loaded = keras.models.load_model(folder / "model.keras")
-    called = [loaded(tf.cast(rows[at : at + 8], tf.float32), training=False) for at in range(0, 40, 8)]
+    called = [
+        loaded(tf.cast(rows[at : at + 8], tf.float32), training=False) for at in range(0, 40, 8)
+    ]
     model = ServedModel(folder, "run")
     alone = np.array([answered(model, [row.tolist()])[0] for row in rows], np.float32)
     assert alone == pytest.approx(np.concatenate(called), abs=1e-6)
     for _ in range(5):
         answers: Any = []
         while len(answers) < len(rows):
-            answers += post(url, rows[len(answers) :][: draw.randint(1, 15)].tolist()).json()["predictions"]
+            answers += post(url, rows[len(answers) :][: draw.randint(1, 15)].tolist()).json()[
+                "predictions"
+            ]
         assert np.array(answers) == pytest.approx(alone, abs=1e-6)
-    assert np.array(post(url, rows.tolist()).json()["predictions"]) == pytest.approx(alone, abs=1e-6)
+    assert np.array(post(url, rows.tolist()).json()["predictions"]) == pytest.approx(
+        alone, abs=1e-6
+    )
 
 
 def test_images_are_decoded_as_in_training(url: str) -> None:
@@ -127,7 +139,9 @@ def test_images_are_decoded_as_in_training(url: str) -> None:
     buffer = io.BytesIO()
     Image.fromarray(row[..., 0]).save(buffer, "PNG")
     coded = {"b64": base64.b64encode(buffer.getvalue()).decode()}
-    first, *others = np.array(post(url, [row.tolist(), coded, {"image": coded}]).json()["predictions"])
+    first, *others = np.array(
+        post(url, [row.tolist(), coded, {"image": coded}]).json()["predictions"]
+    )
     assert np.array(others) == pytest.approx(np.array([first, first]), abs=1e-6)
 
 
@@ -137,19 +151,23 @@ def test_inputs_have_names(tmp_path: Path) -> None:
     row = {"size": [1, 2.5, 3], "word": "ä"}
     (answer,) = answered(model, [row])
     assert {name: len(values) for name, values in answer.items()} == {"kind": 2, "price": 1}
-    assert [(tensor["name"], tensor["datatype"], tensor["shape"]) for tensor in model.metadata()["inputs"]] == [
-        ("size", "FP32", [-1, 3]), ("word", "BYTES", [-1])
-    ]  # fmt: skip
+    assert [
+        (tensor["name"], tensor["datatype"], tensor["shape"])
+        for tensor in model.metadata()["inputs"]
+    ] == [("size", "FP32", [-1, 3]), ("word", "BYTES", [-1])]
     for bad, line in (
         ({"size": [1, 2, 3]}, "it has size, and it must be an object with size, word"),
         ([1], "it must be an object with size, word"),
         ({"size": [1, 2, 3], "word": 7}, "word: it must be text"),
         ({"size": [[1]], "word": "a"}, "size: it must have the shape [3], and has [1, 1]"),
-        ({"size": ["a", "b", "c"], "word": "a"}, "size: it must hold finite numbers of float32 only"),
+        (
+            {"size": ["a", "b", "c"], "word": "a"},
+            "size: it must hold finite numbers of float32 only",
+        ),
         ({"size": [1e300, 0, 0], "word": "a"}, "size: it must hold finite"),
         ({"size": [float("inf"), 0, 0], "word": "a"}, "size: it must hold finite"),
         ({"size": [1, [2], 3], "word": "a"}, "size: it must have the shape [3]"),
-    ):  # fmt: skip
+    ):
         _, errors = model.parse([row, bad, row])
         assert [*errors] == [1]
         assert str(errors[1]).startswith(line)
@@ -177,9 +195,17 @@ def test_a_row_that_the_model_cannot_compute_fails_alone(tmp_path: Path) -> None
     assert isinstance(refused_one, BadRow)
     assert str(refused_one) == problem
     (tmp_path / "rows.jsonl").write_text("[1, 2]\n[3, 9]\n[4, 0]\n{")
-    assert command.main([f"{tmp_path}/model", f"--rows_file={tmp_path}/rows.jsonl", f"--out={tmp_path}/out"]) == 0
+    assert (
+        command.main(
+            [f"{tmp_path}/model", f"--rows_file={tmp_path}/rows.jsonl", f"--out={tmp_path}/out"]
+        )
+        == 0
+    )
     answers, errors = (
-        [json.loads(line) for line in (tmp_path / "out" / f"{name}-00000.jsonl").read_text().splitlines()]
+        [
+            json.loads(line)
+            for line in (tmp_path / "out" / f"{name}-00000.jsonl").read_text().splitlines()
+        ]
         for name in ("predictions", "errors")
     )
     assert answers == [{"row": 0, "prediction": good[0]}, {"row": 2, "prediction": good[1]}]
@@ -188,43 +214,61 @@ def test_a_row_that_the_model_cannot_compute_fails_alone(tmp_path: Path) -> None
 
 
 def test_a_generator_draws_by_seed_and_label(tmp_path: Path) -> None:
-    noise, label = keras.Input((4,)), keras.Input((), dtype="int32")
-    both = keras.layers.Concatenate()([noise, keras.layers.CategoryEncoding(3, output_mode="one_hot")(label)])
+    noise = keras.Input((4,))
+    label = keras.Input((), dtype="int32")
+    both = keras.layers.Concatenate()(
+        [noise, keras.layers.CategoryEncoding(3, output_mode="one_hot")(label)]
+    )
     image = keras.layers.Reshape((4, 4, 1))(keras.layers.Dense(16, activation="tanh")(both))
     generator = keras.Model([noise, label], image)
-    generator.sample, generator.latent_dim, generator.generated_classes = lambda *_: None, 4, 3
+    generator.sample = lambda *_: None
+    generator.latent_dim = 4
+    generator.generated_classes = 3
     export(generator, tmp_path / "model", None, image=(4, 4, 1))
     model = ServedModel(tmp_path / "model", "run")
     # Clients of protobuf write whole numbers as 7.0.
-    first, again, other, _ = answered(model, [{"seed": seed, "label": seed % 3} for seed in (7, 7.0, 8, 0)])
+    first, again, other, _ = answered(
+        model, [{"seed": seed, "label": seed % 3} for seed in (7, 7.0, 8, 0)]
+    )
     assert first == again != other
     assert Image.open(io.BytesIO(base64.b64decode(first["b64"]))).size == (4, 4)
     for bad, line in (
-        ({"seed": 7}, "with whole numbers for label, seed"), ({"seed": -1, "label": 0}, "seed=-1: use a number from 0"),
-        ({"seed": 7, "label": 3}, "the classes are 0 to 2"), ({"seed": 7.5, "label": 0}, "whole numbers"),
-        (7, "whole numbers"), ({"seed": True, "label": 0}, "whole numbers"),
-    ):  # fmt: skip
+        ({"seed": 7}, "with whole numbers for label, seed"),
+        ({"seed": -1, "label": 0}, "seed=-1: use a number from 0"),
+        ({"seed": 7, "label": 3}, "the classes are 0 to 2"),
+        ({"seed": 7.5, "label": 0}, "whole numbers"),
+        (7, "whole numbers"),
+        ({"seed": True, "label": 0}, "whole numbers"),
+    ):
         assert line in str(model.parse([bad])[1][0])
 
 
 def test_an_answer_that_is_not_finite_is_an_error_of_its_row(tmp_path: Path) -> None:
     x = keras.Input((3,))
     export(keras.Model(x, keras.ops.log(x)), tmp_path / "model", None)
-    first, second = answered(ServedModel(tmp_path / "model", "run"), [[1.0, 0.0, -1.0], [1.0, 1.0, 1.0]])
+    first, second = answered(
+        ServedModel(tmp_path / "model", "run"), [[1.0, 0.0, -1.0], [1.0, 1.0, 1.0]]
+    )
     assert "the model answers with inf or nan" in str(first)
     assert second == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("from_logits", [True, False])
-def test_a_classifier_answers_with_label_and_probabilities(from_logits: bool, tmp_path: Path) -> None:
-    network = keras.Sequential([keras.Input((3,)), keras.layers.Activation("linear" if from_logits else "softmax")])
+def test_a_classifier_answers_with_label_and_probabilities(
+    from_logits: bool, tmp_path: Path
+) -> None:
+    network = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Activation("linear" if from_logits else "softmax")]
+    )
     network.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits))
     export(network, tmp_path / "model", None, class_names=("ant", "bee", "cat"))
     model = ServedModel(tmp_path / "model", "run")
     (answer,) = answered(model, [[0.0, 1.0, -800.0]])
     assert answer["label"] == "bee"
     assert answer["probabilities"] == pytest.approx([1 / (1 + np.e), np.e / (1 + np.e), 0])
-    assert answer["predictions"] == ([0.0, 1.0, -800.0] if from_logits else pytest.approx(answer["probabilities"]))
+    assert answer["predictions"] == (
+        [0.0, 1.0, -800.0] if from_logits else pytest.approx(answer["probabilities"])
+    )
     assert [tensor["name"] for tensor in model.metadata()["outputs"]] == [*answer]
     assert model.metadata()["parameters"] == {"class_names": ["ant", "bee", "cat"]}
 
@@ -234,23 +278,55 @@ def test_rows_of_several_lengths_are_answered_together(tmp_path: Path) -> None:
     export(keras.Model(x, keras.ops.sum(x, axis=1, keepdims=True)), tmp_path / "model", None)
     model = ServedModel(tmp_path / "model", "run")
     with serving(lambda: model) as url:
-        assert post(url, [[1], [1, 2], [3], [1, 2, 3]]).json()["predictions"] == [[1.0], [3.0], [3.0], [6.0]]
-        assert requests.get(f"{url}/v2/models/model", timeout=30).json()["inputs"][0]["shape"] == [-1, -1]
+        assert post(url, [[1], [1, 2], [3], [1, 2, 3]]).json()["predictions"] == [
+            [1.0],
+            [3.0],
+            [3.0],
+            [6.0],
+        ]
+        assert requests.get(f"{url}/v2/models/model", timeout=30).json()["inputs"][0]["shape"] == [
+            -1,
+            -1,
+        ]
 
 
 HOSTILE = [
-    b"", b"{", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000, b'{"instances": []}', b'{"instances": 3}',
-    *(b'{"instances": [' + instance + b"]}" for instance in (
-        b"NaN", b"[[[1e999]]]", b'{"b64": "!!"}', b'{"b64": "aGFsbG8="}', b"null", b'{"b64": {}}', b'{"__reduce__": 1}',
-        b"[[[256]]]", b'["a", [1]]', b'{"image": 1, "x": 2}', b"1" * 5000, b"[[[1.5]]]",
-    )),
-]  # fmt: skip
+    b"",
+    b"{",
+    b"[]",
+    b"{}",
+    b"\xff\xfe",
+    b"[" * 100_000,
+    b'{"instances": []}',
+    b'{"instances": 3}',
+    *(
+        b'{"instances": [' + instance + b"]}"
+        for instance in (
+            b"NaN",
+            b"[[[1e999]]]",
+            b'{"b64": "!!"}',
+            b'{"b64": "aGFsbG8="}',
+            b"null",
+            b'{"b64": {}}',
+            b'{"__reduce__": 1}',
+            b"[[[256]]]",
+            b'["a", [1]]',
+            b'{"image": 1, "x": 2}',
+            b"1" * 5000,
+            b"[[[1.5]]]",
+        )
+    ),
+]
 
 
 def test_hostile_requests_are_refused_in_one_line_and_the_server_lives(url: str) -> None:
-    draw, good = random.Random(0), json.dumps({"instances": images(1).tolist()}).encode()
+    draw = random.Random(0)
+    good = json.dumps({"instances": images(1).tolist()}).encode()
     mutated = [good[: draw.randrange(len(good))] for _ in range(20)]
-    for body, status in [*((body, 400) for body in (*HOSTILE, *mutated)), (b" " * (MOST_BYTES + 1), 413)]:
+    for body, status in [
+        *((body, 400) for body in (*HOSTILE, *mutated)),
+        (b" " * (MOST_BYTES + 1), 413),
+    ]:
         sent = post(url, body)
         assert (sent.status_code, "\n" in sent.json()["error"]) == (status, False), body[:60]
     for path, status in (("nothing", 404), ("predict", 405)):
@@ -266,19 +342,27 @@ def test_a_body_that_does_not_come_or_is_too_large_by_its_header_is_refused(
 ) -> None:
     monkeypatch.setattr(server_module, "_BODY_S", 0.2)
     port = int(url.rpartition(":")[2])
-    for length, reply in ((100, b"HTTP/1.1 408"), (10**12, b"HTTP/1.1 413"), (9, b"")):  # the last client goes
+    # the last client goes
+    for length, reply in ((100, b"HTTP/1.1 408"), (10**12, b"HTTP/1.1 413"), (9, b"")):
         with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
-            connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n{" % length)
+            connection.sendall(
+                b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n{" % length
+            )
             assert not reply or connection.recv(100).startswith(reply)
     assert requests.get(f"{url}/health", timeout=30).status_code == 200
     assert "a request failed" not in caplog.text
 
 
-@pytest.mark.parametrize(("most_rows", "expected"), [
-    (8, [[1] * 8, [2, 3, 3, 1, 1]]), (2, [[1] * 2, [2], [3, 3], *[[1] * 2] * 4]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("most_rows", "expected"),
+    [
+        (8, [[1] * 8, [2, 3, 3, 1, 1]]),
+        (2, [[1] * 2, [2], [3, 3], *[[1] * 2] * 4]),
+    ],
+)
 def test_requests_that_wait_share_a_call(most_rows: int, expected: list[list[int]]) -> None:
-    """A large request waits for its next part behind the others, and each gets the answers to its own rows."""
+    """A large request waits for its next part behind the others, and each gets the answers to its
+    own rows."""
     calls: list[list[int]] = []
 
     def answer(columns: Any) -> list[int]:
@@ -286,7 +370,9 @@ def test_requests_that_wait_share_a_call(most_rows: int, expected: list[list[int
         return calls[-1]
 
     async def answered() -> list[list[int]]:
-        batcher = server_module.Batcher(cast(ServedModel, SimpleNamespace(most_rows=most_rows, answer=answer)))
+        batcher = server_module.Batcher(
+            cast(ServedModel, SimpleNamespace(most_rows=most_rows, answer=answer))
+        )
         return await asyncio.gather(*(batcher.answer((np.array(rows),)) for rows in requests))
 
     requests = [[1] * 10, [2], [3, 3]]
@@ -295,15 +381,20 @@ def test_requests_that_wait_share_a_call(most_rows: int, expected: list[list[int
 
 
 def test_a_request_that_the_stopping_server_gives_up_is_told_so() -> None:
-    """Uvicorn cancels what is open when its time for open requests is over; the model still computes."""
-    computing, over, sent = threading.Event(), threading.Event(), list[Any]()
+    """Uvicorn cancels what is open when its time for open requests is over; the model still
+    computes."""
+    computing = threading.Event()
+    over = threading.Event()
+    sent = list[Any]()
 
     def answer(columns: Any) -> list[int]:
         computing.set()
         over.wait(30)
         return [1]
 
-    model = SimpleNamespace(most_rows=8, answer=answer, parse=lambda rows: ([([0], (np.array(rows),))], {}))
+    model = SimpleNamespace(
+        most_rows=8, answer=answer, parse=lambda rows: ([([0], (np.array(rows),))], {})
+    )
     app = Server(lambda: cast(ServedModel, model), lambda error: None).application()
 
     async def receive() -> dict[str, Any]:
@@ -315,7 +406,13 @@ def test_a_request_that_the_stopping_server_gives_up_is_told_so() -> None:
     async def cancelled() -> None:
         async with app.router.lifespan_context(app):
             while not computing.is_set():  # until then the model is being loaded
-                scope = {"type": "http", "method": "POST", "path": "/predict", "headers": [], "query_string": b""}
+                scope = {
+                    "type": "http",
+                    "method": "POST",
+                    "path": "/predict",
+                    "headers": [],
+                    "query_string": b"",
+                }
                 request = asyncio.create_task(app(scope, receive, send))
                 await asyncio.wait([request], timeout=0.1)
             request.cancel()
@@ -337,7 +434,10 @@ def test_a_port_in_use_is_told_before_the_model_is_loaded() -> None:
     def load() -> ServedModel:
         raise AssertionError("it was loaded")
 
-    with socket.create_server(("127.0.0.1", 0)) as taken, refused("it cannot be opened at 127.0.0.1"):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        refused("it cannot be opened at 127.0.0.1"),
+    ):
         server_module.serve(load, "127.0.0.1", taken.getsockname()[1])
 
 
@@ -345,11 +445,16 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     file = tmp_path / "model.keras"
     file.touch()
     for path in (tmp_path / "nowhere", tmp_path, file):
-        with refused("x: there is no serving.json: name the job directory of a run that is done, or its model/"):
+        with refused(
+            "x: there is no serving.json: name the job directory of a run that is done, or its"
+            " model/"
+        ):
             read_servable(model_folder(str(path)), "x")
 
 
-def test_a_model_of_a_version_before_0_3_is_refused_and_one_of_0_3_is_read(folder: Path, tmp_path: Path) -> None:
+def test_a_model_of_a_version_before_0_3_is_refused_and_one_of_0_3_is_read(
+    folder: Path, tmp_path: Path
+) -> None:
     content = json.loads((folder / "serving.json").read_text())
     file = tmp_path / "serving.json"
     file.write_text(json.dumps({**content, "fixed_batch": 8}))  # as 0.3.0 wrote it
@@ -371,13 +476,21 @@ def test_a_server_says_503_until_its_model_is_loaded_and_stops_without_one(tmp_p
         until(lambda: [type(error) for error in failed] == [UserError])
 
 
-def test_in_a_container_of_vertex_ai_its_variables_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_container_of_vertex_ai_its_variables_count(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Here the server binds to this machine alone."""
     served: list[Any] = []
-    monkeypatch.setattr("trainer.run.http_server.serve", lambda load, *where: served.append((load(), *where)))
+    monkeypatch.setattr(
+        "trainer.run.http_server.serve", lambda load, *where: served.append((load(), *where))
+    )
     assert serve.main([str(folder)]) == 0
-    for name, value in (("HTTP_PORT", "9001"), ("STORAGE_URI", str(folder)), ("HEALTH_ROUTE", "/alive"),
-                        ("PREDICT_ROUTE", "/v1/answer")):  # fmt: skip
+    for name, value in (
+        ("HTTP_PORT", "9001"),
+        ("STORAGE_URI", str(folder)),
+        ("HEALTH_ROUTE", "/alive"),
+        ("PREDICT_ROUTE", "/v1/answer"),
+    ):
         monkeypatch.setenv(f"AIP_{name}", value)
     assert serve.main([]) == 0
     assert [where for _, *where in served] == [["127.0.0.1", 8080], ["0.0.0.0", 9001]]
@@ -386,7 +499,9 @@ def test_in_a_container_of_vertex_ai_its_variables_count(folder: Path, monkeypat
 
 
 def test_a_lambda_is_served_and_never_unpickled(tmp_path: Path) -> None:
-    network = keras.Sequential([keras.Input((2,)), keras.layers.Lambda(lambda x: 2 * x, output_shape=(2,))])
+    network = keras.Sequential(
+        [keras.Input((2,)), keras.layers.Lambda(lambda x: 2 * x, output_shape=(2,))]
+    )
     export(network, tmp_path / "model", None)
     with pytest.raises(UserError, match=r"Keras cannot load it: .*[Ll]ambda"):
         load_template(tmp_path / "model" / "model.keras", "run")
@@ -394,23 +509,33 @@ def test_a_lambda_is_served_and_never_unpickled(tmp_path: Path) -> None:
     assert answered(model, [[1, 2.5]]) == [[2.0, 5.0]]
 
 
-def test_rows_of_a_bucket_are_answered_into_a_bucket(folder: Path, model: ServedModel, bucket: Address) -> None:
+def test_rows_of_a_bucket_are_answered_into_a_bucket(
+    folder: Path, model: ServedModel, bucket: Address
+) -> None:
     connect().upload(json.dumps(images(1)[0].tolist()).encode(), bucket / "rows.jsonl")
     assert command.main([str(folder), f"--rows_file={bucket}rows.jsonl", f"--out={bucket}out"]) == 0
-    (written,) = (remote for remote in connect().list(bucket / "out") if "predictions" in remote.address.name)
+    (written,) = (
+        remote for remote in connect().list(bucket / "out") if "predictions" in remote.address.name
+    )
     assert json.loads(connect().read(written))["prediction"] == pytest.approx(
         answered(model, images(1).tolist())[0], abs=1e-6
     )
 
 
 def test_rows_of_a_file_are_answered_as_by_a_server(
-    folder: Path, model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    folder: Path,
+    model: ServedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
 ) -> None:
-    """Lines that cannot be read are named; the same command again goes on after the parts that are there."""
+    """Lines that cannot be read are named; the same command again goes on after the parts that are
+    there."""
     assert PART_ROWS > 1000
     monkeypatch.setattr("trainer.run.served_model.PART_ROWS", 10)
     lines = [json.dumps(row.tolist()) for row in images(25)]
-    lines[3], lines[12] = "{", "[[1]]"
+    lines[3] = "{"
+    lines[12] = "[[1]]"
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     flags = [str(folder), f"--rows_file={tmp_path}/rows.jsonl", f"--out={tmp_path}/out"]
     assert command.main(flags) == 0
@@ -422,23 +547,35 @@ def test_rows_of_a_file_are_answered_as_by_a_server(
     assert json.loads((written / "answers_of.json").read_text())["model"] == dict(model.about.files)
     assert (written / "predictions-00002.jsonl").read_text() == "kept"
     answers, errors = (
-        [json.loads(line) for part in (0, 1) for line in (written / f"{name}-{part:05}.jsonl").read_text().splitlines()]
+        [
+            json.loads(line)
+            for part in (0, 1)
+            for line in (written / f"{name}-{part:05}.jsonl").read_text().splitlines()
+        ]
         for name in ("predictions", "errors")
     )
     assert [entry["row"] for entry in errors] == [3, 12]
     assert [entry["row"] for entry in answers] == [*range(3), *range(4, 12), *range(13, 20)]
-    assert answers[4]["prediction"] == pytest.approx(answered(model, [json.loads(lines[5])])[0], abs=1e-6)
+    assert answers[4]["prediction"] == pytest.approx(
+        answered(model, [json.loads(lines[5])])[0], abs=1e-6
+    )
 
     (tmp_path / "other.jsonl").write_text("\n".join([*lines, "[[2]]"]))
     (tmp_path / "wrong.jsonl").write_text("{")
     for rows, out, line in (
         ("rows", "answers.jsonl", "it becomes a folder of several files: use a name without a dot"),
-        ("other", "out", f"out={written}: its answers differ from these in rows: use another --out"),
+        (
+            "other",
+            "out",
+            f"out={written}: its answers differ from these in rows: use another --out",
+        ),
         ("missing", "out", "missing.jsonl: there is no such file"),
         ("wrong", "new", ""),  # no row was answered
     ):
         assert (
-            command.main([str(folder), f"--rows_file={tmp_path / rows}.jsonl", f"--out={tmp_path / out}"])
+            command.main(
+                [str(folder), f"--rows_file={tmp_path / rows}.jsonl", f"--out={tmp_path / out}"]
+            )
             == USER_MUST_CHANGE
         )
         assert line in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""Tests jobs that end themselves at a limit, by a planted clock: who decides, what they leave, how they go on."""
+"""Tests jobs that end themselves at a limit, by a planted clock: who decides, what they leave, how
+they go on."""
 
 import time
 from pathlib import Path
@@ -22,15 +23,23 @@ from trainer.base.run_files.tracking.sender import RunFiles
 from trainer.run.stop_if_idle import JobWatch
 from trainer.training.signals import StopRequest
 
-FLAGS = ("--model=mlp", "--dropout=0.3", "--steps=40", "--steps_per_loop=1", "--report_every_steps=5",
-         "--evaluation_fraction=0.2", f"--callbacks={__name__}:callbacks")  # fmt: skip
+FLAGS = (
+    "--model=mlp",
+    "--dropout=0.3",
+    "--steps=40",
+    "--steps_per_loop=1",
+    "--report_every_steps=5",
+    "--evaluation_fraction=0.2",
+    f"--callbacks={__name__}:callbacks",
+)
 IDLE = StopLimits(idle_s=1800.0)
 WHY_IDLE = "all GPUs were below 10 % for 30 minutes (--stop_if_idle)"
 WHY_OVER = "the job has run for 0.5 hours, 1.5 times the upper end of its plan (--stop_if_over)"
 
 
 class Stalling:
-    """Lets an hour of the planted clock pass at a step, and waits there until the watch has decided to end the run."""
+    """Lets an hour of the planted clock pass at a step, and waits there until the watch has decided
+    to end the run."""
 
     planted: Any = None  # of the run
     step: int | None = None  # None: it lets an hour pass at each step, and waits nowhere
@@ -46,15 +55,21 @@ class Stalling:
 def callbacks() -> list[keras.callbacks.Callback]:
     at_step: Any = keras.callbacks.LambdaCallback(
         on_train_begin=lambda logs: Stalling.pass_hour(0),
-        on_train_batch_end=lambda batch, logs: Stalling.pass_hour(int(at_step.model.optimizer.iterations)),
+        on_train_batch_end=lambda batch, logs: Stalling.pass_hour(
+            int(at_step.model.optimizer.iterations)
+        ),
     )
     return [at_step]
 
 
 @pytest.mark.slow
-def test_a_job_ends_itself_and_the_same_command_goes_on(small_config: Make, tmp_path: Path, monkeypatch: Patch) -> None:
-    """It exits with 0, has its state, no model, and ends with the numbers of a run that was never stopped."""
-    config, planted = small_config(*FLAGS), PlantedWatch(monkeypatch, 3.0)
+def test_a_job_ends_itself_and_the_same_command_goes_on(
+    small_config: Make, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """It exits with 0, has its state, no model, and ends with the numbers of a run that was never
+    stopped."""
+    config = small_config(*FLAGS)
+    planted = PlantedWatch(monkeypatch, 3.0)
     monkeypatch.setattr(limit_watch, "CHECK_S", 0.01)
     monkeypatch.setattr(Stalling, "planted", planted)
     monkeypatch.setattr(Stalling, "signals", Signals(monkeypatch))
@@ -74,7 +89,12 @@ def test_a_job_ends_itself_and_the_same_command_goes_on(small_config: Make, tmp_
     monkeypatch.setenv(LIMITS, StopLimits(idle_s=1800.0, over_s=1e6, factor=1.5).text)
     run(config)
     result = read(folder / "result.json")
-    assert (result["state"], result["error"], result["restarts"], result["steps_repeated"]) == ("done", None, 0, 0)
+    assert (result["state"], result["error"], result["restarts"], result["steps_repeated"]) == (
+        "done",
+        None,
+        0,
+        0,
+    )
     undisturbed = run(small_config(*FLAGS, f"--job_dir={tmp_path / 'undisturbed'}"))
     assert lines(folder, "evaluation")
     check_same(folder, undisturbed)
@@ -85,10 +105,14 @@ class Worker:
 
     def __init__(self, monkeypatch: Patch, peers: Any = None, *, is_chief: bool = True) -> None:
         monkeypatch.setenv(LIMITS, IDLE.text)
-        self.planted, self.request, self.slow = PlantedWatch(monkeypatch), StopRequest(), set[str]()
+        self.planted = PlantedWatch(monkeypatch)
+        self.request = StopRequest()
+        self.slow = set[str]()
         self._goodput = Goodput(0.0, {})
         result = SimpleNamespace(
-            goodput=self._goodput, job_began_at=time.time(), name_slow=lambda name, why: self.slow.add(name)
+            goodput=self._goodput,
+            job_began_at=time.time(),
+            name_slow=lambda name, why: self.slow.add(name),
         )
         cluster = SimpleNamespace(is_chief=is_chief, name=lambda index: f"worker {index}")
         job: Any = SimpleNamespace(peers=peers, result=result, cluster=cluster)
@@ -97,7 +121,8 @@ class Worker:
     def spend(self, seconds: float, phase: str, *percent: Any) -> None:
         """Lets the run be in a phase, with its GPUs used so much, until it is told to end."""
         self._goodput.enter(phase)
-        self.planted.percent, until = percent, self.planted.now + seconds
+        self.planted.percent = percent
+        until = self.planted.now + seconds
         while self.planted.now < until and not self.request.reason:
             self.planted.now += CHECK_S
             self._watch.check()
@@ -120,9 +145,12 @@ def test_phases_that_need_no_gpu_are_no_stall(monkeypatch: Patch) -> None:
 
 
 class Peers:
-    """Stands for the connections to another worker, whose GPUs have been idle for `other` seconds."""
+    """Stands for the connections to another worker, whose GPUs have been idle for `other`
+    seconds."""
 
-    stop_reason, other, stopped = "", 0.0, ""
+    stop_reason = ""
+    other = 0.0
+    stopped = ""
 
     def share_idle(self, seconds: float) -> list[float]:
         return [seconds, self.other]

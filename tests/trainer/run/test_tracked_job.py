@@ -1,4 +1,5 @@
-"""Tests trainings that a tracker follows: interrupted and resumed, gone back after a NaN, failed, refused."""
+"""Tests trainings that a tracker follows: interrupted and resumed, gone back after a NaN, failed,
+refused."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,7 +34,9 @@ class Kept:
 
     def send(self, run: TrackedRun, points: Sequence[Point]) -> None:
         self.runs.append(run)
-        self.points[run.id] += [(name, point.step, value) for point in points for name, value in point.values.items()]
+        self.points[run.id] += [
+            (name, point.step, value) for point in points for name, value in point.values.items()
+        ]
 
 
 @pytest.fixture
@@ -60,7 +63,11 @@ def test_restarts_on_more_replicas_go_on_with_the_same_run(kept: Kept, small_con
     assert losses(points) == in_file(folder)
     assert [step for step, _ in losses(points)] == [1, 2, 3, 4, 5, 6]
     last = kept.runs[-1]
-    assert (last.state, last.id, last.parameters["replicas"]) == ("finished", read(folder / "run.json")["id"], "2")
+    assert (last.state, last.id, last.parameters["replicas"]) == (
+        "finished",
+        read(folder / "run.json")["id"],
+        "2",
+    )
     assert last.tags["data_fingerprint"]
 
 
@@ -74,7 +81,9 @@ def test_a_refusal_ends_the_run_before_training(kept: Kept, small_config: Make) 
     assert lines(Path(config.job_dir), "report") == []
 
 
-def test_a_new_start_with_other_settings_after_a_failure_is_another_run(kept: Kept, small_config: Make) -> None:
+def test_a_new_start_with_other_settings_after_a_failure_is_another_run(
+    kept: Kept, small_config: Make
+) -> None:
     flags = ("--model=tests.models:diverging", "--steps=6", "--checkpoint_every_steps=0", TRACK)
     for rate in ("0.1", "0.1", "0.2"):
         with pytest.raises(UserError, match="NaN"):

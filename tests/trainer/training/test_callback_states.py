@@ -1,4 +1,5 @@
-"""Tests that what callbacks have changed goes on after a resume, as in a run that was never interrupted."""
+"""Tests that what callbacks have changed goes on after a resume, as in a run that was never
+interrupted."""
 
 import json
 import os
@@ -19,7 +20,10 @@ from trainer.base.settings.request import resolve
 from trainer.run.run_state import drop_epochs
 from trainer.training.callback_states import AttributeValue, CallbackStates, decoded
 
-EPOCHS, ROWS, BATCH = 8, 32, 8  # four steps an epoch
+# four steps an epoch
+EPOCHS = 8
+ROWS = 32
+BATCH = 8
 
 
 class Best(keras.callbacks.Callback):
@@ -32,7 +36,9 @@ class Best(keras.callbacks.Callback):
         self.file: Any = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self.lowest, self.by_epoch, self.sums = float("inf"), {}, np.zeros(2)
+        self.lowest = float("inf")
+        self.by_epoch = {}
+        self.sums = np.zeros(2)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         loss = logs["loss"]
@@ -42,7 +48,12 @@ class Best(keras.callbacks.Callback):
         self.sums += loss
         self.file = open(__file__)  # noqa: SIM115 (a callback that holds a file)
         self.file.close()
-        SEEN[epoch] = (self.lowest, dict(self.by_epoch), [*map(float, self.losses)], self.sums.tolist())
+        SEEN[epoch] = (
+            self.lowest,
+            dict(self.by_epoch),
+            [*map(float, self.losses)],
+            self.sums.tolist(),
+        )
 
 
 SEEN: dict[int, Any] = {}
@@ -62,7 +73,9 @@ class Killer(keras.callbacks.Callback):
 
 
 def build(config: Any, dataset: Any) -> keras.Model:
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+    model = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
+    )
     model.compile(keras.optimizers.Adam(0.3), "mse")  # a rate at which the loss goes up and down
     return model
 
@@ -75,9 +88,13 @@ def data(config: Any) -> Any:
 def callbacks(config: Any) -> list[Any]:
     folder = Path(config.job_dir)
     return [
-        keras.callbacks.ReduceLROnPlateau(monitor="val_loss", factor=0.5, patience=1, min_delta=1e-3),
+        keras.callbacks.ReduceLROnPlateau(
+            monitor="val_loss", factor=0.5, patience=1, min_delta=1e-3
+        ),
         keras.callbacks.EarlyStopping(monitor="val_loss", patience=4, restore_best_weights=True),
-        keras.callbacks.ModelCheckpoint(str(folder / "best.keras"), monitor="val_loss", save_best_only=True),
+        keras.callbacks.ModelCheckpoint(
+            str(folder / "best.keras"), monitor="val_loss", save_best_only=True
+        ),
         keras.callbacks.CSVLogger(str(folder / "log.csv")),
         keras.callbacks.BackupAndRestore(str(folder / "backup")),
         Best(),
@@ -86,11 +103,15 @@ def callbacks(config: Any) -> list[Any]:
 
 
 FLAGS = [
-    *(f"--{name}={__name__}:{function}" for name, function in (
-        ("model", "build"), ("data", "data"), ("callbacks", "callbacks")
-    )),
-    f"--global_batch_size={BATCH}", "--precision=float64", "--tensorboard=false", "--checkpoint_every_steps=3",
-]  # fmt: skip
+    *(
+        f"--{name}={__name__}:{function}"
+        for name, function in (("model", "build"), ("data", "data"), ("callbacks", "callbacks"))
+    ),
+    f"--global_batch_size={BATCH}",
+    "--precision=float64",
+    "--tensorboard=false",
+    "--checkpoint_every_steps=3",
+]
 
 
 def trained(folder: Path, *parts: int) -> dict[str, Any]:
@@ -108,12 +129,19 @@ def left_by(folder: Path) -> dict[str, Any]:
     best = keras.saving.load_model(folder / "best.keras", compile=False)
     rows = (folder / "log.csv").read_text().splitlines()
     return {
-        "history": result["history"], "steps": result["steps"], "seen": dict(SEEN), "rows": len(rows),
-        "weights": [weight.tobytes() for network in (model, best) for weight in network.get_weights()],
-    }  # fmt: skip
+        "history": result["history"],
+        "steps": result["steps"],
+        "seen": dict(SEEN),
+        "rows": len(rows),
+        "weights": [
+            weight.tobytes() for network in (model, best) for weight in network.get_weights()
+        ],
+    }
 
 
-def test_an_interrupted_run_ends_as_one_that_never_was(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_interrupted_run_ends_as_one_that_never_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     calm = trained(tmp_path / "calm", 4 * EPOCHS)
     parts = trained(tmp_path / "parts", 6, 15, 4 * EPOCHS)
     for name, values in calm.pop("history").items():
@@ -148,7 +176,8 @@ def test_rows_of_epochs_that_are_trained_again_are_dropped(tmp_path: Path) -> No
 
 
 def test_settings_are_those_of_the_new_command() -> None:
-    before, after = Best(patience=1), Best(patience=7)
+    before = Best(patience=1)
+    after = Best(patience=7)
     states = CallbackStates([before])
     before.on_train_begin()
     states.begin()
@@ -156,12 +185,28 @@ def test_settings_are_those_of_the_new_command() -> None:
     state, arrays = states.changed()
     after.on_train_begin()
     CallbackStates([after]).restore(json.loads(json.dumps(state)), arrays)
-    assert (after.patience, after.lowest, after.losses, after.sums.tolist()) == (7, 0.5, [0.5], [0.5, 0.5])
+    assert (after.patience, after.lowest, after.losses, after.sums.tolist()) == (
+        7,
+        0.5,
+        [0.5],
+        [0.5, 0.5],
+    )
 
 
-plain = st.just([]) | st.just({}) | st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-arrays_of = st.lists(st.floats(width=32), max_size=3).map(lambda values: np.array(values, np.float32))
-numbers = st.integers(0, 9).map(np.int64) | st.floats(width=32, allow_nan=False).map(np.float32)  # weights, too
+plain = (
+    st.just([])
+    | st.just({})
+    | st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+)
+arrays_of = st.lists(st.floats(width=32), max_size=3).map(
+    lambda values: np.array(values, np.float32)
+)
+# weights, too
+numbers = st.integers(0, 9).map(np.int64) | st.floats(width=32, allow_nan=False).map(np.float32)
 values = st.recursive(
     plain | numbers | arrays_of,
     lambda inner: (

@@ -1,4 +1,5 @@
-"""Tests what checkpoints hold, which are kept, and what happens if one is damaged or cannot be written."""
+"""Tests what checkpoints hold, which are kept, and what happens if one is damaged or cannot be
+written."""
 
 import shutil
 import threading
@@ -21,7 +22,12 @@ from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.training import checkpoint
-from trainer.training.checkpoint import Checkpoints, checkpoint_folders, read_checkpoint, variables_of
+from trainer.training.checkpoint import (
+    Checkpoints,
+    checkpoint_folders,
+    read_checkpoint,
+    variables_of,
+)
 
 FILES = ("manifest.json", "variables.index", "variables.data-00000-of-00001")
 
@@ -67,7 +73,8 @@ print(peak - before)
 
 @pytest.mark.processor
 def test_a_snapshot_does_not_hold_the_state_twice_on_the_device() -> None:
-    """Counts what TensorFlow's allocator holds at most while a snapshot is kept and the next step updates in place."""
+    """Counts what TensorFlow's allocator holds at most while a snapshot is kept and the next step
+    updates in place."""
     assert counted("-c", _SNAPSHOT) < 2**20
 
 
@@ -112,17 +119,23 @@ def test_a_damaged_file_is_named_and_the_one_before_is_taken(
     assert f"step-00000004/{name}" in line
 
 
-def test_without_a_usable_checkpoint_nothing_is_overwritten(tmp_path: Path, model: keras.Model) -> None:
+def test_without_a_usable_checkpoint_nothing_is_overwritten(
+    tmp_path: Path, model: keras.Model
+) -> None:
     save(checkpoints_of(model, tmp_path), model, 2, 4)
     for folder in checkpoint_folders(tmp_path):
         truncate(folder / FILES[2])
     before = contents(tmp_path)
-    with pytest.raises(UserError, match=r"none of its checkpoints can be read \(step-00000004/variables.data"):
+    with pytest.raises(
+        UserError, match=r"none of its checkpoints can be read \(step-00000004/variables.data"
+    ):
         checkpoints_of(model, tmp_path).restore()
     assert contents(tmp_path) == before
 
 
-def test_what_a_kill_left_half_written_is_no_checkpoint_and_is_swept_away(tmp_path: Path, model: keras.Model) -> None:
+def test_what_a_kill_left_half_written_is_no_checkpoint_and_is_swept_away(
+    tmp_path: Path, model: keras.Model
+) -> None:
     save(checkpoints_of(model, tmp_path), model, 2)
     shutil.copytree(tmp_path / "step-00000002", tmp_path / ".step-00000004.part")
     shutil.copytree(tmp_path / "step-00000002", tmp_path / ".step-00000003.old")
@@ -136,13 +149,22 @@ def test_weights_momentum_and_random_state_come_back(tmp_path: Path, model: kera
     inputs = tf.ones((4, 3))
     for _ in range(3):
         model(inputs, training=True)
-        model.helper.apply([tf.ones(v.shape) for v in model.trainable_variables], model.trainable_variables)
+        model.helper.apply(
+            [tf.ones(v.shape) for v in model.trainable_variables], model.trainable_variables
+        )
     save(checkpoints_of(model, tmp_path), model, 3)
     other = small_model(seed=2)
     assert checkpoints_of(other, tmp_path).restore() == (3, {"of": 3})
-    ours, theirs = variables_of(model), variables_of(other)
+    ours = variables_of(model)
+    theirs = variables_of(other)
     assert ours.keys() == theirs.keys()
-    assert {name.rpartition("/")[2] for name in ours} >= {"kernel", "bias", "state", "momentum", "iteration"}
+    assert {name.rpartition("/")[2] for name in ours} >= {
+        "kernel",
+        "bias",
+        "state",
+        "momentum",
+        "iteration",
+    }
     for name, variable in ours.items():
         np.testing.assert_array_equal(variable, theirs[name], err_msg=name)
     np.testing.assert_array_equal(model(inputs, training=True), other(inputs, training=True))
@@ -152,14 +174,21 @@ class _Holder:
     """Is no object that TensorFlow or Keras tracks."""
 
     def __init__(self, held: Any) -> None:
-        self.held, self.me = held, self
+        self.held = held
+        self.me = self
 
 
-@pytest.mark.parametrize("hold", [lambda x: [x], lambda x: {"a": (x,)}, _Holder, lambda x: [_Holder({"b": x})]])
-def test_optimizers_and_variables_in_containers_and_plain_objects_count(hold: Callable[[Any], Any]) -> None:
-    plain, model = set(variables_of(small_model())), small_model()
+@pytest.mark.parametrize(
+    "hold", [lambda x: [x], lambda x: {"a": (x,)}, _Holder, lambda x: [_Holder({"b": x})]]
+)
+def test_optimizers_and_variables_in_containers_and_plain_objects_count(
+    hold: Callable[[Any], Any],
+) -> None:
+    plain = set(variables_of(small_model()))
+    model = small_model()
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    model.more, model.counter = hold(optimizer), hold(tf.Variable(1.0, name="counter"))
+    model.more = hold(optimizer)
+    model.counter = hold(tf.Variable(1.0, name="counter"))
     optimizer.build(model.trainable_variables)
     kinds = sorted(name.rpartition("/")[2] for name in set(variables_of(model)) - plain)
     assert kinds == ["counter", "iteration", *["momentum"] * len(model.trainable_variables)]
@@ -178,7 +207,9 @@ def test_the_newest_and_the_best_are_kept_and_a_damaged_newest_one_does_not_crow
     assert checkpoints_of(model, tmp_path).restore() == (5, {"of": 5})
 
 
-def test_a_step_with_pending_hooks_is_written_again_when_they_have_run(tmp_path: Path, model: keras.Model) -> None:
+def test_a_step_with_pending_hooks_is_written_again_when_they_have_run(
+    tmp_path: Path, model: keras.Model
+) -> None:
     save(checkpoints_of(model, tmp_path), model, 3, pending=True)
     checkpoints = checkpoints_of(model, tmp_path)
     assert checkpoints.restore() == (3, {"of": 3, "pending": True})
@@ -194,16 +225,20 @@ def test_the_background_writes_the_state_of_the_save(
     tmp_path: Path, model: keras.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Changes weights and state before the writer starts."""
-    may_write, write = threading.Event(), checkpoint.write_checkpoint
+    may_write = threading.Event()
+    write = checkpoint.write_checkpoint
 
     def late(*given: Any) -> None:
         may_write.wait(30)
         write(*given)
 
     monkeypatch.setattr(checkpoint, "write_checkpoint", late)
-    step = tf.function(lambda: model.helper.apply([tf.ones(v.shape) for v in model.trainable_variables]))
+    step = tf.function(
+        lambda: model.helper.apply([tf.ones(v.shape) for v in model.trainable_variables])
+    )
     step()
-    before, state = weights(model), {"list": [1]}
+    before = weights(model)
+    state = {"list": [1]}
     checkpoints = checkpoints_of(model, tmp_path)
     checkpoints.save(1, state)
     state["list"].append(2)
@@ -228,7 +263,9 @@ def test_a_failed_write_is_raised_once_and_changes_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "write_json", full)
         checkpoints.save(2, {})
-        with pytest.raises(UserError, match="step-00000002 cannot be written: No space left on device: free"):
+        with pytest.raises(
+            UserError, match="step-00000002 cannot be written: No space left on device: free"
+        ):
             checkpoints.save(3, {})
     checkpoints.wait()
     assert names(tmp_path) == [1]
@@ -240,7 +277,9 @@ def test_a_state_with_nan_is_not_kept(tmp_path: Path, model: keras.Model) -> Non
     save(checkpoints, model, 1)
     fill(model, float("nan"))
     checkpoints.save(2, {})
-    with pytest.raises(NotFinite, match="step 2: model/0000/kernel is NaN or infinite: lower learning_rate"):
+    with pytest.raises(
+        NotFinite, match="step 2: model/0000/kernel is NaN or infinite: lower learning_rate"
+    ):
         checkpoints.wait()
     assert names(tmp_path) == [1]
 
@@ -259,46 +298,75 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.mark.parametrize(("kind", "where"), [
-    ("GAN", ""), ("classifier", "checkpoints"), ("classifier", "checkpoints/step-00000004"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        ("GAN", ""),
+        ("classifier", "checkpoints"),
+        ("classifier", "checkpoints/step-00000004"),
+    ],
+)
 def test_initial_checkpoint_sets_the_weights(
     kind: str, where: str, small_config: Make, trained: dict[str, Path]
 ) -> None:
-    begun = prepared(small_config(*KINDS[kind], f"--initial_checkpoint={trained[kind] / where}", "--learning_rate=0.5"))
+    begun = prepared(
+        small_config(
+            *KINDS[kind], f"--initial_checkpoint={trained[kind] / where}", "--learning_rate=0.5"
+        )
+    )
     assert begun.state.progress.step == 0
     _, values = read_checkpoint(trained[kind] / "checkpoints" / "step-00000004")
     for name, variable in variables_of(begun.setup.model).items():
         if name.startswith("model/"):
             np.testing.assert_array_equal(variable, values[name], err_msg=name)
-    optimizers = [v for name, v in variables_of(begun.setup.model).items() if name.endswith("iteration")]
+    optimizers = [
+        v for name, v in variables_of(begun.setup.model).items() if name.endswith("iteration")
+    ]
     assert [int(np.asarray(variable)) for variable in optimizers] == [0] * len(optimizers)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_initial_model_sets_the_weights_of_templates(small_config: Make, trained: dict[str, Path], kind: str) -> None:
-    model = prepared(small_config(*KINDS[kind], f"--initial_model={trained[kind]}/model/model.keras")).setup.model
+def test_initial_model_sets_the_weights_of_templates(
+    small_config: Make, trained: dict[str, Path], kind: str
+) -> None:
+    model = prepared(
+        small_config(*KINDS[kind], f"--initial_model={trained[kind]}/model/model.keras")
+    ).setup.model
     networks = model.templates() if kind == "GAN" else {"model": model}
     for name, network in networks.items():
         saved = keras.models.load_model(trained[kind] / "model" / f"{name}.keras", compile=False)
         assert largest_difference(weights(network), weights(saved)) == 0.0
 
 
-def test_the_jobs_own_checkpoint_comes_before_another_runs(small_config: Make, trained: dict[str, Path]) -> None:
+def test_the_jobs_own_checkpoint_comes_before_another_runs(
+    small_config: Make, trained: dict[str, Path]
+) -> None:
     run(small_config("--steps=2"))
-    assert prepared(small_config("--steps=6", f"--initial_checkpoint={trained['classifier']}")).state.progress.step == 2
+    assert (
+        prepared(
+            small_config("--steps=6", f"--initial_checkpoint={trained['classifier']}")
+        ).state.progress.step
+        == 2
+    )
 
 
-@pytest.mark.parametrize(("flags", "line"), [
-    (["--initial_checkpoint={GAN}", "--width=8"], "it is of another model"),
-    (["--initial_checkpoint={classifier}"], "it is of another model"),
-    (["--initial_checkpoint={GAN}/samples"], "no checkpoint found: use a job directory"),
-    (["--initial_checkpoint=/nowhere"], "no checkpoint found: use a job directory"),
-    (["--initial_model={GAN}/model/model.keras", "--width=8"], "its weights do not fit this model"),
-    (["--initial_model={classifier}/model/model.keras"], "its weights do not fit this model"),
-    (["--initial_model={GAN}/run.json"], "Keras cannot load it"),
-    (["--initial_model=/nowhere"], "Keras cannot load it"),
-], ids=lambda value: value[0] if isinstance(value, list) else "")  # fmt: skip
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--initial_checkpoint={GAN}", "--width=8"], "it is of another model"),
+        (["--initial_checkpoint={classifier}"], "it is of another model"),
+        (["--initial_checkpoint={GAN}/samples"], "no checkpoint found: use a job directory"),
+        (["--initial_checkpoint=/nowhere"], "no checkpoint found: use a job directory"),
+        (
+            ["--initial_model={GAN}/model/model.keras", "--width=8"],
+            "its weights do not fit this model",
+        ),
+        (["--initial_model={classifier}/model/model.keras"], "its weights do not fit this model"),
+        (["--initial_model={GAN}/run.json"], "Keras cannot load it"),
+        (["--initial_model=/nowhere"], "Keras cannot load it"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
 def test_first_weights_that_do_not_fit_are_refused_in_one_line(
     small_config: Make, trained: dict[str, Path], flags: list[str], line: str
 ) -> None:
@@ -315,8 +383,15 @@ def schedule_free(config: Any, dataset: Any) -> keras.Model:
     return model
 
 
-def test_an_optimizer_that_copied_the_weights_gets_the_loaded_ones(small_config: Make, tmp_path: Path) -> None:
-    own = (f"--model={__name__}:schedule_free", "--data=tests.own_data:arrays", "--precision=float64", "--steps=1")
+def test_an_optimizer_that_copied_the_weights_gets_the_loaded_ones(
+    small_config: Make, tmp_path: Path
+) -> None:
+    own = (
+        f"--model={__name__}:schedule_free",
+        "--data=tests.own_data:arrays",
+        "--precision=float64",
+        "--steps=1",
+    )
     start = schedule_free(None, None)
     start.set_weights([weight + 1 for weight in start.get_weights()])
     start.save(tmp_path / "start.keras")

@@ -1,4 +1,5 @@
-"""Tests, from TensorFlow's registry of kernels, that the host need not wait for a GPU within the loop over steps."""
+"""Tests, from TensorFlow's registry of kernels, that the host need not wait for a GPU within the
+loop over steps."""
 
 import re
 from collections.abc import Iterable
@@ -18,14 +19,20 @@ from trainer.data.dataset import Dataset
 
 PAGE = Path(__file__).parents[3] / "docs" / "scaling.md"
 RECIPES = {path.stem for path in Path(__file__).parents[3].glob("trainer/recipes/*.yaml")}
-QUICK, DEEP = {"mlp_mnist"}, {"efficientnet_photos"}  # the trace of DEEP on two replicas takes minutes
+# the trace of DEEP on two replicas takes minutes
+QUICK = {"mlp_mnist"}
+DEEP = {"efficientnet_photos"}
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in sorted(RECIPES - QUICK - DEEP)]
 
 # Copies from a device to the host that have to be, as patterns of `producer -> consumer`, and why.
 ALLOWED = {
     "mixed_float16": {
-        r"All \S+ -> Switch": "whether gradients overflowed decides, on the host, whether LossScaleOptimizer updates",
-        r"Equal \S+ -> Switch": "whether 2,000 updates were made decides whether it doubles the scale",
+        r"All \S+ -> Switch": (
+            "whether gradients overflowed decides, on the host, whether LossScaleOptimizer updates"
+        ),
+        r"Equal \S+ -> Switch": (
+            "whether 2,000 updates were made decides whether it doubles the scale"
+        ),
     },
 }
 
@@ -33,15 +40,24 @@ ALLOWED = {
 def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Returns what most users would write."""
     layers = keras.layers
-    model = keras.Sequential([
-        keras.Input(dataset.image_shape), layers.Rescaling(1 / 255), layers.Conv2D(4, 3, activation="relu"),
-        layers.BatchNormalization(), layers.MaxPooling2D(), layers.Flatten(), layers.Dropout(0.5), layers.Dense(10),
-    ])  # fmt: skip
+    model = keras.Sequential(
+        [
+            keras.Input(dataset.image_shape),
+            layers.Rescaling(1 / 255),
+            layers.Conv2D(4, 3, activation="relu"),
+            layers.BatchNormalization(),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dropout(0.5),
+            layers.Dense(10),
+        ]
+    )
     return compiled(model, metrics=["accuracy"])
 
 
 def step_on_gpus(monkeypatch: Patch, *flags: str) -> GpuStep:
-    """Returns the loop over steps that the flags describe; CPU:1 and CPU:2 stand for the GPUs of two replicas."""
+    """Returns the loop over steps that the flags describe; CPU:1 and CPU:2 stand for the GPUs of
+    two replicas."""
     monkeypatch.setattr(
         "trainer.cluster.strategy.local_devices",
         lambda config, cluster: tuple(f"CPU:{i + 1}" for i in range(max(1, config.replicas))),
@@ -52,7 +68,9 @@ def step_on_gpus(monkeypatch: Patch, *flags: str) -> GpuStep:
 
 def check(step: GpuStep, allowed: Iterable[str] = ()) -> None:
     assert len(step.loop) > 100
-    assert [wait for wait in step.waits() if not any(re.match(pattern, wait) for pattern in allowed)] == []
+    assert [
+        wait for wait in step.waits() if not any(re.match(pattern, wait) for pattern in allowed)
+    ] == []
     assert all(any(re.match(pattern, wait) for wait in step.waits()) for pattern in allowed)
     assert step.without_kernel() == []
 
@@ -61,43 +79,72 @@ def check(step: GpuStep, allowed: Iterable[str] = ()) -> None:
 def test_no_recipe_makes_the_host_wait_and_each_keeps_to_its_budget(
     recipe: str, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    """Counts on each of two replicas. docs/scaling.md has the budget: the page's row, and 5 % more operations."""
+    """Counts on each of two replicas. docs/scaling.md has the budget: the page's row, and 5 % more
+    operations."""
     # The width changes no count.
-    step = step_on_gpus(monkeypatch, f"--recipe={recipe}", "--data=digits", "--replicas=2", "--width=8")
+    step = step_on_gpus(
+        monkeypatch, f"--recipe={recipe}", "--data=digits", "--replicas=2", "--width=8"
+    )
     check(step)
     found = step.counts(0)
     with capsys.disabled():
         print(f"\n| `{recipe}` | {' | '.join(f'{value:,}' for value in found.values())} |")
-    line = re.search(rf"^\| `{recipe}` \| ([\d,]+) \| (\d+) \| (\d+) \|$", PAGE.read_text("utf-8"), re.MULTILINE)
+    line = re.search(
+        rf"^\| `{recipe}` \| ([\d,]+) \| (\d+) \| (\d+) \|$", PAGE.read_text("utf-8"), re.MULTILINE
+    )
     assert line, f"docs/scaling.md has no row for {recipe}: add the one above"
     operations, all_reduces, updates = (int(number.replace(",", "")) for number in line.groups())
     assert found["operations"] <= 1.05 * operations
     assert (found["all-reduces"], found["updates"]) == (all_reduces, updates)
 
 
-@pytest.mark.parametrize("flags", [
-    ("--replicas=1", "--augment=flip,crop", "--micro_batches=2"),
-    ("--replicas=2", "--augment=crop", "--precision=mixed_bfloat16", "--class_weight=0:1,1:2"),
-    ("--replicas=1", "--precision=mixed_float16"),
-    *(pytest.param(flags, marks=pytest.mark.slow) for flags in [
-        ("--replicas=2", "--model=wgan_gp", "--critic_steps=1", "--jit_compile"),
-        ("--replicas=1", "--model=dcgan"),
-        ("--replicas=2", "--model=r3gan", "--diff_augment=color,translation,cutout"),
-    ]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--replicas=1", "--augment=flip,crop", "--micro_batches=2"),
+        ("--replicas=2", "--augment=crop", "--precision=mixed_bfloat16", "--class_weight=0:1,1:2"),
+        ("--replicas=1", "--precision=mixed_float16"),
+        *(
+            pytest.param(flags, marks=pytest.mark.slow)
+            for flags in [
+                ("--replicas=2", "--model=wgan_gp", "--critic_steps=1", "--jit_compile"),
+                ("--replicas=1", "--model=dcgan"),
+                ("--replicas=2", "--model=r3gan", "--diff_augment=color,translation,cutout"),
+            ]
+        ),
+    ],
+)
 def test_other_steps_do_not_make_it_wait_either(flags: tuple[str, ...], monkeypatch: Patch) -> None:
     """A user's compiled classifier, and GANs."""
-    model = () if any(flag.startswith("--model") for flag in flags) else (f"--model={__name__}:classifier",)
+    model = (
+        ()
+        if any(flag.startswith("--model") for flag in flags)
+        else (f"--model={__name__}:classifier",)
+    )
     width = () if model else ("--width=8",)
     allowed = ALLOWED["mixed_float16"] if "--precision=mixed_float16" in flags else {}
-    check(step_on_gpus(monkeypatch, *model, "--data=digits", "--image_size=16", *width, *flags), allowed)
+    check(
+        step_on_gpus(monkeypatch, *model, "--data=digits", "--image_size=16", *width, *flags),
+        allowed,
+    )
 
 
 @pytest.mark.slow
 def test_efficientnet_does_not_make_it_wait_either(monkeypatch: Patch) -> None:
     """All blocks of B0 train, on one replica."""
-    flags = ("--weights=none", "--fine_tune_from=", "--fine_tune_after_steps=0", "--evaluation_fraction=0.1")
-    small = ("--variant=B0", "--image_size=32", "--global_batch_size=8", "--data=digits", "--replicas=1")
+    flags = (
+        "--weights=none",
+        "--fine_tune_from=",
+        "--fine_tune_after_steps=0",
+        "--evaluation_fraction=0.1",
+    )
+    small = (
+        "--variant=B0",
+        "--image_size=32",
+        "--global_batch_size=8",
+        "--data=digits",
+        "--replicas=1",
+    )
     check(step_on_gpus(monkeypatch, "--recipe=efficientnet_photos", *small, *flags))
 
 
@@ -120,7 +167,9 @@ def test_known_waits_are_found() -> None:
     planted = {
         r"Less \S+ -> LoopCond": loop_over(tf.square, tf.int64),
         # Gathers by offsets that were computed as int32.
-        r"Cast \S+ -> AddV2": loop_over(lambda x: tf.gather(x, tf.cast(x[:1], tf.int32) + tf.range(8))),
+        r"Cast \S+ -> AddV2": loop_over(
+            lambda x: tf.gather(x, tf.cast(x[:1], tf.int32) + tf.range(8))
+        ),
     }
     for pattern, step in planted.items():
         assert any(re.match(pattern, wait) for wait in step.waits()), (pattern, step.waits())

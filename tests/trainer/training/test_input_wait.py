@@ -1,4 +1,5 @@
-"""Tests how much time is lost for input: queues with a known answer, simulated, on a CPU and on a GPU."""
+"""Tests how much time is lost for input: queues with a known answer, simulated, on a CPU and on a
+GPU."""
 
 import subprocess
 import sys
@@ -10,12 +11,19 @@ from tests.docs.sources import ROOT
 from trainer.training.steps import input_wait
 
 
-def simulated(steps: int, produce: float, start: float, compute: float, *, runs_ahead: bool) -> tuple[np.ndarray, ...]:
+def simulated(
+    steps: int, produce: float, start: float, compute: float, *, runs_ahead: bool
+) -> tuple[np.ndarray, ...]:
     """Returns when the host asked and had each batch, and when all is done.
 
-    produce, start, compute: the seconds in which a batch is made, a step's operations are started, and computed.
+    produce, start, compute: the seconds in which a batch is made, a step's operations are started,
+    and computed.
     """
-    asked, ready, now, made, device = [], [], 0.0, 0.0, 0.0
+    asked = []
+    ready = []
+    now = 0.0
+    made = 0.0
+    device = 0.0
     for _ in range(steps):
         asked.append(now)
         made += produce
@@ -27,9 +35,16 @@ def simulated(steps: int, produce: float, start: float, compute: float, *, runs_
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
-@pytest.mark.parametrize(("produce", "start", "compute"), [
-    (0.020, 0.001, 0.030), (0.030, 0.001, 0.020), (0.050, 0.010, 0.001), (0.001, 0.030, 0.020), (0.0, 0.001, 0.02),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("produce", "start", "compute"),
+    [
+        (0.020, 0.001, 0.030),
+        (0.030, 0.001, 0.020),
+        (0.050, 0.010, 0.001),
+        (0.001, 0.030, 0.020),
+        (0.0, 0.001, 0.02),
+    ],
+)
 def test_the_time_lost_is_what_a_run_with_batches_at_once_would_save(
     produce: float, start: float, compute: float, runs_ahead: bool
 ) -> None:
@@ -44,14 +59,18 @@ def test_the_time_lost_is_what_a_run_with_batches_at_once_would_save(
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_call_of_one_step_loses_its_wait(runs_ahead: bool) -> None:
-    assert input_wait(np.array([1.0]), np.array([1.5]), 2.5, runs_ahead=runs_ahead) == pytest.approx(0.5)
-    assert input_wait(np.array([1.0]), np.array([0.9]), 2.5, runs_ahead=runs_ahead) == 0.0  # the clock was set back
+    assert input_wait(
+        np.array([1.0]), np.array([1.5]), 2.5, runs_ahead=runs_ahead
+    ) == pytest.approx(0.5)
+    # the clock was set back
+    assert input_wait(np.array([1.0]), np.array([0.9]), 2.5, runs_ahead=runs_ahead) == 0.0
     assert input_wait(np.array([5.0]), np.array([7.0]), 4.0, runs_ahead=runs_ahead) == 0.0
 
 
 @pytest.mark.slow
 def test_the_time_is_known_when_tensorflow_is_deterministic() -> None:
-    """In a process of its own: determinism cannot be ended. TensorFlow's own operation fails then."""
+    """In a process of its own: determinism cannot be ended. TensorFlow's own operation fails
+    then."""
     code = (
         "import tensorflow as tf, time\n"
         "from trainer.training.steps import timestamp\n"

@@ -1,4 +1,5 @@
-"""Calls to the device are cut at boundaries, sized by time, and tell Keras callbacks what was reached."""
+"""Calls to the device are cut at boundaries, sized by time, and tell Keras callbacks what was
+reached."""
 
 import threading
 from collections.abc import Callable
@@ -24,7 +25,8 @@ class Steps:
 
     def __init__(self, nan_at: int | None = None, stop_at: int | None = None):
         self.calls: list[tuple[int, int]] = []
-        self.nan_at, self.stop_at = nan_at, stop_at
+        self.nan_at = nan_at
+        self.stop_at = stop_at
         self.model = keras.Model()
         self.model.stop_training = False
 
@@ -38,7 +40,12 @@ class Steps:
 
 
 def run(
-    steps: Any, total: int, hooks: list[Hook], first: int = 0, most_steps: int = 0, control: Control | None = None
+    steps: Any,
+    total: int,
+    hooks: list[Hook],
+    first: int = 0,
+    most_steps: int = 0,
+    control: Control | None = None,
 ) -> Progress:
     progress = Progress(first, total, steps_per_epoch=10, examples_per_step=8)
     callbacks = keras.callbacks.CallbackList([], model=steps.model)
@@ -53,21 +60,41 @@ def at(seen: list[int]) -> Callable[[Progress], None]:
 
 
 def test_hooks_run_at_their_steps_and_at_the_end() -> None:
-    seven, four, end, epochs = [], [], [], []
-    hooks = [Hook(7, at(seven)), Hook(4, at(four)), Hook(0, at(end), cuts=(2, 5)), Hook(10, at(epochs), at_end=False)]
+    seven = []
+    four = []
+    end = []
+    epochs = []
+    hooks = [
+        Hook(7, at(seven)),
+        Hook(4, at(four)),
+        Hook(0, at(end), cuts=(2, 5)),
+        Hook(10, at(epochs), at_end=False),
+    ]
     steps = Steps()
     run(steps, 25, hooks, most_steps=3)
-    assert (seven, four, end, epochs) == ([7, 14, 21, 25], [4, 8, 12, 16, 20, 24, 25], [25], [10, 20])
+    assert (seven, four, end, epochs) == (
+        [7, 14, 21, 25],
+        [4, 8, 12, 16, 20, 24, 25],
+        [25],
+        [10, 20],
+    )
     assert {0, 2, 5} <= {first for first, _ in steps.calls}
-    assert [first for first, _ in steps.calls] == np.cumsum([0] + [count for _, count in steps.calls])[:-1].tolist()
-    assert (sum(count for _, count in steps.calls), max(count for _, count in steps.calls)) == (25, 3)
+    assert [first for first, _ in steps.calls] == np.cumsum(
+        [0] + [count for _, count in steps.calls]
+    )[:-1].tolist()
+    assert (sum(count for _, count in steps.calls), max(count for _, count in steps.calls)) == (
+        25,
+        3,
+    )
     del seven[:]
     run(Steps(), 25, hooks[:1], first=13)  # a resumed run
     assert seven == [14, 21, 25]
 
 
 def test_calls_grow_by_doubling_until_they_last_as_long_as_they_may() -> None:
-    size, seconds_a_step, sizes = CallSize(most_steps=0, most_seconds=3.0), 0.1, []
+    size = CallSize(most_steps=0, most_seconds=3.0)
+    seconds_a_step = 0.1
+    sizes = []
     for _ in range(10):
         sizes.append(size(10_000))
         size.learn(sizes[-1], sizes[-1] * seconds_a_step)
@@ -85,23 +112,31 @@ def test_nan_names_the_step_and_what_is_broken() -> None:
         run(Steps(nan_at=17), 100, [Hook(0, at([]))])
 
 
-@pytest.mark.parametrize(("names", "stopped"), [
-    (("loss", "recall"), "loss"), (("recall", "critic_loss"), ""), (("recall", "elbo"), "recall"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("names", "stopped"),
+    [
+        (("loss", "recall"), "loss"),
+        (("recall", "critic_loss"), ""),
+        (("recall", "elbo"), "recall"),
+    ],
+)
 def test_a_metric_may_be_nan_beside_a_loss(names: tuple[str, ...], stopped: str) -> None:
     logs = StepLogs(names, np.array([[1.0, 1.0], [np.nan, 1.0]]), {})
     assert logs.first_not_finite() == ((1, [stopped]) if stopped else None)
 
 
 def test_stop_training_ends_the_run_with_the_last_hooks_once() -> None:
-    every, end = [], []
+    every = []
+    end = []
     progress = run(Steps(stop_at=4), 100, [Hook(2, at(every)), Hook(0, at(end))], most_steps=1)
     assert (progress.step, progress.finished) == (4, True)
     assert (every, end) == ([2, 4], [4])
 
 
 def test_a_signal_in_the_midst_of_a_measurement_leaves_it_and_what_comes_after() -> None:
-    stop, seen, after = StopRequest(), [], []
+    stop = StopRequest()
+    seen = []
+    after = []
     control = Control(make_replicas(TrainConfig()), stop)
     watched = control.watched()
 
@@ -118,7 +153,8 @@ def test_a_signal_in_the_midst_of_a_measurement_leaves_it_and_what_comes_after()
 
 
 class Worker:
-    """Stands in for the replicas of one of two workers: threads that wait for each other at every sum."""
+    """Stands in for the replicas of one of two workers: threads that wait for each other at every
+    sum."""
 
     barrier = threading.Barrier(2, timeout=10)
     values: ClassVar[dict[int, Any]] = {}

@@ -1,4 +1,5 @@
-"""Metrics live for an epoch, as in `fit`: however many steps a call to the device has, and after a resume."""
+"""Metrics live for an epoch, as in `fit`: however many steps a call to the device has, and after a
+resume."""
 
 import json
 from pathlib import Path
@@ -13,7 +14,10 @@ from keras import ops
 from tests.support import run_job
 from trainer.base.settings.request import resolve
 
-EPOCHS, ROWS, BATCH = 3, 48, 8  # six steps an epoch
+# six steps an epoch
+EPOCHS = 3
+ROWS = 48
+BATCH = 8
 
 
 class Largest(keras.metrics.Metric):
@@ -94,12 +98,25 @@ def data(config: Any) -> Any:
     return batches(), batches().take(2)
 
 
-def run(folder: Path, kind: str, *flags: str, steps: int = EPOCHS * ROWS // BATCH) -> dict[str, Any]:
+def run(
+    folder: Path, kind: str, *flags: str, steps: int = EPOCHS * ROWS // BATCH
+) -> dict[str, Any]:
     """Returns the history of a run, its lines of stats.jsonl, and its weights."""
-    run_job(resolve([
-        f"--model={__name__}:build", f"--kind={kind}", f"--data={__name__}:data", f"--steps={steps}",
-        "--precision=float64", f"--job_dir={folder}", f"--global_batch_size={BATCH}", "--tensorboard=false", *flags,
-    ]).config)  # fmt: skip
+    run_job(
+        resolve(
+            [
+                f"--model={__name__}:build",
+                f"--kind={kind}",
+                f"--data={__name__}:data",
+                f"--steps={steps}",
+                "--precision=float64",
+                f"--job_dir={folder}",
+                f"--global_batch_size={BATCH}",
+                "--tensorboard=false",
+                *flags,
+            ]
+        ).config
+    )
     lines = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
     model = keras.saving.load_model(
         folder / "model" / "model.keras",
@@ -118,8 +135,12 @@ def test_metrics_live_for_an_epoch(tmp_path: Path, kind: str) -> None:
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     model = build(None, None, kind=kind)
-    expected = model.fit(batches(), epochs=EPOCHS, validation_data=batches().take(2), shuffle=False, verbose=0).history
-    runs = [run(tmp_path / f"by-{every}", kind, f"--report_every_steps={every}") for every in (1, 50)]
+    expected = model.fit(
+        batches(), epochs=EPOCHS, validation_data=batches().take(2), shuffle=False, verbose=0
+    ).history
+    runs = [
+        run(tmp_path / f"by-{every}", kind, f"--report_every_steps={every}") for every in (1, 50)
+    ]
     for found in runs:
         assert expected.keys() <= found["history"].keys()
         for name, values in expected.items():
@@ -129,7 +150,9 @@ def test_metrics_live_for_an_epoch(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_report_is_of_its_steps(tmp_path: Path) -> None:
-    by_step, by_four = (run(tmp_path / f"by-{n}", "plain", f"--report_every_steps={n}")["reports"] for n in (1, 4))
+    by_step, by_four = (
+        run(tmp_path / f"by-{n}", "plain", f"--report_every_steps={n}")["reports"] for n in (1, 4)
+    )
     for number, report in enumerate(by_four[:4]):
         steps = by_step[4 * number : 4 * number + 4]
         mean = np.mean([line["metrics"]["mae"] for line in steps])
@@ -138,10 +161,16 @@ def test_a_report_is_of_its_steps(tmp_path: Path) -> None:
     assert largest[:6] == sorted(largest[:6])  # of the epoch so far, as a maximum does not add up
 
 
-@pytest.mark.parametrize(("kind", "replicas"), [
-    ("own_step", 1), pytest.param("plain", 2, marks=pytest.mark.slow),
-])  # fmt: skip
-def test_a_resumed_epoch_has_the_numbers_of_a_calm_one(tmp_path: Path, kind: str, replicas: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "replicas"),
+    [
+        ("own_step", 1),
+        pytest.param("plain", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_a_resumed_epoch_has_the_numbers_of_a_calm_one(
+    tmp_path: Path, kind: str, replicas: int
+) -> None:
     flags = (f"--replicas={replicas}", "--allow_replica_dependence")
     calm = run(tmp_path / "calm", kind, *flags)
     folder = tmp_path / "parts"

@@ -1,4 +1,5 @@
-"""Tests what ends a run early: signals, a budget, NaN; and early stopping, which an interruption must not undo."""
+"""Tests what ends a run early: signals, a budget, NaN; and early stopping, which an interruption
+must not undo."""
 
 import json
 import os
@@ -41,7 +42,9 @@ def result_of(folder: Path) -> dict[str, Any]:
 
 def test_a_save_is_due_every_so_many_minutes() -> None:
     now = [100.0]
-    control = Control(make_replicas(TrainConfig()), StopRequest(), save_every_seconds=60, clock=lambda: now[0])
+    control = Control(
+        make_replicas(TrainConfig()), StopRequest(), save_every_seconds=60, clock=lambda: now[0]
+    )
     due = []
     for _ in range(8):
         now[0] += 25
@@ -51,7 +54,9 @@ def test_a_save_is_due_every_so_many_minutes() -> None:
     assert not control
 
 
-def test_the_first_signal_is_a_request_and_the_second_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_signal_is_a_request_and_the_second_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     left: list[str] = []
     monkeypatch.setattr(signals, "end_process", lambda: left.append("at once"))
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -69,7 +74,9 @@ def test_the_first_signal_is_a_request_and_the_second_leaves(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("compiling", [True, False])
-def test_a_signal_leaves_while_a_step_is_compiled(compiling: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_leaves_while_a_step_is_compiled(
+    compiling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left = threading.Event()
     monkeypatch.setattr(signals, "_COMPILING_SECONDS", 0.2)
     monkeypatch.setattr(signals, "_POLL_SECONDS", 0.02)
@@ -98,7 +105,9 @@ with stop_on_signals():
 def test_two_signals_within_one_call_to_the_device_leave_at_once() -> None:
     """Covers a long call, during which Python runs no handler and would see one signal."""
     command = [sys.executable, "-c", LONG_CALL]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         watchdog = threading.Timer(60, process.kill)
         watchdog.start()
         try:
@@ -118,7 +127,12 @@ def test_two_signals_within_one_call_to_the_device_leave_at_once() -> None:
 
 
 def test_checkpoints_by_the_clock(small_config: Make) -> None:
-    flags = ("--model=mlp", "--checkpoint_every_steps=0", "--checkpoint_every_minutes=1e-9", "--steps_per_loop=1")
+    flags = (
+        "--model=mlp",
+        "--checkpoint_every_steps=0",
+        "--checkpoint_every_minutes=1e-9",
+        "--steps_per_loop=1",
+    )
     folder = run(small_config(*flags, "--steps=3"))
     assert [int(path.name[5:]) for path in checkpoint_folders(folder / "checkpoints")] == [1, 2, 3]
 
@@ -128,7 +142,8 @@ def test_the_budget_counts_over_restarts_and_ends_the_run(small_config: Make) ->
     folder = Path(small_config().job_dir)
     folder.mkdir()
     spent = small_config(*flags, "--steps=30", "--max_minutes=5")
-    write_json(folder / "result.json", {"state": "running", "wall_seconds": 299.9})  # of a process before
+    # of a process before
+    write_json(folder / "result.json", {"state": "running", "wall_seconds": 299.9})
     run(spent)
     result = result_of(folder)
     assert (result["state"], result["steps"], result["error"]) == ("budget", 1, None)
@@ -144,7 +159,9 @@ def test_the_budget_counts_over_restarts_and_ends_the_run(small_config: Make) ->
 DIVERGES = ("--model=tests.models:diverging", "--steps_per_loop=1", "--checkpoint_every_steps=1")
 
 
-def test_on_vertex_a_hopeless_restart_ends_before_training(small_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_vertex_a_hopeless_restart_ends_before_training(
+    small_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CLOUD_ML_JOB_ID", "7")
     config = small_config(*DIVERGES, "--learning_rate=0.1", "--steps=6")
     with pytest.raises(UserError) as first:
@@ -162,17 +179,31 @@ def test_on_vertex_a_hopeless_restart_ends_before_training(small_config: Make, m
 
 
 STOPS = (
-    "--model=mlp", "--width=8", "--global_batch_size=256", "--evaluation_fraction=0.3", "--learning_rate=0.3",
-    "--early_stopping=val_loss", "--patience=2", "--steps=240", "--checkpoint_every_steps=4", "--report_every_steps=3",
+    "--model=mlp",
+    "--width=8",
+    "--global_batch_size=256",
+    "--evaluation_fraction=0.3",
+    "--learning_rate=0.3",
+    "--early_stopping=val_loss",
+    "--patience=2",
+    "--steps=240",
+    "--checkpoint_every_steps=4",
+    "--report_every_steps=3",
     "--jit_compile=false",
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs a job that stops early."""
     folder = run(
-        resolve([*of_model(SMALL, STOPS), *STOPS, f"--job_dir={tmp_path_factory.mktemp('undisturbed') / 'job'}"]).config
+        resolve(
+            [
+                *of_model(SMALL, STOPS),
+                *STOPS,
+                f"--job_dir={tmp_path_factory.mktemp('undisturbed') / 'job'}",
+            ]
+        ).config
     )
     assert 12 <= result_of(folder)["steps"] < 200
     return folder
@@ -181,7 +212,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check_stopped_alike(folder: Path, undisturbed: Path) -> None:
     check_same(folder, undisturbed, tolerance=1e-5)
     ours, theirs = (
-        read_checkpoint(checkpoint_folders(one / "checkpoints")[-1])[0]["state"] for one in (folder, undisturbed)
+        read_checkpoint(checkpoint_folders(one / "checkpoints")[-1])[0]["state"]
+        for one in (folder, undisturbed)
     )
     assert ours["best"]["step"] == theirs["best"]["step"]
     assert ours["callbacks"].keys() == theirs["callbacks"].keys() == {"EarlyStopping-1"}
@@ -194,9 +226,13 @@ def check_stopped_alike(folder: Path, undisturbed: Path) -> None:
 def test_a_signal_before_or_in_the_midst_of_a_measurement_leaves_it_to_the_same_command(
     small_config: Make, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    signals, call, measure = Signals(monkeypatch), StepRunner.__call__, Evaluation.__call__
-    stopped_at, reached = result_of(undisturbed)["steps"], [0]
-    before, within = [3, 4, stopped_at], [8]
+    signals = Signals(monkeypatch)
+    call = StepRunner.__call__
+    measure = Evaluation.__call__
+    stopped_at = result_of(undisturbed)["steps"]
+    reached = [0]
+    before = [3, 4, stopped_at]
+    within = [8]
 
     def come_at(steps: list[int]) -> None:
         if reached[-1] in steps:
@@ -234,7 +270,8 @@ def test_early_stopping_survives_restarts(
 ) -> None:
     stopped_at = result_of(undisturbed)["steps"]
     config = small_config(*STOPS)
-    save, saves = TrainingRun.save, []
+    save = TrainingRun.save
+    saves = []
 
     def killed_at_the_third(self: TrainingRun, **pending: bool) -> None:
         save(self, **pending)
@@ -258,10 +295,14 @@ def test_early_stopping_survives_restarts(
 def test_a_run_that_stopped_early_reports_it_and_how_to_continue(
     small_config: Make, undisturbed: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder, steps = Path(small_config().job_dir), result_of(undisturbed)["steps"]
+    folder = Path(small_config().job_dir)
+    steps = result_of(undisturbed)["steps"]
     shutil.copytree(undisturbed, folder)
     run(small_config(*STOPS))
-    line = f"stopped early after {steps} of 240 steps: use more than 240 steps and a larger --patience to continue"
+    line = (
+        f"stopped early after {steps} of 240 steps: use more than 240 steps and a larger --patience"
+        " to continue"
+    )
     assert line in caplog.text
     run(small_config(*STOPS, "--steps=241", "--patience=200"))
     assert result_of(folder)["steps"] == 241
@@ -269,8 +310,12 @@ def test_a_run_that_stopped_early_reports_it_and_how_to_continue(
 
 def test_the_best_checkpoint_is_kept_beside_the_newest(small_config: Make) -> None:
     flags = [flag for flag in STOPS if not flag.startswith(("--early", "--patience", "--steps"))]
-    folder = run(small_config(*flags, "--steps=48", "--keep_checkpoints=1", "--best_metric=val_loss"))
+    folder = run(
+        small_config(*flags, "--steps=48", "--keep_checkpoints=1", "--best_metric=val_loss")
+    )
     lines = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
-    best = min((line["losses"]["val_loss"], line["step"]) for line in lines if line["kind"] == "evaluation")
+    best = min(
+        (line["losses"]["val_loss"], line["step"]) for line in lines if line["kind"] == "evaluation"
+    )
     kept = [int(path.name[5:]) for path in checkpoint_folders(folder / "checkpoints")]
     assert kept == sorted({best[1], result_of(folder)["steps"]})

@@ -1,4 +1,5 @@
-"""Callbacks of users see in this loop what they see in `fit` on one device, on one replica and on two."""
+"""Callbacks of users see in this loop what they see in `fit` on one device, on one replica and on
+two."""
 
 import inspect
 import json
@@ -25,67 +26,113 @@ def trained(tmp_path: Path, callbacks: str, replicas: int) -> dict[str, list[Any
     user_callbacks.FOLDER = tmp_path / f"{callbacks}-{replicas}"
     user_callbacks.FOLDER.mkdir()
     if replicas:
-        run_job(resolve([
-            "--model=tests.user_callbacks:build", "--data=tests.user_callbacks:data", f"--epochs={EPOCHS}",
-            f"--callbacks=tests.user_callbacks:{callbacks}", f"--global_batch_size={BATCH}", "--precision=float64",
-            f"--replicas={replicas}", f"--job_dir={user_callbacks.FOLDER / 'run'}", "--tensorboard=false",
-        ]).config)  # fmt: skip
+        run_job(
+            resolve(
+                [
+                    "--model=tests.user_callbacks:build",
+                    "--data=tests.user_callbacks:data",
+                    f"--epochs={EPOCHS}",
+                    f"--callbacks=tests.user_callbacks:{callbacks}",
+                    f"--global_batch_size={BATCH}",
+                    "--precision=float64",
+                    f"--replicas={replicas}",
+                    f"--job_dir={user_callbacks.FOLDER / 'run'}",
+                    "--tensorboard=false",
+                ]
+            ).config
+        )
         history = json.loads((user_callbacks.FOLDER / "run" / "result.json").read_text())["history"]
     else:
         keras.config.set_floatx("float64")
         keras.config.set_dtype_policy("float64")
-        model, held_back = user_callbacks.build(), user_callbacks.rows(4)
+        model = user_callbacks.build()
+        held_back = user_callbacks.rows(4)
         history = model.fit(
-            *user_callbacks.rows(), BATCH, EPOCHS, 0, getattr(user_callbacks, callbacks)(), validation_data=held_back
+            *user_callbacks.rows(),
+            BATCH,
+            EPOCHS,
+            0,
+            getattr(user_callbacks, callbacks)(),
+            validation_data=held_back,
         ).history
     history.pop("level")  # `fit` gives what evaluation left in its variable
     return {name: list(values) for name, values in (SEEN | history).items()}
 
 
-@pytest.mark.parametrize("callbacks", [
-    "by_epoch", *(pytest.param(name, marks=pytest.mark.slow) for name in ("all_kinds", "stop_by_batch")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "callbacks",
+    [
+        "by_epoch",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("all_kinds", "stop_by_batch")),
+    ],
+)
 def test_callbacks_see_what_they_see_in_fit(tmp_path: Path, callbacks: str) -> None:
     in_fit, *runs = (trained(tmp_path, callbacks, replicas) for replicas in (0, 1, 2))
     for replicas, seen in enumerate(runs, 1):
         assert seen.keys() == in_fit.keys()
         for name, values in in_fit.items():
-            np.testing.assert_allclose(seen[name], values, rtol=1e-6, err_msg=f"{name} on {replicas} replicas")
+            np.testing.assert_allclose(
+                seen[name], values, rtol=1e-6, err_msg=f"{name} on {replicas} replicas"
+            )
 
 
 def test_every_hook_that_fit_calls_is_called_here_or_named_in_a_line(
     small_config: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A Keras with another hook fails here: call it, or say that it is not called."""
-    sources = [inspect.getsource(inspect.unwrap(function)) for function in (keras.Model.fit, keras.Model.evaluate)]
+    sources = [
+        inspect.getsource(inspect.unwrap(function))
+        for function in (keras.Model.fit, keras.Model.evaluate)
+    ]
     hooks = set(re.findall(r"callbacks\.(on_\w+)\(", "".join(sources)))
-    called = {f"on_{of}_{at}" for of in ("train", "epoch", "train_batch", "test") for at in ("begin", "end")}
+    called = {
+        f"on_{of}_{at}"
+        for of in ("train", "epoch", "train_batch", "test")
+        for at in ("begin", "end")
+    }
     assert hooks == called | {"on_test_batch_begin", "on_test_batch_end"}
     assert {name for name in vars(keras.utils.PyDataset) if name.startswith("on_")} == {
         "on_epoch_begin",
         "on_epoch_end",
     }
     load_callbacks(small_config("--callbacks=tests.user_callbacks:of_test_batches"))
-    assert "callbacks: OfTestBatches: on_test_batch_begin and on_test_batch_end are not called" in caplog.text
+    assert (
+        "callbacks: OfTestBatches: on_test_batch_begin and on_test_batch_end are not called"
+        in caplog.text
+    )
 
 
-def test_a_call_is_one_step_only_for_callbacks_of_single_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_is_one_step_only_for_callbacks_of_single_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lines: list[str] = []
     monkeypatch.setattr(log, "info", lines.append)
     kept = [keras.callbacks.TensorBoard, keras.callbacks.OrbaxCheckpoint]
-    assert not any(map(acts_on_batches, [*user_callbacks.by_epoch(), *(kind.__new__(kind) for kind in kept)]))
+    assert not any(
+        map(acts_on_batches, [*user_callbacks.by_epoch(), *(kind.__new__(kind) for kind in kept)])
+    )
     assert most_steps_of_a_call(user_callbacks.by_epoch(), 0) == 0
     assert most_steps_of_a_call(user_callbacks.all_kinds(), 10) == 1
     (line,) = lines
     assert line.startswith(
-        "callbacks: FloatOfAll, LambdaCallback, ModelCheckpoint, OldNames, OneCycle, WarmUp, WeightLog: "
+        "callbacks: FloatOfAll, LambdaCallback, ModelCheckpoint, OldNames, OneCycle, WarmUp,"
+        " WeightLog: "
     )
 
 
-@pytest.mark.parametrize("make", [
-    lambda: keras.callbacks.ModelCheckpoint("x.keras", save_freq=5),
-    lambda: keras.callbacks.TensorBoard(update_freq="batch"),
-    lambda: type("Stop", (keras.callbacks.TerminateOnNaN,), {"on_batch_end": lambda self, batch, logs=None: None})(),
-])  # fmt: skip
-def test_settings_and_subclasses_can_make_a_callback_one_of_batches(make: Callable[[], Any]) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.callbacks.ModelCheckpoint("x.keras", save_freq=5),
+        lambda: keras.callbacks.TensorBoard(update_freq="batch"),
+        lambda: type(
+            "Stop",
+            (keras.callbacks.TerminateOnNaN,),
+            {"on_batch_end": lambda self, batch, logs=None: None},
+        )(),
+    ],
+)
+def test_settings_and_subclasses_can_make_a_callback_one_of_batches(
+    make: Callable[[], Any],
+) -> None:
     assert acts_on_batches(make())

@@ -1,4 +1,5 @@
-"""Tests what a step costs a replica more if there are two: bytes and operations, counted in the traced step."""
+"""Tests what a step costs a replica more if there are two: bytes and operations, counted in the
+traced step."""
 
 import pytest
 
@@ -8,7 +9,9 @@ from trainer.data.sources import load_dataset
 from trainer.planning.planner import MeasuredStep, work_of_replicas
 from trainer.training.step_operations import NO_KERNEL, operations
 
-MOST_BYTES, MOST_OPERATIONS = 1.4, 1.9  # of those of one replica
+# of those of one replica
+MOST_BYTES = 1.4
+MOST_OPERATIONS = 1.9
 
 
 @pytest.mark.slow
@@ -29,7 +32,9 @@ def test_each_of_two_replicas_does_what_a_traced_step_of_two_does_and_little_mor
     assert (of_two.all_reduces, alone.all_reduces) == (all_reduces, 0)
     assert of_two.reduced_bytes == sum(op.reduced_bytes for op in in_graph) / 2
     assert of_two.flops(16) == alone.flops(16) == sum(op.flops for op in in_graph) / 2
-    moved, moved_by_two = (sum(op.times * op.moved_bytes.at(16) for op in work.operations) for work in (alone, of_two))
+    moved, moved_by_two = (
+        sum(op.times * op.moved_bytes.at(16) for op in work.operations) for work in (alone, of_two)
+    )
     in_trace = sum(op.moved_bytes for op in in_graph if not op.reduced_bytes)
     assert moved_by_two == pytest.approx(in_trace / 2, rel=0.01)
     assert moved < moved_by_two < MOST_BYTES * moved

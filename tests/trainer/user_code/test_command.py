@@ -28,16 +28,33 @@ def in_a_module_in_c(arguments: object) -> int:
     raise ImportError("initialization failed") from KeyboardInterrupt()
 
 
-@pytest.mark.parametrize(("work", "code", "line"), [
-    (raising(UserError("x=1: give 2")), 2, "error: x=1: give 2\n"),
-    (raising(PlatformFault("no answer")), 1, "error: no answer: the same command starts from scratch\n"),
-    (raising(KeyboardInterrupt()), 75, "warning: stopped at once: the same command starts from scratch\n"),
-    (in_a_module_in_c, 75, "warning: stopped at once: the same command starts from scratch\n"),
-    (raising(ZeroDivisionError("x")), 2,
-     "error: tests/trainer/user_code/test_command.py:21 in work: ZeroDivisionError: x; "),
-    (functools.partial(operator.getitem, {}), 1,
-     "error: a fault of this program or of the platform, not of your settings\nTraceback "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("work", "code", "line"),
+    [
+        (raising(UserError("x=1: give 2")), 2, "error: x=1: give 2\n"),
+        (
+            raising(PlatformFault("no answer")),
+            1,
+            "error: no answer: the same command starts from scratch\n",
+        ),
+        (
+            raising(KeyboardInterrupt()),
+            75,
+            "warning: stopped at once: the same command starts from scratch\n",
+        ),
+        (in_a_module_in_c, 75, "warning: stopped at once: the same command starts from scratch\n"),
+        (
+            raising(ZeroDivisionError("x")),
+            2,
+            "error: tests/trainer/user_code/test_command.py:21 in work: ZeroDivisionError: x; ",
+        ),
+        (
+            functools.partial(operator.getitem, {}),
+            1,
+            "error: a fault of this program or of the platform, not of your settings\nTraceback ",
+        ),
+    ],
+)
 def test_an_exception_becomes_a_line_and_a_code(
     work: Callable[..., int], code: int, line: str, capsys: Capture
 ) -> None:
@@ -51,7 +68,9 @@ def test_a_python_without_the_right_tensorflow_is_named(module: str, capsys: Cap
     imports: Any = functools.partial(importlib.import_module, module)
     assert command("starts from scratch")(imports)([]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {sys.executable}: No module named '{module}': this environment")
+    assert error.startswith(
+        f"error: {sys.executable}: No module named '{module}': this environment"
+    )
     assert error.count("\n") == 1
 
 

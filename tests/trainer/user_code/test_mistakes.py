@@ -1,4 +1,5 @@
-"""Tests that a mistake in the user's code is reported with its file and line, and that other failures are not."""
+"""Tests that a mistake in the user's code is reported with its file and line, and that other
+failures are not."""
 
 import importlib
 import logging
@@ -30,25 +31,63 @@ def line_of(name: str) -> int:
     return number
 
 
-@pytest.mark.parametrize(("name", "flags", "line"), [
-    ("in_build", [], "in in_build: ValueError: Could not interpret activation function identifier: rleu"),
-    ("in_layer", [], "in call: ValueError: Dimensions must be equal"),
-    ("in_graph", [], "in _rewritten: KeyError: 'b'"),
-    ("in_python_function", ["--replicas=2"], "in _of_numpy: ValueError: cannot reshape array of size"),
-    ("in_operation", ["--replicas=2"], "in _checked: InvalidArgumentError: assertion failed: [too bright]"),
-    ("in_get_config", ["--steps=1"], "in get_config: AttributeError: 'Misread' object has no attribute 'width'"),
-    ("in_data", ["--model=mlp", "--data=tests.mistakes:in_data"], "in in_data: IndexError: index 5 is out of bounds"),
-    ("in_opening", ["--model=mlp", "--data=tests.mistakes:in_opening"], "in in_opening: FileNotFoundError: [Errno 2]"),
-    ("in_callback", ["--model=mlp", "--callbacks=tests.mistakes:in_callback"],
-     "in on_train_batch_end: RuntimeError: no room for a second line; this is in your own code"),
-])  # fmt: skip
-def test_the_users_file_and_line_are_reported(small_config: Make, name: str, flags: list[str], line: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "flags", "line"),
+    [
+        (
+            "in_build",
+            [],
+            "in in_build: ValueError: Could not interpret activation function identifier: rleu",
+        ),
+        ("in_layer", [], "in call: ValueError: Dimensions must be equal"),
+        ("in_graph", [], "in _rewritten: KeyError: 'b'"),
+        (
+            "in_python_function",
+            ["--replicas=2"],
+            "in _of_numpy: ValueError: cannot reshape array of size",
+        ),
+        (
+            "in_operation",
+            ["--replicas=2"],
+            "in _checked: InvalidArgumentError: assertion failed: [too bright]",
+        ),
+        (
+            "in_get_config",
+            ["--steps=1"],
+            "in get_config: AttributeError: 'Misread' object has no attribute 'width'",
+        ),
+        (
+            "in_data",
+            ["--model=mlp", "--data=tests.mistakes:in_data"],
+            "in in_data: IndexError: index 5 is out of bounds",
+        ),
+        (
+            "in_opening",
+            ["--model=mlp", "--data=tests.mistakes:in_opening"],
+            "in in_opening: FileNotFoundError: [Errno 2]",
+        ),
+        (
+            "in_callback",
+            ["--model=mlp", "--callbacks=tests.mistakes:in_callback"],
+            (
+                "in on_train_batch_end: RuntimeError: no room for a second line; this is in your"
+                " own code"
+            ),
+        ),
+    ],
+)
+def test_the_users_file_and_line_are_reported(
+    small_config: Make, name: str, flags: list[str], line: str
+) -> None:
     config = small_config("--replicas=1", f"{MODEL}{name}", *flags)
     place = f"tests/mistakes.py:{line_of(name)} {line}"
     with refused(place):
         run_job(config)
     result = read(Path(config.job_dir) / "result.json")
-    assert (result["state"], result["error"].partition(line)[0]) == ("failed", place.partition(line)[0])
+    assert (result["state"], result["error"].partition(line)[0]) == (
+        "failed",
+        place.partition(line)[0],
+    )
 
 
 def test_a_mistake_that_shows_in_our_code_is_told_as_theirs_too(small_config: Make) -> None:
@@ -66,43 +105,87 @@ def test_the_traceback_is_printed_if_asked_for(tmp_path: Path, capsys: Capture) 
     finally:
         log.setLevel(logging.INFO)
     found = capsys.readouterr()
-    assert found.err.startswith(f"error: tests/mistakes.py:{line_of('in_build')} in in_build: ValueError")
+    assert found.err.startswith(
+        f"error: tests/mistakes.py:{line_of('in_build')} in in_build: ValueError"
+    )
     assert "Traceback (most recent call last)" in found.out
     assert "keras" in found.out
 
 
-@pytest.mark.parametrize(("model", "value"), [
-    ("own_data:classifier", "Received a label value of 7 which is outside the valid range of [0, 4)"),
-    ("mistakes:embeds", "= 7 is not in [0, 5)"),
-])  # fmt: skip
-def test_a_number_beyond_the_models_is_a_mistake_in_the_data(model: str, value: str, small_config: Make) -> None:
-    config = small_config(f"--model=tests.{model}", "--data=tests.mistakes:numbers_to_7", "--global_batch_size=64")
-    with pytest.raises(UserError, match=f"hold a number that the model does not allow: .*{re.escape(value)}: classes"):
+@pytest.mark.parametrize(
+    ("model", "value"),
+    [
+        (
+            "own_data:classifier",
+            "Received a label value of 7 which is outside the valid range of [0, 4)",
+        ),
+        ("mistakes:embeds", "= 7 is not in [0, 5)"),
+    ],
+)
+def test_a_number_beyond_the_models_is_a_mistake_in_the_data(
+    model: str, value: str, small_config: Make
+) -> None:
+    config = small_config(
+        f"--model=tests.{model}", "--data=tests.mistakes:numbers_to_7", "--global_batch_size=64"
+    )
+    with pytest.raises(
+        UserError,
+        match=f"hold a number that the model does not allow: .*{re.escape(value)}: classes",
+    ):
         run_job(config)
 
 
-@pytest.mark.parametrize(("flags", "line"), [
-    (["--augment=flip"], "augment=flip: it is for images (height, width, channels): drop it"),
-    (["--evaluation_fraction=0.5", "--callbacks=tests.mistakes:stops_on_what_is_not_evaluated"],
-     "callbacks: EarlyStopping of Keras with monitor=val_los: evaluation gives val_loss"),
-    (["--callbacks=tests.mistakes:stops_on_what_is_not_evaluated", "--evaluation_fraction=0"],
-     "callbacks: EarlyStopping of Keras with monitor=val_los: nothing is evaluated"),
-])  # fmt: skip
-def test_what_would_have_no_effect_is_refused_in_one_line(flags: list[str], line: str, small_config: Make) -> None:
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--augment=flip"], "augment=flip: it is for images (height, width, channels): drop it"),
+        (
+            [
+                "--evaluation_fraction=0.5",
+                "--callbacks=tests.mistakes:stops_on_what_is_not_evaluated",
+            ],
+            "callbacks: EarlyStopping of Keras with monitor=val_los: evaluation gives val_loss",
+        ),
+        (
+            [
+                "--callbacks=tests.mistakes:stops_on_what_is_not_evaluated",
+                "--evaluation_fraction=0",
+            ],
+            "callbacks: EarlyStopping of Keras with monitor=val_los: nothing is evaluated",
+        ),
+    ],
+)
+def test_what_would_have_no_effect_is_refused_in_one_line(
+    flags: list[str], line: str, small_config: Make
+) -> None:
     with refused(line):
-        run_job(small_config("--model=tests.mistakes:embeds", "--data=tests.mistakes:numbers_to_7", *flags))
+        run_job(
+            small_config(
+                "--model=tests.mistakes:embeds", "--data=tests.mistakes:numbers_to_7", *flags
+            )
+        )
 
 
 def test_a_schedule_is_found_in_a_wrapped_optimizer(small_config: Make) -> None:
-    run_job(small_config("--model=mlp", "--precision=mixed_float16", "--warmup_steps=3", "--steps=3"))
+    run_job(
+        small_config("--model=mlp", "--precision=mixed_float16", "--warmup_steps=3", "--steps=3")
+    )
 
 
-@pytest.mark.parametrize(("content", "line"), [
-    ("import tensorflow\nimport no_such_package\n", "written.py:2: No module named 'no_such_package'"),
-    ("x = 1\ny = (\n", "written.py:2: '(' was never closed"),
-    ("\n\nx = {}['gone']\n", "written.py:3: KeyError: 'gone'; this is in your own code"),
-])  # fmt: skip
-def test_a_module_that_cannot_be_imported(tmp_path: Path, monkeypatch: Patch, content: str, line: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (
+            "import tensorflow\nimport no_such_package\n",
+            "written.py:2: No module named 'no_such_package'",
+        ),
+        ("x = 1\ny = (\n", "written.py:2: '(' was never closed"),
+        ("\n\nx = {}['gone']\n", "written.py:3: KeyError: 'gone'; this is in your own code"),
+    ],
+)
+def test_a_module_that_cannot_be_imported(
+    tmp_path: Path, monkeypatch: Patch, content: str, line: str
+) -> None:
     """The module is installed among the libraries, as that of a job is."""
     installed = tmp_path / "site-packages"
     installed.mkdir()
@@ -123,44 +206,66 @@ STACK = (
 )
 MINE = '  File "/home/me/mine.py", line 7, in train_step\n\n'
 PYTHON = (
-    'KeyError: 1\nTraceback (most recent call last):\n\n  File "/home/me/mine.py", line 9, in f\n    x\n\nKeyError: 1'
+    'KeyError: 1\nTraceback (most recent call last):\n\n  File "/home/me/mine.py", line 9, in f\n  '
+    "  x\n\nKeyError: 1"
 )
 
 
-@pytest.mark.parametrize(("error", "line"), [
-    (tf.errors.InvalidArgumentError(None, None, f"{STACK}{MINE}bad value\n\t [[{{{{node x}}}}]] [Op:y]"),
-     "/home/me/mine.py:7 in train_step: InvalidArgumentError: bad value;"),
-    (tf.errors.InvalidArgumentError(None, None, f"{STACK}bad value"), None),  # only a script that called us
-    (tf.errors.UnavailableError(None, None, f"{STACK}{MINE}a worker is gone"), None),
-    (tf.errors.UnknownError(None, None, f"{STACK}{MINE}cuDNN"), None),
-    (tf.errors.UnavailableError(None, None, "Connection reset by peer"), None),  # of an operation outside of graphs
-    (tf.errors.UnknownError(None, None, f"{STACK}{MINE}{PYTHON}"), "/home/me/mine.py:9 in f: KeyError: 1;"),
-    (ValueError('in my text: File "/home/me/mine.py", line 7, in f'), None),
-    (UserError("x"), None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            tf.errors.InvalidArgumentError(
+                None, None, f"{STACK}{MINE}bad value\n\t [[{{{{node x}}}}]] [Op:y]"
+            ),
+            "/home/me/mine.py:7 in train_step: InvalidArgumentError: bad value;",
+        ),
+        # only a script that called us
+        (tf.errors.InvalidArgumentError(None, None, f"{STACK}bad value"), None),
+        (tf.errors.UnavailableError(None, None, f"{STACK}{MINE}a worker is gone"), None),
+        (tf.errors.UnknownError(None, None, f"{STACK}{MINE}cuDNN"), None),
+        # of an operation outside of graphs
+        (tf.errors.UnavailableError(None, None, "Connection reset by peer"), None),
+        (
+            tf.errors.UnknownError(None, None, f"{STACK}{MINE}{PYTHON}"),
+            "/home/me/mine.py:9 in f: KeyError: 1;",
+        ),
+        (ValueError('in my text: File "/home/me/mine.py", line 7, in f'), None),
+        (UserError("x"), None),
+    ],
+)
 def test_failures_of_the_platform_are_not_the_users(error: Any, line: str | None) -> None:
     found = as_user_mistake(error)
     assert (found and str(found).partition(" this is")[0]) == line
 
 
 IN_USER_CODE = (
-    'in user code:\n\n    File "/home/me/mine.py", line 7, in train_step  *\n        x = f(x)\n'
-    '    File "/x/site-packages/keras/layer.py", line 9, in g  **\n        raise\n\n    ValueError: Shapes\n  differ.\n'
+    'in user code:\n\n    File "/home/me/mine.py", line 7, in train_step  *\n        x = f(x)\n   '
+    ' File "/x/site-packages/keras/layer.py", line 9, in g  **\n        raise\n\n    ValueError:'
+    " Shapes\n  differ.\n"
 )
 
 
-@pytest.mark.parametrize(("text", "line", "message"), [
-    ("a\n" * 150, "a " * 149 + "a", "ValueError: " + "a " * 143 + "a …"),
-    ("word " * 300, "word " * 60 + "…", "ValueError: " + "word " * 57 + "wor …"),
-    (IN_USER_CODE, "ValueError: Shapes differ.", "ValueError: Shapes differ"),
-    ('no frames: File "/x.py", line 7, in f', 'no frames: File "/x.py", line 7, in f', None),
-    ("", "ValueError", None),
-])  # fmt: skip
-def test_a_quoted_error_is_its_cause_and_shows_where_it_is_cut(text: str, line: str, message: str | None) -> None:
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("a\n" * 150, "a " * 149 + "a", "ValueError: " + "a " * 143 + "a …"),
+        ("word " * 300, "word " * 60 + "…", "ValueError: " + "word " * 57 + "wor …"),
+        (IN_USER_CODE, "ValueError: Shapes differ.", "ValueError: Shapes differ"),
+        ('no frames: File "/x.py", line 7, in f', 'no frames: File "/x.py", line 7, in f', None),
+        ("", "ValueError", None),
+    ],
+)
+def test_a_quoted_error_is_its_cause_and_shows_where_it_is_cut(
+    text: str, line: str, message: str | None
+) -> None:
     assert reason(ValueError(text)) == line
     assert message is None or message_of(ValueError(text)) == message
 
 
 def test_a_model_made_at_import_is_refused(small_config: Make) -> None:
-    with refused("AT_IMPORT is made when its file is imported: make it in the function, as each replica needs"):
+    with refused(
+        "AT_IMPORT is made when its file is imported: make it in the function, as each replica"
+        " needs"
+    ):
         run_job(small_config(f"{MODEL}at_import", "--steps=1", "--global_batch_size=8"))

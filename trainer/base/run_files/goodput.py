@@ -1,4 +1,5 @@
-"""Puts every second of a run into one class, over restarts too. Imports no TensorFlow: `deploy` uses it.
+"""Puts every second of a run into one class, over restarts too. Imports no TensorFlow: `deploy`
+uses it.
 
 Classes are named as in the package ml-goodput-measurement, in lower case, where they fit:
 https://github.com/AI-Hypercomputer/ml-goodput-measurement
@@ -10,36 +11,50 @@ from contextlib import contextmanager
 
 from trainer.base.run_files.job_files import Content, mapping, number
 
-STEP, START, COMPILATION, INPUT = "step", "training_prep", "program_startup", "data_loading_sync"
-SAVE, RESTORE = "unproductive_checkpoint_save_time", "unproductive_checkpoint_restore_time"
-REPEATED, RESTART = "wasted_progress_from_disruption", "infrastructure_recovery_from_disruption"
-EVENTS, OTHER = "custom_badput_events", "other"
+STEP = "step"
+START = "training_prep"
+COMPILATION = "program_startup"
+INPUT = "data_loading_sync"
+SAVE = "unproductive_checkpoint_save_time"
+RESTORE = "unproductive_checkpoint_restore_time"
+REPEATED = "wasted_progress_from_disruption"
+RESTART = "infrastructure_recovery_from_disruption"
+EVENTS = "custom_badput_events"
+OTHER = "other"
 # RESTART is that of one job, whose machines are paid for meanwhile.
 CLASSES = (STEP, START, COMPILATION, INPUT, SAVE, RESTORE, EVENTS, REPEATED, RESTART, OTHER)
 MUCH = 0.2  # of the time: a class other than steps with this share calls for advice
 
 
 class Goodput:
-    """Counts the seconds of each class over this process and the earlier ones; each moment is in one class.
+    """Counts the seconds of each class over this process and the earlier ones; each moment is in
+    one class.
 
-    began: time.monotonic() when this process began; before: result.json as the last process left it.
+    began: time.monotonic() when this process began; before: result.json as the last process left
+        it.
     """
 
     def __init__(self, began: float, before: Content) -> None:
         self._seconds = seconds_by_class(before) or dict.fromkeys(CLASSES, 0.0)
-        self._seconds[OTHER] += (number(before.get("wall_seconds")) or 0.0) - sum(self._seconds.values())
-        self._since, self.phase = began, START
+        self._seconds[OTHER] += (number(before.get("wall_seconds")) or 0.0) - sum(
+            self._seconds.values()
+        )
+        self._since = began
+        self.phase = START
         self.unpaid_seconds = number(before.get("between_jobs_seconds")) or 0.0
 
     def enter(self, phase: str) -> None:
-        """Counts the time since the last change to the current class, and makes `phase` the current one."""
+        """Counts the time since the last change to the current class, and makes `phase` the current
+        one."""
         now = time.monotonic()
         self._seconds[self.phase] += now - self._since
-        self._since, self.phase = now, phase
+        self._since = now
+        self.phase = phase
 
     @contextmanager
     def within(self, phase: str) -> Iterator[None]:
-        """Counts the time of the block, or of the calls of a decorated function, to the class `phase`."""
+        """Counts the time of the block, or of the calls of a decorated function, to the class
+        `phase`."""
         outer = self.phase
         self.enter(phase)
         try:
@@ -54,7 +69,8 @@ class Goodput:
         self._seconds[target] += seconds
 
     def recover(self, before: Content, *, paid: bool) -> None:
-        """Counts the time between the last result.json of the process before, `before`, and the start of this one.
+        """Counts the time between the last result.json of the process before, `before`, and the
+        start of this one.
 
         paid: whether both belong to one job of Vertex AI, whose machines are paid for in between.
         """
@@ -78,6 +94,7 @@ def seconds_by_class(result: Content) -> dict[str, float]:
 
 
 def share_of_steps(seconds: Mapping[str, float]) -> float | None:
-    """Returns the seconds of steps as a share of those of all classes; None if there are no seconds."""
+    """Returns the seconds of steps as a share of those of all classes; None if there are no
+    seconds."""
     total = sum(seconds.values())
     return seconds.get(STEP, 0.0) / total if total else None

@@ -1,7 +1,9 @@
-"""Opens a job directory: a local folder, or an address in Cloud Storage that mirrors a local scratch folder.
+"""Opens a job directory: a local folder, or an address in Cloud Storage that mirrors a local
+scratch folder.
 
-Relies on `job_files.py` for the files and on `mirror.py` for the bucket. A directory that `open_job_dir` returns is
-writable, belongs to this run, and is locked against other processes of this machine.
+Relies on `job_files.py` for the files and on `mirror.py` for the bucket. A directory that
+`open_job_dir` returns is writable, belongs to this run, and is locked against other processes of
+this machine.
 """
 
 import dataclasses
@@ -50,7 +52,8 @@ _COUNTS = {"steps", "asked_steps", "restarts", "steps_repeated", "wall_seconds",
 
 @dataclass(frozen=True)
 class JobDir:
-    """Holds the paths to which one run writes. `root` contains run.json, stats.jsonl, result.json and samples/.
+    """Holds the paths to which one run writes. `root` contains run.json, stats.jsonl, result.json
+    and samples/.
 
     All paths are local; `mirror` is notified of each file that is written.
     """
@@ -67,11 +70,18 @@ class JobDir:
         return self.root / SAMPLES
 
     def read_result(self) -> Result:
-        """Returns the last run's result.json, or {} if there is none. Raises UserError if the file is damaged."""
+        """Returns the last run's result.json, or {} if there is none. Raises UserError if the file
+        is damaged."""
         result, problem = read_result(self.root)
         counts: dict[str, Any] = {name: value for name, value in result.items() if name in _COUNTS}
-        damaged = [f"{name}={value!r}" for name, value in counts.items() if number(value) is None or value < 0]
-        _refuse_damaged(self, RESULT, f"{self.root / RESULT}: {damaged[0]} is damaged" if damaged else problem)
+        damaged = [
+            f"{name}={value!r}"
+            for name, value in counts.items()
+            if number(value) is None or value < 0
+        ]
+        _refuse_damaged(
+            self, RESULT, f"{self.root / RESULT}: {damaged[0]} is damaged" if damaged else problem
+        )
         return result
 
     def write(self, name: str, content: Content | Sequence[str]) -> None:
@@ -95,9 +105,10 @@ class JobDir:
 def open_job_dir(config: TrainConfig, *, make: bool = True, lock: bool = True) -> JobDir:
     """Creates, checks and locks the job directory, and returns its paths.
 
-    `--job_dir` has precedence; without it the folders that Vertex AI sets (AIP_*) are used. `make=False` only returns
-    the paths, for a worker that writes nothing; `lock=False` leaves the lock to the process that will run there. Raises
-    UserError if no directory is set, or if it is not writable, in use, damaged, or of another run.
+    `--job_dir` has precedence; without it the folders that Vertex AI sets (AIP_*) are used.
+    `make=False` only returns the paths, for a worker that writes nothing; `lock=False` leaves the
+    lock to the process that will run there. Raises UserError if no directory is set, or if it is
+    not writable, in use, damaged, or of another run.
     """
     remotes: dict[Path, Address] = {}
 
@@ -133,13 +144,19 @@ def open_job_dir(config: TrainConfig, *, make: bool = True, lock: bool = True) -
     for folder in (job_dir.model, job_dir.checkpoints, job_dir.samples):  # a run would replace them
         if not (job_dir.root / RUN_INFO).exists() and job_dir.mirror.holds(folder):
             raise UserError(
-                f"job_dir={address}: {job_dir.mirror.where(folder)} exists and is not from a run: use another --job_dir"
+                f"job_dir={address}: {job_dir.mirror.where(folder)} exists and is not from a run:"
+                " use another --job_dir"
             )
     changed = changed_settings(mapping(info, "config"), config)
-    if changed and job_dir.mirror.holds(job_dir.checkpoints):  # before that, settings may be corrected
-        shown = "; ".join(f"{name}: {before!r} before, {now!r} now" for name, (before, now) in [*changed.items()][:5])
+    # before that, settings may be corrected
+    if changed and job_dir.mirror.holds(job_dir.checkpoints):
+        shown = "; ".join(
+            f"{name}: {before!r} before, {now!r} now"
+            for name, (before, now) in [*changed.items()][:5]
+        )
         raise UserError(
-            f"job_dir={address} contains another run ({shown}): use another --job_dir, or the settings of that run"
+            f"job_dir={address} contains another run ({shown}): use another --job_dir, or the"
+            " settings of that run"
         )
     for folder in (job_dir.checkpoints, job_dir.logs, job_dir.model.parent):
         make_writable(folder, "job_dir")
@@ -149,12 +166,15 @@ def open_job_dir(config: TrainConfig, *, make: bool = True, lock: bool = True) -
 
 
 def outputs(config: TrainConfig) -> dict[str, str]:
-    """Returns the output folders by the setting or AIP_* variable that names them. Raises UserError if none does."""
+    """Returns the output folders by the setting or AIP_* variable that names them. Raises UserError
+    if none does."""
     if config.job_dir:
         return {"job_dir": config.job_dir}
     model = os.environ.get("AIP_MODEL_DIR")
     if not model:
-        raise UserError("job_dir is missing: use --job_dir=FOLDER, for example --job_dir=runs/first")
+        raise UserError(
+            "job_dir is missing: use --job_dir=FOLDER, for example --job_dir=runs/first"
+        )
     root = model.rstrip("/").rpartition("/")[0]
     return {
         "AIP_MODEL_DIR": model,

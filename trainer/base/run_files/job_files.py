@@ -1,9 +1,11 @@
-"""Names the files of a job directory, and defines, reads and writes run.json, stats.jsonl and result.json.
+"""Names the files of a job directory, and defines, reads and writes run.json, stats.jsonl and
+result.json.
 
 No other module contains these names. Imports no TensorFlow: `deploy` uses it.
 
-Readers return the intact part of a file, and a line that says what is wrong with the rest. Values of a damaged file may
-have other types than the schema says; `number`, `mapping` and their like check them.
+Readers return the intact part of a file, and a line that says what is wrong with the rest. Values
+of a damaged file may have other types than the schema says; `number`, `mapping` and their like
+check them.
 """
 
 import json
@@ -23,11 +25,17 @@ STATS = "stats.jsonl"
 RESULT = "result.json"
 GPU_CHECK = "gpu_check.json"  # written by `trainer.check --on_gpus`
 RUN_FILES = (RUN_INFO, STATS, RESULT)
-BILLED = "billed.json"  # the cost of the Vertex AI jobs that wrote to the directory, written by `deploy`
-CLASSES = "classes.json"  # confusion matrix and accuracy by class, from a classifier's last evaluation
+# the cost of the Vertex AI jobs that wrote to the directory, written by `deploy`
+BILLED = "billed.json"
+# confusion matrix and accuracy by class, from a classifier's last evaluation
+CLASSES = "classes.json"
 SKIPPED_IMAGES = "skipped_images.txt"
-MANIFEST = "manifest.json"  # of a checkpoint; uploaded last and deleted first: a folder that has it is complete
-CHECKPOINTS, LOGS, MODEL, SAMPLES = "checkpoints", "logs", "model", "samples"
+# of a checkpoint; uploaded last and deleted first: a folder that has it is complete
+MANIFEST = "manifest.json"
+CHECKPOINTS = "checkpoints"
+LOGS = "logs"
+MODEL = "model"
+SAMPLES = "samples"
 STEP_PREFIX = "step-"
 SAMPLE_FILES = f"{SAMPLES}/{STEP_PREFIX}*.png"  # a pattern, relative to the job directory
 COMMIT_FILE = "commit.txt"  # setup.py writes it into the wheel
@@ -62,15 +70,20 @@ class RunInfo(TypedDict, total=False):
     simulated: bool  # logical CPU devices stand for accelerators
     strategy: str
     collectives: str | None  # how replicas sum: nccl or ring; null for one replica
-    data: dict[str, Any]  # examples, examples_per_step, steps_per_epoch, classes, skipped, notes of the source
-    compilation: dict[str, Any]  # whether and why XLA compiles the steps, and the steps per program; {} until chosen
+    # examples, examples_per_step, steps_per_epoch, classes, skipped, notes of the source
+    data: dict[str, Any]
+    # whether and why XLA compiles the steps, and the steps per program; {} until chosen
+    compilation: dict[str, Any]
     depends_on_replicas: list[str]
-    replica_check: dict[str, Any]  # whether one replica and two agreed before training: a ReplicaVerdict
+    # whether one replica and two agreed before training: a ReplicaVerdict
+    replica_check: dict[str, Any]
     replica_checks: dict[str, str]  # as in result.json
-    equal_bits: int  # --virtual_replicas: weights are bit-identical on any number of replicas that divides it
+    # --virtual_replicas: weights are bit-identical on any number of replicas that divides it
+    equal_bits: int
     total_steps: int
     versions: dict[str, str]
-    versions_by_step: list[dict[str, Any]]  # versions, and a digest of the own code, with their first step
+    # versions, and a digest of the own code, with their first step
+    versions_by_step: list[dict[str, Any]]
     git_commit: str | None  # of the trainer
     command: str
     started: str  # UTC
@@ -90,13 +103,15 @@ class QualityOf(TypedDict, total=False):
 
 
 class Speeds(TypedDict, total=False):
-    """Describes how fast steps run; TFLOP/s count the matrix products and convolutions in the graph of a step."""
+    """Describes how fast steps run; TFLOP/s count the matrix products and convolutions in the graph
+    of a step."""
 
     images_per_second: float | None
     step_seconds: float | None
     input_wait_seconds: float | None  # the part of step_seconds spent waiting for the batch
     tflop_per_second: float | None  # of all replicas
-    mfu: float | None  # model FLOPs utilization: its share of the GPUs' data-sheet rate at the run's precision
+    # model FLOPs utilization: its share of the GPUs' data-sheet rate at the run's precision
+    mfu: float | None
 
 
 class StatsEntry(Speeds, total=False):
@@ -107,12 +122,15 @@ class StatsEntry(Speeds, total=False):
     step: int
     epoch: float
     seconds: float
-    untimed_steps: int  # steps that step_seconds leaves out; above 0 in the first line after each start
+    # steps that step_seconds leaves out; above 0 in the first line after each start
+    untimed_steps: int
     losses: Scalars
     metrics: Scalars
     memory_gib: float
-    gpus: list[dict[str, float | None]]  # memory_gib, utilization_percent; null if nvidia-smi does not know
-    peak_device_memory_gib: list[float]  # by device of the chief, as TensorFlow counts it; [] where it does not
+    # memory_gib, utilization_percent; null if nvidia-smi does not know
+    gpus: list[dict[str, float | None]]
+    # by device of the chief, as TensorFlow counts it; [] where it does not
+    peak_device_memory_gib: list[float]
     quality: QualityOf  # in the line of a measurement of images
 
 
@@ -133,22 +151,30 @@ class Result(Speeds, total=False):
     training_seconds: float
     step_flops: int | None  # of all replicas; a multiplication and an addition are two FLOPs
     wall_seconds: float
-    goodput: dict[str, float]  # seconds of each class of trainer.base.run_files.goodput; their sum is wall_seconds
-    between_jobs_seconds: float  # from the end of one job to the start of the next, which nobody pays for
+    # seconds of each class of trainer.base.run_files.goodput; their sum is wall_seconds
+    goodput: dict[str, float]
+    # from the end of one job to the start of the next, which nobody pays for
+    between_jobs_seconds: float
     slow_worker: dict[str, str]  # name, and why
     saving_seconds: float
     peak_memory_gib: float
     peak_device_memory_gib: list[float]  # of this process, as in stats.jsonl
     restarts: int
     steps_repeated: int
-    saved_model: str  # whether the loaded model/ predicts and evaluates as the model in memory; or why not compared
-    not_compared: str  # why one replica and two were not compared before training, though they should have been
-    replica_checks: dict[str, str]  # by kind of step: whether one replica and two agreed; or why they were not compared
-    depends_on_replicas: list[str]  # what the number of replicas changes, if --allow_replica_dependence allows it
-    equal_bits: dict[str, Any]  # with --virtual_replicas: their number, and the SHA-256 of all variables at the end
+    # whether the loaded model/ predicts and evaluates as the model in memory; or why not compared
+    saved_model: str
+    # why one replica and two were not compared before training, though they should have been
+    not_compared: str
+    # by kind of step: whether one replica and two agreed; or why they were not compared
+    replica_checks: dict[str, str]
+    # what the number of replicas changes, if --allow_replica_dependence allows it
+    depends_on_replicas: list[str]
+    # with --virtual_replicas: their number, and the SHA-256 of all variables at the end
+    equal_bits: dict[str, Any]
     epoch_seconds: list[float]
     history: dict[str, list[float]]  # as History.history of Keras: by name, the value of each epoch
-    classes: dict[str, Any]  # of a classifier's last evaluation: step, examples, formulas, and the file
+    # of a classifier's last evaluation: step, examples, formulas, and the file
+    classes: dict[str, Any]
     final: dict[str, Any]  # losses, metrics, and quality (a QualityOf)
 
 
@@ -164,7 +190,8 @@ def read_run_info(folder: Path) -> tuple[RunInfo, str]:
 
 
 def read_result(folder: Path) -> tuple[Result, str]:
-    """Returns the content of result.json in `folder` and "", or {} and what is wrong with the file."""
+    """Returns the content of result.json in `folder` and "", or {} and what is wrong with the
+    file."""
     return cast(tuple[Result, str], read_json(folder / RESULT))
 
 
@@ -182,7 +209,8 @@ def append_stats(folder: Path, entry: StatsEntry) -> None:
 
 
 def read_stats(folder: Path) -> tuple[list[StatsEntry], str]:
-    """Returns the valid lines of stats.jsonl in `folder`, and what is wrong with the file or with other lines."""
+    """Returns the valid lines of stats.jsonl in `folder`, and what is wrong with the file or with
+    other lines."""
     try:
         text = (folder / STATS).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -195,7 +223,8 @@ def read_stats(folder: Path) -> tuple[list[StatsEntry], str]:
 
 
 def drop_stats_after(folder: Path, step: int) -> None:
-    """Removes lines after `step`, and damaged ones, from stats.jsonl in `folder`: the run resumes at `step`."""
+    """Removes lines after `step`, and damaged ones, from stats.jsonl in `folder`: the run resumes
+    at `step`."""
     entries = [entry for entry in _valid_entries(folder) if entry["step"] <= step]
     write_whole(folder / STATS, "".join(json.dumps(entry) + "\n" for entry in entries))
 
@@ -206,7 +235,8 @@ def last_reported_step(folder: Path) -> int:
 
 
 def _valid_entries(folder: Path) -> list[StatsEntry]:
-    """Returns the valid lines; raises OSError for a file that cannot be read, so that it is not overwritten."""
+    """Returns the valid lines; raises OSError for a file that cannot be read, so that it is not
+    overwritten."""
     file = folder / STATS
     return parse_stats(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else []
 
@@ -218,8 +248,14 @@ def parse_stats(text: str) -> list[StatsEntry]:
         with suppress(ValueError, RecursionError):
             entry = json.loads(line)
             valid = isinstance(entry, dict) and whole(entry.get("step")) is not None
-            times = [entry.get(name) for name in ("step_seconds", "images_per_second")] if valid else []
-            if valid and isinstance(entry.get("kind"), str) and all(t is None or number(t) is not None for t in times):
+            times = (
+                [entry.get(name) for name in ("step_seconds", "images_per_second")] if valid else []
+            )
+            if (
+                valid
+                and isinstance(entry.get("kind"), str)
+                and all(t is None or number(t) is not None for t in times)
+            ):
                 entries.append(cast(StatsEntry, entry))
     return entries
 
@@ -262,7 +298,8 @@ def items(content: Content, key: str) -> list[Any]:
 
 
 def losses_and_metrics(entry: Content) -> Scalars:
-    """Returns the losses and metrics of a line of stats.jsonl, or of the final ones, that are numbers."""
+    """Returns the losses and metrics of a line of stats.jsonl, or of the final ones, that are
+    numbers."""
     values = {**mapping(entry, "losses"), **mapping(entry, "metrics")}
     return {name: valid for name, value in values.items() if (valid := number(value)) is not None}
 
@@ -281,13 +318,20 @@ def positive(value: Any) -> float | None:
 
 def whole(value: Any) -> int | None:
     """Returns a whole number of plausible size, 0 or more; None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LIMIT else None
+    return (
+        value
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LIMIT
+        else None
+    )
 
 
 def trainer_commit() -> str | None:
-    """Returns the Git commit of this package: of its checkout, or of the sources of its wheel; None if unknown."""
+    """Returns the Git commit of this package: of its checkout, or of the sources of its wheel; None
+    if unknown."""
     package = Path(__file__).parents[2]
-    git = partial(subprocess.run, cwd=package, capture_output=True, text=True, timeout=5, check=True)
+    git = partial(
+        subprocess.run, cwd=package, capture_output=True, text=True, timeout=5, check=True
+    )
     try:
         git(["git", "ls-files", "--error-unmatch", "__init__.py"])
         return str(git(["git", "rev-parse", "HEAD"]).stdout).strip()

@@ -1,11 +1,13 @@
 """Keeps the files of a job directory in Cloud Storage, or leaves them in the local folder.
 
-A run reads and writes local files only. If its job directory is an address, it works in a scratch folder: `outline`
-downloads the small files before anything is read, and starts the thread that uploads what is `put`, in the order in
-which it was queued; `fetch` downloads the rest of a checkpoint when it is needed.
+A run reads and writes local files only. If its job directory is an address, it works in a scratch
+folder: `outline` downloads the small files before anything is read, and starts the thread that
+uploads what is `put`, in the order in which it was queued; `fetch` downloads the rest of a
+checkpoint when it is needed.
 
-A failed upload is retried until `close`, with a warning each time, even if the login is refused. If an upload is
-rejected, because a permission is missing or another run writes the same object, the next `put` raises the error.
+A failed upload is retried until `close`, with a warning each time, even if the login is refused. If
+an upload is rejected, because a permission is missing or another run writes the same object, the
+next `put` raises the error.
 """
 
 import os
@@ -24,7 +26,8 @@ from trainer.base.storage.gcs import Conflict, RefusedToken, Remote, connect
 from trainer.base.storage.local_files import Address
 from trainer.base.storage.staging import in_parallel
 
-LEAVING_SECONDS = 10.0  # of the 15 until a preempted machine stops; the other 5 are for the checkpoint
+# of the 15 until a preempted machine stops; the other 5 are for the checkpoint
+LEAVING_SECONDS = 10.0
 _RETRY_SECONDS = 15
 _LOGS_SECONDS = 60.0  # between uploads of the logs: each sends whole event files
 
@@ -33,23 +36,31 @@ _CHECKPOINT_FILE = re.compile(r"(\w[\w.-]{,99})/(\w[\w.-]{,99})", re.ASCII)  # f
 
 
 class Mirror:
-    """Mirrors scratch folders to Cloud Storage. `addresses`: the address of each folder; files elsewhere stay local.
+    """Mirrors scratch folders to Cloud Storage. `addresses`: the address of each folder; files
+    elsewhere stay local.
 
-    Uploads run one after another; a file is read when its turn comes. `put`, `remove` and `close` return at once, and
-    may be called from any thread. The manifest of a checkpoint is uploaded last and deleted first, so that its presence
-    always means a complete folder. Every method but `leave` may raise UserError or PlatformFault.
+    Uploads run one after another; a file is read when its turn comes. `put`, `remove` and `close`
+    return at once, and may be called from any thread. The manifest of a checkpoint is uploaded last
+    and deleted first, so that its presence always means a complete folder. Every method but `leave`
+    may raise UserError or PlatformFault.
     """
 
     def __init__(self, addresses: Mapping[Path, Address] | None = None) -> None:
         # The innermost folder first.
-        self._addresses = dict(sorted((addresses or {}).items(), key=lambda item: -len(item[0].parts)))
-        self._outlined: dict[Path, dict[str, Remote]] = {}  # files that `fetch` downloads, by checkpoint and name
+        self._addresses = dict(
+            sorted((addresses or {}).items(), key=lambda item: -len(item[0].parts))
+        )
+        # files that `fetch` downloads, by checkpoint and name
+        self._outlined: dict[Path, dict[str, Remote]] = {}
         self._incomplete: list[Path] = []  # checkpoints whose upload ended with a killed process
         self._logs: Path | None = None
-        self._logs_due, self._logs_sent = 0.0, dict[Path, tuple[int, int]]()  # size and modification time by file
+        # size and modification time by file
+        self._logs_due = 0.0
+        self._logs_sent = dict[Path, tuple[int, int]]()
         self._tasks: dict[Path, Callable[[Path], None]] = {}  # queued work by path, in its order
         self._running: Path | None = None
-        self._outdated: dict[Path, Callable[[Path], None]] = {}  # folders to remove when a newer one is complete
+        # folders to remove when a newer one is complete
+        self._outdated: dict[Path, Callable[[Path], None]] = {}
         self._generations: dict[Address, int] = {}
         self.rejection: Exception | None = None  # why nothing more can be uploaded
         self._closed = False
@@ -64,11 +75,13 @@ class Mirror:
         return None
 
     def where(self, path: Path) -> str:
-        """Returns the name of `path` for messages: its address, or the path itself if it has none."""
+        """Returns the name of `path` for messages: its address, or the path itself if it has
+        none."""
         return str(self.address_of(path) or path)
 
     def holds(self, folder: Path) -> bool:
-        """Returns whether `folder` has a file, other than probes and unfinished parts, whose names begin with a dot."""
+        """Returns whether `folder` has a file, other than probes and unfinished parts, whose names
+        begin with a dot."""
         if address := self.address_of(folder):
             names = [remote.below(address) for remote in connect().list(address, most=100)]
         else:
@@ -80,14 +93,16 @@ class Mirror:
 
         The folders must be locked: what another process has left in them is removed.
         """
-        for scratch in self._addresses:  # the bucket is right, not what an earlier process left in the scratch folders
-            if (scratch / _UNSENT).exists():  # keep the newest files that could not be uploaded, in a backup folder
+        # the bucket is right, not what an earlier process left in the scratch folders
+        for scratch in self._addresses:
+            # keep the newest files that could not be uploaded, in a backup folder
+            if (scratch / _UNSENT).exists():
                 backup = scratch.with_name("unsent")
                 shutil.rmtree(backup, ignore_errors=True)
                 scratch.rename(backup)
                 log.warning(
-                    f"files that an earlier start of this run could not upload are kept in {backup}: copy what you "
-                    "miss, or remove it"
+                    "files that an earlier start of this run could not upload are kept in"
+                    f" {backup}: copy what you miss, or remove it"
                 )
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir(parents=True)
@@ -100,8 +115,12 @@ class Mirror:
             for remote in connect().list(address):
                 if match := _CHECKPOINT_FILE.fullmatch(remote.below(address)):
                     folders.setdefault(checkpoints / match[1], {})[match[2]] = remote
-            self._incomplete = [folder for folder, files in folders.items() if MANIFEST not in files]
-            self._outlined = {folder: files for folder, files in folders.items() if MANIFEST in files}
+            self._incomplete = [
+                folder for folder, files in folders.items() if MANIFEST not in files
+            ]
+            self._outlined = {
+                folder: files for folder, files in folders.items() if MANIFEST in files
+            }
             for checkpoint, files in self._outlined.items():
                 checkpoint.mkdir(parents=True)
                 connect().download(files.pop(MANIFEST), checkpoint / MANIFEST)
@@ -113,16 +132,20 @@ class Mirror:
         if files := self._outlined.pop(checkpoint, {}):
             gcs = connect()
             in_parallel(
-                lambda name, cancelled: gcs.download(files[name], checkpoint / name, cancelled=cancelled),
+                lambda name, cancelled: gcs.download(
+                    files[name], checkpoint / name, cancelled=cancelled
+                ),
                 files,
                 gcs.limits.workers,
             )
 
     def begin(self, logs: Path) -> None:
-        """Removes checkpoints whose upload was cut off, and starts to upload the files in `logs` as they grow."""
+        """Removes checkpoints whose upload was cut off, and starts to upload the files in `logs` as
+        they grow."""
         for folder in self._incomplete:
             self.remove(folder)
-        self._logs, self._logs_due = logs, time.monotonic() + _LOGS_SECONDS
+        self._logs = logs
+        self._logs_due = time.monotonic() + _LOGS_SECONDS
 
     def put(self, path: Path) -> None:
         """Queues a file or all files of a folder and, once a minute, the logs that have changed.
@@ -135,7 +158,8 @@ class Mirror:
                     raise self.rejection
                 if path.is_dir():
                     self._forget(path)
-                self._tasks.setdefault(path, self._upload)  # a queued task will send the newest content
+                # a queued task will send the newest content
+                self._tasks.setdefault(path, self._upload)
                 self._changed.notify_all()
         if time.monotonic() >= self._logs_due:
             self._put_logs()
@@ -152,9 +176,9 @@ class Mirror:
     def remove(self, folder: Path) -> None:
         """Removes a folder and its queued tasks locally, and later its objects.
 
-        The objects are deleted after the next upload of a folder with a manifest, or when the queue is empty: even if
-        checkpoints are written faster than they are uploaded, the bucket always has a complete one. An upload that is
-        running is finished first.
+        The objects are deleted after the next upload of a folder with a manifest, or when the queue
+        is empty: even if checkpoints are written faster than they are uploaded, the bucket always
+        has a complete one. An upload that is running is finished first.
         """
         self._outlined.pop(folder, None)
         with self._changed:
@@ -167,7 +191,8 @@ class Mirror:
             shutil.rmtree(folder, ignore_errors=True)
 
     def finish(self, seconds: float = 600.0) -> None:
-        """Waits for all uploads. Raises PlatformFault, naming pending files, after `seconds`; UserError if rejected."""
+        """Waits for all uploads. Raises PlatformFault, naming pending files, after `seconds`;
+        UserError if rejected."""
         pending = self.join(seconds)
         if self.rejection:
             raise self.rejection
@@ -175,13 +200,19 @@ class Mirror:
             raise PlatformFault(f"not uploaded within {seconds:g} seconds: {', '.join(pending)}")
 
     def leave(self) -> None:
-        """Waits for all uploads; after LEAVING_SECONDS, logs a warning that names the pending files."""
+        """Waits for all uploads; after LEAVING_SECONDS, logs a warning that names the pending
+        files."""
         if pending := self.join(LEAVING_SECONDS):
-            why = "rejected by Cloud Storage" if self.rejection else f"not uploaded within {LEAVING_SECONDS:g} seconds"
+            why = (
+                "rejected by Cloud Storage"
+                if self.rejection
+                else f"not uploaded within {LEAVING_SECONDS:g} seconds"
+            )
             log.warning(f"{why}: {', '.join(pending)}; files uploaded earlier are intact")
 
     def close(self) -> None:
-        """Ends the uploads after the running one, and marks scratch folders if files were not uploaded."""
+        """Ends the uploads after the running one, and marks scratch folders if files were not
+        uploaded."""
         with self._changed:
             if self._tasks or self._running:
                 for scratch in self._addresses:
@@ -191,7 +222,8 @@ class Mirror:
             self._changed.notify_all()
 
     def join(self, seconds: float) -> list[str]:
-        """Queues the logs that have changed, and waits up to `seconds` until all is sent or an upload is rejected.
+        """Queues the logs that have changed, and waits up to `seconds` until all is sent or an
+        upload is rejected.
 
         Returns the addresses of what is still pending, which stays queued.
         """
@@ -200,23 +232,32 @@ class Mirror:
         with self._changed:
             self._changed.notify_all()
             self._changed.wait_for(
-                lambda: self.rejection or not (self._tasks or self._running or self._outdated), seconds
+                lambda: self.rejection or not (self._tasks or self._running or self._outdated),
+                seconds,
             )
-            return [self.where(path) for path in dict.fromkeys([self._running, *self._tasks]) if path]
+            return [
+                self.where(path) for path in dict.fromkeys([self._running, *self._tasks]) if path
+            ]
 
     def _forget(self, folder: Path) -> None:
-        self._tasks = {path: work for path, work in self._tasks.items() if not path.is_relative_to(folder)}
+        self._tasks = {
+            path: work for path, work in self._tasks.items() if not path.is_relative_to(folder)
+        }
         self._outdated.pop(folder, None)
 
     def _run_tasks(self) -> None:
-        """Runs the tasks in their order, each until it succeeds; ends after `close` or a rejection."""
+        """Runs the tasks in their order, each until it succeeds; ends after `close` or a
+        rejection."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self.rejection or self._tasks or self._outdated)
+                self._changed.wait_for(
+                    lambda: self._closed or self.rejection or self._tasks or self._outdated
+                )
                 if self._closed or self.rejection:
                     return
                 if not self._tasks:
-                    self._tasks, self._outdated = self._outdated, {}
+                    self._tasks = self._outdated
+                    self._outdated = {}
                 path = self._running = next(iter(self._tasks))
                 work = self._tasks.pop(path)
             try:
@@ -224,7 +265,9 @@ class Mirror:
             except FileNotFoundError as error:
                 log.warning(f"{error.filename}: deleted before it could be uploaded")
             except Conflict as error:
-                self.rejection = UserError(f"{error}: wait until it has ended, or use another --job_dir")
+                self.rejection = UserError(
+                    f"{error}: wait until it has ended, or use another --job_dir"
+                )
             except (RefusedToken, PlatformFault, OSError) as error:  # these may pass
                 log.warning(f"{error} (retrying in {_RETRY_SECONDS} s)")
                 with self._changed:
@@ -233,7 +276,8 @@ class Mirror:
                 if isinstance(error, RefusedToken):
                     with suppress(UserError, PlatformFault):
                         connect().log_in()
-            except Exception as error:  # a missing permission or a bug: nothing more can be uploaded
+            # a missing permission or a bug: nothing more can be uploaded
+            except Exception as error:
                 self.rejection = error
             with self._changed:
                 if not self.rejection:
@@ -245,23 +289,35 @@ class Mirror:
         files = [path]
         manifest = path / MANIFEST
         if path.is_dir():
-            files = sorted(filter(Path.is_file, path.rglob("*")), key=lambda file: (file == manifest, file))
-        if manifest in files and (address := self.address_of(manifest)) and (older := connect().get(address)):
+            files = sorted(
+                filter(Path.is_file, path.rglob("*")), key=lambda file: (file == manifest, file)
+            )
+        if (
+            manifest in files
+            and (address := self.address_of(manifest))
+            and (older := connect().get(address))
+        ):
             self._delete(older)
         for file in files:
             if address := self.address_of(file):
-                self._generations[address] = connect().upload(file, address, self._generations.get(address, 0))
+                self._generations[address] = connect().upload(
+                    file, address, self._generations.get(address, 0)
+                )
         if manifest in files:
-            # The folder is whole in the bucket: the outdated ones are removed next, but not this one.
+            # The folder is whole in the bucket: the outdated ones are removed next, but not this
+            # one.
             with self._changed:
                 kept = {path: self._outdated.pop(path)} if path in self._outdated else {}
-                self._tasks, self._outdated = {**self._outdated, **self._tasks}, kept
+                self._tasks = {**self._outdated, **self._tasks}
+                self._outdated = kept
 
     def _delete_folder(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         if address := self.address_of(folder):
             marker = address / MANIFEST
-            for remote in sorted(connect().list(address), key=lambda remote: remote.address != marker):
+            for remote in sorted(
+                connect().list(address), key=lambda remote: remote.address != marker
+            ):
                 self._delete(remote)
 
     def _delete(self, remote: Remote) -> None:

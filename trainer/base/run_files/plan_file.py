@@ -1,7 +1,8 @@
-"""Defines, reads and writes plan.json: the memory and the work of a run's step. Imports no TensorFlow.
+"""Defines, reads and writes plan.json: the memory and the work of a run's step. Imports no
+TensorFlow.
 
-`python -m trainer.plan` writes it and `deploy plan` reads it. Whatever changes a number in it changes `plan_key` too,
-so that a kept plan is never that of another run.
+`python -m trainer.plan` writes it and `deploy plan` reads it. Whatever changes a number in it
+changes `plan_key` too, so that a kept plan is never that of another run.
 """
 
 import hashlib
@@ -24,12 +25,17 @@ from trainer.base.storage import write_whole
 from trainer.base.storage.staging import cache_home
 
 PLAN_FORMAT = 12  # version of plan.json's format
-# Settings of the trainer that a plan does not depend on: those that a resumed run may change, and others that change
-# neither the memory nor the work of a row. A setting that a model's or the user's function takes always counts: with a
-# dropout of 0, for one, there are no layers of it.
+# Settings of the trainer that a plan does not depend on: those that a resumed run may change, and
+# others that change neither the memory nor the work of a row. A setting that a model's or the
+# user's function takes always counts: with a dropout of 0, for one, there are no layers of it.
 _NO_EFFECT = MAY_CHANGE | {
-    "global_batch_size", "seed", "learning_rate", "evaluation_batch_size", "warmup_steps", "virtual_replicas",
-}  # fmt: skip
+    "global_batch_size",
+    "seed",
+    "learning_rate",
+    "evaluation_batch_size",
+    "warmup_steps",
+    "virtual_replicas",
+}
 
 
 class LinearInRows(NamedTuple):
@@ -44,17 +50,20 @@ class LinearInRows(NamedTuple):
 
 
 class CpuSteps(NamedTuple):
-    """Holds the seconds of a step by its rows, as measured on a machine with `cores` virtual CPUs."""
+    """Holds the seconds of a step by its rows, as measured on a machine with `cores` virtual
+    CPUs."""
 
     seconds: LinearInRows
     cores: int
 
 
-FEW_CHANNELS = " of few channels"  # suffix of the type of batch norm gradients that are slow on GPUs
+# suffix of the type of batch norm gradients that are slow on GPUs
+FEW_CHANNELS = " of few channels"
 
 
 class StepWork(NamedTuple):
-    """Holds `times` equal operations of a step: the FLOPs of each, and the bytes that each reads and writes."""
+    """Holds `times` equal operations of a step: the FLOPs of each, and the bytes that each reads
+    and writes."""
 
     type: str
     times: int
@@ -87,13 +96,15 @@ class Work:
 
 @dataclass(frozen=True)
 class Memory:
-    """Holds linear functions of a micro-batch's rows by kind of device; their maximum is the peak memory in bytes.
+    """Holds linear functions of a micro-batch's rows by kind of device; their maximum is the peak
+    memory in bytes.
 
-    worst_order: factor by which the peak may grow if independent operations run in another order, or by which the
-    measured peak at the fewest rows was above the lines.
+    worst_order: factor by which the peak may grow if independent operations run in another order,
+        or by which the measured peak at the fewest rows was above the lines.
     """
 
-    device: Sequence[LinearInRows]  # weights, optimizer, averages and activations on a GPU, in float32
+    # weights, optimizer, averages and activations on a GPU, in float32
+    device: Sequence[LinearInRows]
     device_16_bit: Sequence[LinearInRows]  # the same with a 16-bit precision
     cpu: Sequence[LinearInRows]  # on a CPU, kernels' temporaries included
     state_bytes: int
@@ -108,7 +119,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Holds plan.json: how a step's memory and work depend on the rows of a replica, on any machine."""
+    """Holds plan.json: how a step's memory and work depend on the rows of a replica, on any
+    machine."""
 
     model: str
     data: str
@@ -120,14 +132,19 @@ class StepPlan:
     memory: Memory
     trained_bytes: int  # of the weights that have gradients
     work: Work  # of a step on one replica
-    work_of_two: Work | None  # of a step on each of two replicas; None if it could not be traced on two
-    sums_within: bool  # whether a step sums over several replicas before its update, which XLA cannot compile
-    own_loops: bool  # whether a step has loops that `work` lacks, as an LSTM has: GPUs have other kernels for them
+    # of a step on each of two replicas; None if it could not be traced on two
+    work_of_two: Work | None
+    # whether a step sums over several replicas before its update, which XLA cannot compile
+    sums_within: bool
+    # whether a step has loops that `work` lacks, as an LSTM has: GPUs have other kernels for them
+    own_loops: bool
     cpu: CpuSteps  # of plain steps on one replica, where the plan was made
 
     def total_steps(self, config: TrainConfig) -> int:
         """Returns the number of steps of a run with these settings."""
-        schedule = Schedule(self.examples, config.global_batch_size, self.batches_per_step, config.seed)
+        schedule = Schedule(
+            self.examples, config.global_batch_size, self.batches_per_step, config.seed
+        )
         return schedule.total_steps(config.steps, config.epochs)
 
 
@@ -137,10 +154,16 @@ def peak_of(lines: Sequence[LinearInRows], rows: float) -> float:
 
 
 def largest_rows(lines: Sequence[LinearInRows], limit: float) -> int:
-    """Returns the largest number of rows whose peak fits into `limit` bytes; 0 if not even one row fits."""
+    """Returns the largest number of rows whose peak fits into `limit` bytes; 0 if not even one row
+    fits."""
     if peak_of(lines, 1) > limit:
         return 0
-    return int(min(((limit - line.fixed) / line.per_row for line in lines if line.per_row > 0), default=10**9))
+    return int(
+        min(
+            ((limit - line.fixed) / line.per_row for line in lines if line.per_row > 0),
+            default=10**9,
+        )
+    )
 
 
 def write_plan(path: Path, plan: StepPlan) -> None:
@@ -176,29 +199,37 @@ def read_plan(path: Path) -> StepPlan:
 
 
 def kept_plan(config: TrainConfig) -> Path:
-    """Returns where the plan of these settings is kept in the user's cache, whether or not it is there."""
+    """Returns where the plan of these settings is kept in the user's cache, whether or not it is
+    there."""
     return cache_home(config.cache_dir) / "plans" / f"{plan_key(config)}.json"
 
 
 def plan_key(config: TrainConfig, installed: Mapping[str, str] | None = None) -> str:
     """Returns a digest of what a plan depends on: settings, the user's own sources, versions.
 
-    installed: the versions, by default this machine's. Only the last name in the path of data counts, so that a plan
-    made with a local folder is also the plan for its copy in a bucket.
+    installed: the versions, by default this machine's. Only the last name in the path of data
+        counts, so that a plan made with a local folder is also the plan for its copy in a bucket.
     """
     no_effect = {field.name for field in fields(config) if not functions_taking(field)} & _NO_EFFECT
     settings = {name: value for name, value in asdict(config).items() if name not in no_effect}
-    settings["data"] = config.data if is_dotted(config.data) else re.split("[/:]", config.data.rstrip("/"))[-1]
+    settings["data"] = (
+        config.data if is_dotted(config.data) else re.split("[/:]", config.data.rstrip("/"))[-1]
+    )
     if config.precision.startswith("mixed"):  # its steps are measured in float32
         settings["precision"] = "float32"
     versions_used = versions() if installed is None else installed
     parts = [json.dumps([PLAN_FORMAT, settings, versions_used], sort_keys=True).encode()]
-    parts += [file.read_bytes() for name in (config.model, config.data) for _, file in own_sources(name)]
-    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:20]
+    parts += [
+        file.read_bytes() for name in (config.model, config.data) for _, file in own_sources(name)
+    ]
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[
+        :20
+    ]
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of this package and of TensorFlow, Keras and NumPy, as far as they are installed."""
+    """Returns the versions of this package and of TensorFlow, Keras and NumPy, as far as they are
+    installed."""
     installed = {"trainer": trainer.__version__}
     for name in ("tensorflow", "keras", "numpy"):
         with suppress(PackageNotFoundError):

@@ -1,7 +1,9 @@
-"""Describes a run's model for its server, and downloads a run's model or checkpoint for another run.
+"""Describes a run's model for its server, and downloads a run's model or checkpoint for another
+run.
 
-The description is model/serving.json. It is written last and has the checksums of the other files, so that a folder
-whose description can be read is complete. Imports no TensorFlow: `deploy` reads it too.
+The description is model/serving.json. It is written last and has the checksums of the other files,
+so that a folder whose description can be read is complete. Imports no TensorFlow: `deploy` reads it
+too.
 """
 
 import json
@@ -25,9 +27,10 @@ SERVING = "serving.json"
 class Servable:
     """Holds what a server needs to know about a model beside the network.
 
-    `inputs`, `outputs`: [dtype, shape of a row] by name, null for a free dimension; `image`: [height, width, channels]
-    if a row is an image of grey levels; `latent_dim`, `classes`: of a generator; `files`: SHA-256 by name; `scores`:
-    whether a classifier with `class_names` returns logits or probabilities.
+    `inputs`, `outputs`: [dtype, shape of a row] by name, null for a free dimension; `image`:
+    [height, width, channels] if a row is an image of grey levels; `latent_dim`, `classes`: of a
+    generator; `files`: SHA-256 by name; `scores`: whether a classifier with `class_names` returns
+    logits or probabilities.
     """
 
     files: Mapping[str, str]
@@ -44,7 +47,10 @@ class Servable:
         """Returns the inputs of a request for one row, in the form of `inputs`."""
         if self.latent_dim:
             return {name: ("int32", []) for name in ("seed", "label")[: 1 + bool(self.classes)]}
-        return {name: ("uint8", [*self.image]) if self.image else spec for name, spec in self.inputs.items()}
+        return {
+            name: ("uint8", [*self.image]) if self.image else spec
+            for name, spec in self.inputs.items()
+        }
 
     @property
     def answered(self) -> dict[str, tuple[str, list[int | None]]]:
@@ -52,15 +58,19 @@ class Servable:
         if self.latent_dim:
             return {"b64": ("string", [])}
         scores: dict[str, tuple[str, list[int | None]]] = {
-            "probabilities": ("float64", [len(self.class_names)]), "label": ("string", [])
-        }  # fmt: skip
+            "probabilities": ("float64", [len(self.class_names)]),
+            "label": ("string", []),
+        }
         return {**self.outputs, **(scores if self.scores else {})}
 
 
 def write_servable(folder: Path, **about: Any) -> None:
-    """Writes serving.json, with the checksums of all files of `folder`; about: the other fields of `Servable`."""
+    """Writes serving.json, with the checksums of all files of `folder`; about: the other fields of
+    `Servable`."""
     files = {
-        path.relative_to(folder).as_posix(): sha256_of(path) for path in sorted(folder.rglob("*")) if path.is_file()
+        path.relative_to(folder).as_posix(): sha256_of(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
     }
     write_whole(folder / SERVING, json.dumps(asdict(Servable(files, **about)), indent=1) + "\n")
 
@@ -68,36 +78,50 @@ def write_servable(folder: Path, **about: Any) -> None:
 def read_servable(folder: Path, name: str, *, whole: bool = True) -> Servable:
     """Reads serving.json in `folder`; errors call the folder `name`.
 
-    Raises UserError if it is missing, cannot be read or is of a version before 0.3, which lacks keys and, with `whole`,
-    if a file is not as it was exported.
+    Raises UserError if it is missing, cannot be read or is of a version before 0.3, which lacks
+    keys and, with `whole`, if a file is not as it was exported.
     """
     try:
         content = json.loads((folder / SERVING).read_text(encoding="utf-8"))
         about = Servable(**{field.name: content[field.name] for field in fields(Servable)})
         about = replace(about, image=tuple(about.image))
-        broken = [file for file, digest in about.files.items() if whole and sha256_of(folder / file) != digest]
+        broken = [
+            file
+            for file, digest in about.files.items()
+            if whole and sha256_of(folder / file) != digest
+        ]
     except (FileNotFoundError, NotADirectoryError) as error:
         missing = Path(str(error.filename)).name
         raise UserError(
-            f"{name}: there is no {missing}: name the job directory of a run that is done, or its {MODEL}/"
+            f"{name}: there is no {missing}: name the job directory of a run that is done, or its"
+            f" {MODEL}/"
         ) from None
     except KeyError:
         raise UserError(f"{name}: {TOO_OLD}") from None
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{name}: its {SERVING} cannot be read: {reason(error)}: export the model again") from None
+        raise UserError(
+            f"{name}: its {SERVING} cannot be read: {reason(error)}: export the model again"
+        ) from None
     if broken:
-        raise UserError(f"{name}: {broken[0]} is not the file that was exported: upload the folder again")
+        raise UserError(
+            f"{name}: {broken[0]} is not the file that was exported: upload the folder again"
+        )
     return about
 
 
 def model_folder(run: str) -> Path:
-    """Returns the local folder that holds the model of `run`, a job directory or its model/; downloads a gs:// one."""
+    """Returns the local folder that holds the model of `run`, a job directory or its model/;
+    downloads a gs:// one."""
     address = parse(run, "run")
     folder = expanded(run)
     if address:  # of a job directory or of its model/
         starts = (f"{MODEL}/", "saved_model/")
         folder = Staged(address, "run").fetch(
-            lambda name: name.startswith(starts) or name.endswith(SERVING) or ("/" not in name and "." in name)
+            lambda name: (
+                name.startswith(starts)
+                or name.endswith(SERVING)
+                or ("/" not in name and "." in name)
+            )
         )
     return folder if (folder / SERVING).is_file() else folder / MODEL
 
@@ -107,10 +131,11 @@ _MANIFEST = re.compile(rf"(?:{CHECKPOINTS}/)?(?:{STEP_PREFIX}(\d+)/)?{re.escape(
 
 
 def fetch_checkpoint(path: str, name: str, cache_dir: str) -> Path:
-    """Returns a local copy of the checkpoint at `path`: a step folder, or the newest one in a job directory.
+    """Returns a local copy of the checkpoint at `path`: a step folder, or the newest one in a job
+    directory.
 
-    name: the setting that has the path, for errors. A local path is returned unchanged. Raises UserError if an address
-    has no checkpoint.
+    name: the setting that has the path, for errors. A local path is returned unchanged. Raises
+        UserError if an address has no checkpoint.
     """
     address = parse(path, name)
     if address is None:
@@ -118,16 +143,20 @@ def fetch_checkpoint(path: str, name: str, cache_dir: str) -> Path:
     below = (remote.below(address) for remote in connect().list(address))
     manifests = [match for match in map(_MANIFEST.fullmatch, below) if match]
     if not manifests:
-        raise UserError(f"{name}={path}: no checkpoint found: use a job directory, or one of its step-… folders")
+        raise UserError(
+            f"{name}={path}: no checkpoint found: use a job directory, or one of its step-… folders"
+        )
     newest = max(manifests, key=lambda match: int(match[1] or 0))
     return stage(str(_parent(address / newest[0])), name, cache_dir)
 
 
 def fetch_model(path: str, name: str, cache_dir: str = "") -> Path:
-    """Returns a local copy of a saved model: a file, a SavedModel folder, or a model or job directory.
+    """Returns a local copy of a saved model: a file, a SavedModel folder, or a model or job
+    directory.
 
-    Files with the same suffix beside the file are downloaded too, because a GAN has several. A folder without a
-    model.keras is returned itself. name: the setting that has the path, for errors.
+    Files with the same suffix beside the file are downloaded too, because a GAN has several. A
+    folder without a model.keras is returned itself. name: the setting that has the path, for
+    errors.
     """
     address = parse(path, name)
     if address is None:
@@ -140,7 +169,9 @@ def fetch_model(path: str, name: str, cache_dir: str = "") -> Path:
     else:
         folder = Staged(address, name, cache_dir)
         needed = ".keras" if any(below.endswith(".keras") for below in folder.objects) else ""
-        local = folder.fetch(lambda below: below.endswith(needed) and not below.startswith(f"{CHECKPOINTS}/"))
+        local = folder.fetch(
+            lambda below: below.endswith(needed) and not below.startswith(f"{CHECKPOINTS}/")
+        )
     files = (local / below for below in ("", "model.keras", f"{MODEL}/model.keras"))
     return next((file for file in files if file.is_file()), local)
 

@@ -1,1 +1,2 @@
-"""Resolves settings (fields, rules, recipes and flags) to one frozen TrainConfig. Imports no TensorFlow."""
+"""Resolves settings (fields, rules, recipes and flags) to one frozen TrainConfig. Imports no
+TensorFlow."""

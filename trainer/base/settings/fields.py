@@ -1,11 +1,13 @@
 """Declares settings as fields of dataclasses, and reads and writes their values.
 
-A field has a type, a unit, limits and a meaning. Flags, --help, keyword arguments of Python calls, recipes and run.json
-are filled from it, and `coerce` reads a value from any of them, so that the same value is accepted, or refused in the
-same line, wherever it comes from. `write_flags` writes values as arguments of a command, and `read_flags` reads them.
+A field has a type, a unit, limits and a meaning. Flags, --help, keyword arguments of Python calls,
+recipes and run.json are filled from it, and `coerce` reads a value from any of them, so that the
+same value is accepted, or refused in the same line, wherever it comes from. `write_flags` writes
+values as arguments of a command, and `read_flags` reads them.
 
-A command line is `--name=value`, `--name value`, `--flag` or `--no_flag`, with `_` and `-` alike. This module knows
-nothing of training: `trainer.base.settings.train_config` has the settings of a run.
+A command line is `--name=value`, `--name value`, `--flag` or `--no_flag`, with `_` and `-` alike.
+This module knows nothing of training: `trainer.base.settings.train_config` has the settings of a
+run.
 """
 
 import argparse
@@ -55,14 +57,17 @@ Options = TypeVar("Options")
 
 @dataclass(frozen=True)
 class Setting:
-    """Describes a setting: its meaning, unit and limits, as in `Annotated[int, Setting("hidden units", minimum=1)]`.
+    """Describes a setting: its meaning, unit and limits, as in `Annotated[int, Setting("hidden
+    units", minimum=1)]`.
 
-    above: an exclusive minimum; reads: whether it may name a file, which a job must then be able to read. Settings of
-    this package also have group: the place in --help; read: a function that converts its text, and raises ValueError
-    with the rule; positional: whether it is an argument without a flag; repeated: whether its flag may be given several
-    times, a value each; once: whether a second, other value is refused instead of replacing the first; may_be_empty:
-    whether an empty text is a value, which replaces that of a recipe; used_with: the setting without which it has no
-    effect; used_by: why nothing uses it in some runs, and where its value comes from then.
+    above: an exclusive minimum; reads: whether it may name a file, which a job must then be able to
+        read. Settings of this package also have group: the place in --help; read: a function that
+        converts its text, and raises ValueError with the rule; positional: whether it is an
+        argument without a flag; repeated: whether its flag may be given several times, a value
+        each; once: whether a second, other value is refused instead of replacing the first;
+        may_be_empty: whether an empty text is a value, which replaces that of a recipe; used_with:
+        the setting without which it has no effect; used_by: why nothing uses it in some runs, and
+        where its value comes from then.
     """
 
     meaning: str
@@ -92,27 +97,36 @@ def setting(default: Any = dataclasses.MISSING, meaning: str = "", **rules: Any)
 
 
 def fields_of(kind: type, *names: str) -> dict[str, Field]:
-    """Returns the settings of a dataclass by name, or only these `names`; fields not made by `setting` are left out."""
+    """Returns the settings of a dataclass by name, or only these `names`; fields not made by
+    `setting` are left out."""
     fields = {field.name: field for field in dataclasses.fields(kind) if field.metadata}
     return {name: fields[name] for name in names} if names else fields
 
 
 def setting_of(kind: type, name: str) -> Any:
-    """Returns a dataclass field that is the same setting as the one called `name` in another dataclass."""
+    """Returns a dataclass field that is the same setting as the one called `name` in another
+    dataclass."""
     return fields_of(kind)[name]
 
 
 def default_of(field: Field) -> Any:
     """Returns the default of a field, dataclasses.MISSING if it has none."""
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return (
+        field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    )
 
 
-VERBOSE = setting(False, "print every report with all its values, and the whole traceback of an error")
+VERBOSE = setting(
+    False, "print every report with all its values, and the whole traceback of an error"
+)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns `; did you mean 'x'?` for the most similar known name, or a full stop if none is similar."""
-    ratios = {candidate: difflib.SequenceMatcher(None, candidate, name).ratio() for candidate in known}
+    """Returns `; did you mean 'x'?` for the most similar known name, or a full stop if none is
+    similar."""
+    ratios = {
+        candidate: difflib.SequenceMatcher(None, candidate, name).ratio() for candidate in known
+    }
     closest = max(ratios, key=ratios.__getitem__, default="")
     return f"; did you mean '{closest}'?" if ratios.get(closest, 0.0) >= _CLOSE else "."
 
@@ -130,22 +144,27 @@ def value_type(field: Field) -> tuple[type, bool]:
 
 
 def is_switch(field: Field) -> bool:
-    """Returns whether the flag may stand alone and then means true: booleans, and choices that include true."""
+    """Returns whether the flag may stand alone and then means true: booleans, and choices that
+    include true."""
     return value_type(field)[0] is bool or "true" in field.metadata["choices"]
 
 
 def coerce(field: Field, value: Any) -> Any:
-    """Returns a value from YAML, from a Python call or from the text of a flag, as the field's type.
+    """Returns a value from YAML, from a Python call or from the text of a flag, as the field's
+    type.
 
-    The text `none` is None where the field allows that; whole numbers may be written as 1e3; names, pairs (as 0:1,1:6)
-    and lists of them may be one text with commas. Raises UserError if the value does not fit the field.
+    The text `none` is None where the field allows that; whole numbers may be written as 1e3; names,
+    pairs (as 0:1,1:6) and lists of them may be one text with commas. Raises UserError if the value
+    does not fit the field.
     """
     name = field.name.removesuffix("_")
     rules = field.metadata
     kind, optional = value_type(field)
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
     if isinstance(value, str) and not value.strip() and not rules["may_be_empty"]:
-        raise UserError(f"{name} is empty: give a value, or leave it out (is a variable of the shell not set?)")
+        raise UserError(
+            f"{name} is empty: give a value, or leave it out (is a variable of the shell not set?)"
+        )
     if optional and (value is None or str(value).lower() == "none"):
         return None
     if is_switch(field) and str(value).lower() in BOOLEAN_WORDS:
@@ -153,7 +172,9 @@ def coerce(field: Field, value: Any) -> Any:
         result = result if kind is bool else as_text(result)
     else:
         try:
-            result = rules["read"](as_text(value)) if rules["read"] else _converted(field, kind, value)
+            result = (
+                rules["read"](as_text(value)) if rules["read"] else _converted(field, kind, value)
+            )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             form = f", written as {rules['metavar']}" if rules["metavar"] and kind is dict else ""
             rule = str(error) if rules["read"] else f"must be {_TYPES[kind][0]}{form}"
@@ -174,14 +195,19 @@ def coerce(field: Field, value: Any) -> Any:
 
 
 def _converted(field: Field, kind: type, value: Any) -> Any:
-    """Returns a value converted to the type of its field; raises an error of conversion if it is none of that type."""
+    """Returns a value converted to the type of its field; raises an error of conversion if it is
+    none of that type."""
     parts = typing.get_args(field.type)
     if kind is tuple:
         texts = [value] if isinstance(value, str) and field.metadata["repeated"] else _split(value)
         return tuple(_scalar(str, text) for text in texts)
     if kind is dict:
         sign = ":" if parts[0] is int else "="
-        items = value.items() if isinstance(value, Mapping) else [str(pair).split(sign, 1) for pair in _split(value)]
+        items = (
+            value.items()
+            if isinstance(value, Mapping)
+            else [str(pair).split(sign, 1) for pair in _split(value)]
+        )
         converted = {_scalar(parts[0], key): _scalar(parts[1], part) for key, part in items}
         if len(converted) < len(items) or "" in converted:
             raise ValueError
@@ -213,7 +239,8 @@ def _scalar(kind: type, value: Any) -> Any:
 
 
 def coerce_all(fields: Mapping[str, Field], values: Values, origin: str = "") -> dict[str, Any]:
-    """Returns values as the types of their fields. Raises UserError, naming `origin`, a file, if one does not fit."""
+    """Returns values as the types of their fields. Raises UserError, naming `origin`, a file, if
+    one does not fit."""
     result = {}
     for key, value in values.items():
         try:
@@ -226,16 +253,20 @@ def coerce_all(fields: Mapping[str, Field], values: Values, origin: str = "") ->
 
 
 def as_text(value: Any) -> str:
-    """Returns a value as a flag takes it: true, none, 0.0001, text; names and pairs with commas, as flip,crop."""
+    """Returns a value as a flag takes it: true, none, 0.0001, text; names and pairs with commas, as
+    flip,crop."""
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     if isinstance(value, Mapping):
-        return ",".join(f"{key}{':' if isinstance(key, int) else '='}{part}" for key, part in value.items())
+        return ",".join(
+            f"{key}{':' if isinstance(key, int) else '='}{part}" for key, part in value.items()
+        )
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def write_flags(values: Values, fields: Mapping[str, Field] | None = None) -> list[str]:
-    """Returns values as arguments of a command. `fields`: those of which some are positional or repeated."""
+    """Returns values as arguments of a command. `fields`: those of which some are positional or
+    repeated."""
     arguments: list[str] = []
     flags: list[str] = []
     for name, value in values.items():
@@ -243,7 +274,9 @@ def write_flags(values: Values, fields: Mapping[str, Field] | None = None) -> li
         parts = [value]
         if rules.get("repeated") and isinstance(value, Mapping):
             parts = [{key: part} for key, part in value.items()]
-        elif (rules.get("repeated") or rules.get("positional")) and isinstance(value, (list, tuple)):
+        elif (rules.get("repeated") or rules.get("positional")) and isinstance(
+            value, (list, tuple)
+        ):
             parts = [*value]
         if rules.get("positional"):
             arguments += map(as_text, parts)
@@ -253,17 +286,21 @@ def write_flags(values: Values, fields: Mapping[str, Field] | None = None) -> li
 
 
 def flag_name(word: str) -> str:
-    """Returns the name of the flag in a word, with `_`, as job_dir of --job-dir=a; "" if the word is no flag."""
+    """Returns the name of the flag in a word, with `_`, as job_dir of --job-dir=a; "" if the word
+    is no flag."""
     return word.partition("=")[0][2:].replace("-", "_") if word.startswith("--") else ""
 
 
 def read_flags(
-    words: Sequence[str], fields: Mapping[str, Field], about_unknown: Callable[[str], str] = lambda name: ALL_FLAGS
+    words: Sequence[str],
+    fields: Mapping[str, Field],
+    about_unknown: Callable[[str], str] = lambda name: ALL_FLAGS,
 ) -> dict[str, Any]:
-    """Returns the texts of a command line by the names of its fields, a list for a field that takes several.
+    """Returns the texts of a command line by the names of its fields, a list for a field that takes
+    several.
 
-    about_unknown: returns where the flags are listed, and what else to say of an unknown one. Raises UserError for
-    anything else than these flags.
+    about_unknown: returns where the flags are listed, and what else to say of an unknown one.
+        Raises UserError for anything else than these flags.
     """
     texts: dict[str, Any] = {}
     bare: list[str] = []
@@ -277,12 +314,24 @@ def read_flags(
         name = flag_name(word)
         if not name:
             raise UserError(f"{word!r} is not a flag: write --name=value")
-        if name.startswith("no_") and name not in fields and name[3:] in fields and is_switch(fields[name[3:]]):
-            name, equals, text = name[3:], "=", "false"
-        name = f"{name}_" if f"{name}_" in fields else name  # a name that Python reserves, such as from_
+        if (
+            name.startswith("no_")
+            and name not in fields
+            and name[3:] in fields
+            and is_switch(fields[name[3:]])
+        ):
+            name = name[3:]
+            equals = "="
+            text = "false"
+        # a name that Python reserves, such as from_
+        name = f"{name}_" if f"{name}_" in fields else name
         field = fields.get(name)
         if field is None or field.metadata["positional"]:
-            flags = [key.removesuffix("_") for key, known in fields.items() if not known.metadata["positional"]]
+            flags = [
+                key.removesuffix("_")
+                for key, known in fields.items()
+                if not known.metadata["positional"]
+            ]
             raise UserError(f"unknown flag --{name}{nearest(name, flags)} {about_unknown(name)}")
         if not equals:
             following = left[0].lower() if left else "--"
@@ -314,9 +363,9 @@ def read_flags(
 class Usage:
     """Describes a command for its --help.
 
-    arguments: what follows the program's name in the usage line; usual: the settings that --help shows, while
-    --help=all shows all; all of them if it is empty; shows_settings: whether settings of a run are among them; flags:
-    where an error says that its flags are listed.
+    arguments: what follows the program's name in the usage line; usual: the settings that --help
+        shows, while --help=all shows all; all of them if it is empty; shows_settings: whether
+        settings of a run are among them; flags: where an error says that its flags are listed.
     """
 
     program: str
@@ -340,7 +389,11 @@ def answer_help(words: Sequence[str], usage: Usage, fields: Iterable[Field]) -> 
         key=lambda field: not field.metadata["positional"],
     )
     usual = () if "--help=all" in words else usage.usual
-    shown = [field for field in described if not usual or field.name in usual or field.metadata["positional"]]
+    shown = [
+        field
+        for field in described
+        if not usual or field.name in usual or field.metadata["positional"]
+    ]
     parser = argparse.ArgumentParser(
         prog=usage.program,
         usage=f"%(prog)s {usage.arguments}",
@@ -356,7 +409,11 @@ def answer_help(words: Sequence[str], usage: Usage, fields: Iterable[Field]) -> 
         parts = [rules["meaning"]]
         if rules["choices"]:
             parts.append(f"one of {', '.join(map(as_text, rules['choices']))}")
-        parts += [f"{words} {rules[key]:.10g}" for key, (words, _) in _LIMITS.items() if rules[key] is not None]
+        parts += [
+            f"{words} {rules[key]:.10g}"
+            for key, (words, _) in _LIMITS.items()
+            if rules[key] is not None
+        ]
         if rules["unit"]:
             parts.append(f"in {rules['unit']}")
         default = default_of(field)
@@ -379,7 +436,8 @@ def answer_help(words: Sequence[str], usage: Usage, fields: Iterable[Field]) -> 
 
 
 def read_options(kind: type[Options], texts: Values, usage: Usage) -> Options:
-    """Returns the options of a command from their texts or values. Raises UserError for a wrong or a missing one."""
+    """Returns the options of a command from their texts or values. Raises UserError for a wrong or
+    a missing one."""
     fields = fields_of(kind)
     values = coerce_all(fields, {name: text for name, text in texts.items() if name in fields})
     for name, field in fields.items():
@@ -390,14 +448,16 @@ def read_options(kind: type[Options], texts: Values, usage: Usage) -> Options:
 
 
 def parse_options(kind: type[Options], words: Sequence[str], usage: Usage, *names: str) -> Options:
-    """Returns the options of a command line, all those of `kind` or only these `names`, or prints its --help."""
+    """Returns the options of a command line, all those of `kind` or only these `names`, or prints
+    its --help."""
     fields = fields_of(kind, *names)
     answer_help(words, usage, fields.values())
     return read_options(kind, read_flags(words, fields), usage)
 
 
 def recording_reads(values: Options) -> tuple[Options, set[str]]:
-    """Returns a copy of the values, and the names of the fields that are read from the copy, as they are read."""
+    """Returns a copy of the values, and the names of the fields that are read from the copy, as
+    they are read."""
     names: set[str] = set()
     kind: Any = type(values)
 
@@ -412,10 +472,11 @@ def recording_reads(values: Options) -> tuple[Options, set[str]]:
 
 
 def refuse_unused(named: Collection[str], used: Collection[str], values: Any) -> None:
-    """Raises UserError for a field that a command or a call names and that nothing in the run has used.
+    """Raises UserError for a field that a command or a call names and that nothing in the run has
+    used.
 
-    A model that is compiled with "adam" has a learning rate of its own: without this, --learning_rate would be
-    accepted, written to run.json and ignored.
+    A model that is compiled with "adam" has a learning rate of its own: without this,
+    --learning_rate would be accepted, written to run.json and ignored.
     """
     for name, field in fields_of(type(values)).items():
         reason = field.metadata["used_by"]

@@ -1,12 +1,14 @@
-"""Turns keyword-only parameters of a user's functions into settings: fields of a subclass of the run's config.
+"""Turns keyword-only parameters of a user's functions into settings: fields of a subclass of the
+run's config.
 
-`def build(config, dataset, *, depth: int = 2)` gives the flag --depth, the key `depth` of a recipe and of run.json, and
-`config.depth`. Whatever handles the fields of a settings class handles these too.
+`def build(config, dataset, *, depth: int = 2)` gives the flag --depth, the key `depth` of a recipe
+and of run.json, and `config.depth`. Whatever handles the fields of a settings class handles these
+too.
 
-The parameters are read from the syntax tree of the source, at the desk and in the job alike, so that both know the same
-settings. An import would run the user's package, which may need TensorFlow: too slow at the desk, and too early in a
-job, where nothing may run before the strategy is made. A function that its module does not define by `def` has no
-settings, and `OwnSettings.hint` says why.
+The parameters are read from the syntax tree of the source, at the desk and in the job alike, so
+that both know the same settings. An import would run the user's package, which may need TensorFlow:
+too slow at the desk, and too early in a job, where nothing may run before the strategy is made. A
+function that its module does not define by `def` has no settings, and `OwnSettings.hint` says why.
 """
 
 import ast
@@ -39,9 +41,12 @@ _NAMES: dict[str, Any] = {  # names that the type of a parameter may use
     "Optional": Optional,
     "Union": Union,
 }
-_ALLOWED = "use bool, int, float, str, a Literal of values of one of them, or any of these with `| None`"
+_ALLOWED = (
+    "use bool, int, float, str, a Literal of values of one of them, or any of these with `| None`"
+)
 _MOST_IMPORTS = 20  # to follow for a name: they may form a circle
-_FUNCTIONS_KEY = "functions"  # in a field's metadata: the settings that name a function which takes it
+# in a field's metadata: the settings that name a function which takes it
+_FUNCTIONS_KEY = "functions"
 
 
 class Unreadable(Exception):
@@ -49,11 +54,13 @@ class Unreadable(Exception):
 
 
 def read_parameters(path: str, origin: str, first: str = "") -> dict[str, Field]:
-    """Returns the keyword-only parameters of `package.module:function`, or of a class, from its source, as fields.
+    """Returns the keyword-only parameters of `package.module:function`, or of a class, from its
+    source, as fields.
 
-    first: a folder that is searched before Python's own path; origin: the setting that names the function, and its
-    value. Parameters whose names begin with `_` are left out. Raises UserError if a parameter cannot be a setting or if
-    the source cannot be imported, Unreadable if the module does not define the function by `def`.
+    first: a folder that is searched before Python's own path; origin: the setting that names the
+        function, and its value. Parameters whose names begin with `_` are left out. Raises
+        UserError if a parameter cannot be a setting or if the source cannot be imported, Unreadable
+        if the module does not define the function by `def`.
     """
     module_name, _, name = path.partition(":")
     module = _Module.parse(module_name, first, origin)
@@ -64,7 +71,11 @@ def read_parameters(path: str, origin: str, first: str = "") -> dict[str, Field]
         module = _Module.parse(module_name, first, origin)
     node = module.definition_of(name)
     if isinstance(node, ast.ClassDef):
-        methods = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
+        methods = [
+            part
+            for part in node.body
+            if isinstance(part, ast.FunctionDef) and part.name == "__init__"
+        ]
         if not methods:
             raise Unreadable(f"{name} is a class without an __init__ of its own")
         node = methods[-1]
@@ -77,7 +88,8 @@ def read_parameters(path: str, origin: str, first: str = "") -> dict[str, Field]
 
 
 def refuse_missing_module(name: str, origin: str) -> None:
-    """Raises UserError, with the nearest name, if Python does not find the package of a module. Imports nothing.
+    """Raises UserError, with the nearest name, if Python does not find the package of a module.
+    Imports nothing.
 
     origin: the setting that names the module, and its value.
     """
@@ -85,15 +97,21 @@ def refuse_missing_module(name: str, origin: str) -> None:
     missing = f"{origin}: cannot import {name} (No module named {top!r})"
     if name.endswith(".py"):
         right = name.removesuffix(".py").replace("/", ".")
-        raise UserError(f"{missing}: a module has no .py: use --{origin.replace(f'{name}:', f'{right}:')}")
-    with suppress(ImportError, ValueError, AttributeError, TypeError, OSError):  # the import itself will explain these
+        raise UserError(
+            f"{missing}: a module has no .py: use --{origin.replace(f'{name}:', f'{right}:')}"
+        )
+    # the import itself will explain these
+    with suppress(ImportError, ValueError, AttributeError, TypeError, OSError):
         if top not in sys.modules and _spec(top, "") is None:
             beside = [module.name for module in pkgutil.iter_modules([os.getcwd()])]
-            raise UserError(f"{missing}{nearest(top, beside)} Run the command in the folder that holds it")
+            raise UserError(
+                f"{missing}{nearest(top, beside)} Run the command in the folder that holds it"
+            )
 
 
 def _spec(name: str, first: str) -> ModuleSpec | None:
-    """Returns the import spec of a module, or None. importlib.util.find_spec would import the packages around it."""
+    """Returns the import spec of a module, or None. importlib.util.find_spec would import the
+    packages around it."""
     top, *rest = name.split(".")
     folders = [folder for folder in (first, os.getcwd()) if folder]
     spec = None if top == __name__.split(".")[0] else PathFinder.find_spec(top, folders)
@@ -111,8 +129,8 @@ def _spec(name: str, first: str) -> ModuleSpec | None:
 class _Module:
     """Holds the syntax tree of a module, which is parsed without running any code.
 
-    origin: see `read_parameters`; constants: the nodes that names of the module are bound to by an assignment; imports:
-    the module and the name there of what is imported by `from`.
+    origin: see `read_parameters`; constants: the nodes that names of the module are bound to by an
+        assignment; imports: the module and the name there of what is imported by `from`.
     """
 
     name: str
@@ -127,7 +145,8 @@ class _Module:
     def parse(cls, name: str, first: str, origin: str) -> "_Module":
         """Finds a module as Python's import would, and parses it.
 
-        Raises UserError if it cannot be imported, Unreadable if it is not found or nested too deeply.
+        Raises UserError if it cannot be imported, Unreadable if it is not found or nested too
+        deeply.
         """
         file = name
         try:
@@ -138,8 +157,8 @@ class _Module:
             if source is None:
                 raise Unreadable(f"{name} has no source")
             file = (spec.origin or name).removeprefix(os.getcwd() + os.sep)
-            # Python 3.11 fails if another thread parses at the same time, which a garbage collection can let happen:
-            # https://github.com/python/cpython/issues/106905
+            # Python 3.11 fails if another thread parses at the same time, which a garbage
+            # collection can let happen: https://github.com/python/cpython/issues/106905
             collects = gc.isenabled()
             gc.disable()
             try:
@@ -149,26 +168,39 @@ class _Module:
                     gc.enable()
         except (SyntaxError, MemoryError) as error:
             place = reason(error)
-            if isinstance(error, SyntaxError) and error.lineno:  # it has none for an unknown encoding
+            # it has none for an unknown encoding
+            if isinstance(error, SyntaxError) and error.lineno:
                 place = f"{file}:{error.lineno}: {error.msg}"
             raise UserError(f"{origin}: cannot import {name} ({place})") from None
-        except (RecursionError, ImportError, ValueError, AttributeError, TypeError, OSError) as error:
+        except (
+            RecursionError,
+            ImportError,
+            ValueError,
+            AttributeError,
+            TypeError,
+            OSError,
+        ) as error:
             raise Unreadable(f"{name} cannot be read: {reason(error)}") from None
         package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
         constants: dict[str, ast.expr] = {}
         imports: dict[str, tuple[str, str]] = {}
         for node in tree.body:
             if isinstance(node, ast.ImportFrom):
-                with suppress(
-                    ImportError
-                ):  # a relative import out of the package, which the import itself will explain
-                    module = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-                    imports |= {(alias.asname or alias.name): (module, alias.name) for alias in node.names}
+                # A relative import out of the package is explained by the import itself.
+                with suppress(ImportError):
+                    module = importlib.util.resolve_name(
+                        "." * node.level + (node.module or ""), package
+                    )
+                    imports |= {
+                        (alias.asname or alias.name): (module, alias.name) for alias in node.names
+                    }
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 imports.pop(node.name, None)
             if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                constants |= {target.id: node.value for target in targets if isinstance(target, ast.Name)}
+                constants |= {
+                    target.id: node.value for target in targets if isinstance(target, ast.Name)
+                }
         return cls(name, origin, file, source, tree, constants, imports)
 
     def definition_of(self, name: str) -> ast.FunctionDef | ast.ClassDef:
@@ -176,13 +208,19 @@ class _Module:
 
         Raises UserError if the module cannot have such a name.
         """
-        definitions = [node for node in self.tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+        definitions = [
+            node for node in self.tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+        ]
         for node in reversed(definitions):
             if node.name == name:
                 return node
         # Ways to bind a name other than a definition.
-        if re.search(rf"\b({re.escape(name)}|__getattr__|globals|exec|setattr)\b|import \*", self.source):
-            raise Unreadable(f"{self.name} does not define {name} by `def`: name the module that does")
+        if re.search(
+            rf"\b({re.escape(name)}|__getattr__|globals|exec|setattr)\b|import \*", self.source
+        ):
+            raise Unreadable(
+                f"{self.name} does not define {name} by `def`: name the module that does"
+            )
         names = [node.name for node in definitions]
         raise UserError(f"{self.origin}: {self.name} has no function {name}{nearest(name, names)}")
 
@@ -207,37 +245,50 @@ class _Module:
                 return self.value_of(value)[self.value_of(part)]
             case ast.Tuple(elts=parts):
                 return tuple(map(self.value_of, parts))
-            case ast.Call(func=ast.Name(id="Setting") | ast.Attribute(attr="Setting"), args=parts, keywords=words):
+            case ast.Call(
+                func=ast.Name(id="Setting") | ast.Attribute(attr="Setting"),
+                args=parts,
+                keywords=words,
+            ):
                 named = {word.arg or "": self.value_of(word.value) for word in words}
                 return Setting(*map(self.value_of, parts), **named)
         raise ValueError
 
 
 def _field(module: _Module, parameter: ast.arg, default: ast.expr | None) -> Field:
-    """Returns a parameter as a field. Raises UserError if its type or its default cannot be those of a setting."""
+    """Returns a parameter as a field. Raises UserError if its type or its default cannot be those
+    of a setting."""
     where = f"{module.origin}: {module.file}:{parameter.lineno}: its setting {parameter.arg}"
     try:
         value = REQUIRED if default is None else module.value_of(default)
     except (ValueError, TypeError, RecursionError):
         raise UserError(
-            f"{where} has a default that is not a literal: write the value itself, or the name of a constant of this "
-            "module that is one"
+            f"{where} has a default that is not a literal: write the value itself, or the name of a"
+            " constant of this module that is one"
         ) from None
     if parameter.annotation is None and type(value) not in _PLAIN:
         raise UserError(f"{where} has no type: {_ALLOWED}")
     try:
-        annotation = type(value) if parameter.annotation is None else module.value_of(parameter.annotation)
+        annotation = (
+            type(value) if parameter.annotation is None else module.value_of(parameter.annotation)
+        )
         kinds, about = _types_and_setting(annotation)
         (kind,) = kinds - {type(None)}
-        limits = [limit for limit in (about.minimum, about.maximum, about.above) if limit is not None]
-        if kind not in ((int, float) if limits else _PLAIN) or not {*map(type, limits)} <= {int, float}:
+        limits = [
+            limit for limit in (about.minimum, about.maximum, about.above) if limit is not None
+        ]
+        if kind not in ((int, float) if limits else _PLAIN) or not {*map(type, limits)} <= {
+            int,
+            float,
+        }:
             raise ValueError
     except (ValueError, TypeError, RecursionError):
         text = ast.unparse(parameter.annotation or parameter)[:100]
         raise UserError(f"{where} is of type {text}: {_ALLOWED}") from None
     optional = type(None) in kinds
     field: Field = setting(
-        value, **{**vars(about), "meaning": about.meaning or kind.__name__, "may_be_empty": value == ""}
+        value,
+        **{**vars(about), "meaning": about.meaning or kind.__name__, "may_be_empty": value == ""},
     )
     field.name = parameter.arg
     field.type = kind | None if optional else kind
@@ -262,11 +313,14 @@ def type_and_default(field: Field) -> str:
 
 
 def _types_and_setting(annotation: Any) -> tuple[set[type], Setting]:
-    """Returns the plain types that an annotation allows, and the Setting that Literal and Annotated add to them."""
+    """Returns the plain types that an annotation allows, and the Setting that Literal and Annotated
+    add to them."""
     origin = get_origin(annotation)
     parts = get_args(annotation)
     if origin is Literal:
-        return {*map(type, parts)}, Setting("", choices=tuple(part for part in parts if part is not None))
+        return {*map(type, parts)}, Setting(
+            "", choices=tuple(part for part in parts if part is not None)
+        )
     if origin is Annotated:
         kinds, about = _types_and_setting(parts[0])
         for part in parts[1:]:
@@ -287,7 +341,10 @@ FUNCTIONS = ("model", "data", "callbacks")  # settings that may name a function 
 
 def is_dotted(value: str) -> bool:
     """Returns whether the value is a package.module:function, not a kind:path."""
-    return re.fullmatch(r"[^\W\d][\w.]*:[^\W\d]\w*", value) is not None and value.split(":")[0] not in DATA_KINDS
+    return (
+        re.fullmatch(r"[^\W\d][\w.]*:[^\W\d]\w*", value) is not None
+        and value.split(":")[0] not in DATA_KINDS
+    )
 
 
 def is_named(data: str) -> bool:
@@ -301,10 +358,12 @@ def has_own_code(config: TrainConfig) -> bool:
 
 
 class OwnSettings:
-    """Holds the settings that a run has: `settings` is the config of its model, with a field for each of its functions.
+    """Holds the settings that a run has: `settings` is the config of its model, with a field for
+    each of its functions.
 
-    named: the values of the settings in FUNCTIONS; values that name no function are ignored; first: a folder that is
-    searched before Python's own path. Raises UserError if a parameter cannot be a setting.
+    named: the values of the settings in FUNCTIONS; values that name no function are ignored; first:
+        a folder that is searched before Python's own path. Raises UserError if a parameter cannot
+        be a setting.
     """
 
     def __init__(self, named: Values, first: str = "") -> None:
@@ -314,8 +373,8 @@ class OwnSettings:
         self._unreadable: list[str] = []  # functions whose settings are not known, and why
         if model not in MODELS and ":" not in model:
             raise UserError(
-                f"model={model}: no such model{nearest(model, MODELS)} Known: {', '.join(MODELS)}, or your own "
-                "package.module:function"
+                f"model={model}: no such model{nearest(model, MODELS)} Known: {', '.join(MODELS)},"
+                " or your own package.module:function"
             )
         config = MODELS[model].settings if model in MODELS else TrainConfig
         known = fields_of(config)
@@ -333,48 +392,68 @@ class OwnSettings:
             self._functions.append(flag)
             for name, field in parameters.items():
                 ours = name.removeprefix("no_")
-                if ours in known or hasattr(TrainConfig, ours) or name in ("help", "print_config", "verbose"):
+                if (
+                    ours in known
+                    or hasattr(TrainConfig, ours)
+                    or name in ("help", "print_config", "verbose")
+                ):
                     raise UserError(
-                        f"{flag}: its setting {name} has the name of a flag of the trainer: read config.{ours}, or "
-                        "rename the parameter"
+                        f"{flag}: its setting {name} has the name of a flag of the trainer: read"
+                        f" config.{ours}, or rename the parameter"
                     )
                 earlier = added.get(name, field)
                 functions = (*earlier.metadata.get(_FUNCTIONS_KEY, ()), flag)
                 if type_and_default(earlier) != type_and_default(field):
                     raise UserError(
-                        f"{functions[0]} and {flag} both have a setting {name}, as {type_and_default(earlier)} and as "
-                        f"{type_and_default(field)}: give it one type and default, or two names"
+                        f"{functions[0]} and {flag} both have a setting {name}, as"
+                        f" {type_and_default(earlier)} and as {type_and_default(field)}: give it"
+                        " one type and default, or two names"
                     )
                 group = f"settings of {' and '.join(functions)}"
-                field.metadata = MappingProxyType({**field.metadata, "group": group, _FUNCTIONS_KEY: functions})
+                field.metadata = MappingProxyType(
+                    {**field.metadata, "group": group, _FUNCTIONS_KEY: functions}
+                )
                 added[name] = field
         self.settings = config
         if added:
             extended = dataclasses.make_dataclass(
-                config.__name__, [(name, field.type, field) for name, field in added.items()], bases=(config,),
-                namespace={"__module__": __name__}, frozen=True, kw_only=True, eq=False, repr=False,
-            )  # fmt: skip
+                config.__name__,
+                [(name, field.type, field) for name, field in added.items()],
+                bases=(config,),
+                namespace={"__module__": __name__},
+                frozen=True,
+                kw_only=True,
+                eq=False,
+                repr=False,
+            )
             self.settings = cast(type[TrainConfig], extended)
         self.fields = fields_of(self.settings)
 
     def hint(self, name: str) -> str:
-        """Returns a hint why `name` is not known as a setting, for the end of an error line; "" if there is none."""
+        """Returns a hint why `name` is not known as a setting, for the end of an error line; "" if
+        there is none."""
         if self._unreadable:
             return f" (settings of your own functions are not known: {'; '.join(self._unreadable)})"
-        if models := [model for model, about in MODELS.items() if name in fields_of(about.settings)]:
+        if models := [
+            model for model, about in MODELS.items() if name in fields_of(about.settings)
+        ]:
             return f" ({name} is a setting of {', '.join(models)}, not of model={self._model})"
         if self._functions:
             return f" (settings of {' and '.join(self._functions)} are the parameters after a `*`)"
         return ""
 
     def without_others(self, values: Values) -> dict[str, Any]:
-        """Returns the values without settings of other built-in models: the recipe may be for another model."""
-        others = {name for model in MODELS.values() for name in fields_of(model.settings)} - self.fields.keys()
+        """Returns the values without settings of other built-in models: the recipe may be for
+        another model."""
+        others = {
+            name for model in MODELS.values() for name in fields_of(model.settings)
+        } - self.fields.keys()
         return {name: value for name, value in values.items() if name not in others}
 
 
 def refuse_missing_modules(config: TrainConfig) -> None:
-    """Raises UserError, before TensorFlow is loaded, if a module that the settings name is not found here."""
+    """Raises UserError, before TensorFlow is loaded, if a module that the settings name is not
+    found here."""
     for function in FUNCTIONS:
         path = getattr(config, function)
         if is_dotted(path) or (":" in path and function != "data"):
@@ -382,14 +461,17 @@ def refuse_missing_modules(config: TrainConfig) -> None:
 
 
 def functions_taking(field: "dataclasses.Field[Any]") -> tuple[str, ...]:
-    """Returns which of FUNCTIONS take this field as a setting of their own; () for a setting of the trainer."""
+    """Returns which of FUNCTIONS take this field as a setting of their own; () for a setting of the
+    trainer."""
     return tuple(flag.partition("=")[0] for flag in field.metadata.get(_FUNCTIONS_KEY, ()))
 
 
 def changed_settings(stored: Values, config: TrainConfig) -> dict[str, tuple[Any, Any]]:
-    """Returns the settings that a resumed run must not change and that differ from those of run.json: before and now.
+    """Returns the settings that a resumed run must not change and that differ from those of
+    run.json: before and now.
 
-    A setting of a function that may change, such as callbacks, may change too, unless a fixed function also takes it.
+    A setting of a function that may change, such as callbacks, may change too, unless a fixed
+    function also takes it.
     """
     changed = {}
     for name, field in fields_of(type(config)).items():
@@ -403,10 +485,11 @@ def changed_settings(stored: Values, config: TrainConfig) -> dict[str, tuple[Any
 
 
 def own_sources(dotted: str) -> Iterator[tuple[str, Path]]:
-    """Yields name and path of the source files of the package with a user's function; nothing for built-in names."""
+    """Yields name and path of the source files of the package with a user's function; nothing for
+    built-in names."""
     top = dotted.partition(":")[0].partition(".")[0]
     spec = PathFinder.find_spec(top) if is_dotted(dotted) and top != "trainer" else None
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
+    folders = [Path(folder) for folder in spec.submodule_search_locations or []] if spec else []
     for folder in folders:
         for path in sorted(folder.rglob("*.py")):
             if path.is_file():  # not a broken link, such as an editor's lock

@@ -1,9 +1,10 @@
-"""Makes a request from a command line or from a Python call: options of a command, and settings of a run.
+"""Makes a request from a command line or from a Python call: options of a command, and settings of
+a run.
 
-A request is made once, typed and immutable. A flag overrides the recipe, the recipe overrides the default. `deploy`
-resolves the same Overrides before it submits a job, so that it submits nothing that the trainer would refuse. The
-resolved config has every setting, also those of the user's functions, and has passed `rules.check`. Imports no
-TensorFlow.
+A request is made once, typed and immutable. A flag overrides the recipe, the recipe overrides the
+default. `deploy` resolves the same Overrides before it submits a job, so that it submits nothing
+that the trainer would refuse. The resolved config has every setting, also those of the user's
+functions, and has passed `rules.check`. Imports no TensorFlow.
 """
 
 import dataclasses
@@ -46,10 +47,11 @@ LENGTHS = ("steps", "epochs")  # a flag of either replaces both of a recipe
 
 @dataclass(frozen=True)
 class Overrides:
-    """Holds the settings that a command or a call gives: typed values, each within its own limits, in their order.
+    """Holds the settings that a command or a call gives: typed values, each within its own limits,
+    in their order.
 
-    recipe: those of the recipe that they name; functions: the settings of the functions that either names; folder: one
-    that is searched first for the user's own functions.
+    recipe: those of the recipe that they name; functions: the settings of the functions that either
+        names; folder: one that is searched first for the user's own functions.
     """
 
     values: Values
@@ -59,7 +61,8 @@ class Overrides:
 
     @classmethod
     def read(cls, values: Values, folder: str = "") -> "Overrides":
-        """Reads the recipe that the values name, and converts all values, texts of flags too, to their types.
+        """Reads the recipe that the values name, and converts all values, texts of flags too, to
+        their types.
 
         Raises UserError for an unknown setting, and for a value that does not fit its field.
         """
@@ -74,29 +77,41 @@ class Overrides:
 
     @classmethod
     def parse(cls, words: Sequence[str], folder: str = "") -> "Overrides":
-        """Returns the settings in arguments of `trainer.task`. Raises UserError for a mistake in them."""
-        return parse_request(TaskOptions, words, Usage("python -m trainer.task", ""), folder).overrides
+        """Returns the settings in arguments of `trainer.task`. Raises UserError for a mistake in
+        them."""
+        return parse_request(
+            TaskOptions, words, Usage("python -m trainer.task", ""), folder
+        ).overrides
 
     def replace(self, **values: Any) -> "Overrides":
         """Returns the overrides with other values of these settings."""
         if any(values.get(name, self.values.get(name)) != self.values.get(name) for name in NAMING):
             return Overrides.read({**self.values, **values}, self.folder)
-        return dataclasses.replace(self, values={**self.values, **coerce_all(self.functions.fields, values)})
+        return dataclasses.replace(
+            self, values={**self.values, **coerce_all(self.functions.fields, values)}
+        )
 
     def without(self, *names: str) -> "Overrides":
-        """Returns the overrides without these settings, none of which names a function or a recipe."""
+        """Returns the overrides without these settings, none of which names a function or a
+        recipe."""
         return dataclasses.replace(
             self, values={name: value for name, value in self.values.items() if name not in names}
         )
 
     @property
     def named(self) -> set[str]:
-        """Returns the settings that the user names, in flags or in a recipe file, and that so must have an effect.
+        """Returns the settings that the user names, in flags or in a recipe file, and that so must
+        have an effect.
 
-        A file that --print_config has written names all, so that those at their defaults do not count.
+        A file that --print_config has written names all, so that those at their defaults do not
+        count.
         """
         of_file = self.of_recipe if self.names_recipe_file else {}
-        changed = [name for name, value in of_file.items() if value != default_of(self.functions.fields[name])]
+        changed = [
+            name
+            for name, value in of_file.items()
+            if value != default_of(self.functions.fields[name])
+        ]
         return {*self.values, *changed}
 
     @property
@@ -120,15 +135,18 @@ class Overrides:
         values = {**self.of_recipe, **self.values}
         for name, field in self.functions.fields.items():
             if default_of(field) is REQUIRED and name not in values:
-                raise UserError(f"{name} is missing, one of the {field.metadata['group']}: use --{name}=VALUE")
+                raise UserError(
+                    f"{name} is missing, one of the {field.metadata['group']}: use --{name}=VALUE"
+                )
         config = self.functions.settings(**values)
         if config.steps is None and config.epochs is None:
             config = dataclasses.replace(config, epochs=1)
         check(config)
         if config.model not in MODELS and "data" not in values:
             raise UserError(
-                f"data is missing: model={config.model} is a function of your own: use --data=package.module:function, "
-                "a folder or a file, or --data=digits to try the model without any"
+                f"data is missing: model={config.model} is a function of your own: use"
+                " --data=package.module:function, a folder or a file, or --data=digits to try the"
+                " model without any"
             )
         return config
 
@@ -139,27 +157,33 @@ class Overrides:
 
 @dataclass(frozen=True)
 class Request(Generic[Options]):
-    """Holds what a command line or a Python call asks for: options of the command, and settings of a run."""
+    """Holds what a command line or a Python call asks for: options of the command, and settings of
+    a run."""
 
     options: Options
     overrides: Overrides
     named: Sequence[str] = ()  # the options that the command or the call names
 
     def arguments(self, *without: str) -> list[str]:
-        """Returns the arguments of a command that makes the same request, but for the options `without`."""
+        """Returns the arguments of a command that makes the same request, but for the options
+        `without`."""
         options = {name: getattr(self.options, name) for name in self.named if name not in without}
         return write_flags({**options, **self.overrides.values}, fields_of(type(self.options)))
 
     @cached_property
     def config(self) -> TrainConfig:
-        """Returns the resolved settings. Raises UserError if they contradict each other, or one has no effect."""
+        """Returns the resolved settings. Raises UserError if they contradict each other, or one has
+        no effect."""
         config = self.overrides.resolve()
         check_used(self.overrides.named, config)
         return config
 
 
-def make_request(kind: type[Options], values: Values, usage: Usage, overrides: Overrides) -> Request[Options]:
-    """Returns the request with these values, or texts: options of `kind`, and settings that `overrides` gets too.
+def make_request(
+    kind: type[Options], values: Values, usage: Usage, overrides: Overrides
+) -> Request[Options]:
+    """Returns the request with these values, or texts: options of `kind`, and settings that
+    `overrides` gets too.
 
     Raises UserError for a wrong or an unknown value.
     """
@@ -169,8 +193,11 @@ def make_request(kind: type[Options], values: Values, usage: Usage, overrides: O
     return Request(read_options(kind, values, usage), overrides.replace(**settings), named)
 
 
-def parse_request(kind: type[Options], words: Sequence[str], usage: Usage, folder: str = "") -> Request[Options]:
-    """Returns the request of a command line. Raises UserError for a mistake in it, SystemExit(0) for --help.
+def parse_request(
+    kind: type[Options], words: Sequence[str], usage: Usage, folder: str = ""
+) -> Request[Options]:
+    """Returns the request of a command line. Raises UserError for a mistake in it, SystemExit(0)
+    for --help.
 
     folder: one that is searched first for the user's own functions.
     """
@@ -179,7 +206,10 @@ def parse_request(kind: type[Options], words: Sequence[str], usage: Usage, folde
     options = fields_of(kind)
     settings = overrides.functions.fields
     if both := sorted(options.keys() & settings.keys()):
-        raise UserError(f"--{both[0]} is a flag of `{usage.program}` and a setting of your own: rename the setting")
+        raise UserError(
+            f"--{both[0]} is a flag of `{usage.program}` and a setting of your own: rename the"
+            " setting"
+        )
     fields = {**options, **settings}
     of_functions = settings.keys() - fields_of(TrainConfig).keys() if overrides.values else ()
     usual = {*usage.usual, *of_functions} if usage.usual else ()
@@ -233,7 +263,9 @@ LAUNCH_SETTINGS = (
 class LaunchOptions:
     """Holds the flags of `trainer.launch` that are not settings of a run."""
 
-    launch: bool = setting(False, "train by this package even if no call of Keras's fit is seen in the script")
+    launch: bool = setting(
+        False, "train by this package even if no call of Keras's fit is seen in the script"
+    )
     verbose: bool = VERBOSE
 
 
@@ -256,7 +288,8 @@ def resolve(words: Sequence[str]) -> Request[TaskOptions]:
 
 
 def first_values(words: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """Returns the texts of these flags by name, before the command line is parsed: its other flags depend on them."""
+    """Returns the texts of these flags by name, before the command line is parsed: its other flags
+    depend on them."""
     values = {}
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         _, equals, value = word.partition("=")
@@ -292,14 +325,19 @@ def _read_recipe(name: Any) -> dict[str, Any]:
     if not name:
         return {}
     try:
-        content = read_yaml(Path(name) if _is_file(name) else RECIPES / f"{name}.yaml", f"recipe={name}")
+        content = read_yaml(
+            Path(name) if _is_file(name) else RECIPES / f"{name}.yaml", f"recipe={name}"
+        )
     except FileNotFoundError:
         known = recipe_names()
         raise UserError(
-            f"recipe={name}: no such recipe{nearest(str(name), known)} Known: {', '.join(known)}, or a .yaml file"
+            f"recipe={name}: no such recipe{nearest(str(name), known)} Known: {', '.join(known)},"
+            " or a .yaml file"
         ) from None
     if "recipe" in content:
-        raise UserError(f"recipe={name}: a recipe cannot name another (recipe: {content['recipe']})")
+        raise UserError(
+            f"recipe={name}: a recipe cannot name another (recipe: {content['recipe']})"
+        )
     return content
 
 
@@ -311,7 +349,8 @@ def _check_length(values: Values, origin: str = "") -> None:
 
 
 _DESCRIPTION = """\
-Trains a Keras model on one device, on several GPUs or on several machines, with the same numbers everywhere.
+Trains a Keras model on one device, on several GPUs or on several machines, with the same numbers
+everywhere.
 
 A recipe is a file of settings; a flag overrides it. Recipes: a path, or
   {recipes}
@@ -319,14 +358,18 @@ Data: {sources}, or a path: {kinds}."""
 
 _EPILOG = """\
 Start with:
-  python -m trainer.task --recipe=wgan_gp_digits --job_dir=runs/demo      data in the package; run it again to resume
+  python -m trainer.task --recipe=wgan_gp_digits --job_dir=runs/demo
+      train on data in the package; run it again to resume
   python -m trainer.task --recipe=cnn_mnist --data=FOLDER --job_dir=runs/cnn
-  python -m trainer.task --recipe=cnn_mnist --print_config                print the settings that would be used
-  python -m trainer.task --help --model=cnn                               the settings of a model, too
-  python -m deploy --help                                                 Vertex AI, and which tier is worth its money
+  python -m trainer.task --recipe=cnn_mnist --print_config
+      print the settings that would be used
+  python -m trainer.task --help --model=cnn
+      list the settings of a model, too
+  python -m deploy --help
+      Vertex AI, and which tier is worth its money
 
-The job directory holds model/ (.keras, .h5, SavedModel), samples/, stats.jsonl, run.json, result.json, checkpoints/
-and logs/.
+The job directory holds model/ (.keras, .h5, SavedModel), samples/, stats.jsonl, run.json,
+result.json, checkpoints/ and logs/.
 
-Exit codes: 0 done; 2 you must change something; 75 interrupted, state saved, run the same command again; 1 a fault of
-this package or of the platform."""
+Exit codes: 0 done; 2 you must change something; 75 interrupted, state saved, run the same command
+again; 1 a fault of this package or of the platform."""

@@ -1,4 +1,5 @@
-"""Divides the examples of a dataset into steps: how many an epoch has, and a run. Imports no TensorFlow."""
+"""Divides the examples of a dataset into steps: how many an epoch has, and a run. Imports no
+TensorFlow."""
 
 import sys
 from dataclasses import dataclass
@@ -13,9 +14,11 @@ class Schedule:
 
     examples: int
     global_batch_size: int
-    batches_per_step: int  # global batches that one step reads: critic_steps for a GAN with a critic, else 1
+    # global batches that one step reads: critic_steps for a GAN with a critic, else 1
+    batches_per_step: int
     seed: int
-    last: int = 0  # rows of the smaller batch that ends a pass, if it is trained on; 0: each pass ends before it
+    # rows of the smaller batch that ends a pass, if it is trained on; 0: each pass ends before it
+    last: int = 0
     epoch_steps: int = 0
 
     @property
@@ -30,7 +33,8 @@ class Schedule:
 
     @property
     def steps_per_pass(self) -> int:
-        """Returns the number of steps in one pass over the examples, with that of a smaller last batch."""
+        """Returns the number of steps in one pass over the examples, with that of a smaller last
+        batch."""
         return self.whole_steps + bool(self.last)
 
     @property
@@ -49,9 +53,11 @@ class Schedule:
         return passes * self.whole_steps + min(of_pass, self.whole_steps)
 
     def whole_from(self, step: int) -> int:
-        """Returns how many full steps follow from `step` on before a smaller one; 0 if it is that of a last batch."""
+        """Returns how many full steps follow from `step` on before a smaller one; 0 if it is that
+        of a last batch."""
         return self.steps_per_pass - 1 - step % self.steps_per_pass if self.last else sys.maxsize
 
     def total_steps(self, steps: int | None, epochs: int | None) -> int:
-        """Returns the length of a run in steps: `steps`, or those of `epochs` epochs, by default one."""
+        """Returns the length of a run in steps: `steps`, or those of `epochs` epochs, by default
+        one."""
         return steps or (epochs or 1) * self.steps_per_epoch

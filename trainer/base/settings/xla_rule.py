@@ -1,6 +1,8 @@
-"""Decides from the settings of a run and its number of devices whether XLA compiles its steps. No TensorFlow.
+"""Decides from the settings of a run and its number of devices whether XLA compiles its steps. No
+TensorFlow.
 
-trainer/training/xla_choice.py adds what model and processor show; a plan needs the answer before there is a model.
+trainer/training/xla_choice.py adds what model and processor show; a plan needs the answer before
+there is a model.
 """
 
 from collections.abc import Callable
@@ -8,8 +10,10 @@ from collections.abc import Callable
 from trainer.base.settings.train_config import TrainConfig
 
 # A shorter run loses more by compiling, some 10 ms an operation, than its steps gain.
-FEWEST_STEPS, FEWEST_OPERATIONS = 500, 1_000_000
-# Steps with more FLOPs are not compiled into one program: starting such a step costs less than a tenth of its time.
+FEWEST_STEPS = 500
+FEWEST_OPERATIONS = 1_000_000
+# Steps with more FLOPs are not compiled into one program: starting such a step costs less than a
+# tenth of its time.
 MOST_FLOPS = {"CPU": 5e7, "GPU": 1e12}
 _NODES = 3  # nodes of a traced step per operation that starts a kernel: 2.8 to 4.5 in our recipes
 
@@ -17,23 +21,32 @@ _NODES = 3  # nodes of a traced step per operation that starts a kernel: 2.8 to 
 def barrier(config: TrainConfig) -> str:
     """Returns why XLA must not compile a step; "" if it may."""
     if config.virtual_replicas:
-        return f"XLA would add the gradients of virtual_replicas={config.virtual_replicas} in another order"
+        return (
+            f"XLA would add the gradients of virtual_replicas={config.virtual_replicas} in another"
+            " order"
+        )
     if config.micro_batches > 1:
         return f"XLA would keep all of micro_batches={config.micro_batches} in memory at once"
     return ""
 
 
 def reason_against(config: TrainConfig, steps: int, size: Callable[[], int]) -> str:
-    """Returns why jit_compile=auto does not compile steps that have no barrier; "" if it compiles them.
+    """Returns why jit_compile=auto does not compile steps that have no barrier; "" if it compiles
+    them.
 
-    size: returns the number of operations of a traced step; it is called last, because tracing takes time.
+    size: returns the number of operations of a traced step; it is called last, because tracing
+        takes time.
     """
     if config.deterministic:
         return "deterministic=true"
     if steps < FEWEST_STEPS:
         return f"{steps} steps are too few"
     operations = size()
-    return f"{steps} steps of {operations:,} operations are too few" if steps * operations < FEWEST_OPERATIONS else ""
+    return (
+        f"{steps} steps of {operations:,} operations are too few"
+        if steps * operations < FEWEST_OPERATIONS
+        else ""
+    )
 
 
 def compiles(config: TrainConfig, steps: int, kernels: int) -> bool:
@@ -43,4 +56,6 @@ def compiles(config: TrainConfig, steps: int, kernels: int) -> bool:
     """
     if config.jit_compile == "false" or barrier(config):
         return False
-    return config.jit_compile == "true" or not reason_against(config, steps, lambda: _NODES * kernels)
+    return config.jit_compile == "true" or not reason_against(
+        config, steps, lambda: _NODES * kernels
+    )

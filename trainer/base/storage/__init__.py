@@ -1,7 +1,9 @@
-"""Resolves paths (local, gs:// and /gcs/), writes files atomically, and reads and writes Cloud Storage.
+"""Resolves paths (local, gs:// and /gcs/), writes files atomically, and reads and writes Cloud
+Storage.
 
-local_files.py parses paths and writes local files; gcs.py alone uses google-cloud-storage, which is imported only for
-gs:// paths; login.py finds the credentials; staging.py checks addresses beforehand and downloads data.
+local_files.py parses paths and writes local files; gcs.py alone uses google-cloud-storage, which is
+imported only for gs:// paths; login.py finds the credentials; staging.py checks addresses
+beforehand and downloads data.
 """
 
 from trainer.base.storage.local_files import (
@@ -38,4 +40,4 @@ __all__ = [
     "whole_folder",
     "write_whole",
     "writing",
-]  # fmt: skip
+]

@@ -1,14 +1,16 @@
-"""Lists, reads, writes and deletes objects of Cloud Storage. No other module uses google-cloud-storage.
+"""Lists, reads, writes and deletes objects of Cloud Storage. No other module uses
+google-cloud-storage.
 
-The client's own policy retries requests up to a deadline, also after a refused token. This module adds what the client
-leaves to its caller: it reads a long object in pieces, so that a late connection reset costs one piece only; it
-verifies the checksum of every object and reads it again if it is wrong; an upload names the generation that it
-replaces, so that a lost response does not write twice. Errors are one line that says what to do.
+The client's own policy retries requests up to a deadline, also after a refused token. This module
+adds what the client leaves to its caller: it reads a long object in pieces, so that a late
+connection reset costs one piece only; it verifies the checksum of every object and reads it again
+if it is wrong; an upload names the generation that it replaces, so that a lost response does not
+write twice. Errors are one line that says what to do.
 https://cloud.google.com/storage/docs/retry-strategy
 
-Each request has a limit on its whole time, because a socket's timeout limits only the wait for the next byte: one byte
-every few seconds would hold a request forever. So a request runs in a daemon thread, which is abandoned when its time
-is over; its result is then ignored.
+Each request has a limit on its whole time, because a socket's timeout limits only the wait for the
+next byte: one byte every few seconds would hold a request forever. So a request runs in a daemon
+thread, which is abandoned when its time is over; its result is then ignored.
 """
 
 import base64
@@ -39,23 +41,32 @@ NEVER = Event()  # is never set
 class TransferLimits:
     """Holds the limits on retries and times of requests, in seconds unless stated otherwise."""
 
-    retry: float = 120  # how long a request is retried after 408, 429, 5xx, a reset, a timeout or a refused connection
+    # how long a request is retried after 408, 429, 5xx, a reset, a timeout or a refused connection
+    retry: float = 120
     pause: float = 4  # longest backoff between two attempts; the first is up to 1 second
     connect: float = 10
-    read: float = 20  # wait for the next byte, and the whole time of a request that moves no content
-    rate: int = 40_000  # bytes a second of content: a slower transfer is cut like a silent connection
-    tries: int = 3  # of an upload that conflicts with another one, and of an object that arrives with a wrong checksum
+    # wait for the next byte, and the whole time of a request that moves no content
+    read: float = 20
+    # bytes a second of content: a slower transfer is cut like a silent connection
+    rate: int = 40_000
+    # of an upload that conflicts with another one, and of an object that arrives with a wrong
+    # checksum
+    tries: int = 3
     workers: int = 16  # concurrent transfers
-    piece: int = 2 * 2**20  # bytes per read request, held in memory; reading them takes less than `retry`
+    # bytes per read request, held in memory; reading them takes less than `retry`
+    piece: int = 2 * 2**20
 
 
 LIMITS = TransferLimits()
 _POLL_SECONDS = 0.1  # between two looks whether a request has ended or is cancelled
-_START = uuid.uuid4().hex  # identifies this process: another machine may have the same name and process number
+# identifies this process: another machine may have the same name and process number
+_START = uuid.uuid4().hex
 _FIELDS = "nextPageToken,items(name,size,crc32c,generation,contentEncoding)"
-_LIST, _READ = "list its objects (roles/storage.objectViewer)", "read it (roles/storage.objectViewer)"
+_LIST = "list its objects (roles/storage.objectViewer)"
+_READ = "read it (roles/storage.objectViewer)"
 _WRITE = "write it (roles/storage.objectUser)"
-_IN_MEMORY = 64 * 2**20  # bytes; smaller files are read whole before the upload, because they may grow meanwhile
+# bytes; smaller files are read whole before the upload, because they may grow meanwhile
+_IN_MEMORY = 64 * 2**20
 
 
 class Cancelled(Exception):
@@ -67,7 +78,8 @@ class TooSlow(ConnectionError):
 
 
 class RefusedToken(UserError):
-    """Reports credentials that Cloud Storage refuses; after a new login the same request may succeed."""
+    """Reports credentials that Cloud Storage refuses; after a new login the same request may
+    succeed."""
 
 
 class NoPermission(UserError):
@@ -108,15 +120,18 @@ def connect(limits: TransferLimits | None = None) -> "Gcs":
 
 
 @lru_cache(maxsize=4)
-def _connect(_emulator: str, limits: TransferLimits) -> "Gcs":  # another emulator needs another client
+# another emulator needs another client
+def _connect(_emulator: str, limits: TransferLimits) -> "Gcs":
     return Gcs(limits)
 
 
 class Gcs:
-    """Lists, reads, writes and deletes objects. Every method raises UserError or PlatformFault, one line each."""
+    """Lists, reads, writes and deletes objects. Every method raises UserError or PlatformFault, one
+    line each."""
 
     def __init__(self, limits: TransferLimits) -> None:
-        # Otherwise the client requests each bucket's metadata, which an account that may only read objects cannot get.
+        # Otherwise the client requests each bucket's metadata, which an account that may only read
+        # objects cannot get.
         os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
         self.limits = limits
         self.log_in()
@@ -130,7 +145,8 @@ class Gcs:
         self._once = {"retry": None, "timeout": (limits.connect, limits.read)}
 
     def log_in(self) -> None:
-        """Reads the credentials again, as after a refused token: the user may have logged in meanwhile."""
+        """Reads the credentials again, as after a refused token: the user may have logged in
+        meanwhile."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about old Python versions and optional packages
             from google.cloud import storage
@@ -151,10 +167,16 @@ class Gcs:
         def page() -> tuple[list[Remote], str | None]:
             left = None if most is None else most - len(listed)
             blobs = self.client.list_blobs(
-                below.bucket, prefix=below.prefix or None, fields=_FIELDS, max_results=left, page_token=token,
+                below.bucket,
+                prefix=below.prefix or None,
+                fields=_FIELDS,
+                max_results=left,
+                page_token=token,
                 **self._once,
-            )  # fmt: skip
-            return [_remote(below.bucket, blob) for blob in next(blobs.pages)], blobs.next_page_token
+            )
+            return [
+                _remote(below.bucket, blob) for blob in next(blobs.pages)
+            ], blobs.next_page_token
 
         while True:
             more, token = self._request(page, below, _LIST)
@@ -164,13 +186,17 @@ class Gcs:
 
     def get(self, address: Address) -> Remote | None:
         """Returns the object of exactly this name, or None."""
-        blob = self._request(lambda: self._blob(address).bucket.get_blob(address.name, **self._once), address, _READ)
+        blob = self._request(
+            lambda: self._blob(address).bucket.get_blob(address.name, **self._once), address, _READ
+        )
         return _remote(address.bucket, blob) if blob else None
 
     def location(self, bucket: str) -> str:
         """Returns the location of a bucket, as US or EUROPE-WEST4."""
         needed = "read its location (roles/storage.bucketViewer)"
-        about = self._request(lambda: self.client.get_bucket(bucket, **self._once), Address(bucket, ""), needed)
+        about = self._request(
+            lambda: self.client.get_bucket(bucket, **self._once), Address(bucket, ""), needed
+        )
         return str(about.location)
 
     def download(
@@ -180,9 +206,11 @@ class Gcs:
         on_bytes: Callable[[int], None] = lambda size: None,
         cancelled: Event = NEVER,
     ) -> None:
-        """Writes the object to `file`, complete and verified, or removes the file. Calls `on_bytes` with the progress.
+        """Writes the object to `file`, complete and verified, or removes the file. Calls `on_bytes`
+        with the progress.
 
-        Raises PlatformFault if the content is wrong `limits.tries` times or the object no longer exists.
+        Raises PlatformFault if the content is wrong `limits.tries` times or the object no longer
+        exists.
         """
         try:
             with explained(str(remote.address)), open(file, "wb") as raw:
@@ -197,16 +225,26 @@ class Gcs:
         self._read(remote, content, lambda size: None, NEVER)
         return content.getvalue()
 
-    def _read(self, remote: Remote, target: IO[bytes], on_bytes: Callable[[int], None], cancelled: Event) -> None:
+    def _read(
+        self, remote: Remote, target: IO[bytes], on_bytes: Callable[[int], None], cancelled: Event
+    ) -> None:
         if remote.encoding == "gzip":
-            raise UserError(f"{remote.address}: stored with Content-Encoding gzip: upload it without this encoding")
+            raise UserError(
+                f"{remote.address}: stored with Content-Encoding gzip: upload it without this"
+                " encoding"
+            )
         import google_crc32c
 
         def read_piece(start: int, end: int) -> bytes:
             blob = self._blob(remote.address, remote.generation)
             return bytes(
                 blob.download_as_bytes(
-                    start=start, end=end, raw_download=True, checksum=None, single_shot_download=True, **self._once
+                    start=start,
+                    end=end,
+                    raw_download=True,
+                    checksum=None,
+                    single_shot_download=True,
+                    **self._once,
                 )
             )
 
@@ -225,21 +263,26 @@ class Gcs:
                 return
             on_bytes(-target.tell())
         raise PlatformFault(
-            f"{remote.address}: wrong checksum after {self.limits.tries} downloads: it is damaged on its way, or "
-            "where it is stored: upload it again"
+            f"{remote.address}: wrong checksum after {self.limits.tries} downloads: it is damaged"
+            " on its way, or where it is stored: upload it again"
         )
 
-    def upload(self, content: Path | bytes, address: Address, replaced: int = 0, strict: bool = False) -> int:
-        """Uploads a file or bytes and returns the new generation. `replaced`: the generation to replace, 0 for none.
+    def upload(
+        self, content: Path | bytes, address: Address, replaced: int = 0, strict: bool = False
+    ) -> int:
+        """Uploads a file or bytes and returns the new generation. `replaced`: the generation to
+        replace, 0 for none.
 
-        If the object has another generation, its content is compared first: nothing is written if it is the same, as
-        after a lost response. Raises Conflict if another process has written the object meanwhile; with `strict`, if
-        the object has any generation but `replaced`.
+        If the object has another generation, its content is compared first: nothing is written if
+        it is the same, as after a lost response. Raises Conflict if another process has written the
+        object meanwhile; with `strict`, if the object has any generation but `replaced`.
         """
         if isinstance(content, Path) and content.stat().st_size <= _IN_MEMORY:
             content = content.read_bytes()
         size = content.stat().st_size if isinstance(content, Path) else len(content)
-        checksum, ours = crc32c_of(content), bool(replaced)  # ours: this process has written the object before
+        # ours: this process has written the object before
+        checksum = crc32c_of(content)
+        ours = bool(replaced)
         for _ in range(1 if strict else self.limits.tries):
             send = partial(self._send, content, size, address, replaced)
             present: Remote | None = self._request(send, address, _WRITE, size) or self.get(address)
@@ -248,9 +291,14 @@ class Gcs:
             if ours and present and present.metadata != writer():
                 break
             replaced = present.generation if present else 0
-        raise Conflict(f"{address}: another run writes it: {present.writer if present else 'one that deleted it'}")
+        raise Conflict(
+            f"{address}: another run writes it:"
+            f" {present.writer if present else 'one that deleted it'}"
+        )
 
-    def _send(self, content: Path | bytes, size: int, address: Address, replaced: int) -> Remote | None:
+    def _send(
+        self, content: Path | bytes, size: int, address: Address, replaced: int
+    ) -> Remote | None:
         """Returns the object as it was stored; None if `replaced` is not its generation."""
         from google.api_core.exceptions import PreconditionFailed
 
@@ -262,14 +310,19 @@ class Gcs:
         with open(content, "rb") if isinstance(content, Path) else io.BytesIO(content) as stream:
             try:
                 blob.upload_from_file(
-                    stream, size=size, checksum="crc32c", if_generation_match=replaced, **{**self._once, **retries}
+                    stream,
+                    size=size,
+                    checksum="crc32c",
+                    if_generation_match=replaced,
+                    **{**self._once, **retries},
                 )
             except PreconditionFailed:
                 return None
         return _remote(address.bucket, blob)
 
     def touch(self, address: Address) -> bool:
-        """Sets the time at which the object was last updated to now; returns False if there is no object."""
+        """Sets the time at which the object was last updated to now; returns False if there is no
+        object."""
         from google.api_core.exceptions import NotFound
 
         def request() -> bool:
@@ -283,13 +336,16 @@ class Gcs:
         return self._request(request, address, _WRITE)
 
     def delete(self, remote: Remote) -> None:
-        """Deletes exactly this generation, unless it is missing, touched or replaced, as after a lost response."""
+        """Deletes exactly this generation, unless it is missing, touched or replaced, as after a
+        lost response."""
         from google.api_core.exceptions import NotFound, PreconditionFailed
 
         def request() -> None:
             with suppress(NotFound, PreconditionFailed):
                 self._blob(remote.address).delete(
-                    if_generation_match=remote.generation, if_metageneration_match=remote.metageneration, **self._once
+                    if_generation_match=remote.generation,
+                    if_metageneration_match=remote.metageneration,
+                    **self._once,
                 )
 
         self._request(request, remote.address, _WRITE)
@@ -305,7 +361,8 @@ class Gcs:
         moved_bytes: int = 0,
         cancelled: Event = NEVER,
     ) -> T:
-        """Sends a request, with retries while they may help, and returns its answer. `needed`: see `explained`."""
+        """Sends a request, with retries while they may help, and returns its answer. `needed`: see
+        `explained`."""
         seconds = self.limits.read + moved_bytes / self.limits.rate
         with explained(str(address), needed):
             retried: Callable[..., T] = self._retry_refused(self._retry_temporary(in_time))
@@ -321,7 +378,9 @@ def writer() -> dict[str, str]:
 
 def _remote(bucket: str, blob: Any) -> Remote:
     content = int(blob.size), blob.crc32c or "", int(blob.generation), blob.content_encoding or ""
-    return Remote(Address(bucket, blob.name), *content, blob.metadata, blob.updated, blob.metageneration)
+    return Remote(
+        Address(bucket, blob.name), *content, blob.metadata, blob.updated, blob.metageneration
+    )
 
 
 def crc32c_of(content: Path | bytes) -> str:
@@ -336,12 +395,14 @@ def crc32c_of(content: Path | bytes) -> str:
 
 
 def encoded(checksum: Any) -> str:
-    """Returns the text by which Cloud Storage states a checksum: base64 of the big-endian number."""
+    """Returns the text by which Cloud Storage states a checksum: base64 of the big-endian
+    number."""
     return base64.b64encode(checksum.digest()).decode()
 
 
 def in_time(work: Callable[[], T], seconds: float, cancelled: Event = NEVER) -> T:
-    """Calls `work` and returns its result. Raises TooSlow after `seconds`, Cancelled soon after the event."""
+    """Calls `work` and returns its result. Raises TooSlow after `seconds`, Cancelled soon after the
+    event."""
     if cancelled.is_set():
         raise Cancelled
     outcome: Future[T] = Future()
@@ -363,16 +424,20 @@ def in_time(work: Callable[[], T], seconds: float, cancelled: Event = NEVER) -> 
 
 
 def is_refused_token(error: BaseException | None) -> bool:
-    """Returns whether a request failed because there is no token, or it was refused or could not be refreshed."""
+    """Returns whether a request failed because there is no token, or it was refused or could not be
+    refreshed."""
     from google.api_core.exceptions import Unauthorized
     from google.auth.exceptions import DefaultCredentialsError, InvalidOperation, RefreshError
 
-    return isinstance(error, (Unauthorized, RefreshError, InvalidOperation, DefaultCredentialsError))
+    return isinstance(
+        error, (Unauthorized, RefreshError, InvalidOperation, DefaultCredentialsError)
+    )
 
 
 @contextmanager
 def explained(subject: str, needed: str = "") -> Iterator[None]:
-    """Turns errors of the client and the network into one line. `needed`: what the account must be permitted to do."""
+    """Turns errors of the client and the network into one line. `needed`: what the account must be
+    permitted to do."""
     try:
         yield
     except (UserError, PlatformFault, Cancelled):
@@ -385,25 +450,36 @@ def explained(subject: str, needed: str = "") -> Iterator[None]:
 
         cause = error.cause if isinstance(error, api.RetryError) else error
         text = " ".join(str(cause).split())
-        network = (api.GoogleAPIError, auth.GoogleAuthError, RequestException, HTTPError, ConnectionError, TimeoutError)
+        network = (
+            api.GoogleAPIError,
+            auth.GoogleAuthError,
+            RequestException,
+            HTTPError,
+            ConnectionError,
+            TimeoutError,
+        )
         kind: type[UserError | PlatformFault] = UserError
         if is_refused_token(cause):
             kind = RefusedToken
             line = (
-                f"no valid Google credentials: run `{login_command()}`, or set GOOGLE_APPLICATION_CREDENTIALS to a key "
-                f"file ({text.partition('. ')[0][:160]})"
+                f"no valid Google credentials: run `{login_command()}`, or set"
+                f" GOOGLE_APPLICATION_CREDENTIALS to a key file ({text.partition('. ')[0][:160]})"
             )
         elif isinstance(cause, api.Forbidden):
             kind = NoPermission
             line = f"no permission to {needed}: have it granted to the account that runs this"
-        elif isinstance(cause, api.NotFound) and ("bucket does not exist" in text.lower() or "/o/" not in text):
+        elif isinstance(cause, api.NotFound) and (
+            "bucket does not exist" in text.lower() or "/o/" not in text
+        ):
             line = "bucket not found: check its name, or create it (gcloud storage buckets create)"
         elif isinstance(cause, api.NotFound):
-            kind, line = PlatformFault, "deleted or replaced while it was read"
+            kind = PlatformFault
+            line = "deleted or replaced while it was read"
         elif isinstance(cause, api.ClientError) and cause is error:  # it was not retried
             line = f"Cloud Storage rejected the request: {shortened(text)}"
         elif isinstance(error, network):
-            kind, line = PlatformFault, f"request to Cloud Storage failed: {shortened(text)}"
+            kind = PlatformFault
+            line = f"request to Cloud Storage failed: {shortened(text)}"
         elif isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
             line = f"cannot be stored on the local disk ({error.strerror}): see --cache_dir"
         else:

@@ -1,4 +1,5 @@
-"""Parses paths into local ones and addresses of Cloud Storage; writes local files atomically, and locks folders."""
+"""Parses paths into local ones and addresses of Cloud Storage; writes local files atomically, and
+locks folders."""
 
 import fcntl
 import hashlib
@@ -20,15 +21,18 @@ MOUNT = "/gcs/"
 
 # Addresses in another form than gs://, as gcs://, gs:/ or https://storage.googleapis.com/.
 _INTENDED = re.compile(
-    r"(?:gc?s:(?=.*/)/*|https?://storage\.(?:cloud\.google|googleapis)\.com/+)(.*)", re.DOTALL | re.IGNORECASE
+    r"(?:gc?s:(?=.*/)/*|https?://storage\.(?:cloud\.google|googleapis)\.com/+)(.*)",
+    re.DOTALL | re.IGNORECASE,
 )
 
-_LOCKED: dict[tuple[int, int], int] = {}  # device and inode of this process's lock files -> descriptors, never closed
+# device and inode of this process's lock files -> descriptors, never closed
+_LOCKED: dict[tuple[int, int], int] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Represents gs://bucket/name. A folder's name has no trailing slash; a whole bucket has an empty name."""
+    """Represents gs://bucket/name. A folder's name has no trailing slash; a whole bucket has an
+    empty name."""
 
     bucket: str
     name: str
@@ -51,37 +55,44 @@ def is_remote(path: str) -> bool:
 
 
 def parse(path: str, name: str) -> Address | None:
-    """Returns the address in `path`, None for a local path. Raises UserError, naming the setting `name`, for a typo."""
+    """Returns the address in `path`, None for a local path. Raises UserError, naming the setting
+    `name`, for a typo."""
     if not is_remote(path):
         return None
     if not path.startswith("gs://") or path.startswith("gs:///"):
         if intended := _INTENDED.match(path):
-            raise UserError(f"{name}={path}: not an address: did you mean gs://{intended[1] or 'BUCKET/…'}?")
+            raise UserError(
+                f"{name}={path}: not an address: did you mean gs://{intended[1] or 'BUCKET/…'}?"
+            )
         raise UserError(f"{name}={path}: must be a local path, gs://BUCKET/… or /gcs/BUCKET/…")
     bucket, _, rest = path.removeprefix("gs://").partition("/")
     # https://cloud.google.com/storage/docs/buckets#naming
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", bucket):
         raise UserError(
-            f"{name}={path}: {bucket!r} is not a valid bucket name: use 3 to 63 lower-case letters, digits, - _ and ., "
-            "with a letter or digit first and last, as in gs://my-bucket/photos"
+            f"{name}={path}: {bucket!r} is not a valid bucket name: use 3 to 63 lower-case letters,"
+            " digits, - _ and ., with a letter or digit first and last, as in"
+            " gs://my-bucket/photos"
         )
     return Address(bucket, rest.rstrip("/"))
 
 
 def output_address(path: str, name: str) -> Address | None:
-    """Parses a path to write to: /gcs/BUCKET/… becomes gs://BUCKET/…, because writing to the mount is not reliable."""
+    """Parses a path to write to: /gcs/BUCKET/… becomes gs://BUCKET/…, because writing to the mount
+    is not reliable."""
     return parse(f"gs://{path.removeprefix(MOUNT)}" if path.startswith(MOUNT) else path, name)
 
 
 def local_path(path: str, name: str) -> Path:
-    """Returns `path` as a local Path. Raises UserError, naming the setting `name`, for an address."""
+    """Returns `path` as a local Path. Raises UserError, naming the setting `name`, for an
+    address."""
     if parse(path, name):
         raise UserError(f"{name}={path}: only local paths are supported here: use a local folder")
     return expanded(path)
 
 
 def expanded(path: str) -> Path:
-    """Returns `path` with a leading `~` expanded to the home folder, unchanged if no user has that name."""
+    """Returns `path` with a leading `~` expanded to the home folder, unchanged if no user has that
+    name."""
     return Path(os.path.expanduser(path))
 
 
@@ -94,11 +105,14 @@ def make_writable(folder: Path, name: str) -> None:
         probe.unlink()
     except OSError as error:
         reason = "not a folder" if isinstance(error, FileExistsError) else error.strerror
-        raise UserError(f"{name}={folder}: cannot write there ({reason}): use a folder that you can write to") from None
+        raise UserError(
+            f"{name}={folder}: cannot write there ({reason}): use a folder that you can write to"
+        ) from None
 
 
 def lock_folder(folder: Path, flag: str, shown: str) -> None:
-    """Locks `folder` until this process ends. Raises UserError, naming `flag` and `shown`, if another one has.
+    """Locks `folder` until this process ends. Raises UserError, naming `flag` and `shown`, if
+    another one has.
 
     Where the file system has no locks, as in some network folders, nothing is locked.
     """
@@ -112,7 +126,9 @@ def lock_folder(folder: Path, flag: str, shown: str) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise UserError(f"{flag}={shown}: another run is writing to it: wait, or use another --{flag}") from None
+        raise UserError(
+            f"{flag}={shown}: another run is writing to it: wait, or use another --{flag}"
+        ) from None
     except OSError:
         log.debug("%s: this file system has no locks", folder)
     _LOCKED[status.st_dev, status.st_ino] = descriptor
@@ -129,10 +145,11 @@ def is_locked(folder: Path) -> bool:
 
 
 def cannot_write(path: Path, reason: str) -> UserError:
-    """Returns the error for a full disk, a folder that became read-only, a path that cannot be, and the like."""
+    """Returns the error for a full disk, a folder that became read-only, a path that cannot be, and
+    the like."""
     return UserError(
-        f"{path} cannot be written: {reason}: free or repair the disk, or use another path, then run the same command "
-        "again; files written earlier are intact"
+        f"{path} cannot be written: {reason}: free or repair the disk, or use another path, then"
+        " run the same command again; files written earlier are intact"
     )
 
 
@@ -148,9 +165,9 @@ def writing(path: Path) -> Iterator[None]:
 def write_whole(path: Path, content: str | bytes | Callable[[Path], None]) -> None:
     """Writes a file atomically: a reader sees the old content or the new, never a part.
 
-    content: text, bytes, or a function that writes to the path that it is given. Several processes may write the same
-    file; the last one wins. Surrogate escapes in text become the bytes of the file name that they stand for. Raises
-    UserError as `writing` does.
+    content: text, bytes, or a function that writes to the path that it is given. Several processes
+        may write the same file; the last one wins. Surrogate escapes in text become the bytes of
+        the file name that they stand for. Raises UserError as `writing` does.
     """
     part = path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}.part")
     with writing(path):
@@ -158,7 +175,11 @@ def write_whole(path: Path, content: str | bytes | Callable[[Path], None]) -> No
             if callable(content):
                 content(part)
             else:
-                part.write_bytes(content.encode(errors="surrogateescape") if isinstance(content, str) else content)
+                part.write_bytes(
+                    content.encode(errors="surrogateescape")
+                    if isinstance(content, str)
+                    else content
+                )
             sync(part)
             os.replace(part, path)
         except BaseException:
@@ -167,7 +188,8 @@ def write_whole(path: Path, content: str | bytes | Callable[[Path], None]) -> No
 
 
 def remove_parts(folder: Path) -> None:
-    """Removes unfinished files from `folder` if the processes of this machine that wrote them have ended."""
+    """Removes unfinished files from `folder` if the processes of this machine that wrote them have
+    ended."""
     start = f"{os.uname().nodename}-"
     for part in folder.glob(".*.part"):
         owner = part.name.removesuffix(".part").rpartition(start)[2]
@@ -176,7 +198,8 @@ def remove_parts(folder: Path) -> None:
 
 
 def is_running(process: str) -> bool:
-    """Returns whether a process of this machine has this number; False for text that is not a number."""
+    """Returns whether a process of this machine has this number; False for text that is not a
+    number."""
     try:
         os.kill(int(process), 0)
     except (ProcessLookupError, ValueError, OverflowError):
@@ -194,7 +217,8 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """Yields a scratch folder that replaces `folder` when the block succeeds and is removed when it fails."""
+    """Yields a scratch folder that replaces `folder` when the block succeeds and is removed when it
+    fails."""
     beside = folder.with_name(f".{folder.name}.part")
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(beside, ignore_errors=True)

@@ -1,8 +1,10 @@
-"""Checks the addresses of a run, and downloads its data to a cache: once, in parallel, verified and atomically.
+"""Checks the addresses of a run, and downloads its data to a cache: once, in parallel, verified and
+atomically.
 
-Each address has one folder in the cache: `local`, the copy, with complete files only; `parts`, unfinished downloads;
-`lock`, so that two processes do not download the same data. Files whose size and checksum match are not downloaded
-again. Requests are those of `gcs.py`, with their retries and errors.
+Each address has one folder in the cache: `local`, the copy, with complete files only; `parts`,
+unfinished downloads; `lock`, so that two processes do not download the same data. Files whose size
+and checksum match are not downloaded again. Requests are those of `gcs.py`, with their retries and
+errors.
 """
 
 import fcntl
@@ -30,19 +32,24 @@ Item = TypeVar("Item")
 SECONDS = 15  # for all checks of `preflight` together
 _LIMITS = replace(LIMITS, retry=6, pause=2, connect=3, read=3)
 _FORBIDDEN = re.compile(r"[\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-_LONGEST_NAME, _LONGEST_PATH = 255, 4000  # bytes, the limits of Linux file systems
+# bytes, the limits of Linux file systems
+_LONGEST_NAME = 255
+_LONGEST_PATH = 4000
 _LOG_SECONDS = 30.0  # between two lines of progress
 
 
 def preflight(inputs: dict[str, str], outputs: dict[str, str]) -> None:
     """Checks the addresses among these settings within 15 seconds; local paths are not checked.
 
-    inputs: settings that name something to read, and their values; outputs: settings that name folders to write to.
-    Raises UserError for the first address that cannot be used, or PlatformFault if Cloud Storage fails.
+    inputs: settings that name something to read, and their values; outputs: settings that name
+        folders to write to. Raises UserError for the first address that cannot be used, or
+        PlatformFault if Cloud Storage fails.
     """
     addresses = [(name, parse(path, name), False) for name, path in inputs.items()]
     addresses += [(name, output_address(path, name), True) for name, path in outputs.items()]
-    checks = [(f"{name}={address}", address, written) for name, address, written in addresses if address]
+    checks = [
+        (f"{name}={address}", address, written) for name, address, written in addresses if address
+    ]
 
     def check_all() -> None:
         for setting, address, written in checks:
@@ -58,21 +65,26 @@ def preflight(inputs: dict[str, str], outputs: dict[str, str]) -> None:
                     raise UserError(f"no objects found: check with `gcloud storage ls {address}`")
             except (UserError, PlatformFault) as error:
                 text = str(error)
-                raise type(error)(text if text.startswith(setting) else f"{setting}: {text}") from error
+                raise type(error)(
+                    text if text.startswith(setting) else f"{setting}: {text}"
+                ) from error
 
     if checks:
         try:
             in_time(check_all, SECONDS)  # also ends a look-up of credentials
         except TooSlow:
             raise PlatformFault(
-                f"{checks[0][0]}: no response within {SECONDS:.0f} seconds: check the network and the credentials"
+                f"{checks[0][0]}: no response within {SECONDS:.0f} seconds: check the network and"
+                " the credentials"
             ) from None
 
 
 def stage(path: str, name: str, cache_dir: str = "") -> Path:
-    """Returns a local copy of the address in the setting `name`, or `path` itself if it is local or below /gcs/.
+    """Returns a local copy of the address in the setting `name`, or `path` itself if it is local or
+    below /gcs/.
 
-    Raises UserError if nothing is found, reading is not permitted, a name is not usable or the disk is too small.
+    Raises UserError if nothing is found, reading is not permitted, a name is not usable or the disk
+    is too small.
     """
     address = parse(path, name)
     return Staged(address, name, cache_dir).fetch() if address else expanded(path)
@@ -93,56 +105,73 @@ _listed: dict[Address, list[Remote]] = {}  # what `listing` returned, until it i
 
 
 def listing(address: Address) -> list[Remote]:
-    """Returns the objects of an address; `Staged` then downloads these, so that a run reads what it has compared."""
+    """Returns the objects of an address; `Staged` then downloads these, so that a run reads what it
+    has compared."""
     gcs = connect()
     remotes = gcs.list(address)
     if not remotes and address.name and (single := gcs.get(address)):
         remotes = [single]
     # Consoles create an empty object with a trailing slash for a folder.
-    _listed[address] = [remote for remote in remotes if remote.size or not remote.address.name.endswith("/")]
+    _listed[address] = [
+        remote for remote in remotes if remote.size or not remote.address.name.endswith("/")
+    ]
     return _listed[address]
 
 
 @contextmanager
 def naming(local: Path, address: Address | None) -> Iterator[None]:
-    """Replaces the path of the local copy by the address in errors of the block: users do not know of the copy."""
+    """Replaces the path of the local copy by the address in errors of the block: users do not know
+    of the copy."""
     try:
         yield
     except (UserError, PlatformFault) as error:
-        kind, text = UserError if isinstance(error, UserError) else PlatformFault, str(error)
+        kind = UserError if isinstance(error, UserError) else PlatformFault
+        text = str(error)
         if address is None or str(local) not in text:
             raise
         raise kind(text.replace(str(local), str(address).rstrip("/"))) from error
 
 
 class Staged:
-    """Holds the listed objects of an address by their names below it ("" for a single object), and downloads them."""
+    """Holds the listed objects of an address by their names below it ("" for a single object), and
+    downloads them."""
 
     def __init__(self, address: Address, name: str, cache_dir: str = "") -> None:
-        self._gcs, self._setting = connect(), f"{name}={address}"
+        self._gcs = connect()
+        self._setting = f"{name}={address}"
         listed = _listed.get(address) or listing(address)
         _listed.pop(address, None)
         self.objects = {remote.below(address): remote for remote in listed}
         if not self.objects:
-            raise UserError(f"{self._setting}: no objects found: check with `gcloud storage ls {address}`")
+            raise UserError(
+                f"{self._setting}: no objects found: check with `gcloud storage ls {address}`"
+            )
         self.home = home_of(address, cache_dir)
         self.local = self.home / "local" / (PurePosixPath(address.name).name or address.bucket)
         _refuse_names([self.local.name], self.home, self._setting)
         if [remote.address for remote in listed] != [address]:
             _refuse_names(self.objects, self.local, self._setting)
 
-    def fetch(self, is_needed: Callable[[str], bool] = lambda below: True, quiet: bool = False) -> Path:
+    def fetch(
+        self, is_needed: Callable[[str], bool] = lambda below: True, quiet: bool = False
+    ) -> Path:
         """Downloads objects, removes local files that have no object, and returns the local copy.
 
         is_needed: returns whether to download an object, from its name below the address.
         """
         chosen = {below: remote for below, remote in self.objects.items() if is_needed(below)}
-        kept, parts = {str(self.local / name) for name in self.objects}, self.home / "parts"
+        kept = {str(self.local / name) for name in self.objects}
+        parts = self.home / "parts"
 
         def is_present(below: str) -> bool:
-            file, remote = self.local / below, chosen[below]
+            file = self.local / below
+            remote = chosen[below]
             try:
-                return not file.is_symlink() and file.stat().st_size == remote.size and crc32c_of(file) == remote.crc32c
+                return (
+                    not file.is_symlink()
+                    and file.stat().st_size == remote.size
+                    and crc32c_of(file) == remote.crc32c
+                )
             except OSError:
                 return False
 
@@ -153,7 +182,8 @@ class Staged:
                 shutil.rmtree(parts, ignore_errors=True)  # of a process that was killed
                 parts.mkdir()
                 self.local.parent.mkdir(exist_ok=True)
-                # Remove files that have no object, also a file where a folder is needed and the other way round.
+                # Remove files that have no object, also a file where a folder is needed and the
+                # other way round.
                 if not self.local.is_dir() and str(self.local) not in kept:
                     self.local.unlink(missing_ok=True)
                 for folder, _, files in os.walk(self.local, topdown=False):
@@ -169,20 +199,22 @@ class Staged:
                 if not missing:
                     if not quiet:
                         log.info(
-                            f"{self._setting}: {len(chosen):,} files, {size / 1e6:,.1f} MB, are in {self.local} already"
+                            f"{self._setting}: {len(chosen):,} files, {size / 1e6:,.1f} MB, are in"
+                            f" {self.local} already"
                         )
                     return self.local
                 free = shutil.disk_usage(self.home).free
                 if size > free:
                     raise UserError(
-                        f"{self._setting}: {size / 1e9:,.2f} GB to download, but {free / 1e9:,.2f} GB free in "
-                        f"{self.home}: use a larger disk with --cache_dir=FOLDER, or on Vertex AI read them through "
-                        "/gcs/BUCKET/…"
+                        f"{self._setting}: {size / 1e9:,.2f} GB to download, but {free / 1e9:,.2f}"
+                        f" GB free in {self.home}: use a larger disk with --cache_dir=FOLDER, or on"
+                        " Vertex AI read them through /gcs/BUCKET/…"
                     )
                 with transfer_bar(self._setting, size, len(missing), quiet) as advance:
 
                     def transfer(below: str, cancelled: Event) -> None:
-                        part = parts / hashlib.sha256(below.encode()).hexdigest()  # a short name without folders
+                        # a short name without folders
+                        part = parts / hashlib.sha256(below.encode()).hexdigest()
                         self._gcs.download(chosen[below], part, advance, cancelled)
                         whole = self.local / below
                         whole.parent.mkdir(parents=True, exist_ok=True)
@@ -197,7 +229,9 @@ def _refuse_names(names: Iterable[str], root: Path, setting: str) -> None:
     files = set(names)
     for name in sorted(files):
         parts = name.split("/")
-        *lengths, length = (len(part.encode(errors="surrogatepass")) for part in (*parts, f"{root}/{name}"))
+        *lengths, length = (
+            len(part.encode(errors="surrogatepass")) for part in (*parts, f"{root}/{name}")
+        )
         folders = {"/".join(parts[:count]) for count in range(1, len(parts))} & files
         why = f"{setting}: the object {name[:100]!r} cannot be a local file"
         if {"", ".", ".."} & {*parts}:
@@ -207,11 +241,14 @@ def _refuse_names(names: Iterable[str], root: Path, setting: str) -> None:
         if max(lengths) > _LONGEST_NAME or length > _LONGEST_PATH:
             raise UserError(f"{why}: it is too long: rename it")
         if folders:
-            raise UserError(f"{why}: {min(folders, default='')[:100]!r} is an object too: rename it")
+            raise UserError(
+                f"{why}: {min(folders, default='')[:100]!r} is an object too: rename it"
+            )
 
 
 def in_parallel(work: Callable[[Item, Event], None], items: Collection[Item], workers: int) -> None:
-    """Calls `work` with each item and an event, which is set at the first failure or Ctrl-C and ends the others."""
+    """Calls `work` with each item and an event, which is set at the first failure or Ctrl-C and
+    ends the others."""
     cancelled = Event()
     with ThreadPoolExecutor(workers) as pool:
         try:
@@ -225,12 +262,15 @@ def in_parallel(work: Callable[[Item, Event], None], items: Collection[Item], wo
 
 @contextmanager
 def transfer_bar(label: str, size: int, files: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Yields a thread-safe function that adds transferred bytes, or subtracts bytes that are downloaded again.
+    """Yields a thread-safe function that adds transferred bytes, or subtracts bytes that are
+    downloaded again.
 
-    Shows a bar on a terminal, a log line every 30 seconds elsewhere, and logs files, bytes and seconds at the end.
+    Shows a bar on a terminal, a log line every 30 seconds elsewhere, and logs files, bytes and
+    seconds at the end.
     """
     began = logged = time.monotonic()
-    transferred, lock = 0, Lock()
+    transferred = 0
+    lock = Lock()
 
     def advance(more: int) -> None:
         nonlocal transferred, logged

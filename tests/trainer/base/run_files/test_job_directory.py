@@ -19,14 +19,21 @@ from trainer.base.storage import whole_folder, write_whole
 def test_every_folder_is_in_job_dir(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("AIP_MODEL_DIR", "/elsewhere/model/")
     job_dir = open_job_dir(TrainConfig(job_dir=str(tmp_path / "a" / "b")))
-    assert {folder.parent for folder in (job_dir.checkpoints, job_dir.logs, job_dir.model)} == {tmp_path / "a" / "b"}
+    assert {folder.parent for folder in (job_dir.checkpoints, job_dir.logs, job_dir.model)} == {
+        tmp_path / "a" / "b"
+    }
     assert not job_dir.samples.exists()  # the first grid creates it
 
 
-@pytest.mark.parametrize(("folder", "line"), [
-    ("", "job_dir is missing"), ("gs:/bucket/run", "did you mean gs://bucket/run?"),
-    ("/proc/nothing/here", "cannot write there"), (__file__, "cannot write there (not a folder)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("folder", "line"),
+    [
+        ("", "job_dir is missing"),
+        ("gs:/bucket/run", "did you mean gs://bucket/run?"),
+        ("/proc/nothing/here", "cannot write there"),
+        (__file__, "cannot write there (not a folder)"),
+    ],
+)
 def test_unwritable_folders_are_refused(folder: str, line: str) -> None:
     with refused(line):
         open_job_dir(TrainConfig(job_dir=folder))
@@ -50,7 +57,9 @@ input()
 
 def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-c", OPENED, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
         try:
             assert other.stdout.readline() == "open\n"
             with refused("another run is writing to it: wait, or use another --job_dir"):
@@ -72,7 +81,10 @@ write_whole(pathlib.Path(sys.argv[1]), lambda part: (part.touch(), os.kill(os.ge
 def test_what_a_killed_process_was_writing_goes_with_the_next_start(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "result.json")], check=False)
     (part,) = tmp_path.glob(".result.json.*.part")
-    others = [tmp_path / ".billed.json.elsewhere-7.part", tmp_path / f".x.{os.uname().nodename}-{os.getpid()}.part"]
+    others = [
+        tmp_path / ".billed.json.elsewhere-7.part",
+        tmp_path / f".x.{os.uname().nodename}-{os.getpid()}.part",
+    ]
     for other in others:
         other.touch()
     open_job_dir(TrainConfig(job_dir=str(tmp_path)))
@@ -90,7 +102,12 @@ def test_settings_that_do_not_change_the_numbers_may_change(tmp_path: Path) -> N
 
 def test_a_wrong_path_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file" / "x", tmp_path / "none" / "x", tmp_path, tmp_path / ("x" * 300)):
+    for path in (
+        tmp_path / "file" / "x",
+        tmp_path / "none" / "x",
+        tmp_path,
+        tmp_path / ("x" * 300),
+    ):
         with refused("cannot be written: "):
             write_whole(path, "new")
 
@@ -109,8 +126,11 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path: Path, monkeypat
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_two_processes_can_write_one_file_at_the_same_time(tmp_path: Path, monkeypatch: Patch) -> None:
-    file, sync = tmp_path / "x.json", os.fsync
+def test_two_processes_can_write_one_file_at_the_same_time(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    file = tmp_path / "x.json"
+    sync = os.fsync
 
     def other_process_writes(descriptor: int) -> None:
         monkeypatch.setattr(os, "fsync", sync)
@@ -142,5 +162,12 @@ def test_the_first_failure_is_recorded(tmp_path: Path) -> None:
 
 
 def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
-    write_json(tmp_path / "x.json", {"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": float("-inf")}})
-    assert json.loads((tmp_path / "x.json").read_text()) == {"a": None, "b": [1.0, None], "c": {"d": None}}
+    write_json(
+        tmp_path / "x.json",
+        {"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": float("-inf")}},
+    )
+    assert json.loads((tmp_path / "x.json").read_text()) == {
+        "a": None,
+        "b": [1.0, None],
+        "c": {"d": None},
+    }

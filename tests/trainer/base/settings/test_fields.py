@@ -1,4 +1,5 @@
-"""Tests that values are read alike from flags, Python calls and files, and that what is written is read again."""
+"""Tests that values are read alike from flags, Python calls and files, and that what is written is
+read again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,13 +12,24 @@ from hypothesis import strategies as st
 
 from tests.fuzz import examples
 from tests.support import refused
-from trainer.base.settings.fields import Field, coerce, fields_of, read_flags, setting, value_type, write_flags
+from trainer.base.settings.fields import (
+    Field,
+    coerce,
+    fields_of,
+    read_flags,
+    setting,
+    value_type,
+    write_flags,
+)
 from trainer.base.settings.model_settings import MODELS
 from trainer.base.settings.request import Overrides, resolve
 
 _SETTINGS = {**fields_of(MODELS["wgan_gp"].settings)}
 _NAMED = {"recipe", "model", "data", "callbacks"}  # these decide which other settings there are
-_TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FFF, exclude_categories=("Cs", "Cc")), min_size=1)
+_TEXT = st.text(
+    st.characters(min_codepoint=32, max_codepoint=0x2FFF, exclude_categories=("Cs", "Cc")),
+    min_size=1,
+)
 
 
 def drawn(field: Field) -> st.SearchStrategy[Any]:
@@ -29,7 +41,11 @@ def drawn(field: Field) -> st.SearchStrategy[Any]:
     exclusive = rules["above"] is not None
     value: st.SearchStrategy[Any]
     if kind is tuple:
-        part = st.sampled_from(rules["choices"]) if rules["choices"] else _TEXT.filter(lambda text: "," not in text)
+        part = (
+            st.sampled_from(rules["choices"])
+            if rules["choices"]
+            else _TEXT.filter(lambda text: "," not in text)
+        )
         value = st.lists(part.map(str.strip).filter(bool)).map(tuple)
     elif kind is dict:
         value = st.dictionaries(st.integers(0, 99), st.floats(0, 100))
@@ -47,7 +63,11 @@ def drawn(field: Field) -> st.SearchStrategy[Any]:
 
 
 @examples(60)
-@given(st.fixed_dictionaries({}, optional={name: drawn(of) for name, of in _SETTINGS.items() if name not in _NAMED}))
+@given(
+    st.fixed_dictionaries(
+        {}, optional={name: drawn(of) for name, of in _SETTINGS.items() if name not in _NAMED}
+    )
+)
 def test_a_request_that_is_written_and_read_again_is_equal(values: dict[str, Any]) -> None:
     values = {"model": "wgan_gp", "steps": None, **values}
     request = Overrides.read(values)
@@ -73,68 +93,133 @@ class Options:
 FIELDS = fields_of(Options)
 
 
-@pytest.mark.parametrize(("name", "value", "expected"), [
-    ("names", ["a", "b"], ("a", "b")), ("names", "a, b,", ("a", "b")), ("files", "a,b", ("a,b",)),
-    ("files", ["a", "b"], ("a", "b")), ("pairs", {"a": "1"}, {"a": 1.0}), ("pairs", ["a=1", "b=2"], {"a": 1, "b": 2}),
-    ("weights", "0:1,1:6.5", {0: 1.0, 1: 6.5}), ("weights", {"0": 1}, {0: 1.0}), ("weights", "", {}),
-    ("text", Path("a/b"), "a/b"), ("text", 5, "5"), ("text", ["a", "b"], "a,b"), ("cost", "1e3", 1000.0),
-    ("cost", "None", None), ("mode", True, "true"), ("mode", "no", "false"), ("switch", "on", True),
-    ("switch", 1, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("names", ["a", "b"], ("a", "b")),
+        ("names", "a, b,", ("a", "b")),
+        ("files", "a,b", ("a,b",)),
+        ("files", ["a", "b"], ("a", "b")),
+        ("pairs", {"a": "1"}, {"a": 1.0}),
+        ("pairs", ["a=1", "b=2"], {"a": 1, "b": 2}),
+        ("weights", "0:1,1:6.5", {0: 1.0, 1: 6.5}),
+        ("weights", {"0": 1}, {0: 1.0}),
+        ("weights", "", {}),
+        ("text", Path("a/b"), "a/b"),
+        ("text", 5, "5"),
+        ("text", ["a", "b"], "a,b"),
+        ("cost", "1e3", 1000.0),
+        ("cost", "None", None),
+        ("mode", True, "true"),
+        ("mode", "no", "false"),
+        ("switch", "on", True),
+        ("switch", 1, True),
+    ],
+)
 def test_a_value_becomes_that_of_its_field(name: str, value: Any, expected: Any) -> None:
     assert coerce(FIELDS[name], value) == expected
     assert coerce(FIELDS[name], expected) == expected
 
 
-@pytest.mark.parametrize(("name", "value", "line"), [
-    ("names", 5, "names=5 must be one or several names, separated by commas"),
-    ("pairs", "a", "pairs='a' must be pairs"),
-    ("pairs", ["a=1", "a=2"], "each name once"), ("pairs", {"a": 0}, "pairs=a=0.0 must be above 0"),
-    ("text", "", "text is empty: give a value"), ("text", "a\x00b", "must be text without control characters"),
-    ("cost", [1], "cost=[1] must be a number"), ("cost", True, "cost=True must be a number"),
-    ("mode", "atuo", "mode=atuo must be one of auto, true, false; did you mean 'auto'?"),
-    ("switch", None, "switch=None"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("names", 5, "names=5 must be one or several names, separated by commas"),
+        ("pairs", "a", "pairs='a' must be pairs"),
+        ("pairs", ["a=1", "a=2"], "each name once"),
+        ("pairs", {"a": 0}, "pairs=a=0.0 must be above 0"),
+        ("text", "", "text is empty: give a value"),
+        ("text", "a\x00b", "must be text without control characters"),
+        ("cost", [1], "cost=[1] must be a number"),
+        ("cost", True, "cost=True must be a number"),
+        ("mode", "atuo", "mode=atuo must be one of auto, true, false; did you mean 'auto'?"),
+        ("switch", None, "switch=None"),
+    ],
+)
 def test_a_value_that_does_not_fit_is_one_line(name: str, value: Any, line: str) -> None:
     with refused(line):
         coerce(FIELDS[name], value)
 
 
-@pytest.mark.parametrize(("words", "texts"), [
-    (["a", "--switch", "b"], {"switch": "true", "tiers": ["a", "b"]}),
-    (["--no-switch", "a", "--files=x", "--files", "y"], {"switch": "false", "files": ["x", "y"], "tiers": ["a"]}),
-    (["--mode", "--text=x"], {"mode": "true", "text": "x"}), (["--text=--x"], {"text": "--x"}),
-    (["--text=a", "--text=b"], {"text": "b"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        (["a", "--switch", "b"], {"switch": "true", "tiers": ["a", "b"]}),
+        (
+            ["--no-switch", "a", "--files=x", "--files", "y"],
+            {"switch": "false", "files": ["x", "y"], "tiers": ["a"]},
+        ),
+        (["--mode", "--text=x"], {"mode": "true", "text": "x"}),
+        (["--text=--x"], {"text": "--x"}),
+        (["--text=a", "--text=b"], {"text": "b"}),
+    ],
+)
 def test_a_command_line_is_read(words: list[str], texts: dict[str, Any]) -> None:
     assert read_flags(words, FIELDS) == texts
 
 
-@pytest.mark.parametrize(("words", "line"), [
-    (["--text", "--switch"], "--text has no value: write --text=VALUE"), (["--text"], "--text has no value"),
-    (["--txet=a"], "unknown flag --txet; did you mean 'text'?"), (["-t"], "'-t' is not a flag: write --name=value"),
-    (["--cost=1", "--cost=2"], "cost is given twice, as 1 and 2: give it once"),
-    (["--tiers=a"], "unknown flag --tiers"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--text", "--switch"], "--text has no value: write --text=VALUE"),
+        (["--text"], "--text has no value"),
+        (["--txet=a"], "unknown flag --txet; did you mean 'text'?"),
+        (["-t"], "'-t' is not a flag: write --name=value"),
+        (["--cost=1", "--cost=2"], "cost is given twice, as 1 and 2: give it once"),
+        (["--tiers=a"], "unknown flag --tiers"),
+    ],
+)
 def test_a_wrong_command_line_is_one_line(words: list[str], line: str) -> None:
     with refused(line):
         read_flags(words, FIELDS)
 
 
 def test_flags_are_written_as_they_are_read() -> None:
-    values = {"tiers": ("a", "b"), "files": ("x", "y"), "pairs": {"a": 1.0, "b": 2.0}, "weights": {0: 1.0, 1: 6.5}}
-    words = ["a", "b", "--files=x", "--files=y", "--pairs=a=1.0", "--pairs=b=2.0", "--weights=0:1.0,1:6.5"]
+    values = {
+        "tiers": ("a", "b"),
+        "files": ("x", "y"),
+        "pairs": {"a": 1.0, "b": 2.0},
+        "weights": {0: 1.0, 1: 6.5},
+    }
+    words = [
+        "a",
+        "b",
+        "--files=x",
+        "--files=y",
+        "--pairs=a=1.0",
+        "--pairs=b=2.0",
+        "--weights=0:1.0,1:6.5",
+    ]
     assert write_flags(values, FIELDS) == words
-    assert {name: coerce(FIELDS[name], text) for name, text in read_flags(words, FIELDS).items()} == values
+    assert {
+        name: coerce(FIELDS[name], text) for name, text in read_flags(words, FIELDS).items()
+    } == values
 
 
-@pytest.mark.parametrize(("flag", "line"), [
-    ("--warmup_steps=30", "warmup_steps=30 and steps=20 contradict each other: the learning rate would never be"),
-    ("--patience=5", "patience=5 has no effect without early_stopping: give --early_stopping too, or drop it"),
-    ("--fid_samples=9", "fid_samples=9 has no effect without fid_every_steps"),
-    ("--sample_every_steps=9", "sample_every_steps=9: mlp generates no images: drop it"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flag", "line"),
+    [
+        (
+            "--warmup_steps=30",
+            "warmup_steps=30 and steps=20 contradict each other: the learning rate would never be",
+        ),
+        (
+            "--patience=5",
+            (
+                "patience=5 has no effect without early_stopping: give --early_stopping too, or"
+                " drop it"
+            ),
+        ),
+        ("--fid_samples=9", "fid_samples=9 has no effect without fid_every_steps"),
+        ("--sample_every_steps=9", "sample_every_steps=9: mlp generates no images: drop it"),
+    ],
+)
 def test_a_setting_without_the_one_that_it_belongs_to_is_refused(flag: str, line: str) -> None:
     with refused(line):
         resolve(["--model=mlp", "--steps=20", flag])
-    assert resolve(["--recipe=efficientnet_photos", "--data=digits", "--early_stopping="]).config.patience == 5
+    assert (
+        resolve(
+            ["--recipe=efficientnet_photos", "--data=digits", "--early_stopping="]
+        ).config.patience
+        == 5
+    )

@@ -1,4 +1,5 @@
-"""Tests that a setting which nothing in a run uses is refused before the first step, and says what is used instead."""
+"""Tests that a setting which nothing in a run uses is refused before the first step, and says what
+is used instead."""
 
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,21 @@ from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.run import job
 
-FIELDS = {name: field for name, field in fields_of(TrainConfig).items() if field.metadata["used_by"]}
-VALUES = {"learning_rate": "5", "learning_rate_schedule": "cosine", "warmup_steps": "1", "image_size": "64"}
-OWN = [f"--model={__name__}:own_optimizer", f"--data={__name__}:rows", "--global_batch_size=16", "--steps=1"]
+FIELDS = {
+    name: field for name, field in fields_of(TrainConfig).items() if field.metadata["used_by"]
+}
+VALUES = {
+    "learning_rate": "5",
+    "learning_rate_schedule": "cosine",
+    "warmup_steps": "1",
+    "image_size": "64",
+}
+OWN = [
+    f"--model={__name__}:own_optimizer",
+    f"--data={__name__}:rows",
+    "--global_batch_size=16",
+    "--steps=1",
+]
 
 
 def rows(config: TrainConfig) -> Any:
@@ -39,7 +52,9 @@ def its_rate(config: TrainConfig, dataset: Any) -> keras.Model:
 def train(folder: Path, *flags: str) -> int:
     words = [*OWN, f"--job_dir={folder / 'run'}", "--tensorboard=false", *flags]
     request = resolve(words)
-    return job.run(request.config, ["python", "-m", "trainer.task", *words], 0.0, named=request.overrides.named)
+    return job.run(
+        request.config, ["python", "-m", "trainer.task", *words], 0.0, named=request.overrides.named
+    )
 
 
 @pytest.mark.parametrize("name", FIELDS)

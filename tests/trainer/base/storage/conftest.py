@@ -16,7 +16,7 @@ from trainer.base.storage.local_files import Address
 
 QUICK = gcs.TransferLimits(
     retry=4, pause=0.1, connect=1, read=0.5, rate=2**30, workers=4, piece=2**20
-)  # fmt: skip
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -69,7 +69,9 @@ class Bucket:
     def put_folder(self, folder: Path, prefix: str) -> None:
         for file in sorted(folder.rglob("*")):
             if file.is_file():
-                self.bucket.blob(f"{prefix}/{file.relative_to(folder)}").upload_from_filename(str(file))
+                self.bucket.blob(f"{prefix}/{file.relative_to(folder)}").upload_from_filename(
+                    str(file)
+                )
 
     def names(self) -> list[str]:
         return [blob.name for blob in self.client.list_blobs(self.name)]

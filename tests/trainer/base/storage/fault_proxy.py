@@ -1,4 +1,5 @@
-"""Runs a proxy on loopback between the client and the emulator that injects faults of networks and servers."""
+"""Runs a proxy on loopback between the client and the emulator that injects faults of networks and
+servers."""
 
 import http.client
 import random
@@ -16,19 +17,24 @@ from urllib.parse import unquote, urlsplit
 FOREVER = 10**9
 STATUS_TEXT = {
     403: '{"error": {"code": 403, "message": "x@y does not have storage.objects.get access"}}',
-    400: '{"error": {"code": 400, "message": "Bucket is a requester pays bucket but no user project provided."}}',
+    400: (
+        '{"error": {"code": 400, "message": "Bucket is a requester pays bucket but no user project'
+        ' provided."}}'
+    ),
     401: '{"error": {"code": 401, "message": "Invalid Credentials"}}',
 }
 
 
 @dataclass
 class Fault:
-    """Describes a fault of the next `times` requests of `method` whose path contains `path`, after `after` others.
+    """Describes a fault of the next `times` requests of `method` whose path contains `path`, after
+    `after` others.
 
     For an upload the name of the object counts as part of the path.
 
-    kind: a status to answer with, or reset (the connection breaks in mid-body), short (it ends there), flip (a byte is
-    wrong), stall (no answer), drip (a byte every 50 ms), lost (the request is done, but its answer never comes).
+    kind: a status to answer with, or reset (the connection breaks in mid-body), short (it ends
+        there), flip (a byte is wrong), stall (no answer), drip (a byte every 50 ms), lost (the
+        request is done, but its answer never comes).
     """
 
     kind: int | str
@@ -92,11 +98,15 @@ class _Faulty(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        name = re.search(rb'"name": ?"([^"]+)"', body[:1000])  # an upload has its object's name in its body
+        # an upload has its object's name in its body
+        name = re.search(rb'"name": ?"([^"]+)"', body[:1000])
         path = unquote(self.path) + (f" {name[1].decode()}" if name else "")
         with self.lock:
             self.proxy.requests.append(f"{self.command} {path}")
-            kind = next((fault.kind for fault in self.proxy.faults if fault.strikes(self.command, path)), None)
+            kind = next(
+                (fault.kind for fault in self.proxy.faults if fault.strikes(self.command, path)),
+                None,
+            )
             if kind is None and self.chance.random() < self.proxy.chaos:  # long ones are rare
                 kinds: list[int | str] = [503, 429, 500, 408, 401, "reset", "short", "lost"] * 5
                 kinds += ["stall", "drip"]
@@ -105,7 +115,9 @@ class _Faulty(BaseHTTPRequestHandler):
                 kind = self.chance.choice(kinds)
         if isinstance(kind, int):
             text = STATUS_TEXT.get(kind, "{}").encode()
-            status, headers, content = kind, [("Content-Type", "application/json")], text
+            status = kind
+            headers = [("Content-Type", "application/json")]
+            content = text
         elif kind == "stall":
             self.proxy.released.wait(20)
         else:
@@ -127,7 +139,9 @@ class _Faulty(BaseHTTPRequestHandler):
                     break
                 self.wfile.write(bytes([byte]))
         else:
-            self.wfile.write(content[: len(content) // 2] if kind in ("reset", "short") else content)
+            self.wfile.write(
+                content[: len(content) // 2] if kind in ("reset", "short") else content
+            )
         if kind in ("reset", "short", "drip"):
             self.close_connection = True
         if kind == "reset":  # RST instead of FIN

@@ -17,42 +17,67 @@ from tests.workers import ROOT
 from trainer import evaluate, predict
 
 SMALL = [
-    "--recipe=wgan_gp_digits", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2", "--steps=2",
+    "--recipe=wgan_gp_digits",
+    "--width=4",
+    "--latent_dim=8",
+    "--global_batch_size=8",
+    "--critic_steps=2",
+    "--steps=2",
     "--image_size=16",
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("flag", "line"), [
-
-    ("--data=npz:gs://BUCKET/none", "data=gs://BUCKET/none: no objects found"),
-    ("--fid_features=gs:///x/model.keras", "fid_features=gs:///x/model.keras: not an address"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flag", "line"),
+    [
+        ("--data=npz:gs://BUCKET/none", "data=gs://BUCKET/none: no objects found"),
+        ("--fid_features=gs:///x/model.keras", "fid_features=gs:///x/model.keras: not an address"),
+    ],
+)
 def test_a_mistake_is_exit_2_and_one_line_before_anything_slow(
     bucket: Bucket, tmp_path: Path, flag: str, line: str
 ) -> None:
     slow = tmp_path / "slow" / "tensorflow" / "__init__.py"
     slow.parent.mkdir(parents=True)
     slow.write_text("raise SystemExit('tensorflow was imported')")  # found before the real one
-    flags = [*SMALL, flag.replace("BUCKET", bucket.name), f"--job_dir={tmp_path}", "--fid_every_steps=9"]
+    flags = [
+        *SMALL,
+        flag.replace("BUCKET", bucket.name),
+        f"--job_dir={tmp_path}",
+        "--fid_every_steps=9",
+    ]
     command = [sys.executable, "-W", "error::UserWarning", "-m", "trainer.task", *flags]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "slow")}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 2
     assert done.stderr.startswith("error: " + line.replace("BUCKET", bucket.name))
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "result.json").exists()
 
 
-def test_a_run_in_a_bucket_is_evaluated_and_predicts(bucket: Bucket, tmp_path: Path, capsys: Capture) -> None:
-    job_dir = run_job(settings("pair", "regression", f"--job_dir={tmp_path / 'run'}", "--tensorboard=false"))
+def test_a_run_in_a_bucket_is_evaluated_and_predicts(
+    bucket: Bucket, tmp_path: Path, capsys: Capture
+) -> None:
+    job_dir = run_job(
+        settings("pair", "regression", f"--job_dir={tmp_path / 'run'}", "--tensorboard=false")
+    )
     bucket.put_folder(job_dir, "runs/1")
     here = [f"--cache_dir={tmp_path / 'cache'}"]
     found = []
     for run, more in ((str(job_dir), []), (bucket.url("runs/1"), here)):
         assert predict.main([run, f"--out={tmp_path / 'x.npz'}", *more]) == 0
-        assert evaluate.main([run, f"--out={tmp_path / 'x.json'}", "--checkpoint=newest", *more]) == 0
+        assert (
+            evaluate.main([run, f"--out={tmp_path / 'x.json'}", "--checkpoint=newest", *more]) == 0
+        )
         with np.load(tmp_path / "x.npz") as arrays:
-            found.append((arrays["predictions"].tolist(), json.loads((tmp_path / "x.json").read_text())["values"]))
+            found.append(
+                (
+                    arrays["predictions"].tolist(),
+                    json.loads((tmp_path / "x.json").read_text())["values"],
+                )
+            )
     assert found[0] == found[1]
     assert not [*(tmp_path / "cache").rglob("saved_model.pb")], "only what is needed is downloaded"
     capsys.readouterr()

@@ -1,4 +1,5 @@
-"""Tests faults of network and server: the result is right or the error clear, no file is partial, nothing hangs."""
+"""Tests faults of network and server: the result is right or the error clear, no file is partial,
+nothing hangs."""
 
 import signal
 import subprocess
@@ -35,9 +36,13 @@ def files(folder: Path) -> list[Path]:
 KINDS = (503, 429, 500, 408, 401, "reset", "short", "flip", "stall", "drip", "lost")
 
 
-@pytest.mark.parametrize(("kind", "path", "requests"), [
-    *((kind, "alt=media", 6) for kind in KINDS), *((kind, "/o?", 1) for kind in (503, 401, "drip")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "path", "requests"),
+    [
+        *((kind, "alt=media", 6) for kind in KINDS),
+        *((kind, "/o?", 1) for kind in (503, 401, "drip")),
+    ],
+)
 def test_a_fault_that_passes_leaves_no_trace(
     filled: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str, path: str, requests: int
 ) -> None:
@@ -48,17 +53,28 @@ def test_a_fault_that_passes_leaves_no_trace(
     assert proxy.count("GET", path) >= requests + 2
 
 
-@pytest.mark.parametrize(("kind", "method", "path"), [
-    *((kind, "GET", "alt=media") for kind in (503, "short", "stall", "drip")),
-    ("drip", "GET", "/o?"), ("drip", "POST", "/upload/"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "method", "path"),
+    [
+        *((kind, "GET", "alt=media") for kind in (503, "short", "stall", "drip")),
+        ("drip", "GET", "/o?"),
+        ("drip", "POST", "/upload/"),
+    ],
+)
 def test_a_fault_for_good_ends_in_a_line_within_the_limits(
-    filled: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str, method: str, path: str,
+    filled: Bucket,
+    proxy: Proxy,
+    tmp_path: Path,
+    kind: int | str,
+    method: str,
+    path: str,
     monkeypatch: Patch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(gcs, "LIMITS", replace(QUICK, retry=0.7))
     proxy.faults.append(Fault(kind, method, path, times=FOREVER))
-    with pytest.raises(PlatformFault, match=rf"^gs://{filled.name}/.*: request to Cloud Storage failed") as caught:
+    with pytest.raises(
+        PlatformFault, match=rf"^gs://{filled.name}/.*: request to Cloud Storage failed"
+    ) as caught:
         if method == "POST":
             connect().upload(b"1", filled.address("new"))
         else:
@@ -69,39 +85,60 @@ def test_a_fault_for_good_ends_in_a_line_within_the_limits(
     assert files(tmp_path) == []
 
 
-def test_a_damaged_object_is_fetched_again_and_never_kept(filled: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+def test_a_damaged_object_is_fetched_again_and_never_kept(
+    filled: Bucket, proxy: Proxy, tmp_path: Path
+) -> None:
     proxy.faults.append(Fault("flip", path="/3?", times=2))
     assert len(files(stage(filled.url("d"), "data", str(tmp_path / "one")))) == 6
     proxy.faults.append(Fault("flip", path="/3?", times=FOREVER))
-    with pytest.raises(PlatformFault, match=r"/d/3: wrong checksum after 3 downloads: .*: upload it again"):
+    with pytest.raises(
+        PlatformFault, match=r"/d/3: wrong checksum after 3 downloads: .*: upload it again"
+    ):
         stage(filled.url("d"), "data", str(tmp_path / "two"))
     assert proxy.count("GET", "/3?") == 3 + 3
     assert all(file.name != "3" for file in files(tmp_path / "two"))
 
 
 @pytest.mark.parametrize("kind", ["drip", 503])
-def test_ctrl_c_ends_downloads_that_wait(filled: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str) -> None:
-    """Uses the limits of a run: the drip would be cut after 20 seconds, and 503 repeated for two minutes."""
+def test_ctrl_c_ends_downloads_that_wait(
+    filled: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str
+) -> None:
+    """Uses the limits of a run: the drip would be cut after 20 seconds, and 503 repeated for two
+    minutes."""
     proxy.faults.append(Fault(kind, path="/d/", times=FOREVER))
     code = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from trainer.user_code.command import command; from trainer.base.storage.staging import stage; "
-        f"sys.exit(command('begins again')(lambda _: stage({filled.url('d')!r}, 'data', {str(tmp_path)!r}) and 0)())"
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from"
+        " trainer.user_code.command import command; from trainer.base.storage.staging import"
+        f" stage; sys.exit(command('begins again')(lambda _: stage({filled.url('d')!r}, 'data',"
+        f" {str(tmp_path)!r}) and 0)())"
     )
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
         until(lambda: proxy.count("GET", "alt=media") >= 6)  # all of its files
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == INTERRUPTED
     assert files(tmp_path) == []
 
 
-@pytest.mark.parametrize(("fault", "kind", "line"), [
-    (Fault(403, times=FOREVER, after=3), UserError, r"no permission to read it \(roles/storage\.objectViewer\)"),
-    (Fault(400, times=FOREVER), UserError, "requester pays"),
-    (Fault(401, path="/o?", times=FOREVER), RefusedToken, "no valid Google credentials"),
-    (Fault(403, path="/o?", times=FOREVER), UserError, "no permission to list its objects"),
-    (Fault(404, times=FOREVER, after=3), PlatformFault, "deleted or replaced while it was read$"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fault", "kind", "line"),
+    [
+        (
+            Fault(403, times=FOREVER, after=3),
+            UserError,
+            r"no permission to read it \(roles/storage\.objectViewer\)",
+        ),
+        (Fault(400, times=FOREVER), UserError, "requester pays"),
+        (Fault(401, path="/o?", times=FOREVER), RefusedToken, "no valid Google credentials"),
+        (Fault(403, path="/o?", times=FOREVER), UserError, "no permission to list its objects"),
+        (
+            Fault(404, times=FOREVER, after=3),
+            PlatformFault,
+            "deleted or replaced while it was read$",
+        ),
+    ],
+)
 def test_what_no_retry_can_help_is_reported_at_once(
     filled: Bucket, proxy: Proxy, tmp_path: Path, fault: Fault, kind: type[Exception], line: str
 ) -> None:
@@ -116,7 +153,9 @@ def test_what_no_retry_can_help_is_reported_at_once(
 
 
 @pytest.mark.parametrize("size", [10, 3 * 2**20])  # one piece, three pieces
-def test_what_is_replaced_once_it_was_listed_is_never_taken_for_it(bucket: Bucket, tmp_path: Path, size: int) -> None:
+def test_what_is_replaced_once_it_was_listed_is_never_taken_for_it(
+    bucket: Bucket, tmp_path: Path, size: int
+) -> None:
     bucket.put("x", b"1" * size)
     listed = Staged(bucket.address("x"), "data", str(tmp_path))
     bucket.put("x", b"2" * size)
@@ -126,7 +165,9 @@ def test_what_is_replaced_once_it_was_listed_is_never_taken_for_it(bucket: Bucke
     assert stage(bucket.url("x"), "data", str(tmp_path)).read_bytes() == b"2" * size
 
 
-def test_a_reset_late_in_a_long_object_costs_one_piece(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+def test_a_reset_late_in_a_long_object_costs_one_piece(
+    bucket: Bucket, proxy: Proxy, tmp_path: Path
+) -> None:
     content = bytes(range(256)) * 4096 * 2 + b"rest"  # a little over 2 MiB: three pieces
     bucket.put("big", content)
     proxy.faults.append(Fault("reset", after=2))
@@ -135,13 +176,19 @@ def test_a_reset_late_in_a_long_object_costs_one_piece(bucket: Bucket, proxy: Pr
 
 
 @pytest.mark.parametrize("kind", [503, 401, "lost", "stall", "reset"])
-def test_an_upload_arrives_once(bucket: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str) -> None:
+def test_an_upload_arrives_once(
+    bucket: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str
+) -> None:
     file = tmp_path / "file"
     file.write_bytes(CONTENT)
     proxy.faults.append(Fault(kind, "POST", "/upload/", times=1))
     generation = connect().upload(file, bucket.address("out"))
     blob = bucket.bucket.get_blob("out")
-    assert (bucket.content("out"), blob.generation, blob.crc32c) == (CONTENT, generation, crc32c_of(file))
+    assert (bucket.content("out"), blob.generation, blob.crc32c) == (
+        CONTENT,
+        generation,
+        crc32c_of(file),
+    )
     if kind == "lost":  # stored at the first attempt; the precondition rejected the second
         assert proxy.count("POST", "/upload/") == 2
         assert len(list(bucket.client.list_blobs(bucket.name, versions=True))) == 1
@@ -151,11 +198,13 @@ def test_an_upload_replaces_only_what_it_has_looked_up(bucket: Bucket, tmp_path:
     file = tmp_path / "file"
     file.write_bytes(b"first")
     first = connect().upload(file, bucket.address("out"))
-    assert connect().upload(file, bucket.address("out")) == first  # as after a restart: the content is the same
+    # as after a restart: the content is the same
+    assert connect().upload(file, bucket.address("out")) == first
     file.write_bytes(b"second")
     assert connect().upload(file, bucket.address("out"), replaced=first) != first
     file.write_bytes(b"third")
-    connect().upload(file, bucket.address("out"))  # without the generation: looked up, then replaced
+    # without the generation: looked up, then replaced
+    connect().upload(file, bucket.address("out"))
     assert bucket.content("out") == b"third"
 
 

@@ -1,4 +1,5 @@
-"""Tests that object names that are invalid as file names are rejected or ignored, and write nothing elsewhere."""
+"""Tests that object names that are invalid as file names are rejected or ignored, and write nothing
+elsewhere."""
 
 import re
 from collections.abc import Callable
@@ -18,16 +19,37 @@ from trainer.data.sources import load_dataset
 
 STEP = "checkpoints/step-00000001"
 COLLIDING = (
-    "a", "a/b", "a//b", "a/./b", "a/../../b", f"{STEP}/manifest.json", f"{STEP}/manifest.json/x", STEP, f"{STEP}/a/b",
-    f"{STEP}/../../../x", f"{STEP}/a\nb", f"checkpoints/step-{'9' * 300}/manifest.json",
+    "a",
+    "a/b",
+    "a//b",
+    "a/./b",
+    "a/../../b",
+    f"{STEP}/manifest.json",
+    f"{STEP}/manifest.json/x",
+    STEP,
+    f"{STEP}/a/b",
+    f"{STEP}/../../../x",
+    f"{STEP}/a\nb",
+    f"checkpoints/step-{'9' * 300}/manifest.json",
     "checkpoints/../x/manifest.json",
-    "checkpoints/step-00000002/manifest.json", "run.json", "run.json/x", "model/model.keras/../../x", "pieces.json",
-    "x.tfrecord", "../x.tfrecord",
-)  # fmt: skip
-_part = st.sampled_from(["..", "a", "b", "step-1", "manifest.json", "checkpoints", "x" * 260, "\n", "é" * 130])
-_name = st.sampled_from([word for word in (*WORDS, *COLLIDING) if word and "\0" not in word and "\ud800" not in word])
+    "checkpoints/step-00000002/manifest.json",
+    "run.json",
+    "run.json/x",
+    "model/model.keras/../../x",
+    "pieces.json",
+    "x.tfrecord",
+    "../x.tfrecord",
+)
+_part = st.sampled_from(
+    ["..", "a", "b", "step-1", "manifest.json", "checkpoints", "x" * 260, "\n", "é" * 130]
+)
+_name = st.sampled_from(
+    [word for word in (*WORDS, *COLLIDING) if word and "\0" not in word and "\ud800" not in word]
+)
 _name |= st.lists(_part, min_size=1, max_size=4).map("/".join)
-_names = st.lists(_name.filter(lambda name: len(name.encode()) < 900), min_size=1, max_size=4, unique=True)
+_names = st.lists(
+    _name.filter(lambda name: len(name.encode()) < 900), min_size=1, max_size=4, unique=True
+)
 
 
 def readers(url: str, cache: str) -> list[Callable[[], Any]]:
@@ -42,14 +64,19 @@ def readers(url: str, cache: str) -> list[Callable[[], Any]]:
             job_dir.mirror.fetch(folder)
 
     return [
-        lambda: stage(url, "data", cache), lambda: load_dataset(data), checkpoints,
-        lambda: fetch_checkpoint(url, "initial_checkpoint", cache), lambda: fetch_model(url, "initial_model", cache),
-    ]  # fmt: skip
+        lambda: stage(url, "data", cache),
+        lambda: load_dataset(data),
+        checkpoints,
+        lambda: fetch_checkpoint(url, "initial_checkpoint", cache),
+        lambda: fetch_model(url, "initial_model", cache),
+    ]
 
 
 @examples(4)
 @given(names=_names)
-def test_names_in_a_bucket(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
+def test_names_in_a_bucket(
+    bucket: Bucket, tmp_path_factory: pytest.TempPathFactory, names: list[str]
+) -> None:
     base = tmp_path_factory.mktemp("names")
     prefix = base.name
     for number, name in enumerate(names):
@@ -57,6 +84,9 @@ def test_names_in_a_bucket(bucket: Bucket, tmp_path_factory: pytest.TempPathFact
     for read in readers(bucket.url(prefix), str(base / "cache")):
         one_line(read)
     files = [path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()]
-    # One cache folder per address, of `url` or of a checkpoint below it: the copy, a job's files, locks.
-    allowed = re.compile(rf"cache/{bucket.name}-[0-9a-f]{{16}}/(local/({prefix}|step-\d+)/|run/|\.?lock$)")
+    # One cache folder per address, of `url` or of a checkpoint below it: the copy, a job's files,
+    # locks.
+    allowed = re.compile(
+        rf"cache/{bucket.name}-[0-9a-f]{{16}}/(local/({prefix}|step-\d+)/|run/|\.?lock$)"
+    )
     assert [file for file in files if not allowed.match(file)] == []

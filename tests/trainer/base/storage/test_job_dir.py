@@ -1,4 +1,5 @@
-"""Tests that a job directory in a bucket is trained, killed, resumed and exported like a local one."""
+"""Tests that a job directory in a bucket is trained, killed, resumed and exported like a local
+one."""
 
 import json
 import os
@@ -26,22 +27,35 @@ from trainer.base.storage.staging import preflight
 from trainer.run import job
 
 FLAGS = [
-    "--model=mlp", "--width=8", "--image_size=8", "--global_batch_size=16", "--precision=float64",
-    "--checkpoint_every_steps=10", "--report_every_steps=5", "--keep_checkpoints=2", "--replicas=1",
+    "--model=mlp",
+    "--width=8",
+    "--image_size=8",
+    "--global_batch_size=16",
+    "--precision=float64",
+    "--checkpoint_every_steps=10",
+    "--report_every_steps=5",
+    "--keep_checkpoints=2",
+    "--replicas=1",
     "--jit_compile=false",  # auto may choose differently for runs of other lengths
-]  # fmt: skip
+]
 KILLED = ["--steps=1000000", "--steps_per_loop=4", f"--callbacks={__name__}:killing"]
 
 
 def killing() -> list[keras.callbacks.Callback]:
     """Sends this process a SIGTERM after step 13."""
-    return [keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: os.kill(os.getpid(), signal.SIGTERM) if batch == 12 else None
-    )]  # fmt: skip
+    return [
+        keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: (
+                os.kill(os.getpid(), signal.SIGTERM) if batch == 12 else None
+            )
+        )
+    ]
 
 
 def config_of(bucket: Bucket, cache: Path, *flags: str) -> TrainConfig:
-    return resolve([*FLAGS, f"--job_dir={bucket.url('runs/7')}", f"--cache_dir={cache}", *flags]).config
+    return resolve(
+        [*FLAGS, f"--job_dir={bucket.url('runs/7')}", f"--cache_dir={cache}", *flags]
+    ).config
 
 
 def run(config: TrainConfig) -> int:
@@ -73,10 +87,12 @@ def test_trained_gone_on_with_and_exported(bucket: Bucket, proxy: Proxy, tmp_pat
     assert any("model.keras" in request for request in uploads)
 
     assert run(config_of(bucket, tmp_path / "another machine", "--steps=40")) == DONE
-    assert steps_kept(bucket) == ["step-00000030", "step-00000040"]  # the older ones existed in this bucket only
+    # the older ones existed in this bucket only
+    assert steps_kept(bucket) == ["step-00000030", "step-00000040"]
     assert not any("step-00000010" in name or "step-00000020" in name for name in bucket.names())
     assert reported(bucket) == [5, 10, 15, 20, 25, 30, 35, 40]
-    assert len([name for name in bucket.names() if "/logs/events" in name]) == 4  # each start says so in one more
+    # each start says so in one more
+    assert len([name for name in bucket.names() if "/logs/events" in name]) == 4
     for name in ("run.json", "model/model.h5", "model/saved_model/saved_model.pb"):
         assert f"runs/7/{name}" in bucket.names()
 
@@ -84,12 +100,15 @@ def test_trained_gone_on_with_and_exported(bucket: Bucket, proxy: Proxy, tmp_pat
     assert run(config_of(bucket, tmp_path / "third", "--steps=40")) == DONE  # finished already
     assert not [r for r in proxy.requests[before:] if "/upload/" in r]
     with pytest.raises(
-        UserError, match=rf"job_dir={bucket.url('runs/7')} contains another run \(seed: 0 before, 2 now"
+        UserError,
+        match=rf"job_dir={bucket.url('runs/7')} contains another run \(seed: 0 before, 2 now",
     ):
         open_job_dir(config_of(bucket, tmp_path / "third", "--seed=2", "--steps=40"))
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(bucket: Bucket, tmp_path: Path, caplog: Log) -> None:
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    bucket: Bucket, tmp_path: Path, caplog: Log
+) -> None:
     assert run(config_of(bucket, tmp_path / "one", "--steps=20")) == DONE
     newest = "runs/7/checkpoints/step-00000020/variables.data-00000-of-00001"
     bucket.put(newest, bytes(len(bucket.content(newest))))
@@ -97,7 +116,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(bucket: Bucket, tmp_pa
     with caplog.at_level("INFO", "trainer"):
         assert run(config_of(bucket, tmp_path / "two", "--steps=25")) == DONE
     assert "step-00000020 is damaged" in caplog.text
-    assert f"resumes at step 10 from {bucket.url('runs/7/checkpoints/step-00000010')}" in caplog.text
+    assert (
+        f"resumes at step 10 from {bucket.url('runs/7/checkpoints/step-00000010')}" in caplog.text
+    )
     assert steps_kept(bucket)[-2:] == ["step-00000020", "step-00000025"]
     assert not any("step-00000030" in name for name in bucket.names())
 
@@ -108,7 +129,11 @@ def test_sigterm_saves_and_sends(bucket: Bucket, tmp_path: Path) -> None:
     assert found["state"] == "interrupted"
     assert steps_kept(bucket)[-1] == f"step-{found['steps']:08d}"
     assert reported(bucket)[-1] <= found["steps"]
-    sent = {PurePosixPath(name).name: bucket.content(name) for name in bucket.names() if "/logs/events" in name}
+    sent = {
+        PurePosixPath(name).name: bucket.content(name)
+        for name in bucket.names()
+        if "/logs/events" in name
+    }
     assert sent == {file.name: file.read_bytes() for file in tmp_path.glob("*/run/logs/events*")}
     assert sent
 
@@ -120,7 +145,10 @@ def test_sigterm_while_the_service_is_silent_leaves_in_time_and_names_what_was_n
     monkeypatch.setattr(mirror_module, "LEAVING_SECONDS", 0.5)
     proxy.faults.append(Fault("stall", "POST", "/checkpoints/step-", times=FOREVER, after=3))
     assert run(config_of(bucket, tmp_path, *KILLED)) == INTERRUPTED
-    assert re.search(r"not uploaded within 0\.5 seconds: gs://\S+/runs/7/checkpoints/step-000000\d\d", caplog.text)
+    assert re.search(
+        r"not uploaded within 0\.5 seconds: gs://\S+/runs/7/checkpoints/step-000000\d\d",
+        caplog.text,
+    )
     assert steps_kept(bucket) == ["step-00000010"]
 
 
@@ -136,13 +164,22 @@ def test_the_folders_that_vertex_names(bucket: Bucket, tmp_path: Path, monkeypat
     monkeypatch.setenv("AIP_CHECKPOINT_DIR", f"/gcs/{bucket.name}/base/checkpoints/")
     monkeypatch.setenv("AIP_TENSORBOARD_LOG_DIR", bucket.url("board/logs/"))
     config = resolve([*FLAGS, "--steps=10", f"--cache_dir={tmp_path / 'one'}"]).config
-    assert list(outputs(config)) == ["AIP_MODEL_DIR", "AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR"]
+    assert list(outputs(config)) == [
+        "AIP_MODEL_DIR",
+        "AIP_CHECKPOINT_DIR",
+        "AIP_TENSORBOARD_LOG_DIR",
+    ]
     preflight({}, outputs(config))
     assert bucket.names() == []
     assert run(config) == DONE
     assert steps_kept(bucket, "base/checkpoints/") == ["step-00000010"]
     names = bucket.names()
-    assert {"base/run.json", "base/result.json", "base/stats.jsonl", "base/model/model.keras"} <= set(names)
+    assert {
+        "base/run.json",
+        "base/result.json",
+        "base/stats.jsonl",
+        "base/model/model.keras",
+    } <= set(names)
     assert {name.rpartition("/")[0] for name in names if "events" in name} == {"board/logs"}
     assert run(resolve([*FLAGS, "--steps=15", f"--cache_dir={tmp_path / 'two'}"]).config) == DONE
     assert result(bucket, "base/result.json")["steps"] == 15
@@ -152,15 +189,27 @@ def test_the_folders_that_vertex_names(bucket: Bucket, tmp_path: Path, monkeypat
 @pytest.mark.exports
 def test_one_run_begins_from_another(bucket: Bucket, tmp_path: Path, caplog: Log) -> None:
     gan = [
-        "--model=dcgan", "--width=4", "--latent_dim=8", "--image_size=16", "--global_batch_size=8", "--replicas=1",
+        "--model=dcgan",
+        "--width=4",
+        "--latent_dim=8",
+        "--image_size=16",
+        "--global_batch_size=8",
+        "--replicas=1",
         f"--cache_dir={tmp_path / 'cache'}",
-    ]  # fmt: skip
+    ]
     assert run(resolve([*gan, "--steps=2", f"--job_dir={bucket.url('runs/gan')}"]).config) == DONE
     trained = {name: bucket.content(name) for name in bucket.names()}
     for flag in ("initial_checkpoint=runs/gan", "initial_model=runs/gan/model/model.keras"):
         name, _, below = flag.partition("=")
         local = tmp_path / name
-        assert run(resolve([*gan, "--steps=1", f"--{name}={bucket.url(below)}", f"--job_dir={local}"]).config) == DONE
+        assert (
+            run(
+                resolve(
+                    [*gan, "--steps=1", f"--{name}={bucket.url(below)}", f"--job_dir={local}"]
+                ).config
+            )
+            == DONE
+        )
     assert {name: bucket.content(name) for name in bucket.names()} == trained
     fetched = [file.name for file in (tmp_path / "cache").rglob("local/**/*")]
     assert {"model.keras", "critic.keras", "manifest.json"} < set(fetched)
@@ -172,7 +221,9 @@ def test_one_run_begins_from_another(bucket: Bucket, tmp_path: Path, caplog: Log
     assert generate.main([bucket.url("runs/none")]) == 2
 
 
-def test_a_worker_that_is_not_the_chief_asks_for_nothing(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+def test_a_worker_that_is_not_the_chief_asks_for_nothing(
+    bucket: Bucket, proxy: Proxy, tmp_path: Path
+) -> None:
     before = len(proxy.requests)
     job_dir = open_job_dir(config_of(bucket, tmp_path / "cache"), make=False)
     job_dir.mirror.begin(job_dir.logs)
@@ -183,7 +234,9 @@ def test_a_worker_that_is_not_the_chief_asks_for_nothing(bucket: Bucket, proxy: 
 
 @pytest.mark.parametrize("folder", ["model", "checkpoints", "samples"])
 @pytest.mark.parametrize("remote", [True, False])
-def test_folders_of_someone_else_are_left_alone(bucket: Bucket, tmp_path: Path, folder: str, remote: bool) -> None:
+def test_folders_of_someone_else_are_left_alone(
+    bucket: Bucket, tmp_path: Path, folder: str, remote: bool
+) -> None:
     root = bucket.url("runs/7") if remote else str(tmp_path / "run")
     config = TrainConfig(job_dir=root, cache_dir=str(tmp_path / "cache"))
     (tmp_path / "run" / folder).mkdir(parents=True)

@@ -48,7 +48,9 @@ def checkpoint(root: Path, step: int, content: bytes = b"weights") -> Path:
     return folder
 
 
-def test_a_manifest_is_sent_last_and_deleted_first(bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path) -> None:
+def test_a_manifest_is_sent_last_and_deleted_first(
+    bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path
+) -> None:
     for number in range(5):  # the newest content of a file wins
         (root / "stats.jsonl").write_text(f"{number}\n")
         sender.put(root / "stats.jsonl")
@@ -57,7 +59,10 @@ def test_a_manifest_is_sent_last_and_deleted_first(bucket: Bucket, proxy: Proxy,
     assert sender.join(10) == []
     at = "runs/7/checkpoints/step-0000000"
     files = ("index", "manifest.json", "model/data")
-    assert bucket.names() == [*(f"{at}{step}/{file}" for step in (5, 6) for file in files), "runs/7/stats.jsonl"]
+    assert bucket.names() == [
+        *(f"{at}{step}/{file}" for step in (5, 6) for file in files),
+        "runs/7/stats.jsonl",
+    ]
     assert bucket.content("runs/7/stats.jsonl") == b"4\n"
     assert proxy.count("POST", f"ifGenerationMatch=0 {at}") == 6
     sender.remove(root / "checkpoints" / "step-00000005")
@@ -71,7 +76,9 @@ def test_a_manifest_is_sent_last_and_deleted_first(bucket: Bucket, proxy: Proxy,
     assert not any(name.endswith("manifest.json") for name in bucket.names())
 
 
-def test_logs_go_along_once_a_minute_and_at_the_end(bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path) -> None:
+def test_logs_go_along_once_a_minute_and_at_the_end(
+    bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path
+) -> None:
     logs = root / "logs"
     logs.mkdir()
     sender.begin(logs)
@@ -89,7 +96,9 @@ def test_logs_go_along_once_a_minute_and_at_the_end(bucket: Bucket, proxy: Proxy
 
 
 @pytest.mark.parametrize("status", [503, 401])
-def test_an_outage_is_outlived(bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path, status: int) -> None:
+def test_an_outage_is_outlived(
+    bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path, status: int
+) -> None:
     proxy.faults.append(Fault(status, "POST", "/upload/", times=FOREVER))
     sender.put(write_one(root, "x"))
     assert sender.join(0.3) == [bucket.url("runs/7/x")]
@@ -110,9 +119,11 @@ def test_of_two_runs_in_one_folder_the_first_ends(
     sender.put(root / "result.json")
     assert sender.join(10) == [bucket.url("runs/7/result.json")]
     told = (
-        r"result.json: another run writes it: host other process 7, 20.* UTC: wait until it has ended, or use another"
+        r"result.json: another run writes it: host other process 7, 20.* UTC: wait until it has"
+        r" ended, or use another"
     )
-    with pytest.raises(UserError, match=told):  # no fault, to which "the same command resumes" is added
+    # no fault, to which "the same command resumes" is added
+    with pytest.raises(UserError, match=told):
         sender.put(root / "result.json")
     assert bucket.content("runs/7/result.json") == b"of another run"
 
@@ -136,9 +147,12 @@ def test_what_a_closed_one_could_not_send_is_kept_by_the_next_start(
     assert str(kept) in caplog.text
 
 
-def test_checkpoints_made_faster_than_they_are_sent(bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path) -> None:
+def test_checkpoints_made_faster_than_they_are_sent(
+    bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path
+) -> None:
     """Uploads thirty and keeps two: after the first complete one the bucket always has one."""
-    made, seen = [], 0
+    made = []
+    seen = 0
     for step in range(1, 31):
         made.append(checkpoint(root, step))
         sender.put(made[-1])
@@ -150,10 +164,15 @@ def test_checkpoints_made_faster_than_they_are_sent(bucket: Bucket, proxy: Proxy
     assert sender.join(20) == []
     assert seen
     assert {name.split("/")[3] for name in bucket.names()} == {"step-00000029", "step-00000030"}
-    assert {path.name for path in (root / "checkpoints").iterdir()} == {"step-00000029", "step-00000030"}
+    assert {path.name for path in (root / "checkpoints").iterdir()} == {
+        "step-00000029",
+        "step-00000030",
+    }
 
 
-def test_a_checkpoint_made_again_is_kept(bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path) -> None:
+def test_a_checkpoint_made_again_is_kept(
+    bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path
+) -> None:
     """Simulates a damaged checkpoint that was skipped."""
     proxy.faults.append(Fault("stall", "POST", "/upload/", times=1))
     sender.put(write_one(root, "first"))

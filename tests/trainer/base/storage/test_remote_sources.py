@@ -23,7 +23,12 @@ from trainer.run.training_setup import build_setup
 
 
 def config(data: str | Path, cache: Path, **given: Any) -> TrainConfig:
-    settings: dict[str, Any] = {"image_size": 16, "global_batch_size": 1, "cache_dir": str(cache), **given}
+    settings: dict[str, Any] = {
+        "image_size": 16,
+        "global_batch_size": 1,
+        "cache_dir": str(cache),
+        **given,
+    }
     return TrainConfig(data=str(data), **settings)
 
 
@@ -48,7 +53,9 @@ def image_folder(folder: Path) -> str:
 
 def tfrecords(folder: Path) -> str:
     for part in range(5):
-        records = [{"image": png(level), "label": level % 4} for level in range(part * 4, part * 4 + 4)]
+        records = [
+            {"image": png(level), "label": level % 4} for level in range(part * 4, part * 4 + 4)
+        ]
         write_tfrecord(folder / f"part-{part}.tfrecord", records)
     return ""
 
@@ -60,7 +67,13 @@ def prepared(folder: Path) -> str:
     return ""
 
 
-KINDS = {"idx": idx_folder, "npz": npz_file, "folder": image_folder, "tfrecord": tfrecords, "shards": prepared}
+KINDS = {
+    "idx": idx_folder,
+    "npz": npz_file,
+    "folder": image_folder,
+    "tfrecord": tfrecords,
+    "shards": prepared,
+}
 
 
 def content(part: Any) -> list[Any]:
@@ -108,7 +121,11 @@ def test_what_fid_looks_with_is_kept_in_cache_dir(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(keras.applications, "InceptionV3", refused)
     bucket.put(f"c/{name}", b"no network")
-    flags = [f"--fid_features={bucket.url(f'c/{name}')}", f"--cache_dir={tmp_path / 'cache'}", "--fid_every_steps=9"]
+    flags = [
+        f"--fid_features={bucket.url(f'c/{name}')}",
+        f"--cache_dir={tmp_path / 'cache'}",
+        "--fid_every_steps=9",
+    ]
     settings = small(*flags)
     replicas = make_replicas(settings)
     with pytest.raises(UserError):

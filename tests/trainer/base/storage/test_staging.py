@@ -19,7 +19,11 @@ def staged(bucket: Bucket, name: str, cache: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
 
 
 def test_a_folder_is_fetched_once(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
@@ -42,7 +46,9 @@ def test_a_folder_is_fetched_once(bucket: Bucket, proxy: Proxy, tmp_path: Path) 
     assert not list(parts.iterdir())
 
 
-def test_what_changed_is_fetched_anew_and_what_is_gone_goes(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+def test_what_changed_is_fetched_anew_and_what_is_gone_goes(
+    bucket: Bucket, proxy: Proxy, tmp_path: Path
+) -> None:
     for name in ("a/1", "a/2", "a/3"):
         bucket.put(f"d/{name}", b"first " + name.encode())
     folder = staged(bucket, "d", tmp_path)
@@ -51,7 +57,11 @@ def test_what_changed_is_fetched_anew_and_what_is_gone_goes(bucket: Bucket, prox
     bucket.bucket.delete_blob("d/a/3")
     bucket.put("d/b", b"new")
     before = proxy.count("GET", "alt=media")
-    assert contents(staged(bucket, "d", tmp_path)) == {"a/1": b"other a/1", "a/2": b"first a/2", "b": b"new"}
+    assert contents(staged(bucket, "d", tmp_path)) == {
+        "a/1": b"other a/1",
+        "a/2": b"first a/2",
+        "b": b"new",
+    }
     assert proxy.count("GET", "alt=media") == before + 3
     bucket.bucket.delete_blob("d/a/1")
     bucket.bucket.delete_blob("d/a/2")
@@ -64,7 +74,10 @@ def test_one_object_a_whole_bucket_and_only_what_is_needed(bucket: Bucket, tmp_p
     bucket.put("sub/x.npz2", b"other")
     file = staged(bucket, "sub/x.npz", tmp_path)
     assert (file.name, file.read_bytes()) == ("x.npz", b"content")
-    assert contents(staged(bucket, "", tmp_path)) == {"sub/x.npz": b"content", "sub/x.npz2": b"other"}
+    assert contents(staged(bucket, "", tmp_path)) == {
+        "sub/x.npz": b"content",
+        "sub/x.npz2": b"other",
+    }
     bucket.bucket.delete_blob("sub/x.npz")
     bucket.put("sub/x.npz/y", b"a folder now")
     assert contents(staged(bucket, "sub/x.npz", tmp_path)) == {"y": b"a folder now"}
@@ -82,7 +95,9 @@ def test_one_object_a_whole_bucket_and_only_what_is_needed(bucket: Bucket, tmp_p
             staged(bucket, name, tmp_path)
 
 
-def test_a_full_disk_is_refused_with_the_sizes(bucket: Bucket, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_full_disk_is_refused_with_the_sizes(
+    bucket: Bucket, tmp_path: Path, monkeypatch: Patch
+) -> None:
     bucket.put("d/x", b"x" * 1000)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=999))
@@ -90,18 +105,33 @@ def test_a_full_disk_is_refused_with_the_sizes(bucket: Bucket, tmp_path: Path, m
         staged(bucket, "d", tmp_path)
 
 
-@pytest.mark.parametrize(("name", "line"), [
-    *((name, "it contains an empty part") for name in ("../x", "a/../../x", "/x", "a//b", "a/./b", "a/")),
-    *((name, "it contains a backslash or a control character") for name in ("a\\b", "a\nb", "a\x00b")),
-    ("x" * 256, "it is too long"), ("/".join(["y" * 200] * 30), "it is too long"),
-    ("fine/b", "the object 'fine/b' cannot be a local file: 'fine' is an object too: rename it"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        *(
+            (name, "it contains an empty part")
+            for name in ("../x", "a/../../x", "/x", "a//b", "a/./b", "a/")
+        ),
+        *(
+            (name, "it contains a backslash or a control character")
+            for name in ("a\\b", "a\nb", "a\x00b")
+        ),
+        ("x" * 256, "it is too long"),
+        ("/".join(["y" * 200] * 30), "it is too long"),
+        (
+            "fine/b",
+            "the object 'fine/b' cannot be a local file: 'fine' is an object too: rename it",
+        ),
+    ],
+)
 def test_names_that_no_local_file_can_have(name: str, line: str, tmp_path: Path) -> None:
     with refused(line):
         _refuse_names(["fine", name], tmp_path, "data=gs://b/d")
 
 
-def test_two_workers_of_one_machine_fetch_once(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+def test_two_workers_of_one_machine_fetch_once(
+    bucket: Bucket, proxy: Proxy, tmp_path: Path
+) -> None:
     for number in range(8):
         bucket.put(f"d/{number}", bytes([number]) * 1000)
     with ThreadPoolExecutor(2) as workers:

@@ -14,16 +14,23 @@ from trainer.base.errors import UserError, reason
 from trainer.base.log import log
 from trainer.base.tracker import Opened, Point, TrackedRun, TrackerAddress
 
-# MLflow's own retries would delay the next report; it would also send telemetry, and print to stdout.
-_ENVIRONMENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_DISABLE_TELEMETRY": "true",
-                "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}  # fmt: skip
+# MLflow's own retries would delay the next report; it would also send telemetry, and print to
+# stdout.
+_ENVIRONMENT = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
 _STATES = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 _ID = "trainer.run"  # a tag: our id of the run
-_METRICS, _TAGS = 1000, 100  # the most that one request may have
+# the most that one request may have
+_METRICS = 1000
+_TAGS = 100
 
 
 class MlflowRuns:
-    """Implements `Tracker` for MLflow. It finds a run by our id in a tag, so that a restart creates no second run."""
+    """Implements `Tracker` for MLflow. It finds a run by our id in a tag, so that a restart creates
+    no second run."""
 
     def __init__(self, address: TrackerAddress) -> None:
         for name, value in _ENVIRONMENT.items():
@@ -32,13 +39,19 @@ class MlflowRuns:
 
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
-        self._address, self._text, self._client = address, f"track={address.text}", MlflowClient(address.server)
-        self._run, self._tags, self._parameters = "", dict[str, str](), dict[str, str]()
+        self._address = address
+        self._text = f"track={address.text}"
+        self._client = MlflowClient(address.server)
+        self._run = ""
+        self._tags = dict[str, str]()
+        self._parameters = dict[str, str]()
 
     def begin(self, run: TrackedRun) -> Opened:
         from mlflow.exceptions import MlflowException
 
-        client, name, server = self._client, self._address.name, self._address.server
+        client = self._client
+        name = self._address.name
+        server = self._address.server
         with self._refusals():
             if (experiment := client.get_experiment_by_name(name)) is None:
                 try:
@@ -52,48 +65,77 @@ class MlflowRuns:
             known = self._find(experiment_id, run.id)
             if known is None:
                 parent = self._find(experiment_id, run.parent) if run.parent else None
-                tags = {_ID: run.id, **({"mlflow.parentRunId": parent.info.run_id} if parent else {})}
+                tags = {
+                    _ID: run.id,
+                    **({"mlflow.parentRunId": parent.info.run_id} if parent else {}),
+                }
                 known = client.create_run(experiment_id, tags=tags, run_name=run.name)
-            self._run, self._tags, self._parameters = known.info.run_id, known.data.tags, known.data.params
+            self._run = known.info.run_id
+            self._tags = known.data.tags
+            self._parameters = known.data.params
             if known.info.status != "RUNNING":
                 client.update_run(self._run, status="RUNNING")
         steps = {metric.key: metric.step for metric in known.data.to_proto().metrics}
-        link = f"{server}/#/experiments/{experiment_id}/runs/{self._run}" if server.startswith("http") else server
+        link = (
+            f"{server}/#/experiments/{experiment_id}/runs/{self._run}"
+            if server.startswith("http")
+            else server
+        )
         return Opened(link, lambda name: steps.get(_allowed(name), -1))
 
     def send(self, run: TrackedRun, points: Sequence[Point]) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
-        metrics = [Metric(_allowed(name), value, int(1000 * point.time), point.step)
-                   for point in points for name, value in point.values.items()]  # fmt: skip
+        metrics = [
+            Metric(_allowed(name), value, int(1000 * point.time), point.step)
+            for point in points
+            for name, value in point.values.items()
+        ]
         values = {_allowed(name): value for name, value in run.parameters.items()}
         fresh = {name: value for name, value in values.items() if name not in self._parameters}
-        # A parameter of MLflow never changes: a new value, as of `replicas` after a restart, becomes a tag.
-        changed = {name: value for name, value in values.items() if self._parameters.get(name, value) != value}
+        # A parameter of MLflow never changes: a new value, as of `replicas` after a restart,
+        # becomes a tag.
+        changed = {
+            name: value
+            for name, value in values.items()
+            if self._parameters.get(name, value) != value
+        }
         described = {"mlflow.note.content": run.description} if run.description else {}
-        all_tags = {**{_allowed(name): value for name, value in run.tags.items()}, **changed, **described}
+        all_tags = {
+            **{_allowed(name): value for name, value in run.tags.items()},
+            **changed,
+            **described,
+        }
         tags = {name: value for name, value in all_tags.items() if self._tags.get(name) != value}
         parts = [[Param(*item) for item in fresh.items()], [RunTag(*item) for item in tags.items()]]
         with self._refusals():
             while metrics or any(parts):
-                self._client.log_batch(self._run, metrics[:_METRICS], *(part[:_TAGS] for part in parts))
-                metrics, parts = metrics[_METRICS:], [part[_TAGS:] for part in parts]
-            self._tags, self._parameters = {**self._tags, **tags}, {**self._parameters, **fresh}
+                self._client.log_batch(
+                    self._run, metrics[:_METRICS], *(part[:_TAGS] for part in parts)
+                )
+                metrics = metrics[_METRICS:]
+                parts = [part[_TAGS:] for part in parts]
+            self._tags = {**self._tags, **tags}
+            self._parameters = {**self._parameters, **fresh}
             if run.state != "running":
                 self._client.set_terminated(self._run, _STATES[run.state])
         for file in run.files:
             try:
                 self._client.log_artifact(self._run, str(file))
-            except Exception as error:  # of the server's artifact store, which may be another server
+            # of the server's artifact store, which may be another server
+            except Exception as error:
                 log.warning(f"{self._text}: {file} is not sent: {reason(error)}")
 
     def _find(self, experiment_id: str, identity: str) -> Any:
-        runs = self._client.search_runs([experiment_id], f"tags.`{_ID}` = '{identity}'", max_results=1)
+        runs = self._client.search_runs(
+            [experiment_id], f"tags.`{_ID}` = '{identity}'", max_results=1
+        )
         return runs[0] if runs else None
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:
-        """Raises UserError if the server refuses a request in the block for good; other errors pass unchanged."""
+        """Raises UserError if the server refuses a request in the block for good; other errors pass
+        unchanged."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -103,9 +145,14 @@ class MlflowRuns:
             code = int(match[1]) if match else error.get_http_status_code()
             if not 400 <= code < 500 or code in (408, 429):
                 raise
-            login = ": set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            login = (
+                ": set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and"
+                " MLFLOW_TRACKING_PASSWORD"
+            )
             advice = login if code in (401, 403) else ""
-            raise UserError(f"{self._text}: the server refuses it ({code}): {reason(error)}{advice}") from error
+            raise UserError(
+                f"{self._text}: the server refuses it ({code}): {reason(error)}{advice}"
+            ) from error
 
 
 def _allowed(name: str) -> str:

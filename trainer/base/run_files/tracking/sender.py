@@ -1,7 +1,9 @@
-"""Sends runs to trackers: a thread for each tracker follows the files of a running training and never delays it.
+"""Sends runs to trackers: a thread for each tracker follows the files of a running training and
+never delays it.
 
-stats.jsonl is the queue: what a tracker does not accept now is sent when it answers again, or by `python -m deploy
-track`. Relies on `job_files.py` for the files and on `tracker.py` for the interface. Each point is sent once.
+stats.jsonl is the queue: what a tracker does not accept now is sent when it answers again, or by
+`python -m deploy track`. Relies on `job_files.py` for the files and on `tracker.py` for the
+interface. Each point is sent once.
 """
 
 import dataclasses
@@ -33,10 +35,20 @@ from trainer.base.run_files.job_files import (
     read_run_info,
     read_stats,
 )
-from trainer.base.tracker import Opened, Point, TrackedRun, Tracker, TrackerAddress, read_addresses, text_of
+from trainer.base.tracker import (
+    Opened,
+    Point,
+    TrackedRun,
+    Tracker,
+    TrackerAddress,
+    read_addresses,
+    text_of,
+)
 
-TAGS = "TRAINER_TAGS"  # environment variable of a job: tags as JSON, which only the submitting machine knows
-# The state in result.json -> the state in a tracker. A run that has ended in any other state was killed.
+# environment variable of a job: tags as JSON, which only the submitting machine knows
+TAGS = "TRAINER_TAGS"
+# The state in result.json -> the state in a tracker. A run that has ended in any other state was
+# killed.
 _STATES = {"done": "finished", "budget": "finished", "failed": "failed"}
 # Values of result.json that no result/… shows: clock times, and what other points hold.
 _NOT_RESULTS = ("final", "epoch_seconds", "steps", "history", "written_at", "job_began_at")
@@ -47,7 +59,8 @@ _NOT_VALUES = ("kind", "step", "time", "quality", "losses", "metrics")
 class RunFiles:
     """Reads the files of a run, which may grow, and shrink when the run goes back to a checkpoint.
 
-    where: the path or address of the job directory, for people; more: values beside those of result.json.
+    where: the path or address of the job directory, for people; more: values beside those of
+        result.json.
     """
 
     folder: Path
@@ -57,10 +70,11 @@ class RunFiles:
     more: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def points(self, *, ended: bool) -> list[Point]:
-        """Returns a point for each step; for a run that has `ended`, the last point holds `result/…`.
+        """Returns a point for each step; for a run that has `ended`, the last point holds
+        `result/…`.
 
-        For a running one the newest step is left out, because more lines of it may follow. Means over an epoch are
-        named `epoch/NAME`.
+        For a running one the newest step is left out, because more lines of it may follow. Means
+        over an epoch are named `epoch/NAME`.
         """
         started = str(read_run_info(self.folder)[0].get("started", "1970-01-01T00:00:00Z"))
         time = datetime.fromisoformat(started).timestamp()  # of lines without a time of their own
@@ -82,24 +96,38 @@ class RunFiles:
 
     def run(self, *, ended: bool) -> TrackedRun:
         """Returns the run without its points: settings, tags, state and files."""
-        info, result = read_run_info(self.folder)[0], read_result(self.folder)[0]
+        info = read_run_info(self.folder)[0]
+        result = read_result(self.folder)[0]
         config = {key: text_of(value) for key, value in mapping(info, "config").items()}
         state = _STATES.get(str(result.get("state")), "killed") if ended else "running"
         grids = sorted(self.folder.glob(SAMPLE_FILES))[-1:] if ended else []
         where = self.where.rstrip("/")
-        identity, name = str(info.get("id") or digest([config, where])), self.name or where.rsplit("/", 1)[-1]
-        data = {key: value for key, value in mapping(info, "data").items() if key in ("files", "content")}
-        submitted, job = json.loads(os.environ.get(TAGS) or "{}"), os.environ.get("CLOUD_ML_JOB_ID")
+        identity = str(info.get("id") or digest([config, where]))
+        name = self.name or where.rsplit("/", 1)[-1]
+        data = {
+            key: value
+            for key, value in mapping(info, "data").items()
+            if key in ("files", "content")
+        }
+        submitted = json.loads(os.environ.get(TAGS) or "{}")
+        job = os.environ.get("CLOUD_ML_JOB_ID")
         page = "https://console.cloud.google.com/vertex-ai/locations/{region}/training/{job}?project={project}"
         tags: dict[str, Any] = {
-            "commit": info.get("git_commit"), "data_fingerprint": digest(data) if data else "",
-            "devices": ", ".join(map(str, items(info, "devices"))), "gpus": ", ".join(map(str, items(info, "gpus"))),
+            "commit": info.get("git_commit"),
+            "data_fingerprint": digest(data) if data else "",
+            "devices": ", ".join(map(str, items(info, "devices"))),
+            "gpus": ", ".join(map(str, items(info, "gpus"))),
             "restarts": result.get("restarts", 0),
-            "error": result.get("error"), "job_dir": where,
+            "error": result.get("error"),
+            "job_dir": where,
             "model": f"{where}/{MODEL}" if result.get("state") in ("done", "budget") else "",
-            **{f"version.{package}": version for package, version in mapping(info, "versions").items()}, **submitted,
+            **{
+                f"version.{package}": version
+                for package, version in mapping(info, "versions").items()
+            },
+            **submitted,
             "job": page.format(**submitted, job=job) if submitted and job else "",
-        }  # fmt: skip
+        }
         known = {name: text_of(value) for name, value in tags.items() if value not in (None, "")}
         return TrackedRun(identity, name, self.folder, self.parent, config, known, state, grids)
 
@@ -110,7 +138,8 @@ def digest(content: Any) -> str:
 
 
 def _numbers(entry: Content) -> Iterator[tuple[str, float]]:
-    """Yields names and values: losses and metrics by their own names, nested values by paths as `gpus/0/memory_gib`."""
+    """Yields names and values: losses and metrics by their own names, nested values by paths as
+    `gpus/0/memory_gib`."""
     yield from _flat("", {name: value for name, value in entry.items() if name not in _NOT_VALUES})
     yield from losses_and_metrics(entry).items()
 
@@ -123,9 +152,12 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, float]]:
             yield from _flat(f"{name}/{key}" if name else str(key), inner)
 
 
-_POLL_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_POLL_S = 1.0
+_LONGEST_PAUSE_S = 60.0
 _BEGINNING_S = 15.0  # how long a training waits for a tracker's first answer
-_ENDING_S, _LEAVING_S = 60.0, 3.0  # how long it waits for the rest to be sent: at its end; after a signal or failure
+# how long it waits for the rest to be sent: at its end; after a signal or failure
+_ENDING_S = 60.0
+_LEAVING_S = 3.0
 _BATCH = 200  # points that one call sends
 _SHARE = 0.01  # the largest share of a core's time for reading the files again
 _BUILT_IN = {
@@ -136,39 +168,53 @@ _BUILT_IN = {
 
 
 def open_tracker(address: TrackerAddress) -> Tracker:
-    """Imports and returns the tracker of an address. Raises UserError if its package or a login is missing."""
+    """Imports and returns the tracker of an address. Raises UserError if its package or a login is
+    missing."""
     name, _, function = _BUILT_IN.get(address.kind, address.kind).partition(":")
-    advice = ": install the packages that docs/tracking.md lists for it" if address.kind in _BUILT_IN else ""
+    advice = (
+        ": install the packages that docs/tracking.md lists for it"
+        if address.kind in _BUILT_IN
+        else ""
+    )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         tracker: Tracker = getattr(importlib.import_module(name), function)(address)
         return tracker
     except (ImportError, AttributeError) as error:
-        raise UserError(f"track={address.text}: cannot import {address.kind} ({reason(error)}){advice}") from error
+        raise UserError(
+            f"track={address.text}: cannot import {address.kind} ({reason(error)}){advice}"
+        ) from error
 
 
 class Sender(Thread):
-    """Sends one run to one tracker, each point once: it first asks the tracker for the last step that it has.
+    """Sends one run to one tracker, each point once: it first asks the tracker for the last step
+    that it has.
 
-    As a thread it follows a training; `send` alone sends a run that has ended. `begun` is set after the first answer.
+    As a thread it follows a training; `send` alone sends a run that has ended. `begun` is set after
+    the first answer.
     """
 
     def __init__(self, address: TrackerAddress, source: RunFiles) -> None:
         super().__init__(name="tracking", daemon=True)
-        self.text, self._tracker, self._source = f"track={address.text}", open_tracker(address), source
+        self.text = f"track={address.text}"
+        self._tracker = open_tracker(address)
+        self._source = source
         self._steps: dict[str, int] = {}  # the last step that was read, by metric
         self.opened: Opened | None = None
         self.sent = 0  # points
         self.refusal: UserError | None = None
         self.outage = ""
-        self.begun, self._wake, self._ended = Event(), Event(), False
+        self.begun = Event()
+        self._wake = Event()
+        self._ended = False
 
     def send(self, *, ended: bool) -> None:
-        """Sends the points that the tracker does not have; with `ended`, also the last step and how the run ended.
+        """Sends the points that the tracker does not have; with `ended`, also the last step and how
+        the run ended.
 
-        Raises UserError if the tracker refuses the run. Any other exception is an outage, after which the next call
-        opens the run anew.
+        Raises UserError if the tracker refuses the run. Any other exception is an outage, after
+        which the next call opens the run anew.
         """
         try:
             if self.opened is None:
@@ -176,12 +222,18 @@ class Sender(Thread):
                 self.opened = self._tracker.begin(self._source.run(ended=False))
             unsent = []
             for point in self._source.points(ended=ended):
-                sent = {name: max(self._steps.get(name, -1), self.opened.last_step(name)) for name in point.values}
-                if new := {name: value for name, value in point.values.items() if point.step > sent[name]}:
+                sent = {
+                    name: max(self._steps.get(name, -1), self.opened.last_step(name))
+                    for name in point.values
+                }
+                if new := {
+                    name: value for name, value in point.values.items() if point.step > sent[name]
+                }:
                     unsent.append(point._replace(values=new))
                     self._steps.update(dict.fromkeys(new, point.step))
             for start in range(0, max(len(unsent), int(ended)), _BATCH):
-                batch, last = unsent[start : start + _BATCH], start + _BATCH >= len(unsent)
+                batch = unsent[start : start + _BATCH]
+                last = start + _BATCH >= len(unsent)
                 self._tracker.send(self._source.run(ended=ended and last), batch)
                 self.sent += len(batch)
         except Exception:
@@ -189,26 +241,37 @@ class Sender(Thread):
             raise
 
     def run(self) -> None:
-        """Sends new points until the run has ended or the tracker refuses it; after an outage it tries again."""
-        pause, over = _POLL_S, False
+        """Sends new points until the run has ended or the tracker refuses it; after an outage it
+        tries again."""
+        pause = _POLL_S
+        over = False
         while not over:
             self._wake.clear()
-            ended, began = self._ended, time.thread_time()
+            ended = self._ended
+            began = time.thread_time()
             try:
                 self.send(ended=ended)
-                pause, self.outage, over = max(_POLL_S, (time.thread_time() - began) / _SHARE), "", ended
+                pause = max(_POLL_S, (time.thread_time() - began) / _SHARE)
+                self.outage = ""
+                over = ended
             except UserError as error:
-                self.refusal, over = error, True
+                self.refusal = error
+                over = True
             except Exception as error:
                 if not self.outage:
-                    log.warning(f"{self.text}: {reason(error)}: training continues; metrics will be sent later")
-                pause, self.outage = min(2 * pause, _LONGEST_PAUSE_S), reason(error)
+                    log.warning(
+                        f"{self.text}: {reason(error)}: training continues; metrics will be sent"
+                        " later"
+                    )
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+                self.outage = reason(error)
             self.begun.set()
             if not over:
                 self._wake.wait(_POLL_S if self._ended else pause)
 
     def end(self, seconds: float) -> None:
-        """Waits up to `seconds` until the rest is sent, and logs what was sent, or the command that sends the rest."""
+        """Waits up to `seconds` until the rest is sent, and logs what was sent, or the command that
+        sends the rest."""
         self._ended = True
         self._wake.set()
         self.join(seconds)
@@ -221,23 +284,32 @@ class Sender(Thread):
 
 
 class Tracking:
-    """Sends a training to its trackers from `begin` to the end of the block; then result.json says how it ended."""
+    """Sends a training to its trackers from `begin` to the end of the block; then result.json says
+    how it ended."""
 
     def __init__(self, addresses: Sequence[str], folder: Path, where: str) -> None:
-        self._addresses, self._folder, self._where = read_addresses(addresses), folder, where
+        self._addresses = read_addresses(addresses)
+        self._folder = folder
+        self._where = where
         self._senders: list[Sender] = []
 
     def begin(self) -> None:
-        """Starts a thread for each tracker; run.json must be there. Raises UserError if a tracker refuses the run."""
+        """Starts a thread for each tracker; run.json must be there. Raises UserError if a tracker
+        refuses the run."""
         if self._senders:
             return  # the run has gone back to a checkpoint, which the senders see in its files
-        self._senders = [Sender(address, RunFiles(self._folder, self._where)) for address in self._addresses]
+        self._senders = [
+            Sender(address, RunFiles(self._folder, self._where)) for address in self._addresses
+        ]
         for sender in self._senders:
             sender.start()
         until = time.monotonic() + _BEGINNING_S
         for sender in self._senders:
             if not sender.begun.wait(max(0.0, until - time.monotonic())):
-                log.warning(f"{sender.text}: no answer within {_BEGINNING_S:g} seconds: the training begins without it")
+                log.warning(
+                    f"{sender.text}: no answer within {_BEGINNING_S:g} seconds: the training begins"
+                    " without it"
+                )
             elif sender.refusal:
                 self._senders.remove(sender)
                 raise sender.refusal
@@ -248,6 +320,8 @@ class Tracking:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        complete = read_result(self._folder)[0].get("state") in ("done", "budget", "stopped") and not kind
+        complete = (
+            read_result(self._folder)[0].get("state") in ("done", "budget", "stopped") and not kind
+        )
         for sender in self._senders:
             sender.end(_ENDING_S if complete else _LEAVING_S)

@@ -1,7 +1,8 @@
 """Sends runs to Vertex AI Experiments and TensorBoard by REST, in the form that Google's SDK reads.
 
-An experiment and its runs are contexts of the metadata store; points are time series of a TensorBoard instance, which
-an artifact names: https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/experiments/intro-vertex-ai-experiments
+An experiment and its runs are contexts of the metadata store; points are time series of a
+TensorBoard instance, which an artifact names:
+https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/experiments/intro-vertex-ai-experiments
 """
 
 import os
@@ -23,55 +24,101 @@ Json = dict[str, Any]
 
 
 class VertexRuns:
-    """Implements `Tracker` for Vertex AI: resumes a run by its id. Raises UserError without project or region."""
+    """Implements `Tracker` for Vertex AI: resumes a run by its id. Raises UserError without project
+    or region."""
 
     def __init__(self, address: TrackerAddress) -> None:
-        self._name, self._text = address.name, f"track={address.text}"
-        project, region = gcloud_property("core", "project"), gcloud_property("ai", "region")
+        self._name = address.name
+        self._text = f"track={address.text}"
+        project = gcloud_property("core", "project")
+        region = gcloud_property("ai", "region")
         if not project or not region:
             raise UserError(
-                f"{self._text}: project and region are not known: gcloud config set project ID, and gcloud config set "
-                "ai/region NAME"
+                f"{self._text}: project and region are not known: gcloud config set project ID, and"
+                " gcloud config set ai/region NAME"
             )
         host = f"https://{region}-aiplatform.googleapis.com"
-        self._service = f"{os.environ.get('CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM', host).rstrip('/')}/v1"
+        self._service = (
+            f"{os.environ.get('CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM', host).rstrip('/')}/v1"
+        )
         self._parent = f"projects/{project}/locations/{region}"
-        self._context, self._board_run, self._metadata = "", "", Json()
+        self._context = ""
+        self._board_run = ""
+        self._metadata = Json()
         self._series: dict[str, str] = {}  # ids of time series, by the name of the metric
 
     def begin(self, run: TrackedRun) -> Opened:
-        name, identity, store = self._name, f"{self._name}-{run.id}", f"{self._parent}/metadataStores"
+        name = self._name
+        identity = f"{self._name}-{run.id}"
+        store = f"{self._parent}/metadataStores"
         contexts = f"{self._made(store, 'default', 'metadataStoreId', {})['name']}/contexts"
-        experiment = self._made_context(contexts, name, "system.Experiment", name, {"experiment_deleted": False})
+        experiment = self._made_context(
+            contexts, name, "system.Experiment", name, {"experiment_deleted": False}
+        )
         known = experiment.get("metadata", {})
         board = os.environ.get(TENSORBOARD) or known.get("backing_tensorboard_resource")
         if not board:  # this package's, created if it is missing
             instances = f"{self._parent}/tensorboards"
-            boards = {each.get("displayName"): each for each in self._listed(instances, "tensorboards")}
-            ours = boards.get(_DISPLAY_NAME) or self._call("POST", instances, {"displayName": _DISPLAY_NAME}) or {}
+            boards = {
+                each.get("displayName"): each for each in self._listed(instances, "tensorboards")
+            }
+            ours = (
+                boards.get(_DISPLAY_NAME)
+                or self._call("POST", instances, {"displayName": _DISPLAY_NAME})
+                or {}
+            )
             board = ours["name"]
         metadata = {**known, "backing_tensorboard_resource": board}
         self._call("PATCH", experiment["name"], {"metadata": metadata}, updateMask="metadata")
         empty = {"_params": {}, "_metrics": {}, "_state": "RUNNING"}
         context = self._made_context(contexts, identity, "system.ExperimentRun", run.name, empty)
-        self._context, self._metadata = context["name"], {**empty, **context.get("metadata", {})}
-        self._call("POST", f"{experiment['name']}:addContextChildren", {"childContexts": [self._context]})
-        about = {"displayName": name, "labels": {"vertex_tensorboard_experiment_source": "vertex_experiment"}}
-        runs = f"{self._made(f'{board}/experiments', name, 'tensorboardExperimentId', about)['name']}/runs"
-        self._board_run = self._made(runs, run.id, "tensorboardRunId", {"displayName": run.id})["name"]
-        artifact = self._made(f"{contexts.removesuffix('/contexts')}/artifacts", f"{identity}-tb-run", "artifactId", {
-            "displayName": f"{identity}-tb-run", "schemaTitle": "google.VertexTensorboardRun",
-            "schemaVersion": "0.0.1", "state": "LIVE",
-            "uri": f"https://aiplatform.googleapis.com/v1/{self._board_run}",  # the SDK finds the run by it
-            "metadata": {"resourceName": self._board_run, "vertex_experiment_tracking": True},
-        })  # fmt: skip
-        self._call("POST", f"{self._context}:addContextArtifactsAndExecutions", {"artifacts": [artifact["name"]]})
+        self._context = context["name"]
+        self._metadata = {**empty, **context.get("metadata", {})}
+        self._call(
+            "POST", f"{experiment['name']}:addContextChildren", {"childContexts": [self._context]}
+        )
+        about = {
+            "displayName": name,
+            "labels": {"vertex_tensorboard_experiment_source": "vertex_experiment"},
+        }
+        experiments = f"{board}/experiments"
+        board_experiment = self._made(experiments, name, "tensorboardExperimentId", about)
+        runs = f"{board_experiment['name']}/runs"
+        board_run = self._made(runs, run.id, "tensorboardRunId", {"displayName": run.id})
+        self._board_run = board_run["name"]
+        artifact = self._made(
+            f"{contexts.removesuffix('/contexts')}/artifacts",
+            f"{identity}-tb-run",
+            "artifactId",
+            {
+                "displayName": f"{identity}-tb-run",
+                "schemaTitle": "google.VertexTensorboardRun",
+                "schemaVersion": "0.0.1",
+                "state": "LIVE",
+                # the SDK finds the run by it
+                "uri": f"https://aiplatform.googleapis.com/v1/{self._board_run}",
+                "metadata": {"resourceName": self._board_run, "vertex_experiment_tracking": True},
+            },
+        )
+        self._call(
+            "POST",
+            f"{self._context}:addContextArtifactsAndExecutions",
+            {"artifacts": [artifact["name"]]},
+        )
         series = self._listed(f"{self._board_run}/timeSeries", "tensorboardTimeSeries")
-        self._series = {metric["displayName"]: metric["name"].rsplit("/", 1)[-1] for metric in series}
-        steps = {line["displayName"]: line["metadata"].get("maxStep", 0) for line in series if line.get("metadata")}
+        self._series = {
+            metric["displayName"]: metric["name"].rsplit("/", 1)[-1] for metric in series
+        }
+        steps = {
+            line["displayName"]: line["metadata"].get("maxStep", 0)
+            for line in series
+            if line.get("metadata")
+        }
         _, project, _, region = self._parent.split("/")
         page = f"https://console.cloud.google.com/vertex-ai/experiments/locations/{region}/experiments/{name}/runs/"
-        return Opened(f"{page}{identity}?project={project}", lambda metric: int(steps.get(metric, -1)))
+        return Opened(
+            f"{page}{identity}?project={project}", lambda metric: int(steps.get(metric, -1))
+        )
 
     def send(self, run: TrackedRun, points: Sequence[Point]) -> None:
         values = [(name, point, value) for point in points for name, value in point.values.items()]
@@ -80,10 +127,24 @@ class VertexRuns:
             series = self._call("POST", f"{self._board_run}/timeSeries", about) or {}
             self._series[name] = series["name"].rsplit("/", 1)[-1]
         for start in range(0, len(values), _MOST):
-            data = [{"tensorboardTimeSeriesId": self._series[name], "valueType": "SCALAR", "values": [{
-                "step": point.step, "scalar": {"value": value},
-                "wallTime": datetime.fromtimestamp(point.time, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-            }]} for name, point, value in values[start : start + _MOST]]  # fmt: skip
+            data = [
+                {
+                    "tensorboardTimeSeriesId": self._series[name],
+                    "valueType": "SCALAR",
+                    "values": [
+                        {
+                            "step": point.step,
+                            "scalar": {"value": value},
+                            "wallTime": (
+                                datetime.fromtimestamp(point.time, UTC).strftime(
+                                    "%Y-%m-%dT%H:%M:%S.%fZ"
+                                )
+                            ),
+                        }
+                    ],
+                }
+                for name, point, value in values[start : start + _MOST]
+            ]
             body = {"tensorboardRun": self._board_run, "timeSeriesData": data}
             self._call("POST", f"{self._board_run}:write", body)
         tags = {f"tag.{name}": value for name, value in run.tags.items()} | (
@@ -91,22 +152,40 @@ class VertexRuns:
         )
         parameters = {**self._metadata["_params"], **run.parameters, **tags}
         newest = {**self._metadata["_metrics"], **{name: value for name, _, value in values}}
-        metadata = {**self._metadata, "_params": parameters, "_metrics": newest, "_state": _STATES[run.state]}
+        metadata = {
+            **self._metadata,
+            "_params": parameters,
+            "_metrics": newest,
+            "_state": _STATES[run.state],
+        }
         if metadata != self._metadata:
             self._call("PATCH", self._context, {"metadata": metadata}, updateMask="metadata")
             self._metadata = metadata
 
-    def _made_context(self, contexts: str, identity: str, schema: str, title: str, metadata: Json) -> Json:
-        about = {"displayName": title, "schemaTitle": schema, "schemaVersion": "0.0.1", "metadata": metadata}
+    def _made_context(
+        self, contexts: str, identity: str, schema: str, title: str, metadata: Json
+    ) -> Json:
+        about = {
+            "displayName": title,
+            "schemaTitle": schema,
+            "schemaVersion": "0.0.1",
+            "metadata": metadata,
+        }
         context = self._made(contexts, identity, "contextId", about)
         if (actual := context.get("schemaTitle")) != schema:
-            raise UserError(f"{self._text}: {identity} is a {actual} in {contexts}, not a {schema}: use another name")
+            raise UserError(
+                f"{self._text}: {identity} is a {actual} in {contexts}, not a {schema}: use another"
+                " name"
+            )
         return context
 
-    def _call(self, method: str, name: str, body: Any = None, *, allowed: int = 0, **query: Any) -> Json | None:
+    def _call(
+        self, method: str, name: str, body: Any = None, *, allowed: int = 0, **query: Any
+    ) -> Json | None:
         """Sends a request and returns its answer, or None if its status is `allowed`, as 404.
 
-        Waits for a long-running operation, and returns its result. Raises UserError if the request is refused.
+        Waits for a long-running operation, and returns its result. Raises UserError if the request
+        is refused.
         """
         from google.auth.transport.requests import AuthorizedSession
 
@@ -118,8 +197,9 @@ class VertexRuns:
                 return None
             if answer.status_code in (400, 401, 403, 404):
                 raise UserError(
-                    f"{self._text}: Vertex AI refuses it ({answer.status_code}): {shortened(answer.text)}: the "
-                    "account needs roles/aiplatform.user (docs/permissions.md)"
+                    f"{self._text}: Vertex AI refuses it ({answer.status_code}):"
+                    f" {shortened(answer.text)}: the account needs roles/aiplatform.user"
+                    " (docs/permissions.md)"
                 )
             answer.raise_for_status()
             content: Json = answer.json()
@@ -129,16 +209,21 @@ class VertexRuns:
                 return dict(content.get("response", {}))
             time.sleep(1.0)
             url = f"{self._service}/{content['name']}"
-            method, body, query = "GET", None, {}
+            method = "GET"
+            body = None
+            query = {}
 
     def _made(self, collection: str, identity: str, key: str, body: Json) -> Json:
-        """Returns the resource `identity`, created if it is missing; key: the query parameter that has the id."""
+        """Returns the resource `identity`, created if it is missing; key: the query parameter that
+        has the id."""
         name = f"{collection}/{identity}"
         if (resource := self._call("GET", name, allowed=404)) is not None:
             return resource
-        self._call("POST", collection, body, allowed=409, **{key: identity})  # 409: another process was faster
+        # 409: another process was faster
+        self._call("POST", collection, body, allowed=409, **{key: identity})
         return self._call("GET", name) or {}
 
     def _listed(self, collection: str, key: str) -> list[Json]:
-        """Returns the resources of a collection; this package never creates more than a page of them."""
+        """Returns the resources of a collection; this package never creates more than a page of
+        them."""
         return list((self._call("GET", collection, pageSize=_MOST) or {}).get(key, []))

@@ -1,4 +1,5 @@
-"""Tests what MLflow's real store, W&B's real offline files and a tracker of a user's own have of a run."""
+"""Tests what MLflow's real store, W&B's real offline files and a tracker of a user's own have of a
+run."""
 
 import json
 import re
@@ -29,12 +30,14 @@ from trainer.base.run_files.job_files import append_stats, drop_stats_after, wri
 from trainer.base.run_files.tracking.sender import TAGS, RunFiles, Sender, Tracking
 from trainer.base.tracker import Opened, Point, TrackedRun, read_addresses
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's
+# MLflow's
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Returns the address of an empty database; a new one takes seconds, so each test has an experiment of its own."""
+    """Returns the address of an empty database; a new one takes seconds, so each test has an
+    experiment of its own."""
     pytest.importorskip("mlflow", reason="mlflow-skinny is not installed here")
     return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
 
@@ -45,8 +48,11 @@ def _elsewhere(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_run_is_in_mlflow_once_however_often_it_is_sent(store: str, tmp_path: Path, capsys: Capture) -> None:
-    run, track = plant_run(tmp_path / "first", 20, state="interrupted"), f"--track=mlflow:{store}#tests"
+def test_a_run_is_in_mlflow_once_however_often_it_is_sent(
+    store: str, tmp_path: Path, capsys: Capture
+) -> None:
+    run = plant_run(tmp_path / "first", 20, state="interrupted")
+    track = f"--track=mlflow:{store}#tests"
     assert main(["track", str(run), track]) == 0
     assert "first: killed, 2 steps sent" in capsys.readouterr().out
     [known] = mlflow_runs(store, "tests")
@@ -61,7 +67,11 @@ def test_a_run_is_in_mlflow_once_however_often_it_is_sent(store: str, tmp_path: 
     assert mlflow_history(store, known, "loss") == LOSSES
     assert mlflow_history(store, known, "epoch/loss") == [(20, 0.5)]
     assert mlflow_history(store, known, "result/wall_seconds") == [(30, 12.5)]
-    assert not {name for name in known.data.metrics if name.startswith(("result/history", "result/written_at"))}
+    assert not {
+        name
+        for name in known.data.metrics
+        if name.startswith(("result/history", "result/written_at"))
+    }
     assert known.data.params["learning_rate"] == "0.01"
     assert known.data.tags["commit"] == "c0ffee"
     assert known.data.tags["model"] == f"{run}/model"
@@ -70,7 +80,9 @@ def test_a_run_is_in_mlflow_once_however_often_it_is_sent(store: str, tmp_path: 
 
 def test_changed_settings_and_odd_names_reach_mlflow(store: str, tmp_path: Path) -> None:
     run = plant_run(tmp_path / "run", 10, state="failed", replicas=1)
-    append_stats(run, {"kind": "evaluation", "step": 10, "metrics": {"top[5]%": 0.9}, "time": 1.7e9})
+    append_stats(
+        run, {"kind": "evaluation", "step": 10, "metrics": {"top[5]%": 0.9}, "time": 1.7e9}
+    )
     send(f"mlflow:{store}#settings", run)
     plant_run(run, 20, first=10, replicas=2)
     send(f"mlflow:{store}#settings", run)
@@ -80,9 +92,13 @@ def test_changed_settings_and_odd_names_reach_mlflow(store: str, tmp_path: Path)
     assert mlflow_history(store, known, "loss") == LOSSES[:2]
 
 
-@pytest.mark.parametrize(("status", "code", "line"), [
-    (401, 2, "the server refuses it (401)"), (503, 1, "run is not sent: "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "code", "line"),
+    [
+        (401, 2, "the server refuses it (401)"),
+        (503, 1, "run is not sent: "),
+    ],
+)
 def test_a_refused_login_is_no_outage(
     status: int, code: int, line: str, store: str, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -91,7 +107,9 @@ def test_a_refused_login_is_no_outage(
             self.send_error(status)
 
     with serving(Refusing) as address:
-        assert main(["track", str(plant_run(tmp_path / "run")), f"--track=mlflow:{address}#x"]) == code
+        assert (
+            main(["track", str(plant_run(tmp_path / "run")), f"--track=mlflow:{address}#x"]) == code
+        )
     error = capsys.readouterr().err
     assert line in error
     assert ("set MLFLOW_TRACKING_TOKEN" in error) == (code == 2)
@@ -121,7 +139,9 @@ class Planted:
     """Has no answer for some time, refuses, or fails as often as asked. Meets `Tracker`."""
 
     def __init__(self, seconds: float = 0.0, failures: int = 0) -> None:
-        self.seconds, self.failures, self.refusal = seconds, failures, ""
+        self.seconds = seconds
+        self.failures = failures
+        self.refusal = ""
         self.points: list[tuple[int, str, float]] = []
         self.states: list[str] = []
 
@@ -133,7 +153,9 @@ class Planted:
     def send(self, run: TrackedRun, points: Any) -> None:
         if self.refusal:
             raise UserError(self.refusal)
-        self.points += [(point.step, name, value) for point in points for name, value in point.values.items()]
+        self.points += [
+            (point.step, name, value) for point in points for name, value in point.values.items()
+        ]
         self.states.append(run.state)
         if self.failures:
             self.failures -= 1
@@ -150,7 +172,8 @@ OWN = f"{__name__}:own_tracker#x"
 
 @contextmanager
 def following(tracker: Planted, run: Path, monkeypatch: Patch) -> Iterator[None]:
-    """Sends a running training to a tracker of one's own; the block begins with its first points, if it answers."""
+    """Sends a running training to a tracker of one's own; the block begins with its first points,
+    if it answers."""
     monkeypatch.setattr(f"{__name__}.own_tracker", lambda address: tracker, raising=False)
     with Tracking([OWN], run, "gs://b/run") as tracking:
         tracking.begin()
@@ -161,23 +184,30 @@ def following(tracker: Planted, run: Path, monkeypatch: Patch) -> Iterator[None]
 def test_a_training_is_followed_and_lost_answers_double_nothing(
     tmp_path: Path, monkeypatch: Patch, caplog: Any
 ) -> None:
-    tracker, run = Planted(failures=1), plant_run(tmp_path / "run", 20, state="running")
+    tracker = Planted(failures=1)
+    run = plant_run(tmp_path / "run", 20, state="running")
     with following(tracker, run, monkeypatch):
         assert {step for step, _, _ in tracker.points} == {10}  # more may come for the newest step
         plant_run(run, 30, first=20)
     assert [(step, value) for step, name, value in tracker.points if name == "loss"] == LOSSES
     assert tracker.states[-1] == "finished"
     assert set(tracker.states[:-1]) == {"running"}
-    assert caplog.messages[0] == f"track={OWN}: the answer is lost: training continues; metrics will be sent later"
+    assert (
+        caplog.messages[0]
+        == f"track={OWN}: the answer is lost: training continues; metrics will be sent later"
+    )
     assert re.fullmatch(rf"track={re.escape(OWN)}: \d+ steps sent: .*", caplog.messages[-1])
 
 
 SEND = f"send it with `python -m deploy track gs://b/run --track={OWN}`"
 
 
-def test_a_refusal_in_mid_run_is_told_at_the_end(tmp_path: Path, monkeypatch: Patch, caplog: Any) -> None:
+def test_a_refusal_in_mid_run_is_told_at_the_end(
+    tmp_path: Path, monkeypatch: Patch, caplog: Any
+) -> None:
     """It neither ends the training nor is it tried again."""
-    tracker, run = Planted(), plant_run(tmp_path / "run", 20, state="running")
+    tracker = Planted()
+    run = plant_run(tmp_path / "run", 20, state="running")
     with following(tracker, run, monkeypatch):
         tracker.refusal = "the token has expired"
         plant_run(run, 30, first=20)
@@ -185,7 +215,13 @@ def test_a_refusal_in_mid_run_is_told_at_the_end(tmp_path: Path, monkeypatch: Pa
 
 
 def test_tags_name_the_job_that_submit_described(tmp_path: Path, monkeypatch: Patch) -> None:
-    known = {"tier": "l4x1", "image": "r/x:1", "usd_per_hour": 0.8, "project": "p", "region": "us-central1"}
+    known = {
+        "tier": "l4x1",
+        "image": "r/x:1",
+        "usd_per_hour": 0.8,
+        "project": "p",
+        "region": "us-central1",
+    }
     monkeypatch.setenv(TAGS, json.dumps(known))
     monkeypatch.setenv("CLOUD_ML_JOB_ID", "1000")
     tags = RunFiles(plant_run(tmp_path / "run"), "gs://b/run").run(ended=True).tags
@@ -195,7 +231,9 @@ def test_tags_name_the_job_that_submit_described(tmp_path: Path, monkeypatch: Pa
     assert "job" not in RunFiles(tmp_path / "run", "gs://b/run").run(ended=True).tags
 
 
-def test_a_tracker_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
+def test_a_tracker_that_hangs_holds_nothing_up(
+    tmp_path: Path, monkeypatch: Any, caplog: Any
+) -> None:
     for name in ("_BEGINNING_S", "_ENDING_S"):
         monkeypatch.setattr(f"trainer.base.run_files.tracking.sender.{name}", 0.05)
     with following(Planted(seconds=30), plant_run(tmp_path / "run"), monkeypatch):
@@ -205,15 +243,21 @@ def test_a_tracker_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: Any,
     assert ended.endswith(SEND)
 
 
-@pytest.mark.parametrize(("text", "line"), [
-    ("mlfow:http://x#y", "track=mlfow:http://x#y: no such tracker: write mlflow:http"),
-    ("mlflow:http://x", "track=mlflow:http://x: not of the form of this tracker"),
-    ("vertex:Upper", "track=vertex:Upper: not of the form"), ("wandb:a/b/c", "track=wandb:a/b/c: not of the form"),
-    ("mlflow:http://me:secret@x#y", "track=mlflow:… holds a user, a password"),
-    ("mlflow:http://x?token=secret#y", "track=mlflow:… holds a user, a password"),
-    ("no.such:tracker", "track=no.such:tracker: cannot import no.such:tracker"),
-])  # fmt: skip
-def test_an_address_of_another_form_is_refused(text: str, line: str, tmp_path: Path, capsys: Capture) -> None:
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("mlfow:http://x#y", "track=mlfow:http://x#y: no such tracker: write mlflow:http"),
+        ("mlflow:http://x", "track=mlflow:http://x: not of the form of this tracker"),
+        ("vertex:Upper", "track=vertex:Upper: not of the form"),
+        ("wandb:a/b/c", "track=wandb:a/b/c: not of the form"),
+        ("mlflow:http://me:secret@x#y", "track=mlflow:… holds a user, a password"),
+        ("mlflow:http://x?token=secret#y", "track=mlflow:… holds a user, a password"),
+        ("no.such:tracker", "track=no.such:tracker: cannot import no.such:tracker"),
+    ],
+)
+def test_an_address_of_another_form_is_refused(
+    text: str, line: str, tmp_path: Path, capsys: Capture
+) -> None:
     assert main(["track", str(plant_run(tmp_path / "run")), f"--track={text}"]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {line}")
@@ -221,14 +265,22 @@ def test_an_address_of_another_form_is_refused(text: str, line: str, tmp_path: P
 
 
 @pytest.mark.parametrize("started", ["2026-11-01T00:00:00Z", "2026-11-01T01:00:00+01:00"])
-def test_points_have_the_times_of_their_lines_or_the_start_of_the_run(started: str, tmp_path: Path) -> None:
+def test_points_have_the_times_of_their_lines_or_the_start_of_the_run(
+    started: str, tmp_path: Path
+) -> None:
     """The trainer writes the first form, the record of a script the second."""
     write_json(tmp_path / "run.json", {"started": started})
-    append_stats(tmp_path, {"kind": "report", "step": 1, "gpus": [{"memory_gib": 2.0, "utilization_percent": None}]})
-    append_stats(tmp_path, {"kind": "report", "step": 2, "losses": {"loss": float("nan")}, "time": 1.8e9})
+    append_stats(
+        tmp_path,
+        {"kind": "report", "step": 1, "gpus": [{"memory_gib": 2.0, "utilization_percent": None}]},
+    )
+    append_stats(
+        tmp_path, {"kind": "report", "step": 2, "losses": {"loss": float("nan")}, "time": 1.8e9}
+    )
     assert RunFiles(tmp_path, "x").points(ended=True) == [
-        Point(1, 1793491200.0, {"gpus/0/memory_gib": 2.0}), Point(2, 1.8e9, {})
-    ]  # fmt: skip
+        Point(1, 1793491200.0, {"gpus/0/memory_gib": 2.0}),
+        Point(2, 1.8e9, {}),
+    ]
 
 
 def test_the_tracker_of_the_page_runs(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
@@ -239,5 +291,7 @@ def test_the_tracker_of_the_page_runs(tmp_path: Path, monkeypatch: Patch, capsys
     run = plant_run(tmp_path / "run")
     for _ in range(2):
         assert main(["track", str(run), "--track=csv_tracker:open_csv#."]) == 0
-    rows = [line.split(",") for line in (tmp_path / "0123456789abcdef.csv").read_text().splitlines()]
+    rows = [
+        line.split(",") for line in (tmp_path / "0123456789abcdef.csv").read_text().splitlines()
+    ]
     assert [(int(step), float(value)) for name, step, value in rows if name == "loss"] == LOSSES

@@ -1,4 +1,5 @@
-"""Tests runs in Vertex AI Experiments, which Google's SDK reads back from an emulation of its services."""
+"""Tests runs in Vertex AI Experiments, which Google's SDK reads back from an emulation of its
+services."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -47,7 +48,9 @@ def test_googles_sdk_reads_what_was_sent(google: Emulator, tmp_path: Path, capsy
     assert known.get_params()["learning_rate"] == "0.01"
     assert known.get_params()["tag.commit"] == "c0ffee"
     assert known.get_metrics()["result/wall_seconds"] == 12.5
-    assert [run.name for run in aiplatform.ExperimentRun.list(experiment="gan-tests", **place)] == ["first"]
+    assert [run.name for run in aiplatform.ExperimentRun.list(experiment="gan-tests", **place)] == [
+        "first"
+    ]
     series = known._backing_tensorboard_run.resource.read_time_series_data()
     assert [(point.step, point.scalar.value) for point in series["loss"].values] == LOSSES
     if importlib.util.find_spec("pandas"):  # which the SDK's data frame needs
@@ -58,11 +61,14 @@ def test_googles_sdk_reads_what_was_sent(google: Emulator, tmp_path: Path, capsy
 def test_what_is_there_is_used_unless_it_is_something_else(
     google: Emulator, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    board, run = f"{PARENT}/tensorboards/7", str(plant_run(tmp_path / "run"))
+    board = f"{PARENT}/tensorboards/7"
+    run = str(plant_run(tmp_path / "run"))
     google.resources[board] = {"name": board, "displayName": "of the team"}
     monkeypatch.setenv(vertex_runs.TENSORBOARD, board)
     assert main(["track", run, TRACK]) == 0
-    assert [name for name in google.resources if name.count("/") == 5 and "/tensorboards/" in name] == [board]
+    assert [
+        name for name in google.resources if name.count("/") == 5 and "/tensorboards/" in name
+    ] == [board]
     context = google.resources[f"{PARENT}/metadataStores/default/contexts/gan-tests"]
     assert context["metadata"]["backing_tensorboard_resource"] == board
     context["schemaTitle"] = "system.Pipeline"
@@ -73,9 +79,13 @@ def test_what_is_there_is_used_unless_it_is_something_else(
     assert "track=vertex:gan-tests: project and region are not known" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("status", "code", "line"), [
-    (403, 2, "Vertex AI refuses it (403): "), (503, 1, "run is not sent: 503 Server Error"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "code", "line"),
+    [
+        (403, 2, "Vertex AI refuses it (403): "),
+        (503, 1, "run is not sent: 503 Server Error"),
+    ],
+)
 def test_a_refusal_names_the_role_and_an_outage_is_retried_later(
     google: Emulator, tmp_path: Path, capsys: Capture, status: int, code: int, line: str
 ) -> None:
