@@ -113,9 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}{error.advice}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
-        from deploy.base.console import forget_stdout  # imported late: it would slow down --help
+        from trainer.base.log import forget  # imported late: it would slow down --help
 
-        forget_stdout()
+        forget(sys.stdout)
         return INTERRUPTED
     except OSError as error:
         if error.filename is None:

@@ -64,7 +64,7 @@ WALKS = (
         STEP_SECONDS,
         "deploy.__main__",
         ("report", "run"),
-        "deploy/report/measures.py:milliseconds",
+        "deploy/report/measures.py:with_spread",
     ),
 )
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.base.errors import DONE, UserError
-from trainer.base.log import log, set_verbose
+from trainer.base.log import ANSWER, log, set_verbose
 from trainer.base.run_files.job_files import write_json
 from trainer.base.settings.fields import Usage, setting
 from trainer.base.storage import local_path, make_writable
@@ -34,7 +34,7 @@ class EvaluateOptions(RunOptions):
     )
 
 
-@command("starts from scratch")
+@command("starts from scratch", answers=True)
 def main(arguments: Sequence[str]) -> int:
     """Evaluates the run's model, logs the values, writes them to --out if given, and returns the
     exit code."""
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     with run.naming():
         values, count, classes = saved_run.evaluate_run(run)
     shown = "  ".join(f"{name} {value:.6g}" for name, value in values.items())
-    log.info(f"{run.name} on {count:,} examples of {data}: {shown}")
+    log.info(f"{run.name} on {count:,} examples of {data}: {shown}", extra=ANSWER)
     if out:
         more = (
             {"classes": write_classes(out.with_suffix(".classes.json"), classes)} if classes else {}

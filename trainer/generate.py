@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.base.errors import DONE, UserError
-from trainer.base.log import log, set_verbose
+from trainer.base.log import ANSWER, log, set_verbose
 from trainer.base.run_files.serving_file import model_folder
 from trainer.base.settings.fields import VERBOSE, Usage, parse_options, setting
 from trainer.base.storage import local_path, make_writable, write_whole
@@ -50,7 +50,7 @@ class GenerateOptions:
     verbose: bool = VERBOSE
 
 
-@command("starts from scratch")
+@command("starts from scratch", answers=True)
 def main(arguments: Sequence[str]) -> int:
     """Loads the model, draws noise from the seed, writes one PNG and returns the exit code."""
     options = parse_options(GenerateOptions, arguments, USAGE)
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
     write_whole(
         out, sample_grids.encode_png(sample_grids.grid(pictures, count if len(labels) > 1 else 0))
     )
-    log.info(f"{len(pictures)} image{'s' if len(pictures) > 1 else ''} in {out}")
+    log.info(f"{len(pictures)} image{'s' if len(pictures) > 1 else ''} in {out}", extra=ANSWER)
     return DONE
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError
-from trainer.base.log import log, set_verbose
+from trainer.base.log import ANSWER, log, set_verbose
 from trainer.base.run_files.serving_file import model_folder
 from trainer.base.settings.fields import Usage, parse_options, setting
 from trainer.base.storage import local_path, make_writable, write_whole
@@ -48,7 +48,7 @@ class RowsOptions:
     out: str = setting(meaning="folder of the answers; also at gs://", metavar="DIR")
 
 
-@command("starts from scratch")
+@command("starts from scratch", answers=True)
 def main(arguments: Sequence[str]) -> int:
     """Predicts the rows of the data, writes the outputs as .npz, and returns the exit code."""
     if any(argument.startswith("--rows_file") for argument in arguments):
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
         arrays, count = saved_run.predict_run(run)
     write_whole(out, lambda path: write_npz(path, arrays))
     shown = ", ".join(f"{name} {array.dtype} {array.shape}" for name, array in arrays.items())
-    log.info(f"{run.name} on {count:,} examples of {data}: {out} holds {shown}")
+    log.info(f"{run.name} on {count:,} examples of {data}: {out} holds {shown}", extra=ANSWER)
     return DONE
 
 
@@ -86,7 +86,7 @@ def _predict_rows(arguments: Sequence[str]) -> int:
         from trainer.run.served_model import ServedModel, predict_rows
     answered, failed = predict_rows(ServedModel(folder, args.run), rows, args.out)
     problems = f"; {failed:,} rows have none: errors-….jsonl says why" if failed else ""
-    log.info(f"{args.out} holds {answered:,} answers{problems}")
+    log.info(f"{args.out} holds {answered:,} answers{problems}", extra=ANSWER)
     return DONE if answered else USER_MUST_CHANGE
 
 

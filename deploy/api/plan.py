@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from deploy.api.request import Value, VerbRequest, call_verb, verb_usage
 from deploy.api.submit import SubmitOptions, prepare_submission
-from deploy.base.console import printed_on, say
+from deploy.base.console import printed_on, say, tell
 from deploy.base.options import seconds
 from deploy.job.options import JobOptions
 from deploy.packaging.images import choose_image, remembered
@@ -466,7 +466,7 @@ def plan_by_options(
     for tier in specs:
         extrapolation = by_name.get(tier.name)
         if asked.fit and extrapolation:
-            say(f"# {tier.name}: --fit is ignored: a run of --from shows this tier as it is")
+            tell(f"# {tier.name}: --fit is ignored: a run of --from shows this tier as it is")
         chosen = (
             best_memory_option(tier, step_plan, config) if asked.fit and not extrapolation else None
         )
@@ -531,7 +531,7 @@ def _measured(
         not dry_run
         and json.loads(buckets.read_text(f"{job_dir}/{RESULT}")[0] or "{}").get("state") == "done"
     ):
-        say(f"{asked.measure} was measured before: {job_dir}")
+        tell(f"{asked.measure} was measured before: {job_dir}")
         return folder
     job_options = {
         name: getattr(asked, name)

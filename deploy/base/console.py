@@ -4,7 +4,6 @@ that it was given.
 Nothing is printed or asked otherwise, so that a program can use this package silently.
 """
 
-import os
 import signal
 import subprocess
 import sys
@@ -69,12 +68,6 @@ def consents(question: str) -> bool:
     agreed to by a pipe."""
     interactive = "ipykernel" in sys.modules or (sys.stdin is not None and sys.stdin.isatty())
     return interactive and agrees(question)
-
-
-def forget_stdout() -> None:
-    """Redirects stdout, whose reader has ended, to nowhere: otherwise Python flushes into the
-    closed pipe at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run_program(module: str, arguments: Sequence[str], show: Callable[[str], None]) -> None:

@@ -3,13 +3,14 @@ submits, follows."""
 
 import shlex
 import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from deploy.api.request import parse_verb
 from deploy.api.submit import NOTHING_SENT, USAGE, SubmitOptions, prepare_submission
-from deploy.base.console import forget_stdout, say
+from deploy.base.console import say
 from deploy.cli.output import JSON, write_document
 from deploy.job.fallback import SubmittedJob
 from deploy.job.sending import check_resources, upload_packages
@@ -17,6 +18,7 @@ from deploy.platform.errors import exit_code
 from deploy.platform.gcloud_and_sdk import SESSION, Gcloud, Session, to_yaml
 from deploy.platform.local import on_signals
 from trainer.base.errors import DONE, INTERRUPTED, UserError
+from trainer.base.log import forget
 from trainer.base.settings.fields import setting
 from trainer.base.storage import local_path, make_writable, write_whole
 
@@ -100,7 +102,7 @@ def send_and_follow(submission: SubmittedJob, flags: Any, verb: str) -> int:
             exit_code=code,
         )
     except BrokenPipeError:  # the exit code of the job counts, whether or not anybody reads on
-        forget_stdout()
+        forget(sys.stdout)
     return code
 
 

@@ -3,7 +3,7 @@ the run fit."""
 
 from contextlib import suppress
 
-from deploy.base.console import run_program, say
+from deploy.base.console import run_program, say, tell
 from deploy.planning.tier_memory import TOO_LARGE, MemoryOption, fit_on
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import Tier
@@ -23,10 +23,10 @@ def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
     now."""
     plan = cached_plan(config)
     if not plan:
-        say("measures steps on this machine's CPU, once for these settings …")
+        tell("measures steps on this machine's CPU, once for these settings …")
         flags = overrides.without("job_dir", "expect_devices").arguments()
         run_program(
-            "trainer.plan", flags, lambda line: None if line.startswith("error: ") else say(line)
+            "trainer.plan", flags, lambda line: None if line.startswith("error: ") else tell(line)
         )
     return plan or read_plan(kept_plan(config))
 

@@ -1,7 +1,7 @@
 """Formats log lines, durations, and progress bars at a terminal.
 
-Lines are plain text with errors on stderr locally, JSON with a severity on stdout for Cloud
-Logging.
+Lines are plain text locally, with warnings and errors on stderr, and JSON with a severity on stdout
+for Cloud Logging.
 """
 
 import json
@@ -11,9 +11,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, TextIO
 
 log = logging.getLogger("trainer")
+ANSWER = {"answer": True}  # `extra` of a line that is the answer of a command
 
 
 def on_vertex() -> bool:
@@ -27,7 +28,12 @@ class _Console(logging.Handler):
 
     Lines are plain text, or JSON on Vertex AI:
     https://cloud.google.com/logging/docs/structured-logging
+    answers: whether stdout is for the answer of a command alone, the lines with `ANSWER`.
     """
+
+    def __init__(self, answers: bool) -> None:
+        super().__init__()
+        self._answers = answers
 
     def emit(self, record: logging.LogRecord) -> None:
         text = self.format(record)
@@ -37,11 +43,23 @@ class _Console(logging.Handler):
         else:
             if record.levelno >= logging.WARNING:
                 text = f"{record.levelname.lower()}: {text}"
-            if record.levelno >= logging.ERROR:
+            if record.levelno >= logging.WARNING or (
+                self._answers and not hasattr(record, "answer")
+            ):
                 stream = sys.stderr
         # an encoding may lack characters of a file name
         encoding = getattr(stream, "encoding", None) or "utf-8"
-        print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+        text = text.encode(encoding, "backslashreplace").decode(encoding)
+        try:
+            print(text, file=stream, flush=True)
+        except BrokenPipeError:  # nobody reads on, as after `| head`: training goes on
+            forget(stream)
+
+
+def forget(stream: TextIO) -> None:
+    """Writes no more to a stream whose reader has ended, so that Python does not fail on it at its
+    end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def set_verbose(verbose: bool) -> None:
@@ -50,9 +68,9 @@ def set_verbose(verbose: bool) -> None:
     log.setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
-def start_logging() -> None:
+def start_logging(*, answers: bool = False) -> None:
     """Sends this package's log to the console, as JSON on Vertex AI and as plain text elsewhere."""
-    log.handlers[:] = [_Console()]
+    log.handlers[:] = [_Console(answers)]
     log.propagate = False
     log.setLevel(logging.INFO)
 
@@ -83,7 +101,7 @@ def duration(seconds: float, hours_always: bool = False) -> str:
 
 
 class ProgressBar:
-    """Shows a progress bar, but only where stdout is a terminal and not on Vertex AI.
+    """Shows a progress bar on stderr, but only where that is a terminal and not on Vertex AI.
 
     columns: some of "bar", "count", "bytes", "speed", "left" (remaining time) and "text" (the
         description), in order.
@@ -97,9 +115,10 @@ class ProgressBar:
         text: str = "",
         hidden: bool = False,
     ) -> None:
-        self.shown = sys.stdout.isatty() and not (hidden or on_vertex())
+        self.shown = sys.stderr.isatty() and not (hidden or on_vertex())
         if self.shown:
             from rich import progress as rich
+            from rich.console import Console
 
             columns_by_name = {
                 "bar": rich.BarColumn(20),
@@ -109,7 +128,12 @@ class ProgressBar:
                 "left": rich.TimeRemainingColumn(),
                 "text": rich.TextColumn("{task.description}", markup=False),
             }
-            self._bar = rich.Progress(*(columns_by_name[name] for name in columns))
+            self._bar = rich.Progress(
+                *(columns_by_name[name] for name in columns),
+                console=Console(stderr=True),
+                # else lines for a file would go to the terminal, too
+                redirect_stdout=sys.stdout.isatty(),
+            )
             self._task = self._bar.add_task(text, total=total, completed=completed)
             self._bar.start()
 

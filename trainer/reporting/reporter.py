@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -49,9 +49,8 @@ from trainer.reporting.resources import Gpus, memory_gib, peak_device_memory_gib
 # Attributes in a checkpoint.
 _STATE = ("epoch_seconds", "final", "measured", "evaluated", "quality", "classes", "counts")
 _WIDTH = 100  # columns of a log line
-# log lines in a run without lines by epoch; the longest time without any line
-_LINES = 16
-_QUIET_S = 120
+_LINES = 16  # log lines in a run without lines by epoch
+_QUIET_S = 60  # the longest time without any line where no bar is shown
 _NEWEST_METRICS = 100  # lines that Vertex AI's tuning reads
 _METRIC_FILE = "/tmp/hypertune/output.metrics"  # noqa: S108 (the path that Vertex AI reads)
 
@@ -71,6 +70,8 @@ class Reporter:
     devices: Sequence[str] = ()
     # what evaluation and image quality report; set before the first call
     metric_names: Sequence[str] = ()
+    # what decides something, as an EarlyStopping's monitor: a log line keeps it
+    monitored: Collection[str] = ()
 
     def __post_init__(self) -> None:
         self._since_report = RunningMeans(self.progress.examples_per_step)
@@ -155,6 +156,9 @@ class Reporter:
             ]
             text = "  ".join(filter(None, parts))
             self._bar.update(completed=progress.step, total=progress.total_steps, description=text)
+            quiet_s = time.monotonic() - self._shown[1]
+            if quiet_s >= _QUIET_S and not (self._bar.shown or progress.ends or on_vertex()):
+                self._show(progress, self._head(progress), logs.means())
         return self._since_epoch.means()
 
     def report(self, progress: Progress) -> None:
@@ -175,14 +179,11 @@ class Reporter:
             self._final = {"losses": entry["losses"], "metrics": entry["metrics"]}
         if self._bar:
             log.log(logging.INFO if on_vertex() else logging.DEBUG, status_line(entry, progress))
-            (step, shown_at) = self._shown
+            step = self._shown[0]
             now = progress.step
-            due = not self.by_epoch and (
-                progress.ends or now - step >= progress.total_steps / _LINES
-            )
-            if step < now and not on_vertex() and (due or time.monotonic() - shown_at >= _QUIET_S):
-                total = f"{progress.total_steps:,}"
-                self._show(progress, f"step {now:{len(total)},}/{total}", means, entry)
+            due = progress.ends or now - step >= progress.total_steps / _LINES
+            if step < now and due and not (self.by_epoch or on_vertex()):
+                self._show(progress, self._head(progress), means, entry)
 
     def epoch_end(self, progress: Progress) -> Scalars:
         """Writes the epoch's line of stats.jsonl and the log, with its evaluation; returns its
@@ -213,7 +214,7 @@ class Reporter:
         self._publish("evaluation", progress, by_kind(values), values)
         # at the end of an epoch its own line shows them
         if progress.step % progress.steps_per_epoch:
-            self._show(progress, f"step {progress.step:,}/{progress.total_steps:,}", values)
+            self._show(progress, self._head(progress), values)
 
     def quality(self, progress: Progress, values: Scalars, about: QualityOf) -> None:
         """Reports image quality by name, {} on a worker that is not the chief; `about`: what it was
@@ -257,6 +258,11 @@ class Reporter:
             name.startswith("val_") for name in self.metric_names
         )
 
+    def _head(self, progress: Progress) -> str:
+        """Returns the beginning of a line about a step."""
+        total = f"{progress.total_steps:,}"
+        return f"step {progress.step:{len(total)},}/{total}"
+
     def _show(
         self, progress: Progress, head: str, values: Scalars, entry: StatsEntry | None = None
     ) -> None:
@@ -265,11 +271,8 @@ class Reporter:
         speed = progress.speed_text(entry["images_per_second"] if entry else None)
         waits = input_wait_text(entry) if entry else ""  # shown before the speed if room is short
         if self._bar:
-            log.info(
-                fitting_line(
-                    head, values, speed, "  ".join(filter(None, [waits, progress.left_text]))
-                )
-            )
+            left = "  ".join(filter(None, [waits, progress.left_text]))
+            log.info(fitting_line(head, values, speed, left, self.monitored))
             self._shown = progress.step, time.monotonic()
 
     def _publish(self, kind: str, progress: Progress, entry: StatsEntry, values: Scalars) -> None:
@@ -334,11 +337,13 @@ class Reporter:
         }
 
 
-def fitting_line(head: str, values: Scalars, speed: str, left: str) -> str:
+def fitting_line(
+    head: str, values: Scalars, speed: str, left: str, monitored: Collection[str] = ()
+) -> str:
     """Returns a line of at most 100 columns, in which each value stands beside that of the
     evaluation (val_…).
 
-    What has no room is left out: first the speed, then the last values.
+    What has no room is left out: first the speed, then the last values that are not `monitored`.
     """
     # Losses first, as they stay where there is little room; then the order of `values`, each before
     # its val_….
@@ -351,16 +356,22 @@ def fitting_line(head: str, values: Scalars, speed: str, left: str) -> str:
         key=lambda name: (not is_loss(name), order.index(name.removeprefix("val_")), len(name)),
     )
     numbers = {name: f"{values[name]:.4g}" for name in names}
-    shown = [
-        f"{name} {text if len(text) <= 8 else f'{values[name]:.3g}':8}"
+    shown = {
+        name: f"{name} {text if len(text) <= 8 else f'{values[name]:.3g}':8}"
         for name, text in numbers.items()
-    ]
-    fewer = ([*shown[:count], left] for count in range(len(shown), 0, -1))
-    lines = (
-        "  ".join(filter(None, [head, *parts])).rstrip()
-        for parts in ([*shown, speed, left], *fewer)
-    )
-    return next((line for line in lines if len(line) <= _WIDTH), head)
+    }
+
+    def joined(*end: str) -> str:
+        return "  ".join(filter(None, [head, *shown.values(), *end])).rstrip()
+
+    line = joined(speed, left)
+    while len(line) > _WIDTH:
+        line = joined(left)
+        spare = [name for name in shown if name not in monitored] or [*shown]
+        if len(line) <= _WIDTH or not spare:
+            break
+        del shown[spare[-1]]
+    return line
 
 
 def input_wait_text(entry: StatsEntry) -> str:

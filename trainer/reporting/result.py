@@ -56,10 +56,13 @@ class ResultWriter:
 
     @classmethod
     def of_job(cls, config: TrainConfig, job_dir: JobDir | None, began: float) -> "ResultWriter":
-        """Continues the counts in the job directory. It is a restart unless the last process ended
-        as planned."""
+        """Continues the counts in the job directory.
+
+        It is a restart unless the last process ended as planned, or by a mistake that was mended.
+        """
         before = job_dir.read_result() if job_dir else {}
-        restarted = before.get("state") in ("running", "interrupted", "failed")
+        unplanned = before.get("state") in ("running", "interrupted", "failed")
+        restarted = unplanned and before.get("exit_code") != USER_MUST_CHANGE
         goodput = Goodput(began, before)
         if job_dir:
             goodput.recover(before, paid=same_job(before))

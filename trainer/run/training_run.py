@@ -24,7 +24,12 @@ from trainer.run.run_state import RunState, SavedState
 from trainer.run.start import StartedJob
 from trainer.run.step_program import MOST_STEPS, StepProgram
 from trainer.run.training_setup import TrainingSetup
-from trainer.training.callbacks import higher_is_better, most_steps_of_a_call, refuse_unevaluated
+from trainer.training.callbacks import (
+    higher_is_better,
+    most_steps_of_a_call,
+    refuse_unevaluated,
+    stop_reason,
+)
 from trainer.training.checkpoint import Checkpoints, digest_of, snapshot, variables_of
 from trainer.training.loop import CallSize, Control, Hook, Interrupted, StepProfile, TrainingLoop
 from trainer.training.signals import StopRequest
@@ -187,6 +192,8 @@ class RunHooks:
             else None
         )
         reporter.metric_names = [*(evaluate.names if evaluate else ()), *(fid.names if fid else ())]
+        monitors = [getattr(callback, "monitor", "") for callback in self.callbacks.callbacks]
+        reporter.monitored = {config.best_metric, config.tuning_metric, *monitors}
         if best_metric := config.best_metric:
             if best_metric.startswith("val_") and not evaluate:
                 refuse_unevaluated("best_metric", best_metric, ())
@@ -246,6 +253,9 @@ class RunHooks:
         means = self.run.state.reporter.epoch_end(progress)
         self.callbacks.on_epoch_end(math.ceil(progress.epoch) - 1, means)
         self.control.agree_to_stop(self.run.setup.model)
+        if self.run.setup.model.stop_training:
+            epoch = math.ceil(progress.epoch)
+            log.info(f"ends after epoch {epoch}: {stop_reason(self.callbacks.callbacks)}")
         if not (progress.ends or self.run.setup.model.stop_training):
             self.run.setup.model.reset_metrics()
             self.callbacks.on_epoch_begin(int(progress.epoch))

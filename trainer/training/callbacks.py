@@ -36,7 +36,7 @@ from trainer.user_code.mistakes import load_function
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):
-    """Extends Keras's callback: it logs when it stops, and refuses a value that it cannot compare.
+    """Extends Keras's callback: it refuses a value that it cannot compare.
 
     These are a value that no epoch has, and one of which it is unknown whether higher is better. A
     loss should fall and an accuracy should rise; for any other value Keras looks up the model's
@@ -70,8 +70,6 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
                 else math.inf
             )
         super().on_epoch_end(epoch, logs)
-        if self.stopped_epoch == epoch > 0:
-            log.info(f"early stopping: {self.monitor} did not improve in {self.patience} epochs")
 
 
 def _mode(monitor: str) -> str:
@@ -101,6 +99,15 @@ def higher_is_better(model: keras.Model, monitor: str, setting: str) -> bool:
         )
         raise UserError(f"{setting}={monitor}: {line}") from None
     return bool(probe.monitor_op(1.0, 0.0))
+
+
+def stop_reason(callbacks: Sequence[Callback]) -> str:
+    """Returns which callback has ended a run by `model.stop_training`, as far as it says so."""
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.EarlyStopping) and callback.stopped_epoch:
+            epochs = f"{callback.patience} epochs"
+            return f"EarlyStopping: {callback.monitor} did not improve in {epochs}"
+    return "a callback has set model.stop_training"
 
 
 def load_callbacks(config: TrainConfig) -> list[Callback]:

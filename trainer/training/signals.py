@@ -129,8 +129,8 @@ def keep_handlers() -> None:
 def end_process() -> None:
     """Ends this process with exit code 75, without Python's exit: that waits for TensorFlow's
     threads, or crashes."""
-    if sys.stdout.isatty():
-        print("\033[?25h", end="")  # the progress bar hides the cursor
+    if sys.stderr.isatty():
+        print("\033[?25h", end="", file=sys.stderr)  # the progress bar hides the cursor
     log.warning("stopped at once: the same command resumes from the last checkpoint")
     sys.stderr.flush()
     os._exit(INTERRUPTED)

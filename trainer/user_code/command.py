@@ -30,19 +30,22 @@ _JOB_VARIABLES = (
 )
 
 
-def command(again: str) -> Callable[[Callable[[Sequence[str]], int]], Callable[..., int]]:
+def command(
+    again: str, *, answers: bool = False
+) -> Callable[[Callable[[Sequence[str]], int]], Callable[..., int]]:
     """Returns a decorator of a function of command-line arguments, which then returns an exit code
     whatever it raises.
 
     It logs an exception and returns the exit code of its kind. Without arguments it takes those of
     this process. again: what a second run of the same command does, such as "resumes from the last
-    checkpoint". With --verbose, the traceback of an error that the line explains is logged too.
+    checkpoint"; answers: whether stdout is for the lines with `ANSWER` alone. With --verbose, the
+    traceback of an error that the line explains is logged too.
     """
 
     def decorate(work: Callable[[Sequence[str]], int]) -> Callable[..., int]:
         @functools.wraps(work)
         def main(arguments: Sequence[str] | None = None) -> int:
-            start_logging()
+            start_logging(answers=answers)
             try:
                 return work(sys.argv[1:] if arguments is None else list(arguments))
             except (Exception, KeyboardInterrupt) as raised:
@@ -77,8 +80,9 @@ def _of_environment(error: BaseException) -> UserError | None:
         return None
     found = ", ".join(f"{package} {version}" for package, version in versions().items())
     return UserError(
-        f"{sys.executable}: {reason(error)}: this environment has {found}: install what this"
-        " package needs there (pip install vertex-trainer), or use another Python or image"
+        f"{sys.executable}: {reason(error)}: this environment has {found or 'nothing of it'}:"
+        " activate the one in which this package is installed, as by source .venv/bin/activate, or"
+        " install it here (pip install vertex-trainer)"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tests.fixtures import Capture, Patch
+from tests.fixtures import Capture, Log, Patch
 from tests.workers import until
 from trainer.base.log import log, start_logging
 from trainer.base.run_files.job_directory import JobDir
@@ -142,6 +142,10 @@ def test_a_line_for_people_has_the_same_columns_and_a_value_beside_its_evaluatio
         "   0:01 left"
     )
     assert len(line) <= 100
+    kept = fitting_line("epoch  1/10", values, "", "waits for input 45 %  0:01 left", {"val_new"})
+    assert "val_new 2 " in kept
+    assert "val_accuracy" not in kept
+    assert len(kept) <= 100
     assert (
         fitting_line("step 1/2", {"loss": 1.0}, "7 images/s", "")
         == "step 1/2  loss 1         7 images/s"
@@ -151,7 +155,7 @@ def test_a_line_for_people_has_the_same_columns_and_a_value_beside_its_evaluatio
 def test_the_bar_on_a_terminal_shows_losses_speed_and_time_left(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "120")
     progress = Progress(0, 20, steps_per_epoch=4, examples_per_step=8)
     reporter = Reporter(
@@ -167,8 +171,32 @@ def test_the_bar_on_a_terminal_shows_losses_speed_and_time_left(
         reporter.on_call(progress, logs)
     reporter.close()
     assert "10/20 40 images/s  0:02 left  [/loss] 1.25" in re.sub(
-        r"\x1b\[[\d;?]*\w", "", capsys.readouterr().out
+        r"\x1b\[[\d;?]*\w", "", capsys.readouterr().err
     )
+
+
+def test_a_run_without_a_terminal_shows_a_line_a_minute(
+    tmp_path: Path, monkeypatch: Patch, caplog: Log
+) -> None:
+    clock = [1e6]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    caplog.set_level("INFO", "trainer")
+    progress = Progress(0, 1000, steps_per_epoch=1000, examples_per_step=8)
+    reporter = Reporter(
+        TrainConfig(tensorboard=False, epochs=1),
+        JobDir(tmp_path, tmp_path / "checkpoints", tmp_path / "logs", tmp_path / "model"),
+        progress,
+        lambda: None,
+    )
+    reporter.begin()
+    logs = StepLogs(("loss",), np.full((1, 1), 1.25), {})
+    for _ in range(13):  # 130 seconds
+        clock[0] += 10
+        progress.advance(logs, 1.0)
+        reporter.on_call(progress, logs)
+    reporter.close()
+    steps = [line.split()[1] for line in caplog.messages]
+    assert steps == ["6/1,000", "12/1,000"]
 
 
 def test_the_call_that_traces_is_not_timed() -> None:

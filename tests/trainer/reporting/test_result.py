@@ -40,6 +40,8 @@ def test_an_unplanned_end_is_counted_as_a_restart(
 ) -> None:
     assert begun(tmp_path).restarts == 0
     assert begun(tmp_path, {"state": state, "restarts": 3}).restarts == restarts
+    refused = {"state": state, "restarts": 3, "exit_code": USER_MUST_CHANGE}
+    assert begun(tmp_path, refused).restarts == 3
 
 
 def test_repeated_steps_are_counted_from_the_last_reported_one(tmp_path: Path) -> None:

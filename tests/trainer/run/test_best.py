@@ -11,7 +11,7 @@ from tests.support import refused, small
 from trainer.base.run_files.job_files import finite
 from trainer.run.run_state import Best
 from trainer.training.callback_states import CallbackStates
-from trainer.training.callbacks import EarlyStopping
+from trainer.training.callbacks import EarlyStopping, stop_reason
 
 NAN = float("nan")
 OWN = "--model=tests.models:classifier"  # the values of a named model are checked earlier
@@ -104,6 +104,8 @@ def stops_after(stopping: EarlyStopping, values: list[float]) -> int | None:
         stopping.on_train_batch_end(1, {stopping.monitor: value})
         stopping.on_epoch_end(epoch, {stopping.monitor: value})
         if stopping.model.stop_training:
+            why = stop_reason([keras.callbacks.Callback(), stopping])
+            assert why.startswith("EarlyStopping: ")
             return epoch
     return None
 

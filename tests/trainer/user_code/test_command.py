@@ -3,6 +3,8 @@
 import functools
 import importlib
 import operator
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from tests.fixtures import Capture
 from trainer import check, generate, task
 from trainer.base.errors import PlatformFault, UserError
+from trainer.base.log import ANSWER, log
 from trainer.data import prepare
 from trainer.user_code.command import command
 
@@ -21,6 +24,9 @@ def raising(error: BaseException) -> Callable[..., int]:
         raise error
 
     return work
+
+
+LINE = raising.__code__.co_firstlineno + 2  # which raises
 
 
 def in_a_module_in_c(arguments: object) -> int:
@@ -46,7 +52,7 @@ def in_a_module_in_c(arguments: object) -> int:
         (
             raising(ZeroDivisionError("x")),
             2,
-            "error: tests/trainer/user_code/test_command.py:21 in work: ZeroDivisionError: x; ",
+            f"error: tests/trainer/user_code/test_command.py:{LINE} in work: ZeroDivisionError: x;",
         ),
         (
             functools.partial(operator.getitem, {}),
@@ -61,6 +67,38 @@ def test_an_exception_becomes_a_line_and_a_code(
     assert command("starts from scratch")(work)([]) == code
     found = capsys.readouterr()
     assert (found.out + found.err).startswith(line)
+
+
+def test_the_answer_of_a_command_stands_alone_on_stdout(capsys: Capture) -> None:
+    def work(arguments: object) -> int:
+        log.info("loads the model")
+        log.info("loss 0.5", extra=ANSWER)
+        log.warning("low")
+        return 0
+
+    assert command("starts from scratch", answers=True)(work)([]) == 0
+    assert capsys.readouterr() == ("loss 0.5\n", "loads the model\nwarning: low\n")
+    assert command("starts from scratch")(work)([]) == 0
+    assert capsys.readouterr() == ("loads the model\nloss 0.5\n", "warning: low\n")
+
+
+def test_a_reader_that_ends_ends_no_training() -> None:
+    text = "\n".join(
+        [
+            "from trainer.base.log import log, start_logging",
+            "start_logging()",
+            "for number in range(3):",
+            "    log.info('x' * 100_000)",
+            "log.error('the end')",
+        ]
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(
+        [sys.executable, "-c", text], stdout=writer, stderr=subprocess.PIPE, text=True, check=True
+    )
+    os.close(writer)
+    assert ended.stderr == "error: the end\n"
 
 
 @pytest.mark.parametrize("module", ["tensorflow.of_another_version", "keras.src.nothing"])

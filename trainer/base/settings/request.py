@@ -43,6 +43,15 @@ from trainer.base.settings.yaml_file import read_yaml
 RECIPES = Path(__file__).parents[2] / "recipes"
 NAMING = ("recipe", *FUNCTIONS)  # settings that decide which others there are
 LENGTHS = ("steps", "epochs")  # a flag of either replaces both of a recipe
+# What users of Keras and of other trainers look for, and what does it here.
+_ELSEWHERE = {
+    "batch_size": "use --global_batch_size, the examples of a step over all replicas",
+    "gpus": "use --replicas, the number of local devices",
+    "lr": "use --learning_rate",
+    "optimizer": "call model.compile(optimizer, …) in the function that --model names",
+    "resume": "the same command with the same --job_dir resumes",
+    "validation_split": "use --evaluation_fraction, the share of examples that is held out",
+}
 
 
 @dataclass(frozen=True)
@@ -215,6 +224,9 @@ def parse_request(
     usual = {*usage.usual, *of_functions} if usage.usual else ()
     shown = fields if usage.shows_settings else options
     answer_help(words, dataclasses.replace(usage, usual=usual), shown.values())
+    for name in map(flag_name, words):
+        if name in _ELSEWHERE and name not in fields:
+            raise UserError(f"unknown flag --{name}: {_ELSEWHERE[name]}")
     texts = read_flags(words, fields, lambda name: usage.flags + overrides.functions.hint(name))
     return make_request(kind, texts, usage, overrides)
 

@@ -145,6 +145,7 @@ def test_those_of_another_built_in_model_are_left_out_of_a_recipe_and_refused_as
             "unknown flag --my_lamda; did you mean 'my_lambda'? --help=all lists them all",
         ),
         (["--rows=9", "--depth=3"], "depth=3 must be one of 2, 4."),
+        (["--rows=9", "--lr=3"], "unknown flag --lr: use --learning_rate"),
         (["--rows=9", "--bias=perhaps"], "bias='perhaps' must be true or false"),
         ([], "rows is missing, one of the settings of data=mine.data:load: use --rows=VALUE"),
         (
