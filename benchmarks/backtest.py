@@ -2,7 +2,7 @@
 benchmarks.backtest`.
 
 Nothing is timed. benchmarks/published_times.yaml has the tables; this makes the constants of
-deploy/planning/extrapolation.py, and docs/compare.md shows what it prints. Every source has the
+deploy/planning/extrapolation.py, and docs/decisions/13-plans.md shows what it prints. Every source has the
 same weight, however many tables it has.
 """
 
