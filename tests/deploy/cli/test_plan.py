@@ -202,8 +202,8 @@ def test_the_verb_plans_by_a_short_run(tmp_path: Path, capsys: Capture) -> None:
     ]
     given = ["cpu", *flags, f"--from={short}", f"--out={out}", "--price-per-hour=cpu=0.5"]
     assert main(["plan", *given, f"--plan={planted_plan(tmp_path)}", "--fit"]) == 0
-    shown = capsys.readouterr().out
-    assert "# cpu: --fit is ignored: a run of --from shows this tier as it is\n" in shown
+    shown, notes = capsys.readouterr()
+    assert "# cpu: --fit is ignored: a run of --from shows this tier as it is\n" in notes
     assert (
         "  cheapest    cpu standard          0.02 USD (0.01 - 0.05)        2.4 min (1.4 - 6)"
         in shown

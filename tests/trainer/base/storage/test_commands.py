@@ -87,6 +87,6 @@ def test_a_run_in_a_bucket_is_evaluated_and_predicts(
         (bucket.url("no"), "no objects found"),
     ):
         assert predict.main([run, *here]) == 2
-        (shown,) = capsys.readouterr().err.splitlines()
+        *_, shown = capsys.readouterr().err.splitlines()
         assert run in shown
         assert line in shown
