@@ -2,8 +2,8 @@
 benchmarks.backtest`.
 
 Nothing is timed. benchmarks/published_times.yaml has the tables; this makes the constants of
-deploy/planning/extrapolation.py, and docs/compare.md shows what it prints. Every source has the
-same weight, however many tables it has.
+deploy/planning/extrapolation.py, and docs/decisions/13-plans.md shows what it prints. Every source
+has the same weight, however many tables it has.
 """
 
 import statistics

@@ -2,9 +2,8 @@
 
     python -m trainer.task --recipe=wgan_gp_digits --job_dir=runs/digits
     python -m trainer.task --recipe=wgan_gp_fashion --data=FOLDER --job_dir=runs/clothes
-    python -m deploy compare cpu cpu-2workers --recipe=wgan_gp_digits --steps=120
-    --report_every_steps=10 \
-        --sample_every_steps=0 --out=runs/tiers
+    python -m deploy compare cpu cpu-2workers --recipe=wgan_gp_digits --steps=120 \
+        --report_every_steps=10 --sample_every_steps=0 --out=runs/tiers
     python -m docs.pictures runs/digits runs/clothes runs/tiers
 """
 

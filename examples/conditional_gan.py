@@ -1,6 +1,5 @@
-"""python -m trainer.task --model=examples.conditional_gan:build --data=digits --image_size=16
---latent_dim=32 \
-    --learning_rate=1e-3 --steps=2000 --job_dir=runs/conditional_gan
+"""python -m trainer.task --model=examples.conditional_gan:build --data=digits --image_size=16 \
+    --latent_dim=32 --learning_rate=1e-3 --steps=2000 --job_dir=runs/conditional_gan
 
 Draws handwritten digits of a given class, with a train_step of its own: see
 runs/conditional_gan/samples. The saved model takes noise and classes. What a train_step has to do

@@ -1,6 +1,6 @@
-"""python -m trainer.task --model=examples.fine_tuning:build --data=digits --image_size=32
---channels=3 --weights=none \
-    --evaluation_fraction=0.2 --learning_rate=1e-3 --epochs=1 --job_dir=runs/fine_tuning
+"""python -m trainer.task --model=examples.fine_tuning:build --data=digits --image_size=32 \
+    --channels=3 --weights=none --evaluation_fraction=0.2 --learning_rate=1e-3 --epochs=1 \
+    --job_dir=runs/fine_tuning
 
 Trains MobileNetV2, as Keras has it, for classes of your own. This command needs no network, and
 only shows that it runs: it starts from random weights, on the digits in the package.

@@ -1,6 +1,6 @@
-"""python -m trainer.task --model=examples.image_and_metadata:build
---data=examples.image_and_metadata:data \
-    --learning_rate=3e-3 --epochs=20 --evaluation_fraction=0.2 --job_dir=runs/image_and_metadata
+"""python -m trainer.task --model=examples.image_and_metadata:build \
+    --data=examples.image_and_metadata:data --learning_rate=3e-3 --epochs=20 \
+    --evaluation_fraction=0.2 --job_dir=runs/image_and_metadata
 
 Predicts one number from an image and from what else is known of it, two inputs by name: the size of
 a ball from its picture and the distance of the camera. The pictures are generated; val_mae becomes

@@ -1,7 +1,6 @@
-"""python -m trainer.task --model=examples.keras_hub_lora:build --data=examples.keras_hub_lora:data
---texts=docs \
-    --global_batch_size=32 --micro_batches=2 --learning_rate=1e-2 --epochs=2
-    --job_dir=runs/keras_hub_lora
+"""python -m trainer.task --model=examples.keras_hub_lora:build \
+    --data=examples.keras_hub_lora:data --texts=docs --global_batch_size=32 --micro_batches=2 \
+    --learning_rate=1e-2 --epochs=2 --job_dir=runs/keras_hub_lora
 
 Tunes a language model of KerasHub to the texts of a folder by LoRA: its weights stay as they are,
 but for the biases of each query and value of the attention; two small matrices for each of these

@@ -1,6 +1,5 @@
-"""python -m trainer.task --model=examples.multi_label:build --data=examples.multi_label:data
---image_size=16 \
-    --learning_rate=3e-3 --epochs=5 --job_dir=runs/multi_label
+"""python -m trainer.task --model=examples.multi_label:build --data=examples.multi_label:data \
+    --image_size=16 --learning_rate=3e-3 --epochs=5 --job_dir=runs/multi_label
 
 Finds all labels that an image has, of which there may be several or none: whether a handwritten
 digit is even, is prime, is written with a closed loop. The digits are those in the package; val_auc

@@ -1,6 +1,5 @@
-"""python -m trainer.task --model=examples.segmentation:build --data=examples.segmentation:data
---learning_rate=3e-3 \
-    --global_batch_size=16 --epochs=4 --job_dir=runs/segmentation
+"""python -m trainer.task --model=examples.segmentation:build --data=examples.segmentation:data \
+    --learning_rate=3e-3 --global_batch_size=16 --epochs=4 --job_dir=runs/segmentation
 
 Finds the pixels of an object: images with one disc each in strong noise, which are generated, and a
 small U-Net. val_iou becomes 0.82. Images of other sizes and with several channels do as well:

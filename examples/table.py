@@ -1,6 +1,5 @@
-"""python -m trainer.task --model=examples.table:build --data=examples.table:data
---learning_rate=1e-2 \
-    --epochs=30 --evaluation_fraction=0.2 --job_dir=runs/table
+"""python -m trainer.task --model=examples.table:build --data=examples.table:data \
+    --learning_rate=1e-2 --epochs=30 --evaluation_fraction=0.2 --job_dir=runs/table
 
 Predicts one number from each row of a table, and evaluates it on a fifth of the rows after each
 epoch. The table is a CSV file, with a header or without, what to predict in the last column: add

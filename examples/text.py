@@ -1,6 +1,5 @@
-"""python -m trainer.task --model=examples.text:build --data=examples.text:data --learning_rate=1e-3
-\
-    --epochs=3 --evaluation_fraction=0.2 --job_dir=runs/text
+"""python -m trainer.task --model=examples.text:build --data=examples.text:data \
+    --learning_rate=1e-3 --epochs=3 --evaluation_fraction=0.2 --job_dir=runs/text
 
 Tells spam from other messages by a small transformer, which reads text: the vocabulary, made from
 the messages of the run, is part of the model, so that new messages have the same words. The

@@ -72,7 +72,7 @@ def commands(page: Path) -> Iterator[Command]:
         for line in block.replace("\\\n", " ").splitlines():
             yield from parsed(name, line.strip().removeprefix("$ "))
     # without the keys of entries
-    prose = re.sub(r"^```.*?^```|^- `.*?`$", "", text, flags=re.MULTILINE | re.DOTALL)
+    prose = re.sub(r"^```.*?^```|^- `[^\n]*`$", "", text, flags=re.MULTILINE | re.DOTALL)
     for code in re.findall(r"`([^`\n]+)`", prose):
         if "…" not in code and "VERB" not in code:  # a pattern, not a command
             yield from parsed(name, code)

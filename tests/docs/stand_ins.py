@@ -14,6 +14,12 @@ from tests.docs.sources import ROOT
 COUNT = 24
 
 
+def code_of_readme() -> list[str]:
+    """Returns the Python blocks of README: train.py, a script that calls fit, and mine.py."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+
+
 def make_stand_ins(folder: Path) -> None:
     """Makes them in `folder`: random images of 10 classes, a table of examples/table.py, and the
     pages' code."""
@@ -34,10 +40,7 @@ def make_stand_ins(folder: Path) -> None:
     (folder / "my").mkdir()
     for program in ("train.py", "my/task.py"):
         (folder / program).write_text("")
-    (code,) = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S
-    )
-    (folder / "mine.py").write_text(code)
+    (folder / "mine.py").write_text(code_of_readme()[1])
     (folder / "my_models").mkdir()
     (folder / "my_models" / "__init__.py").touch()
     cells = json.loads((ROOT / "docs" / "from_fit_to_four_gpus.ipynb").read_text(encoding="utf-8"))[

@@ -48,7 +48,7 @@ def work(tmp_path: Path, monkeypatch: Patch, cloud: Emulator) -> Path:
     region."""
     folder = tmp_path / "work"
     make_stand_ins(folder)
-    (folder / "pieces").mkdir()
+    (folder / "shards").mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
     monkeypatch.setenv("CLOUDSDK_AI_REGION", "us-central1")

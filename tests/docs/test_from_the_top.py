@@ -18,7 +18,7 @@ import pytest
 from docs import pictures
 from tests.docs.commands import Command, documented
 from tests.docs.sources import ROOT
-from tests.docs.stand_ins import make_stand_ins
+from tests.docs.stand_ins import code_of_readme, make_stand_ins
 from tests.support import of_model
 
 SMALL = ["--width=4", "--latent_dim=8", "--critic_steps=1", "--global_batch_size=4"]
@@ -36,6 +36,7 @@ OFFLINE = {
 LOCAL = (
     "trainer.data.prepare",
     "trainer.task",
+    "trainer.launch",
     "trainer.check",
     "trainer.generate",
     "trainer.evaluate",
@@ -58,6 +59,7 @@ def reduced(command: Command) -> list[str]:
     if command.subject == "trainer.data.prepare":
         return [word.replace("--image_size=64", "--image_size=16") for word in words]
     as_it_is = (
+        "trainer.launch",
         "trainer.generate",
         "trainer.evaluate",
         "trainer.predict",
@@ -110,6 +112,7 @@ def local_commands() -> list[Command]:
 @pytest.mark.slow
 def test_every_local_command_of_the_pages_in_order(tmp_path: Path) -> None:
     make_stand_ins(tmp_path)
+    (tmp_path / "train.py").write_text(code_of_readme()[0])
     folders: dict[tuple[str, ...], Path] = {}
     path = f"{tmp_path}:{ROOT}"
     environment = {
