@@ -9,13 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 
 from tests.drill import last_state
 from tests.own_runs import arguments_of
-from tests.support import largest_difference, run_job, run_steps
-from trainer.base.settings.request import resolve
+from tests.support import largest_difference, resolved, run_job, run_steps, saved_model
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.training.checkpoint import checkpoint_folders, read_checkpoint, snapshot, variables_of
@@ -26,7 +24,7 @@ STEPS = 4
 def settings(*flags: str) -> TrainConfig:
     """Returns the settings of the example's own command, in float64."""
     short = ["--precision=float64", "--global_batch_size=8", f"--steps={STEPS}"]
-    return resolve([*arguments_of("keras_hub_lora"), *short, *flags]).config
+    return resolved(*arguments_of("keras_hub_lora"), *short, *flags)
 
 
 def resumed_on_two_replicas(folder: Path) -> dict[str, Any]:
@@ -40,7 +38,7 @@ def resumed_on_two_replicas(folder: Path) -> dict[str, Any]:
         )
     manifest, _ = read_checkpoint(checkpoint_folders(folder / "checkpoints")[-1])
     values = last_state(folder)
-    saved = keras.models.load_model(folder / "model" / "model.keras", compile=False)
+    saved = saved_model(folder)
     tokens = np.arange(64, dtype="int32")[None]
     x = {"token_ids": tokens, "padding_mask": np.ones_like(tokens)}
     return {

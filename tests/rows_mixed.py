@@ -66,7 +66,7 @@ stateful = _with(lambda x: x + tf.ensure_shape(tf.py_function(np.random.rand, []
 shifted = _with(lambda x: tf.nn.softmax(x - tf.reduce_max(x)))
 asserted = _with(lambda x: (tf.debugging.assert_less(tf.reduce_max(x), 1e6), x)[1])
 of_batch_in_branch = _with(
-    lambda x: tf.cond(tf.reduce_sum(x) > 1e9, lambda: x - tf.reduce_mean(x, 0), lambda: x),
+    lambda x: tf.cond(tf.reduce_sum(x) > 1e9, lambda: x - tf.reduce_mean(x, 0), lambda: x)
 )
 
 

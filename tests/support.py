@@ -1,5 +1,6 @@
 """Runs a few steps of a model in this process, on any number of replicas."""
 
+import json
 import os
 import re
 import time
@@ -84,6 +85,30 @@ def classifier_of(
     )
 
 
+def resolved(*flags: str) -> TrainConfig:
+    return resolve(flags).config
+
+
+def read_lines(path: Path) -> list[Any]:
+    """Returns the lines of a file of JSON lines."""
+    return [*map(json.loads, path.read_text().splitlines())]
+
+
+def saved_model(job_dir: Path) -> keras.Model:
+    return keras.models.load_model(job_dir / "model" / "model.keras", compile=False)
+
+
+def in_float64() -> None:
+    """Lets this process make models in float64."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+
+
+def slow(*values: Any, id: str | None = None) -> Any:
+    """Returns a parameter of a test that only `make test-all` runs."""
+    return pytest.param(*values, id=id, marks=pytest.mark.slow)
+
+
 def weights(model: keras.Model) -> dict[str, Any]:
     """Returns every weight tensor by its position in the model."""
     return {
@@ -92,11 +117,10 @@ def weights(model: keras.Model) -> dict[str, Any]:
     }
 
 
-def largest_difference(
-    one: dict[str, Any], other: dict[str, Any], smallest_norm: float = 1e-30
-) -> float:
-    """Returns the largest L2 difference of any tensor, relative to its norm (at least
-    `smallest_norm`)."""
+def largest_difference(one: Any, other: Any, smallest_norm: float = 1e-30) -> float:
+    """Returns the largest L2 difference of any tensor of two models, or of two dictionaries,
+    relative to its norm (at least `smallest_norm`)."""
+    one, other = (each if isinstance(each, dict) else weights(each) for each in (one, other))
     assert one.keys() == other.keys()
     norms = {name: max(float(np.linalg.norm(one[name])), smallest_norm) for name in one}
     return max(float(np.linalg.norm(one[name] - other[name])) / norms[name] for name in one)
@@ -112,7 +136,7 @@ def small(*flags: str) -> TrainConfig:
         "--latent_dim=16",
         "--global_batch_size=16",
     ]
-    return resolve([*of_model([*base, "--critic_steps=2", "--steps=50"], flags), *flags]).config
+    return resolved(*of_model([*base, "--critic_steps=2", "--steps=50"], flags), *flags)
 
 
 def of_model(flags: Sequence[str], others: Sequence[str]) -> list[str]:

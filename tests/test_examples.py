@@ -3,16 +3,23 @@ replicas."""
 
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from examples import table
 from tests.own_runs import EXAMPLES, arguments_of
-from tests.support import largest_difference, real_data, run_job, run_steps, weights
+from tests.support import (
+    largest_difference,
+    real_data,
+    resolved,
+    run_job,
+    run_steps,
+    saved_model,
+    slow,
+    weights,
+)
 from trainer.base.run_files.job_files import read_stats
-from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.sources import load_dataset
 from trainer.user_code.interface import ModelInterface
@@ -34,15 +41,11 @@ SLOW = {
 
 def settings(name: str, *more: str) -> TrainConfig:
     """Returns the settings of the example's own command, but with a few steps and small batches."""
-    return resolve([*arguments_of(name), *SHORT, *more]).config
+    return resolved(*arguments_of(name), *SHORT, *more)
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
-        for name in sorted(EXAMPLES.keys() - {LARGE})
-    ],
+    "name", [slow(name) if name in SLOW else name for name in sorted(EXAMPLES.keys() - {LARGE})]
 )
 def test_an_example_runs_by_its_own_command_with_the_same_numbers_on_two_replicas(
     name: str, tmp_path: Path
@@ -55,7 +58,7 @@ def test_an_example_runs_by_its_own_command_with_the_same_numbers_on_two_replica
     assert entry["step"] == STEPS
     assert LOSSES.get(name, {"loss"}) <= entry["losses"].keys()
     assert len([*job_dir.glob("samples/*.png")]) == (name == "conditional_gan")
-    saved = keras.models.load_model(job_dir / "model" / "model.keras", compile=False)
+    saved = saved_model(job_dir)
     alone, _ = run_steps(settings(name, "--precision=float64", f"--steps={STEPS}"), STEPS)
     expected = weights(ModelInterface.of(alone).templates()["model"])
     # Adam moves a weight without effect, as the bias of an attention's keys, by rounding alone.
@@ -65,9 +68,7 @@ def test_an_example_runs_by_its_own_command_with_the_same_numbers_on_two_replica
 @pytest.mark.slow
 def test_the_large_example_runs_by_its_own_command(tmp_path: Path) -> None:
     job_dir = run_job(settings(LARGE, f"--job_dir={tmp_path}", "--steps=2"))
-    assert keras.models.load_model(
-        job_dir / "model" / "model.keras", compile=False
-    ).output_shape == (None, 10)
+    assert saved_model(job_dir).output_shape == (None, 10)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures import Patch
-from tests.support import refused, run_job
+from tests.support import refused, resolved, run_job
 from trainer.base.run_files.job_files import read_stats
-from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.run import replica_check
 
@@ -22,15 +21,13 @@ SERIES = "timeseries_classification_from_scratch"
 def settings(name: str, *more: str) -> TrainConfig:
     """Returns the settings of an example's few steps of a small batch."""
     module = f"tests.keras_io.{name}"
-    return resolve(
-        [
-            f"--model={module}:build",
-            f"--data={module}:data",
-            "--global_batch_size=4",
-            "--steps=2",
-            *more,
-        ]
-    ).config
+    return resolved(
+        f"--model={module}:build",
+        f"--data={module}:data",
+        "--global_batch_size=4",
+        "--steps=2",
+        *more,
+    )
 
 
 @pytest.mark.slow  # quick ones, of our examples: tests/test_examples.py

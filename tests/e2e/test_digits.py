@@ -14,7 +14,7 @@ import pytest
 from keras import layers
 
 from tests import workers
-from trainer.base.settings.request import resolve
+from tests.support import resolved
 from trainer.data.image_arrays import load_digits
 from trainer.measures.fid import neighbour_metrics
 
@@ -37,7 +37,7 @@ def test_digits_are_those_that_were_asked_for_and_not_copies_or_one_mode(tmp_pat
     # In a random order: the last of the data set are those of writers whom a judge of the first
     # would not know.
     order = np.random.default_rng(0).permutation(1797)
-    digits = load_digits(resolve(["--recipe=wgan_gp_digits"]).config).train.first(1797)
+    digits = load_digits(resolved("--recipe=wgan_gp_digits")).train.first(1797)
     images, labels = (rows[order] for rows in digits)
     known = len(images) * 4 // 5
     keras.utils.set_random_seed(0)

@@ -5,7 +5,6 @@ one.
 longer drill.
 """
 
-import json
 import os
 import random
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.drill import MOMENTS, drill, last_state, losses, numbers
+from tests.drill import MOMENTS, drill, last_state, losses, numbers, read
 
 KILLS = int(os.environ.get("TRAINER_DRILL_KILLS", "2"))
 SEED = int(os.environ.get("TRAINER_DRILL_SEED", "0"))
@@ -40,7 +39,7 @@ def check_same(one: Path, other: Path, *, tolerance: float = 0.0) -> None:
     ]
     assert pictures[0].keys() == pictures[1].keys()
     assert tolerance or pictures[0] == pictures[1]
-    first, second = (json.loads((folder / "result.json").read_text()) for folder in (one, other))
+    first, second = (read(folder / "result.json") for folder in (one, other))
     assert (first["state"], second["state"], first["steps"]) == ("done", "done", second["steps"])
     assert (one / "model" / "model.keras").is_file()
     assert not list(one.glob("checkpoints/.*"))
@@ -59,7 +58,7 @@ def test_a_run_that_is_killed_many_times_ends_with_the_same_numbers(tmp_path: Pa
     )
     drill(tmp_path / "control", steps, [], SEED)
     check_same(tmp_path / "drill", tmp_path / "control")
-    result = json.loads((tmp_path / "drill" / "result.json").read_text())
+    result = read(tmp_path / "drill" / "result.json")
     assert result["restarts"] <= KILLS
     print(
         f"\n{KILLS} kills: {result['restarts']} restarts, {result['steps_repeated']} of {steps}"

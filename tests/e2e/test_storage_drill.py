@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from tests.drill import last_state
+from tests.fixtures import Patch
 from tests.trainer.base.storage.fault_proxy import fault_proxy
 from tests.workers import ROOT, until
 from trainer.base.errors import DONE
@@ -60,7 +61,7 @@ def step_of(log: Path) -> int:
 
 @pytest.mark.slow
 def test_kills_behind_random_faults_change_no_bit(
-    gcs_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gcs_server: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     chance = random.Random(int(os.environ.get("TRAINER_DRILL_SEED", "0")))
     log = tmp_path / "log"

@@ -18,6 +18,7 @@ from deploy.platform.local import free_addresses
 from tests import workers
 from tests.drill import last_state, losses, numbers, read, stats
 from tests.fixtures import Patch
+from tests.support import saved_model
 from tests.workers import until
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE
 from trainer.base.settings.train_config import TrainConfig
@@ -81,10 +82,7 @@ def test_workers_begin_from_the_weights_of_a_checkpoint(
     first = alone("mlp")
     flags = [*COMMON, *MODELS["mlp"], "--precision=float64", "--steps=1", "--learning_rate=1e-30"]
     second = trained(tmp_path / "second", 2, [*flags, f"--initial_checkpoint={first}"])
-    models = [
-        keras.models.load_model(run / "model" / "model.keras", compile=False)
-        for run in (first, second)
-    ]
+    models = [saved_model(run) for run in (first, second)]
     for value, start in zip(*(model.get_weights() for model in models), strict=True):
         np.testing.assert_array_equal(start, value)
 

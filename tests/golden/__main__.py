@@ -11,8 +11,8 @@ import tensorflow as tf
 from tests.golden import FOLDER, RUNS
 from tests.golden.comparison import CHANGED, compare, write_golden
 from tests.golden.measuring import instructions, measure
+from tests.support import resolved
 from trainer.base.run_files.job_files import read_json
-from trainer.base.settings.request import resolve
 
 # after which a new file has numbers, and after the last; a known file keeps its own
 STEPS = (1, 2, 4, 8, 16, 30)
@@ -23,7 +23,7 @@ def record(name: str) -> str:
     what was done."""
     file = FOLDER / f"{name}.json"
     golden, _ = read_json(file)
-    last = resolve(RUNS[name]).config.steps or 1
+    last = resolved(*RUNS[name]).steps or 1
     steps = golden.get("steps") or sorted({*(step for step in STEPS if step < last), last})
     measured = measure(RUNS[name], steps, control=True)
     digests = {

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.golden.comparison import losses_apart, moment
-from trainer.base.settings.request import resolve
+from tests.support import resolved
 from trainer.base.settings.train_config import TrainConfig
 from trainer.checks.on_gpus import ORDERS, runner_and_rows
 from trainer.cluster.strategy import make_replicas
@@ -37,11 +37,7 @@ def measure(
     control: whether to also measure how much the numbers change if the rows are in another order.
     """
     config = dataclasses.replace(
-        resolve(flags).config,
-        replicas=replicas,
-        strategy="auto",
-        expect_devices=0,
-        jit_compile="false",
+        resolved(*flags), replicas=replicas, strategy="auto", expect_devices=0, jit_compile="false"
     )
     setup = _build_start(config)
     states = list(_states(setup, steps))

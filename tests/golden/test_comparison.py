@@ -5,13 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.golden.comparison import (
-    CHANGED,
-    EQUAL,
-    ROUNDING,
-    compare,
-    moment,
-)
+from tests.golden.comparison import CHANGED, EQUAL, ROUNDING, compare, moment
 
 STEPS = [1, 2]
 SIZES = [600, 3]

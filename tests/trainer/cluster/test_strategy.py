@@ -48,11 +48,7 @@ def test_gpus_that_are_hidden_are_not_used(monkeypatch: Patch) -> None:
 
 @pytest.mark.parametrize(
     ("config", "used"),
-    [
-        (TrainConfig(), 4),
-        (TrainConfig(replicas=2), 2),
-        (TrainConfig(strategy="one_device"), 1),
-    ],
+    [(TrainConfig(), 4), (TrainConfig(replicas=2), 2), (TrainConfig(strategy="one_device"), 1)],
 )
 def test_gpus_beyond_the_replicas_are_hidden(
     config: TrainConfig, used: int, monkeypatch: Patch

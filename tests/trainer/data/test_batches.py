@@ -49,11 +49,7 @@ def test_an_epoch_is_a_permutation_cut_into_steps() -> None:
 
 @pytest.mark.parametrize(
     "examples",
-    [
-        numbered(8),
-        NestedArrays({"a": np.arange(8)}),
-        Subset(numbered(8), 0, 0, 8),
-    ],
+    [numbered(8), NestedArrays({"a": np.arange(8)}), Subset(numbered(8), 0, 0, 8)],
     ids=lambda examples: type(examples).__name__,
 )
 def test_rows_are_gathered_in_the_hosts_memory(examples: Any) -> None:

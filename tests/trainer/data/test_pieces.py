@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.drill import read
 from tests.fixtures import Capture, Patch
 from tests.support import refused
 from tests.trainer.data.test_sources import png, write_tfrecord
@@ -107,10 +108,10 @@ def test_pieces_of_something_else_are_left_alone(photos: Path, tmp_path: Path) -
     destination = tmp_path / "prepared"
     index = prepare(photos, destination)
     assert prepare(photos, destination) == index
-    with pytest.raises(UserError, match="other data or settings: use another"):
+    with refused("other data or settings: use another"):
         prepare(photos, destination, image_size=32)
     (photos / "train" / "a" / "000.png").write_bytes(png(77))
-    with pytest.raises(UserError, match="other data or settings: use another"):
+    with refused("other data or settings: use another"):
         prepare(photos, destination)
 
 
@@ -125,7 +126,7 @@ def test_a_fraction_of_prepared_data_is_refused(photos: Path, tmp_path: Path) ->
 
 def test_bad_images_are_told_and_may_be_left_out(photos: Path, tmp_path: Path) -> None:
     (photos / "train" / "a" / "zzz.png").write_bytes(b"no image")
-    with pytest.raises(UserError, match="1 image files cannot be decoded"):
+    with refused("1 image files cannot be decoded"):
         prepare(photos, tmp_path / "prepared")
     index = prepare(photos, tmp_path / "prepared", skip_bad_images=True)
     assert len(index["skipped"]) == 1
@@ -244,7 +245,7 @@ def flip(path: Path) -> None:
 
 
 def changed(folder: Path, **changes: Any) -> None:
-    index = json.loads((folder / "pieces.json").read_text())
+    index = read(folder / "pieces.json")
     index["splits"]["train"][0].update(changes)
     (folder / "pieces.json").write_text(json.dumps(index))
 

@@ -1,18 +1,24 @@
 """Tests that data of a user's function are the same on any replicas, workers and restarts, or
 refused in one line."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.drill import read
 from tests.fixtures import Log, Patch
-from tests.support import largest_difference, refused, run_job, run_steps, weights
-from trainer.base.settings.request import resolve
+from tests.support import (
+    largest_difference,
+    refused,
+    resolved,
+    run_job,
+    run_steps,
+    saved_model,
+    slow,
+)
 from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
@@ -31,9 +37,9 @@ KINDS = [
     "rows",
     "batches",
     "tf_batches",
-    *(
-        pytest.param(kind, marks=pytest.mark.slow)
-        for kind in (
+    *map(
+        slow,
+        (
             "tf_endless",
             "named_inputs",
             "batches_and_arrays",
@@ -41,7 +47,7 @@ KINDS = [
             "list_of_rows",
             "tf_examples",
             "both",
-        )
+        ),
     ),
 ]
 
@@ -52,9 +58,9 @@ def settings(data: str, model: str = "regression", *flags: str) -> TrainConfig:
         f"--model=tests.own_data:{model}",
         "--precision=float64",
     ]
-    return resolve(
-        [*own, f"--global_batch_size={BATCH}", "--steps=8", "--learning_rate=0.01", *flags]
-    ).config
+    return resolved(
+        *own, f"--global_batch_size={BATCH}", "--steps=8", "--learning_rate=0.01", *flags
+    )
 
 
 def loaded(config: TrainConfig) -> Dataset:
@@ -186,16 +192,14 @@ def test_a_model_of_a_fixed_batch_trains_and_is_saved_as_in_fit(tmp_path: Path) 
         "windows", "stateful", "--precision=float32", f"--job_dir={tmp_path}", "--steps=6"
     )
     run_job(config)
-    trained = keras.models.load_model(tmp_path / "model" / "model.keras", compile=False)
+    trained = saved_model(tmp_path)
     dataset = loaded(config)
     expected = build_model(config, dataset)
     expected.optimizer.apply = type(expected.optimizer).apply.__get__(expected.optimizer)
     for x, y in steps_of("windows", 0, 1, 1, 0, 6):
         expected.train_on_batch(x, y)
-    assert largest_difference(weights(expected), weights(trained)) < 1e-5
-    assert json.loads((tmp_path / "result.json").read_text())["saved_model"].startswith(
-        "model.keras predicts"
-    )
+    assert largest_difference(expected, trained) < 1e-5
+    assert read(tmp_path / "result.json")["saved_model"].startswith("model.keras predicts")
     with refused("Expected batch size: 16 - Received batch size: 8"):
         run_steps(settings("windows", "stateful", "--replicas=2"), 1)
 
@@ -345,13 +349,13 @@ def test_an_endless_data_set_needs_steps() -> None:
         f"--global_batch_size={BATCH}",
     ]
     with refused("unknown or infinite: give the length of the run with --steps"):
-        load_dataset(resolve([*own, "--epochs=2"]).config)
+        load_dataset(resolved(*own, "--epochs=2"))
 
 
 MODELS = [
     ("two_outputs", "named_inputs"),
     *(
-        pytest.param(*case, marks=pytest.mark.slow)
+        slow(*case)
         for case in (
             ("regression", "weighted"),
             ("segmenter", "masks"),
@@ -370,7 +374,7 @@ def test_two_replicas_give_the_numbers_of_one(model: str, data: str) -> None:
     (one, logs), (two, logs_of_two) = (
         run_steps(settings(data, model, f"--replicas={n}"), 8) for n in (1, 2)
     )
-    agree = largest_difference(weights(one), weights(two)) < 1e-12
+    agree = largest_difference(one, two) < 1e-12
     assert agree == (not depends_on_replicas(two, replicas=2))
     if agree:
         assert logs_of_two.means() == pytest.approx(logs.means(), rel=1e-10)
@@ -390,7 +394,7 @@ def test_class_weights_are_those_of_fit(data: str) -> None:
         expected.fit(
             x, y, batch_size=BATCH, class_weight={0: 1.0, 1: 3.0}, shuffle=False, verbose=0
         )
-    assert largest_difference(weights(expected), weights(found)) < 1e-12
+    assert largest_difference(expected, found) < 1e-12
 
 
 @pytest.mark.parametrize(

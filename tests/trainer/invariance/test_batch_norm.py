@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.fixtures import Patch
-from tests.support import refused
+from tests.support import refused, slow
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.invariance.batch_norm import normalize_in_place, separate_groups
@@ -171,16 +171,9 @@ def test_in_float32_several_replicas_are_as_exact_as_one() -> None:
     ("precision", "tolerance", "shape", "settings", "masked"),
     [
         ("float64", 1e-10, (ROWS, 3, 4, 5), {}, False),
-        pytest.param(
-            "float64",
-            1e-10,
-            (ROWS, 5, 6),
-            {"axis": 1, "center": False},
-            False,
-            marks=pytest.mark.slow,
-        ),
+        slow("float64", 1e-10, (ROWS, 5, 6), {"axis": 1, "center": False}, False),
         ("float64", 1e-10, (ROWS, 7, 5), {"scale": False}, True),
-        pytest.param("float32", 1e-3, (ROWS, 3, 4, 5), {}, False, marks=pytest.mark.slow),
+        slow("float32", 1e-3, (ROWS, 3, 4, 5), {}, False),
     ],
 )
 def test_replicas_normalise_as_one_does(

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras import layers
 
 from tests.fixtures import Log
-from tests.support import refused
+from tests.support import refused, slow
 from trainer.invariance.draws import draw_by_row, draw_by_row_everywhere
 from trainer.invariance.internals import layers_by_path, reset_layer_names, seed_initializers
 from trainer.invariance.layers import _DEPENDENT
@@ -106,10 +106,7 @@ LAYERS: dict[str, tuple[Callable[[], Any], Any]] = {
 QUICK = ("Dropout", "noise_shape", "TimeDistributed", "LSTM", "RandomCrop")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LAYERS if name not in QUICK)],
-)
+@pytest.mark.parametrize("name", [*QUICK, *(slow(name) for name in LAYERS if name not in QUICK)])
 def test_a_row_gets_the_same_numbers_on_any_number_of_replicas(name: str, caplog: Log) -> None:
     make, inputs = LAYERS[name]
     layer = independent(make, inputs)

@@ -9,7 +9,7 @@ import pytest
 
 from tests import workers
 from tests.fixtures import Capture, Patch
-from tests.support import classifier_of, refused, run_job, run_steps, small
+from tests.support import classifier_of, refused, run_job, run_steps, slow, small
 from trainer import check
 from trainer.base.errors import DONE, USER_MUST_CHANGE
 from trainer.base.run_files.job_files import read_result, read_run_info
@@ -59,11 +59,11 @@ def digest(replicas: int, *flags: str) -> str:
 @pytest.mark.parametrize(
     "flags",
     [
-        pytest.param(MLP, id="mlp", marks=SLOW),
+        slow(MLP, id="mlp"),
         pytest.param(NORMAL, id="batch norm"),
-        pytest.param((f"--model={__name__}:swished",), id="swish", marks=SLOW),
-        pytest.param(TEXT, id="masks", marks=SLOW),
-        pytest.param((*NORMAL, "--precision=mixed_bfloat16"), id="bfloat16", marks=SLOW),
+        slow((f"--model={__name__}:swished",), id="swish"),
+        slow(TEXT, id="masks"),
+        slow((*NORMAL, "--precision=mixed_bfloat16"), id="bfloat16"),
     ],
 )
 def test_all_variables_have_the_same_bits(flags: tuple[str, ...]) -> None:
@@ -167,7 +167,6 @@ def test_a_run_compares_bits_before_it_trains() -> None:
     assert verdict == ReplicaVerdict(True, equal_bits=True, precision="in float64")
     correlated = ("--model=tests.planted_dependences:correlation", "--data=tests.own_data:arrays")
     of_shards = ReplicaVerdict(**compare_few_rows(small(*correlated, FOUR)))
-    assert (of_shards.agrees, of_shards.equal_bits) == (
-        False,
-        False,
-    ), "a loss of a shard has equal bits, but is another"
+    assert (of_shards.agrees, of_shards.equal_bits) == (False, False), (
+        "a loss of a shard has equal bits, but is another"
+    )

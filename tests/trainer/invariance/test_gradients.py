@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.fixtures import Patch
 from tests.support import refused
 from trainer.invariance.batch_norm import normalize_in_place
 from trainer.invariance.gradients import sum_and_build, sum_first, update_average, use_averages
@@ -130,7 +131,7 @@ def test_what_keras_does_by_branches_is_refused_on_several_replicas(
                 sum_and_build(optimizer, [weight], "mixed_float16")
 
 
-def fused_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+def fused_updates(monkeypatch: Patch) -> None:
     build = keras.optimizers.Adam.build
 
     def changed(self: Any, variables: Any) -> None:
@@ -142,7 +143,7 @@ def fused_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras.optimizers.Adam, "build", changed)
 
 
-def normalized_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def normalized_in_place(monkeypatch: Patch) -> None:
     init = keras.layers.BatchNormalization.__init__
 
     def changed(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -161,7 +162,7 @@ def normalized_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_keras_own_tests_pass_with_our_parts_in_place(
-    module: str, put: Any, monkeypatch: pytest.MonkeyPatch
+    module: str, put: Any, monkeypatch: Patch
 ) -> None:
     """Runs the tests that Keras ships: of its optimizer with ours, of its layer with the call that
     we put in place."""

@@ -26,6 +26,7 @@ import tensorflow as tf
 
 import trainer
 from tests.fixtures import Patch
+from tests.support import slow
 from tests.trainer.invariance.test_draws import WORDS, Noisy, independent, on_replica
 from tests.trainer.invariance.test_gradients import make_strategy
 from trainer.invariance import internals
@@ -599,7 +600,7 @@ FAILURES: dict[str, Any] = {
     [
         # it waits ten seconds
         *list(FAILURES)[:-1],
-        pytest.param("OOM when allocating", marks=pytest.mark.slow),
+        slow("OOM when allocating"),
     ],
 )
 def test_errors_are_told_apart_by_their_texts(text: str) -> None:

@@ -10,8 +10,7 @@ import tensorflow as tf
 from keras import layers
 
 from tests.fixtures import Log
-from tests.support import largest_difference, prepared, run_steps, weights
-from trainer.base.settings.request import resolve
+from tests.support import in_float64, largest_difference, prepared, resolved, run_steps, weights
 
 ROWS = 48
 BATCH = 8
@@ -59,13 +58,12 @@ def config_of(*flags: str) -> Any:
         f"--global_batch_size={BATCH}",
         "--steps=6",
     ]
-    return resolve([*words, "--precision=float64", *flags]).config
+    return resolved(*words, "--precision=float64", *flags)
 
 
 def test_slices_of_a_token_are_summed_first() -> None:
     """Keras rounds the rates of Adam to float32, in float64 too."""
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
+    in_float64()
     fitted = [build(None, None, by_product=by_product) for by_product in (False, True)]
     for model in fitted:
         model.fit(batches(), shuffle=False, verbose=0)

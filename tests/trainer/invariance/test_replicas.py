@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.support import classifier_of, largest_difference, run_steps, small, weights
+from tests.support import classifier_of, largest_difference, run_steps, slow, small, weights
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 
@@ -66,7 +66,7 @@ def recomputing(config: TrainConfig, dataset: Dataset, *, mode: str = "") -> ker
     return classifier_of(dataset.image_shape, *layers, keras.layers.GlobalAveragePooling2D())
 
 
-@pytest.mark.parametrize("mode", ["full", pytest.param("activations", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", ["full", slow("activations")])
 def test_layers_that_keras_recomputes_train_to_the_same_numbers_on_any_number_of_replicas(
     mode: str,
 ) -> None:

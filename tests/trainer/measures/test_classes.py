@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.drill import read
 from tests.support import run_job, small
 from tests.trainer.measures.test_evaluation import setup_of
 from trainer import evaluate
@@ -93,9 +94,7 @@ def test_a_run_and_the_command_write_the_same(tmp_path: Path) -> None:
             "--checkpoint_every_steps=4",
         )
     )
-    result, found = (
-        json.loads((run / name).read_text()) for name in ("result.json", "classes.json")
-    )
+    result, found = (read(run / name) for name in ("result.json", "classes.json"))
     about = {"formulas": 1, "examples": 180}
     assert result["classes"] == {"step": 8, **about, "file": "classes.json"}
     metrics = result["final"]["metrics"]
@@ -103,8 +102,5 @@ def test_a_run_and_the_command_write_the_same(tmp_path: Path) -> None:
     assert found["classes"][-1]["name"] == "9"
     assert np.sum(found["confusion"]) == 180
     assert evaluate.main([str(run), f"--out={tmp_path / 'v.json'}"]) == 0
-    stated = json.loads((tmp_path / "v.json").read_text())
-    assert (
-        json.loads((tmp_path / stated["classes"]["file"]).read_text())["confusion"]
-        == found["confusion"]
-    )
+    stated = read(tmp_path / "v.json")
+    assert read(tmp_path / stated["classes"]["file"])["confusion"] == found["confusion"]

@@ -1,7 +1,6 @@
 """Tests that evaluation gives the numbers of `model.evaluate` on one device, on any number of
 replicas."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,10 @@ import keras
 import numpy as np
 import pytest
 
+from tests.drill import read
 from tests.fixtures import Log
 from tests.own_data import regression
-from tests.support import refused, run_job
+from tests.support import refused, run_job, saved_model, slow
 from tests.trainer.data.test_user_data import settings
 from trainer.base.run_files.job_files import read_stats
 from trainer.cluster.strategy import make_replicas
@@ -23,7 +23,7 @@ from trainer.user_code.interface import numbers_of
 CASES: list[Any] = [
     ("regression", "weighted_pair"),
     *(
-        pytest.param(*case, marks=pytest.mark.slow)
+        slow(*case)
         for case in [
             ("two_outputs", "named_pair"),
             ("multi_label", "several_labels"),
@@ -69,7 +69,7 @@ def test_values_are_those_of_keras_with_a_remainder_and_on_more_replicas(
 
 def test_each_number_of_a_metric_with_several_has_a_name(tmp_path: Path) -> None:
     folder = run_job(settings("several_labels", "multi_label", f"--job_dir={tmp_path}"))
-    history = json.loads((folder / "result.json").read_text())["history"]
+    history = read(folder / "result.json")["history"]
     assert {
         f"{part}f1_score_{number}" for part in ("", "val_") for number in range(4)
     } < history.keys()
@@ -106,7 +106,7 @@ def test_a_metric_that_does_not_add_up_is_computed_on_one_replica(caplog: Log) -
 def run(job_dir: Path, data: str, *flags: str) -> tuple[list[Any], dict[str, Any]]:
     """Returns the lines of stats.jsonl and result.json of a whole run."""
     run_job(settings(data, "regression", f"--job_dir={job_dir}", "--report_every_steps=1", *flags))
-    return read_stats(job_dir)[0], json.loads((job_dir / "result.json").read_text())
+    return read_stats(job_dir)[0], read(job_dir / "result.json")
 
 
 def test_training_counts_are_not_touched(tmp_path: Path) -> None:
@@ -161,9 +161,9 @@ def test_the_weights_are_evaluated_and_their_averages_exported(tmp_path: Path, c
     own = f"--model={__name__}:averaging"
     config = settings("pair", "regression", own, f"--job_dir={tmp_path / 'run'}")
     setup = build_setup(config, make_replicas(config))
-    final = json.loads((run_job(config) / "result.json").read_text())["final"]
+    final = read(run_job(config) / "result.json")["final"]
     assert "sets the weights to their moving averages (use_ema)" in caplog.text
-    model = keras.models.load_model(tmp_path / "run" / "model" / "model.keras", compile=False)
+    model = saved_model(tmp_path / "run")
     setup.model.set_weights(model.get_weights())
     evaluate = evaluation(setup.model, setup.replicas, setup.dataset, config.evaluation_batch)
     assert evaluate

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.fixtures import Log
-from tests.support import refused, run_job
+from tests.support import refused, resolved, run_job
 from trainer.base.settings.request import resolve
 from trainer.invariance.internals import parse_profile
 
@@ -20,15 +20,9 @@ def trained(folder: Path, *flags: str) -> Path:
         f"--rows={16 * BATCHES}",
     ]
     return run_job(
-        resolve(
-            [
-                *own,
-                f"--job_dir={folder}",
-                "--global_batch_size=16",
-                "--report_every_steps=10",
-                *flags,
-            ]
-        ).config
+        resolved(
+            *own, f"--job_dir={folder}", "--global_batch_size=16", "--report_every_steps=10", *flags
+        )
     )
 
 

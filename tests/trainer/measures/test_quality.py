@@ -2,7 +2,6 @@
 formulas."""
 
 import dataclasses
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +12,10 @@ import pytest
 import tensorflow as tf
 
 from tests.conftest import SMALL
-from tests.drill import losses, numbers
+from tests.drill import losses, numbers, read
 from tests.fixtures import Log, Make, Patch
-from tests.support import Signals, of_model, refused, run_job, small
+from tests.support import Signals, of_model, refused, resolved, run_job, small
 from trainer.base.errors import DONE, INTERRUPTED, UserError
-from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.sources import load_dataset
@@ -188,7 +186,7 @@ def test_features_come_from_a_classifier_of_square_images(
 def fid_config(features: Path, folder: Path) -> TrainConfig:
     flags = ["--model=dcgan", "--fid_every_steps=2", "--fid_samples=20", "--report_every_steps=2"]
     own = [*of_model(SMALL, flags), *flags, f"--fid_features={features}"]
-    return resolve([*own, f"--job_dir={folder}"]).config
+    return resolved(*own, f"--job_dir={folder}")
 
 
 @pytest.fixture(scope="module")
@@ -198,13 +196,11 @@ def measured(features: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_gan_run_reports_fid(small_config: Make, features: Path, measured: Path) -> None:
-    result = json.loads((measured / "result.json").read_text())
+    result = read(measured / "result.json")
     assert result["final"]["quality"]["features"] == str(features)
     assert result["final"]["metrics"]["fid"] > 0
     assert [step for kind, step, _ in numbers(measured) if kind == "quality"] == [2, 4]
-    with pytest.raises(
-        UserError, match="has no averaged_generator and no latent_dim: FID needs a generator"
-    ):
+    with refused("has no averaged_generator and no latent_dim: FID needs a generator"):
         job.run(small_config("--model=tests.models:classifier", "--fid_every_steps=2"), [], 0.0)
 
 

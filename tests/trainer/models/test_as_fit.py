@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras import ops
 
 from benchmarks.drawn_models import Penalized, difference, found_in, launched
+from tests.fixtures import Log, Patch
 from tests.support import refused
 
 PAGE = Path(__file__).parents[3] / "docs" / "training.md"
@@ -260,7 +261,7 @@ def trained(build: Callable[[], Any], policy: str = "float64") -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _seeds_of_keras(monkeypatch: pytest.MonkeyPatch) -> None:
+def _seeds_of_keras(monkeypatch: Patch) -> None:
     """Seeds initializers as Keras does, also after a test in whose process a run has seeded
     them."""
     monkeypatch.setattr("keras.src.random.seed_generator.python_random", random)
@@ -274,7 +275,7 @@ def _seeds_of_keras(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_run_does_what_the_page_says(
-    says: str, build: Callable[[], Any], line: str, caplog: pytest.LogCaptureFixture
+    says: str, build: Callable[[], Any], line: str, caplog: Log
 ) -> None:
     if line and "refused" in says:
         with refused(line):

@@ -1,7 +1,6 @@
 """Tests GANs that are given the class of each image: replicas, refusals, and a whole run with what
 it writes."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ import pytest
 import tensorflow as tf
 
 from tests.fixtures import Capture
-from tests.support import refused, run_job, run_steps, small
+from tests.support import read_lines, refused, resolved, run_job, run_steps, small
 from tests.trainer.measures.test_quality import saved_classifier
 from trainer import generate
 from trainer.base.run_files.job_files import read_result
 from trainer.base.settings.model_settings import GANConfig
-from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset, NestedArrays
 from trainer.data.sample_grids import noise, noise_and_labels
@@ -103,7 +101,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--checkpoint_every_steps=2",
         *quality,
     ]
-    return run_job(resolve([*SMALL, *flags, f"--job_dir={folder / 'job'}"]).config)
+    return run_job(resolved(*SMALL, *flags, f"--job_dir={folder / 'job'}"))
 
 
 def test_a_run_draws_a_class_a_row_and_measures_them(trained: Path) -> None:
@@ -111,7 +109,7 @@ def test_a_run_draws_a_class_a_row_and_measures_them(trained: Path) -> None:
     assert tf.io.decode_png(newest.read_bytes()).shape == (10 * 66 + 2, 10 * 66 + 2, 1)
     quality = read_result(trained)[0]["final"]["quality"]
     assert quality["samples"] == 40
-    lines = [json.loads(line) for line in (trained / "stats.jsonl").read_text().splitlines()]
+    lines = read_lines(trained / "stats.jsonl")
     assert [line["quality"] for line in lines if line["kind"] == "quality"][1:] == [quality]
 
 

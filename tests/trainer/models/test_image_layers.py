@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tests.support import in_float64
 from trainer.models.image_layers import CONVOLUTION, ImageConv2D, ImageConv2DTranspose
 from trainer.run.export import plain_copy
 
@@ -15,8 +16,7 @@ RANDOM = np.random.default_rng(0)
 
 @pytest.fixture(autouse=True)
 def _float64() -> None:
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
+    in_float64()
 
 
 def networks(channels: int, size: int) -> list[tuple[keras.Model, keras.Model]]:

@@ -10,16 +10,8 @@ import pytest
 import tensorflow as tf
 from keras.src.applications import efficientnet as efficientnet_of_keras
 
-from tests.support import (
-    largest_difference,
-    refused,
-    run_steps,
-    small,
-    weights,
-)
-from trainer.base.errors import UserError
+from tests.support import largest_difference, refused, resolved, run_steps, slow, small, weights
 from trainer.base.settings.model_settings import MODELS, MLPConfig
-from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Arrays, Dataset
@@ -50,13 +42,8 @@ FAMILIES = {
     [
         ("wgan_gp", 2),
         *(
-            pytest.param(name, replicas, marks=pytest.mark.slow)
-            for name, replicas in [
-                ("mlp", 4),
-                ("cnn", 4),
-                ("wgan_gp", 4),
-                ("conditional dcgan", 2),
-            ]
+            slow(name, replicas)
+            for name, replicas in [("mlp", 4), ("cnn", 4), ("wgan_gp", 4), ("conditional dcgan", 2)]
         ),
     ],
 )
@@ -66,7 +53,7 @@ def test_in_float64_replicas_agree_to_1e_10(name: str, replicas: int) -> None:
     (alone, logs), (together, others) = (
         run_steps(small(*flags, f"--replicas={n}"), 50) for n in (1, replicas)
     )
-    assert largest_difference(weights(alone), weights(together)) < 1e-10
+    assert largest_difference(alone, together) < 1e-10
     assert others.means() == pytest.approx(logs.means(), rel=1e-6, abs=1e-10)
     assert logs.means().keys() == set(MODELS.get(small(*flags).model, MODELS["mlp"]).metrics)
 
@@ -160,7 +147,7 @@ def test_images_to_evaluate_a_classifier_with_need_labels() -> None:
     ):
         build_model(MLPConfig(model="mlp", channels=3), dataset)
     gan = ["--model=dcgan", "--image_size=32", "--channels=3", "--width=4"]
-    assert build_model(resolve(gan).config, dataset).generator.built
+    assert build_model(resolved(*gan), dataset).generator.built
 
 
 EFFICIENT = [
@@ -212,7 +199,7 @@ def test_efficientnets_head_learns_first_and_the_upper_blocks_later(
     efficientnet_weights: Path,
 ) -> None:
     flags = [*EFFICIENT, f"--weights={efficientnet_weights}"]
-    tuned = resolve([*flags, "--fine_tune_from=block2b", "--fine_tune_after_steps=2"]).config
+    tuned = resolved(*flags, "--fine_tune_from=block2b", "--fine_tune_after_steps=2")
     start = run_steps(tuned, 0)[0]
     assert depends_on_replicas(start, replicas=2) == []
     assert changed(start, run_steps(tuned, 2)[0]) == {"logits"}
@@ -264,23 +251,23 @@ def test_a_network_of_keras_keeps_its_layers_and_a_pretrained_one_stays_still() 
 @pytest.mark.usefixtures("_two_blocks")
 def test_efficientnet_from_scratch_does_not_depend_on_replicas() -> None:
     flags = [*EFFICIENT, "--weights=none", "--precision=float64", "--dropout=0.5"]
-    runs = [run_steps(resolve([*flags, f"--replicas={n}"]).config, 3) for n in (1, 2)]
+    runs = [run_steps(resolved(*flags, f"--replicas={n}"), 3) for n in (1, 2)]
     # Some tensors are 0 up to rounding, as batch norm cancels them: those are compared with the
     # size of an update.
-    assert largest_difference(weights(runs[0][0]), weights(runs[1][0]), smallest_norm=1e-3) < 1e-8
+    assert largest_difference(runs[0][0], runs[1][0], smallest_norm=1e-3) < 1e-8
     assert runs[0][1].means() == pytest.approx(runs[1][1].means(), rel=1e-8)
 
 
 @pytest.mark.usefixtures("_two_blocks")
 def test_efficientnets_weights_that_cannot_be_loaded() -> None:
     with refused("cannot be loaded for EfficientNetB0"):
-        build_model(resolve([*EFFICIENT, f"--weights={__file__}"]).config, labelled(2))
+        build_model(resolved(*EFFICIENT, f"--weights={__file__}"), labelled(2))
 
 
 def test_an_unknown_block_is_named(efficientnet_weights: Path) -> None:
     flags = [*EFFICIENT, f"--weights={efficientnet_weights}", "--fine_tune_from=block9z"]
-    with pytest.raises(UserError, match="unknown block: use one of block1a, block2a"):
-        build_model(resolve(flags).config, labelled(2))
+    with refused("unknown block: use one of block1a, block2a"):
+        build_model(resolved(*flags), labelled(2))
 
 
 def test_a_metric_that_float64_lacks_is_left_out_of_a_comparison_and_named() -> None:
@@ -290,7 +277,7 @@ def test_a_metric_that_float64_lacks_is_left_out_of_a_comparison_and_named() -> 
         "--image_size=16",
         "--global_batch_size=8",
     ]
-    config = resolve([*flags, "--expect_devices=1"]).config  # it uses only the CPU
+    config = resolved(*flags, "--expect_devices=1")  # it uses only the CPU
     name = "sparse_top_k_categorical_accuracy"
     assert replica_check.compare_replicas(config) == (
         [],

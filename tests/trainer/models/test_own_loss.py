@@ -9,8 +9,7 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from tests.support import largest_difference, run_steps, weights
-from trainer.base.settings.request import resolve
+from tests.support import in_float64, largest_difference, resolved, run_steps
 from trainer.invariance.step import current_step
 from trainer.run.proof import PROVED
 from trainer.run.replica_check import proof_of
@@ -83,20 +82,17 @@ WAYS = ((), ("--replicas=2",), ("--replicas=2", "--micro_batches=2"), ("--virtua
 
 def config_of(kind: str, *flags: str) -> Any:
     words = [f"--model={__name__}:build", f"--kind={kind}", f"--data={__name__}:batches", *flags]
-    return resolve(
-        [*words, f"--global_batch_size={BATCH}", "--steps=6", "--precision=float64"]
-    ).config
+    return resolved(*words, f"--global_batch_size={BATCH}", "--steps=6", "--precision=float64")
 
 
 @pytest.mark.parametrize("kind", ["Penalised", "Alone"])
 def test_an_own_loss_trains_as_in_fit(kind: str) -> None:
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
+    in_float64()
     model = build(None, None, kind=kind)
     fitted = model.fit(batches(), shuffle=False, verbose=0).history
     for flags in WAYS:
         found, logs = run_steps(config_of(kind, *flags), ROWS // BATCH)
-        assert largest_difference(weights(model), weights(found), smallest_norm=1e-2) < 1e-10, flags
+        assert largest_difference(model, found, smallest_norm=1e-2) < 1e-10, flags
         # Keras's tracker is float32
         assert logs.means()["loss"] == pytest.approx(fitted["loss"][0], rel=1e-6)
 
@@ -105,7 +101,7 @@ def test_one_that_asks_for_the_step_adds_up() -> None:
     (alone, logs), (together, logs_of_two) = (
         run_steps(config_of("WithStep", *way), 6) for way in WAYS[:2]
     )
-    assert largest_difference(weights(alone), weights(together), smallest_norm=1e-2) < 1e-10
+    assert largest_difference(alone, together, smallest_norm=1e-2) < 1e-10
     assert logs_of_two.means() == pytest.approx(logs.means(), rel=1e-6)
 
 

@@ -9,8 +9,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.support import largest_difference, run_steps, weights
-from trainer.base.settings.request import resolve
+from tests.support import largest_difference, resolved, run_steps, slow
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
@@ -108,22 +107,18 @@ def settings(name: str, replicas: int) -> TrainConfig:
         f"--data={__name__}:table",
         "--global_batch_size=8",
     ]
-    return resolve([*own, "--steps=6", f"--replicas={replicas}", "--precision=float64"]).config
+    return resolved(*own, "--steps=6", f"--replicas={replicas}", "--precision=float64")
 
 
 @pytest.mark.parametrize(
-    ("name", "means"),
-    [
-        ("WithStep", False),
-        *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("ForFit", "Super")),
-    ],
+    ("name", "means"), [("WithStep", False), *(slow(name, True) for name in ("ForFit", "Super"))]
 )
 def test_two_replicas_give_the_numbers_of_one(name: str, means: bool) -> None:
     (alone, logs), (together, logs_of_two) = (
         run_steps(settings(name, replicas), 6) for replicas in (1, 2)
     )
     assert [getattr(model, "means_of_rows", False) for model in (alone, together)] == [means] * 2
-    assert largest_difference(weights(alone), weights(together), smallest_norm=1e-2) < 1e-10
+    assert largest_difference(alone, together, smallest_norm=1e-2) < 1e-10
     assert logs_of_two.means() == pytest.approx(logs.means(), rel=1e-9)
     assert ({"squares"} if name == "WithStep" else {"loss", "mae"}) <= logs.means().keys()
 

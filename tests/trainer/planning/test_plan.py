@@ -1,7 +1,6 @@
 """Tests what `trainer.plan` predicts: memory against real steps, each in a process of its own, work
 against a trace."""
 
-import json
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import tensorflow as tf
 
 from benchmarks.plan_memory import CASES, tried
 from deploy.__main__ import main
+from tests.drill import read
 from tests.fixtures import Capture, Patch
 from tests.support import small
 from trainer.base.run_files.plan_file import read_plan
@@ -80,10 +80,7 @@ def test_a_plan_is_made_kept_and_used(tmp_path: Path, monkeypatch: Patch, capsys
     assert (one.own_loops, one.sums_within) == (False, False)
     assert one.cpu.cores >= 1
     assert one.cpu.seconds.at(32) > 0
-    assert (
-        json.loads((tmp_path / "out" / "forecast.json").read_text())["tiers"][0]["fit"]["verdict"]
-        == "fits"
-    )
+    assert read(tmp_path / "out" / "forecast.json")["tiers"][0]["fit"]["verdict"] == "fits"
 
 
 @pytest.mark.parametrize(("model", "sums"), [("classifier", False), ("own_batch_norm", True)])

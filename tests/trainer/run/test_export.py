@@ -14,10 +14,9 @@ import tensorflow as tf
 
 from tests import own_data
 from tests.fixtures import Capture, Log, Make, Patch
-from tests.support import refused, run_job, run_steps
+from tests.support import refused, resolved, run_job, run_steps, slow
 from trainer import evaluate, generate, predict
 from trainer.base.run_files.serving_file import fetch_model
-from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
@@ -171,9 +170,7 @@ def test_an_export_that_cannot_be_loaded_is_told_before_training(
         "vocabulary": ("tests.own_data:bag_of_words", "sentences"),
         "class": ("tests.trainer.run.test_export:unregistered", "arrays"),
     }[lost]
-    config = resolve(
-        [f"--model={model}", f"--data=tests.own_data:{data}", "--global_batch_size=8"]
-    ).config
+    config = resolved(f"--model={model}", f"--data=tests.own_data:{data}", "--global_batch_size=8")
     setup = build_setup(config, make_replicas(config))
     rehearse(setup, None)
     line = (
@@ -195,7 +192,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("job")
     flags = ["--model=dcgan", "--image_size=16", "--width=4", "--latent_dim=8", "--steps=3"]
     flags += ["--global_batch_size=8"]
-    return run_job(resolve([*flags, f"--job_dir={folder}"]).config)
+    return run_job(resolved(*flags, f"--job_dir={folder}"))
 
 
 def test_a_run_and_its_model_generate_the_same_images(trained: Path, tmp_path: Path) -> None:
@@ -273,26 +270,20 @@ def unsaved(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 
 @pytest.mark.parametrize(
-    ("model", "file"),
-    [
-        ("unsaved", "model.weights.h5"),
-        pytest.param("autoencoder", "model.keras", marks=pytest.mark.slow),
-    ],
+    ("model", "file"), [("unsaved", "model.weights.h5"), slow("autoencoder", "model.keras")]
 )
 def test_models_that_fit_trains_are_exported_and_used(
     model: str, file: str, tmp_path: Path, capsys: Capture, caplog: Log
 ) -> None:
     run = run_job(
-        resolve(
-            [
-                f"--model={__name__}:{model}",
-                "--data=tests.own_data:pair",
-                "--steps=3",
-                "--global_batch_size=16",
-                "--replicas=2",
-                f"--job_dir={tmp_path / 'run'}",
-            ]
-        ).config
+        resolved(
+            f"--model={__name__}:{model}",
+            "--data=tests.own_data:pair",
+            "--steps=3",
+            "--global_batch_size=16",
+            "--replicas=2",
+            f"--job_dir={tmp_path / 'run'}",
+        )
     )
     assert (run / "model" / file).is_file()
     final = json.loads((run / "result.json").read_text())["final"]
@@ -361,7 +352,7 @@ def exported(model: str, folder: Path, *flags: str) -> tuple[Path, Any]:
         "--global_batch_size=8",
         "--replicas=2",
     ]
-    trained, _ = run_steps(config := resolve([*own, *flags]).config, 3)
+    trained, _ = run_steps(config := resolved(*own, *flags), 3)
     export(trained, folder, None, save_optimizer=config.save_optimizer)
     return folder, trained
 

@@ -17,11 +17,10 @@ import tensorflow as tf
 from tests import models
 from tests.drill import lines, read
 from tests.fixtures import Log, Make, Patch
-from tests.support import Signals, largest_difference, prepared, refused, run_steps, weights
+from tests.support import Signals, largest_difference, prepared, refused, resolved, run_steps, slow
 from tests.support import run_job as run
-from trainer.base.errors import DONE, INTERRUPTED, UserError
+from trainer.base.errors import DONE, INTERRUPTED
 from trainer.base.settings.model_settings import MODELS
-from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.reporting.error_lines import is_out_of_memory, out_of_memory
@@ -104,7 +103,7 @@ def test_the_same_command_resumes_until_the_run_is_done(small_config: Make, capl
     assert np.mean([entry["losses"]["loss"] for entry in reports]) == pytest.approx(
         logs.means()["loss"], rel=1e-12
     )
-    assert largest_difference(weights(undisturbed), weights(prepared(more).setup.model)) < 1e-12
+    assert largest_difference(undisturbed, prepared(more).setup.model) < 1e-12
 
     before = (folder / "result.json").read_text()
     run(more)
@@ -120,11 +119,7 @@ def test_the_same_command_resumes_until_the_run_is_done(small_config: Make, capl
     "flags",
     [
         pytest.param(MLP, id="mlp"),
-        pytest.param(
-            ("--model=r3gan", "--diff_augment=color,translation,cutout"),
-            id="r3gan",
-            marks=pytest.mark.slow,
-        ),
+        slow(("--model=r3gan", "--diff_augment=color,translation,cutout"), id="r3gan"),
     ],
 )
 def test_more_replicas_resume_with_the_same_numbers(
@@ -255,7 +250,7 @@ def test_a_failed_run_leaves_its_state(small_config: Make) -> None:
     config = small_config(
         "--model=tests.models:failing", "--report_every_steps=2", "--checkpoint_every_steps=2"
     )
-    with pytest.raises(UserError, match="step 3: loss is NaN or infinite"):
+    with refused("step 3: loss is NaN or infinite"):
         run(config)
     result = read(Path(config.job_dir) / "result.json")
     assert (result["state"], result["error"].partition(" or ")[0]) == (
@@ -378,7 +373,7 @@ def test_a_file_that_draws_at_its_import_does_so_after_the_seed_in_every_start(
         np.random.seed()  # as in a new process
         own = ["--model=tests.drawing:build", "--data=tests.drawing:data", "--global_batch_size=8"]
         folder = run(
-            resolve([*own, f"--job_dir={tmp_path / name}", "--report_every_steps=2", *flags]).config
+            resolved(*own, f"--job_dir={tmp_path / name}", "--report_every_steps=2", *flags)
         )
         starts.append(
             (

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from tests.fixtures import Log
-from tests.support import run_steps
-from trainer.base.settings.request import resolve
+from tests.support import resolved, run_steps, saved_model, slow
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.run.export import export, load_template_weights, plain_copy
@@ -50,12 +49,10 @@ def settings(*flags: str) -> TrainConfig:
         "--global_batch_size=16",
         *flags,
     ]
-    return resolve(own).config
+    return resolved(*own)
 
 
-@pytest.mark.parametrize(
-    "flags", [("--replicas=2",), pytest.param(("--micro_batches=2",), marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("flags", [("--replicas=2",), slow(("--micro_batches=2",))])
 def test_what_replicas_train_is_saved_merged_and_can_be_tuned_again(
     tmp_path: Path, caplog: Log, flags: tuple[str, ...]
 ) -> None:
@@ -63,7 +60,7 @@ def test_what_replicas_train_is_saved_merged_and_can_be_tuned_again(
     model, _ = run_steps(settings("--precision=float64", *flags), 5)
     export(model, tmp_path / "model", None, save_optimizer=True)
     assert "model.keras has no state of the optimizer" in caplog.text
-    saved = keras.models.load_model(tmp_path / "model" / "model.keras", compile=False)
+    saved = saved_model(tmp_path)
     assert [weight.path for weight in saved.weights if "lora" in weight.path] == []
     np.testing.assert_allclose(saved(X), alone(X), rtol=1e-10)
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from keras import layers
 
-from tests.support import run_job
+from tests.drill import read
+from tests.support import read_lines, resolved, run_job
 from trainer import evaluate, predict
 from trainer.base.errors import DONE, USER_MUST_CHANGE
-from trainer.base.settings.request import resolve
 from trainer.run.export import export
 from trainer.run.served_model import ServedModel
 
@@ -113,16 +113,12 @@ KINDS = ("dict", "list", "by_name", "by_place", "doubled", "chain")
 def test_all_answer_as_the_run(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "run"
     words = [f"--model={__name__}:build", f"--data={__name__}:rows", f"--kind={kind}", "--steps=8"]
-    run_job(
-        resolve(
-            [*words, "--global_batch_size=8", f"--job_dir={folder}", "--tensorboard=false"]
-        ).config
-    )
-    result = json.loads((folder / "result.json").read_text())
+    run_job(resolved(*words, "--global_batch_size=8", f"--job_dir={folder}", "--tensorboard=false"))
+    result = read(folder / "result.json")
     assert "predicts as the model in memory" in result["saved_model"]
 
     assert evaluate.main([str(folder), f"--out={tmp_path}/values.json"]) == DONE
-    values = json.loads((tmp_path / "values.json").read_text())["values"]
+    values = read(tmp_path / "values.json")["values"]
     assert values == pytest.approx(
         {name: result["history"][f"val_{name}"][-1] for name in values}, rel=1e-5
     )
@@ -136,10 +132,7 @@ def test_all_answer_as_the_run(tmp_path: Path, kind: str) -> None:
     lines = tmp_path / "rows.jsonl"
     lines.write_text("".join(f"{json.dumps(row)}\n" for row in instances(kind)))
     assert predict.main([str(folder), f"--rows_file={lines}", f"--out={tmp_path}/answers"]) == DONE
-    answers = [
-        json.loads(line)
-        for line in (tmp_path / "answers/predictions-00000.jsonl").read_text().splitlines()
-    ]
+    answers = read_lines(tmp_path / "answers/predictions-00000.jsonl")
     np.testing.assert_allclose(
         [answer["prediction"] for answer in answers], predicted, rtol=1e-5, atol=1e-6
     )

@@ -1,14 +1,14 @@
 """Tests that a run ends before training if what it would save is another model than the one in
 memory."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import keras
 import pytest
 
-from tests.fixtures import Make
+from tests.drill import read
+from tests.fixtures import Log, Make
 from tests.support import refused, run_job
 from trainer.run.saved_model_check import DIFFERS
 
@@ -63,11 +63,11 @@ def test_what_saving_loses_ends_the_run_before_it_trains(small_config: Make) -> 
 
 
 def test_a_loss_that_is_saved_with_less_is_left_out_of_the_saved_model(
-    small_config: Make, caplog: pytest.LogCaptureFixture
+    small_config: Make, caplog: Log
 ) -> None:
     folder = run_job(small_config(*OWN, "--kind=loss"))
     assert "saves its Huber without what it was made with: compile it after loading" in caplog.text
-    saved = json.loads((folder / "result.json").read_text())["saved_model"]
+    saved = read(folder / "result.json")["saved_model"]
     assert saved == "model.keras predicts as the model in memory"
     assert not keras.saving.load_model(folder / "model" / "model.keras").compiled
 
@@ -90,7 +90,7 @@ def test_the_end_of_a_run_says_what_its_model_is(
     flags: tuple[str, ...], outcome: str, small_config: Make
 ) -> None:
     folder = run_job(small_config(*OWN, *flags))
-    assert json.loads((folder / "result.json").read_text())["saved_model"].startswith(outcome)
+    assert read(folder / "result.json")["saved_model"].startswith(outcome)
 
 
 @pytest.mark.slow
@@ -99,5 +99,5 @@ def test_a_generator_is_compared_too(
     flags: tuple[str, ...], small_config: Make, tmp_path: Path
 ) -> None:
     folder = run_job(small_config("--model=wgan_gp", *flags, "--steps=1"))
-    saved = json.loads((folder / "result.json").read_text())["saved_model"]
+    saved = read(folder / "result.json")["saved_model"]
     assert saved == "model.keras predicts as the model in memory"

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.drill import read
 from tests.fixtures import Capture
-from tests.support import run_job
+from tests.support import read_lines, resolved, run_job, saved_model, slow
 from tests.trainer.data.test_user_data import settings
 from trainer import evaluate, predict
 from trainer.base.run_files.job_files import TOO_OLD
-from trainer.base.settings.request import Overrides, resolve
+from trainer.base.settings.request import Overrides
 from trainer.cluster.strategy import make_replicas
 from trainer.measures.prediction import named_outputs
 from trainer.measures.prediction import predict as predictions
@@ -26,8 +27,8 @@ from trainer.run.training_setup import build_setup
 Runs = Callable[..., Path]
 CASES: list[Any] = [
     ("regression", "weighted_pair"),
-    pytest.param("two_outputs", "named_pair", marks=pytest.mark.slow),
-    pytest.param("segmenter", "masks", marks=pytest.mark.slow),
+    slow("two_outputs", "named_pair"),
+    slow("segmenter", "masks"),
 ]
 SMALL = ("--tensorboard=false", "--checkpoint_every_steps=4", "--steps_per_loop=4")
 MORE = "--data=tests.own_data:more"
@@ -60,13 +61,13 @@ def copied(runs: Runs, tmp_path: Path) -> Path:
 def by_keras(run: Path, checkpoint: str = "") -> tuple[dict[str, float], dict[str, Any]]:
     """Returns what Keras's evaluate and predict, the outputs by name, give on one device, in
     batches of 6."""
-    stored: dict[str, Any] = json.loads((run / "run.json").read_text())["config"]
+    stored: dict[str, Any] = read(run / "run.json")["config"]
     config = Overrides.read(
         {name: value for name, value in stored.items() if value not in (None, "")}
     ).resolve()
     setup = build_setup(config, make_replicas(config))
     model = setup.model
-    saved = keras.models.load_model(run / "model" / "model.keras", compile=False)
+    saved = saved_model(run)
     if checkpoint:
         reader = tf.train.load_checkpoint(str(run / "checkpoints" / checkpoint / "variables"))
         values = [
@@ -98,7 +99,7 @@ def by_keras(run: Path, checkpoint: str = "") -> tuple[dict[str, float], dict[st
 def evaluated(run: Path, out: Path, *flags: str) -> dict[str, float]:
     arguments = [str(run), "--evaluation_batch_size=6", f"--out={out / 'values.json'}", *flags]
     assert evaluate.main(arguments) == 0
-    values: dict[str, float] = json.loads((out / "values.json").read_text())["values"]
+    values: dict[str, float] = read(out / "values.json")["values"]
     return values
 
 
@@ -129,11 +130,7 @@ def test_both_are_kerass_own_with_a_remainder_on_two_replicas(
 
 
 @pytest.mark.parametrize(
-    ("wanted", "name", "replicas"),
-    [
-        ("4", "step-00000004", 2),
-        pytest.param("newest", "step-00000008", 1, marks=pytest.mark.slow),
-    ],
+    ("wanted", "name", "replicas"), [("4", "step-00000004", 2), slow("newest", "step-00000008", 1)]
 )
 def test_a_checkpoint_is_taken_on_request(
     wanted: str, name: str, replicas: int, runs: Runs, tmp_path: Path
@@ -148,7 +145,7 @@ def test_the_best_checkpoint_is_that_of_the_best_metric(runs: Runs, tmp_path: Pa
     run = runs(
         "regression", "pair", "--steps=9", "--learning_rate=0.5", "--checkpoint_every_steps=3"
     )
-    lines = [json.loads(line) for line in (run / "stats.jsonl").read_text().splitlines()]
+    lines = read_lines(run / "stats.jsonl")
     losses = {
         one["step"]: one["losses"]["val_loss"] for one in lines if one["kind"] == "evaluation"
     }
@@ -165,7 +162,7 @@ def test_other_data_are_all_of_their_rows(replicas: str, runs: Runs, tmp_path: P
     run = runs("regression", "pair")
     draw = np.random.default_rng(7)
     x = draw.normal(size=(13, 4))
-    saved = keras.models.load_model(run / "model" / "model.keras", compile=False)
+    saved = saved_model(run)
     outputs = saved.predict(x, batch_size=6, verbose=0)
     for flags in (["--parts=1"], ["--parts=2"], ["--parts=1", "--checkpoint=newest"]):
         found = predicted(run, tmp_path, MORE, "--rows=13", *flags, replicas)["predictions"]
@@ -200,17 +197,17 @@ def test_built_in_models_and_sources(tmp_path: Path, capsys: Capture) -> None:
         "--steps=2",
         "--evaluation_fraction=0.1",
     ]
-    job_dir = run_job(resolve([*flags, *SMALL, f"--job_dir={tmp_path / 'run'}"]).config)
+    job_dir = run_job(resolved(*flags, *SMALL, f"--job_dir={tmp_path / 'run'}"))
     images = predicted(job_dir, tmp_path)["predictions"]
     assert images.shape == (180, 10)
-    lines = [json.loads(line) for line in (job_dir / "stats.jsonl").read_text().splitlines()]
+    lines = read_lines(job_dir / "stats.jsonl")
     (values,) = [one["losses"] | one["metrics"] for one in lines if one["kind"] == "evaluation"][
         -1:
     ]
     found = evaluated(job_dir, tmp_path, "--evaluation_batch_size=64")
     assert found["loss"] == pytest.approx(values["val_loss"], rel=1e-6)
     evaluated(job_dir, tmp_path, "--data=digits", "--replicas=2")
-    assert json.loads((tmp_path / "values.json").read_text())["examples"] == 1797
+    assert read(tmp_path / "values.json")["examples"] == 1797
     text = (job_dir / "run.json").read_text()
     (job_dir / "run.json").write_text(text.replace('"3"', '"drei"'))
     assert evaluate.main([str(job_dir), "--data=digits"]) == 2
@@ -229,9 +226,7 @@ def test_a_generator_predicts_from_noise(tmp_path: Path) -> None:
         "--global_batch_size=4",
         "--critic_steps=1",
     ]
-    job_dir = run_job(
-        resolve([*flags, *SMALL, "--steps=1", f"--job_dir={tmp_path / 'run'}"]).config
-    )
+    job_dir = run_job(resolved(*flags, *SMALL, "--steps=1", f"--job_dir={tmp_path / 'run'}"))
     images = predicted(job_dir, tmp_path, MORE, "--parts=1")["predictions"]
     assert images.shape == (11, 16, 16, 1)
     drawn = predicted(job_dir, tmp_path, MORE, "--parts=1", "--checkpoint=newest")["predictions"]
@@ -326,7 +321,7 @@ def test_a_mistake_is_one_line(
 
 
 def change(run: Path, **settings: Any) -> None:
-    info = json.loads((run / "run.json").read_text())
+    info = read(run / "run.json")
     info["config"] |= settings
     (run / "run.json").write_text(json.dumps(info))
 
@@ -340,7 +335,7 @@ def other_weights(run: Path) -> None:
 
 
 def of_0_2(run: Path) -> None:
-    info = json.loads((run / "run.json").read_text())
+    info = read(run / "run.json")
     info["versions"]["trainer"] = "0.2.0"
     (run / "run.json").write_text(json.dumps(info))
 
@@ -419,9 +414,7 @@ def test_what_a_run_needed_to_train_is_not_needed_to_use_it(copied: Path, tmp_pa
     assert predicted(copied, tmp_path)["predictions"].shape == (21, 1)
 
 
-@pytest.mark.parametrize(
-    "palette", ["red green blue black", pytest.param("blue", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("palette", ["red green blue black", slow("blue")])
 def test_other_data_of_a_shared_setting_keep_the_vocabulary_of_the_run(
     palette: str, runs: Runs, tmp_path: Path
 ) -> None:

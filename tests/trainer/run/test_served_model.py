@@ -22,8 +22,9 @@ import tensorflow as tf
 import uvicorn
 from PIL import Image
 
-from tests.fixtures import Capture, Log
-from tests.support import refused
+from tests.drill import read
+from tests.fixtures import Capture, Log, Patch
+from tests.support import read_lines, refused
 from tests.workers import until
 from trainer import predict as command
 from trainer import serve
@@ -202,11 +203,7 @@ def test_a_row_that_the_model_cannot_compute_fails_alone(tmp_path: Path) -> None
         == 0
     )
     answers, errors = (
-        [
-            json.loads(line)
-            for line in (tmp_path / "out" / f"{name}-00000.jsonl").read_text().splitlines()
-        ]
-        for name in ("predictions", "errors")
+        read_lines(tmp_path / "out" / f"{name}-00000.jsonl") for name in ("predictions", "errors")
     )
     assert answers == [{"row": 0, "prediction": good[0]}, {"row": 2, "prediction": good[1]}]
     assert [error["row"] for error in errors] == [1, 3]
@@ -338,7 +335,7 @@ def test_hostile_requests_are_refused_in_one_line_and_the_server_lives(url: str)
 
 
 def test_a_body_that_does_not_come_or_is_too_large_by_its_header_is_refused(
-    url: str, monkeypatch: pytest.MonkeyPatch, caplog: Log
+    url: str, monkeypatch: Patch, caplog: Log
 ) -> None:
     monkeypatch.setattr(server_module, "_BODY_S", 0.2)
     port = int(url.rpartition(":")[2])
@@ -355,10 +352,7 @@ def test_a_body_that_does_not_come_or_is_too_large_by_its_header_is_refused(
 
 @pytest.mark.parametrize(
     ("most_rows", "expected"),
-    [
-        (8, [[1] * 8, [2, 3, 3, 1, 1]]),
-        (2, [[1] * 2, [2], [3, 3], *[[1] * 2] * 4]),
-    ],
+    [(8, [[1] * 8, [2, 3, 3, 1, 1]]), (2, [[1] * 2, [2], [3, 3], *[[1] * 2] * 4])],
 )
 def test_requests_that_wait_share_a_call(most_rows: int, expected: list[list[int]]) -> None:
     """A large request waits for its next part behind the others, and each gets the answers to its
@@ -424,7 +418,7 @@ def test_a_request_that_the_stopping_server_gives_up_is_told_so() -> None:
     assert b"the server stops" in sent[-1]["body"]
 
 
-def test_requests_that_are_too_many_are_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_are_too_many_are_refused(url: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(server_module, "_WAITING_BYTES", 5_000)
     sent = post(url, images(1).tolist())
     assert (sent.status_code, sent.headers["Retry-After"]) == (503, "2")
@@ -455,7 +449,7 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
 def test_a_model_of_a_version_before_0_3_is_refused_and_one_of_0_3_is_read(
     folder: Path, tmp_path: Path
 ) -> None:
-    content = json.loads((folder / "serving.json").read_text())
+    content = read(folder / "serving.json")
     file = tmp_path / "serving.json"
     file.write_text(json.dumps({**content, "fixed_batch": 8}))  # as 0.3.0 wrote it
     assert read_servable(tmp_path, "x", whole=False).inputs == content["inputs"]
@@ -476,9 +470,7 @@ def test_a_server_says_503_until_its_model_is_loaded_and_stops_without_one(tmp_p
         until(lambda: [type(error) for error in failed] == [UserError])
 
 
-def test_in_a_container_of_vertex_ai_its_variables_count(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_a_container_of_vertex_ai_its_variables_count(folder: Path, monkeypatch: Patch) -> None:
     """Here the server binds to this machine alone."""
     served: list[Any] = []
     monkeypatch.setattr(
@@ -523,11 +515,7 @@ def test_rows_of_a_bucket_are_answered_into_a_bucket(
 
 
 def test_rows_of_a_file_are_answered_as_by_a_server(
-    folder: Path,
-    model: ServedModel,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Capture,
+    folder: Path, model: ServedModel, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """Lines that cannot be read are named; the same command again goes on after the parts that are
     there."""
@@ -544,7 +532,7 @@ def test_rows_of_a_file_are_answered_as_by_a_server(
     assert command.main(flags) == 0
     assert f"{tmp_path}/out holds 23 answers; 2 rows have none" in capsys.readouterr().out
     written = tmp_path / "out"
-    assert json.loads((written / "answers_of.json").read_text())["model"] == dict(model.about.files)
+    assert read(written / "answers_of.json")["model"] == dict(model.about.files)
     assert (written / "predictions-00002.jsonl").read_text() == "kept"
     answers, errors = (
         [

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import workers
-from tests.support import run_job
+from tests.drill import read
+from tests.fixtures import Log
+from tests.support import resolved, run_job, saved_model
 from trainer.base.errors import DONE
-from trainer.base.settings.request import resolve
 from trainer.run.run_state import drop_epochs
 from trainer.training.callback_states import AttributeValue, CallbackStates, decoded
 
@@ -118,14 +119,14 @@ def trained(folder: Path, *parts: int) -> dict[str, Any]:
     """Returns what a run leaves that ends, and goes on, after each of these numbers of steps."""
     SEEN.clear()
     for steps in parts:
-        run_job(resolve([*FLAGS, f"--steps={steps}", f"--job_dir={folder}"]).config)
+        run_job(resolved(*FLAGS, f"--steps={steps}", f"--job_dir={folder}"))
     return left_by(folder)
 
 
 def left_by(folder: Path) -> dict[str, Any]:
     """Returns what a run leaves."""
-    result = json.loads((folder / "result.json").read_text())
-    model = keras.saving.load_model(folder / "model" / "model.keras", compile=False)
+    result = read(folder / "result.json")
+    model = saved_model(folder)
     best = keras.saving.load_model(folder / "best.keras", compile=False)
     rows = (folder / "log.csv").read_text().splitlines()
     return {
@@ -139,9 +140,7 @@ def left_by(folder: Path) -> dict[str, Any]:
     }
 
 
-def test_an_interrupted_run_ends_as_one_that_never_was(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_interrupted_run_ends_as_one_that_never_was(tmp_path: Path, caplog: Log) -> None:
     calm = trained(tmp_path / "calm", 4 * EPOCHS)
     parts = trained(tmp_path / "parts", 6, 15, 4 * EPOCHS)
     for name, values in calm.pop("history").items():

@@ -13,12 +13,19 @@ import pytest
 import tensorflow as tf
 
 from tests.conftest import SMALL
-from tests.fixtures import Log, Make
+from tests.fixtures import Log, Make, Patch
 from tests.step_memory import counted
-from tests.support import largest_difference, of_model, prepared, refused, weights
+from tests.support import (
+    largest_difference,
+    of_model,
+    prepared,
+    refused,
+    resolved,
+    saved_model,
+    weights,
+)
 from tests.support import run_job as run
-from trainer.base.errors import NotFinite, UserError
-from trainer.base.settings.request import resolve
+from trainer.base.errors import NotFinite
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.training import checkpoint
@@ -126,9 +133,7 @@ def test_without_a_usable_checkpoint_nothing_is_overwritten(
     for folder in checkpoint_folders(tmp_path):
         truncate(folder / FILES[2])
     before = contents(tmp_path)
-    with pytest.raises(
-        UserError, match=r"none of its checkpoints can be read \(step-00000004/variables.data"
-    ):
+    with refused("none of its checkpoints can be read (step-00000004/variables.data"):
         checkpoints_of(model, tmp_path).restore()
     assert contents(tmp_path) == before
 
@@ -222,7 +227,7 @@ def test_a_step_with_pending_hooks_is_written_again_when_they_have_run(
 
 
 def test_the_background_writes_the_state_of_the_save(
-    tmp_path: Path, model: keras.Model, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: keras.Model, monkeypatch: Patch
 ) -> None:
     """Changes weights and state before the writer starts."""
     may_write = threading.Event()
@@ -252,7 +257,7 @@ def test_the_background_writes_the_state_of_the_save(
 
 
 def test_a_failed_write_is_raised_once_and_changes_nothing(
-    tmp_path: Path, model: keras.Model, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: keras.Model, monkeypatch: Patch
 ) -> None:
     checkpoints = checkpoints_of(model, tmp_path)
     save(checkpoints, model, 1)
@@ -263,9 +268,7 @@ def test_a_failed_write_is_raised_once_and_changes_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "write_json", full)
         checkpoints.save(2, {})
-        with pytest.raises(
-            UserError, match="step-00000002 cannot be written: No space left on device: free"
-        ):
+        with refused("step-00000002 cannot be written: No space left on device: free"):
             checkpoints.save(3, {})
     checkpoints.wait()
     assert names(tmp_path) == [1]
@@ -293,18 +296,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Holds a finished run of each kind."""
     folder = tmp_path_factory.mktemp("trained")
     return {
-        kind: run(resolve([*of_model(SMALL, flags), f"--job_dir={folder / kind}", *flags]).config)
+        kind: run(resolved(*of_model(SMALL, flags), f"--job_dir={folder / kind}", *flags))
         for kind, flags in KINDS.items()
     }
 
 
 @pytest.mark.parametrize(
     ("kind", "where"),
-    [
-        ("GAN", ""),
-        ("classifier", "checkpoints"),
-        ("classifier", "checkpoints/step-00000004"),
-    ],
+    [("GAN", ""), ("classifier", "checkpoints"), ("classifier", "checkpoints/step-00000004")],
 )
 def test_initial_checkpoint_sets_the_weights(
     kind: str, where: str, small_config: Make, trained: dict[str, Path]
@@ -335,7 +334,7 @@ def test_initial_model_sets_the_weights_of_templates(
     networks = model.templates() if kind == "GAN" else {"model": model}
     for name, network in networks.items():
         saved = keras.models.load_model(trained[kind] / "model" / f"{name}.keras", compile=False)
-        assert largest_difference(weights(network), weights(saved)) == 0.0
+        assert largest_difference(network, saved) == 0.0
 
 
 def test_the_jobs_own_checkpoint_comes_before_another_runs(
@@ -396,6 +395,6 @@ def test_an_optimizer_that_copied_the_weights_gets_the_loaded_ones(
     start.set_weights([weight + 1 for weight in start.get_weights()])
     start.save(tmp_path / "start.keras")
     folder = run(small_config(*own, f"--initial_model={tmp_path / 'start.keras'}"))
-    trained = keras.saving.load_model(folder / "model" / "model.keras", compile=False)
+    trained = saved_model(folder)
     for before, after in zip(start.get_weights(), trained.get_weights(), strict=True):
         np.testing.assert_allclose(after, before, atol=1e-5)

@@ -14,6 +14,7 @@ from benchmarks.trainer_loop import setup_of, traced_steps
 from tests.fixtures import Capture, Patch
 from tests.gpu_graph import GpuStep, optimised
 from tests.models import compiled
+from tests.support import slow
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 
@@ -22,7 +23,7 @@ RECIPES = {path.stem for path in Path(__file__).parents[3].glob("trainer/recipes
 # the trace of DEEP on two replicas takes minutes
 QUICK = {"mlp_mnist"}
 DEEP = {"efficientnet_photos"}
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in sorted(RECIPES - QUICK - DEEP)]
+SLOW = [slow(name) for name in sorted(RECIPES - QUICK - DEEP)]
 
 # Copies from a device to the host that have to be, as patterns of `producer -> consumer`, and why.
 ALLOWED = {
@@ -33,7 +34,7 @@ ALLOWED = {
         r"Equal \S+ -> Switch": (
             "whether 2,000 updates were made decides whether it doubles the scale"
         ),
-    },
+    }
 }
 
 
@@ -104,13 +105,13 @@ def test_no_recipe_makes_the_host_wait_and_each_keeps_to_its_budget(
         ("--replicas=1", "--augment=flip,crop", "--micro_batches=2"),
         ("--replicas=2", "--augment=crop", "--precision=mixed_bfloat16", "--class_weight=0:1,1:2"),
         ("--replicas=1", "--precision=mixed_float16"),
-        *(
-            pytest.param(flags, marks=pytest.mark.slow)
-            for flags in [
+        *map(
+            slow,
+            [
                 ("--replicas=2", "--model=wgan_gp", "--critic_steps=1", "--jit_compile"),
                 ("--replicas=1", "--model=dcgan"),
                 ("--replicas=2", "--model=r3gan", "--diff_augment=color,translation,cutout"),
-            ]
+            ],
         ),
     ],
 )

@@ -114,11 +114,7 @@ def test_nan_names_the_step_and_what_is_broken() -> None:
 
 @pytest.mark.parametrize(
     ("names", "stopped"),
-    [
-        (("loss", "recall"), "loss"),
-        (("recall", "critic_loss"), ""),
-        (("recall", "elbo"), "recall"),
-    ],
+    [(("loss", "recall"), "loss"), (("recall", "critic_loss"), ""), (("recall", "elbo"), "recall")],
 )
 def test_a_metric_may_be_nan_beside_a_loss(names: tuple[str, ...], stopped: str) -> None:
     logs = StepLogs(names, np.array([[1.0, 1.0], [np.nan, 1.0]]), {})

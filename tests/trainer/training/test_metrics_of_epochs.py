@@ -1,7 +1,6 @@
 """Metrics live for an epoch, as in `fit`: however many steps a call to the device has, and after a
 resume."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from tests.support import run_job
-from trainer.base.settings.request import resolve
+from tests.drill import read
+from tests.support import in_float64, read_lines, resolved, run_job, slow
 
 # six steps an epoch
 EPOCHS = 3
@@ -103,28 +102,24 @@ def run(
 ) -> dict[str, Any]:
     """Returns the history of a run, its lines of stats.jsonl, and its weights."""
     run_job(
-        resolve(
-            [
-                f"--model={__name__}:build",
-                f"--kind={kind}",
-                f"--data={__name__}:data",
-                f"--steps={steps}",
-                "--precision=float64",
-                f"--job_dir={folder}",
-                f"--global_batch_size={BATCH}",
-                "--tensorboard=false",
-                *flags,
-            ]
-        ).config
+        resolved(
+            f"--model={__name__}:build",
+            f"--kind={kind}",
+            f"--data={__name__}:data",
+            f"--steps={steps}",
+            "--precision=float64",
+            f"--job_dir={folder}",
+            f"--global_batch_size={BATCH}",
+            "--tensorboard=false",
+            *flags,
+        )
     )
-    lines = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
+    lines = read_lines(folder / "stats.jsonl")
     model = keras.saving.load_model(
-        folder / "model" / "model.keras",
-        compile=False,
-        custom_objects={"OwnStep": OwnStep},
+        folder / "model" / "model.keras", compile=False, custom_objects={"OwnStep": OwnStep}
     )
     return {
-        "history": json.loads((folder / "result.json").read_text())["history"],
+        "history": read(folder / "result.json")["history"],
         "reports": [line for line in lines if line["kind"] == "report"],
         "weights": [weight.tolist() for weight in model.get_weights()],
     }
@@ -132,8 +127,7 @@ def run(
 
 @pytest.mark.parametrize("kind", ["own_step", "plain"])
 def test_metrics_live_for_an_epoch(tmp_path: Path, kind: str) -> None:
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
+    in_float64()
     model = build(None, None, kind=kind)
     expected = model.fit(
         batches(), epochs=EPOCHS, validation_data=batches().take(2), shuffle=False, verbose=0
@@ -161,13 +155,7 @@ def test_a_report_is_of_its_steps(tmp_path: Path) -> None:
     assert largest[:6] == sorted(largest[:6])  # of the epoch so far, as a maximum does not add up
 
 
-@pytest.mark.parametrize(
-    ("kind", "replicas"),
-    [
-        ("own_step", 1),
-        pytest.param("plain", 2, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("kind", "replicas"), [("own_step", 1), slow("plain", 2)])
 def test_a_resumed_epoch_has_the_numbers_of_a_calm_one(
     tmp_path: Path, kind: str, replicas: int
 ) -> None:

@@ -1,6 +1,5 @@
 """Tests where a run writes its files, and that no file is ever half written."""
 
-import json
 import os
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.drill import read
 from tests.fixtures import Patch
 from tests.support import refused
 from trainer.base.run_files.job_directory import open_job_dir
@@ -166,8 +166,4 @@ def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
         tmp_path / "x.json",
         {"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": float("-inf")}},
     )
-    assert json.loads((tmp_path / "x.json").read_text()) == {
-        "a": None,
-        "b": [1.0, None],
-        "c": {"d": None},
-    }
+    assert read(tmp_path / "x.json") == {"a": None, "b": [1.0, None], "c": {"d": None}}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz import examples
-from tests.support import refused
+from tests.support import refused, resolved
 from trainer.base.settings.fields import (
     Field,
     coerce,
@@ -218,8 +218,5 @@ def test_a_setting_without_the_one_that_it_belongs_to_is_refused(flag: str, line
     with refused(line):
         resolve(["--model=mlp", "--steps=20", flag])
     assert (
-        resolve(
-            ["--recipe=efficientnet_photos", "--data=digits", "--early_stopping="]
-        ).config.patience
-        == 5
+        resolved("--recipe=efficientnet_photos", "--data=digits", "--early_stopping=").patience == 5
     )

@@ -15,8 +15,9 @@ import pytest
 import yaml
 
 from deploy.__main__ import main as deploy
+from tests.drill import read
 from tests.fixtures import Capture, Patch
-from tests.support import refused, run_job
+from tests.support import refused, resolved, run_job
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.settings.own_settings import (
     read_parameters,
@@ -86,9 +87,9 @@ def mine(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
 
 
 def test_they_are_flags_and_fields_like_ours(mine: Path) -> None:
-    config = resolve(
-        [*OWN, "--rows=1e2", "--my-lambda", "0.5", "--no_bias", "--depth=4", "--l2=none"]
-    ).config
+    config = resolved(
+        *OWN, "--rows=1e2", "--my-lambda", "0.5", "--no_bias", "--depth=4", "--l2=none"
+    )
     found = {
         name: getattr(config, name)
         for name in ("my_lambda", "depth", "units", "act", "l2", "bias", "rows")
@@ -103,20 +104,17 @@ def test_they_are_flags_and_fields_like_ours(mine: Path) -> None:
         "rows": 100,
     }
     assert {*asdict(config)} - {field.name for field in fields(TrainConfig)} == {*found}
-    assert (
-        config
-        == resolve(
-            [*OWN, "--rows=100", "--my_lambda=.5", "--bias=no", "--depth=4", "--l2=None"]
-        ).config
+    assert config == resolved(
+        *OWN, "--rows=100", "--my_lambda=.5", "--bias=no", "--depth=4", "--l2=None"
     )
-    assert resolve(["--model=mlp", "--data=mine.data:load", "--rows=9"]).config.model == "mlp"
+    assert resolved("--model=mlp", "--data=mine.data:load", "--rows=9").model == "mlp"
 
 
 def test_they_are_keys_of_a_recipe(mine: Path, tmp_path: Path) -> None:
-    config = resolve([*OWN, "--rows=9", "--l2=none", "--act=relu"]).config
+    config = resolved(*OWN, "--rows=9", "--l2=none", "--act=relu")
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(to_recipe(config))
-    again = resolve([f"--recipe={recipe}", "--depth=4"]).config
+    again = resolved(f"--recipe={recipe}", "--depth=4")
     changed: dict[str, Any] = {"recipe": "", "depth": 2}
     assert replace(again, **changed) == config
     recipe.write_text("model: mine.nets:build\ndepht: 4\n")
@@ -125,7 +123,7 @@ def test_they_are_keys_of_a_recipe(mine: Path, tmp_path: Path) -> None:
 
 
 def test_those_of_another_built_in_model_are_left_out_of_a_recipe_and_refused_as_flags() -> None:
-    config = vars(resolve(["--recipe=wgan_gp_digits", "--model=dcgan"]).config)
+    config = vars(resolved("--recipe=wgan_gp_digits", "--model=dcgan"))
     assert (config["conditional"], config["ema_decay"], "critic_steps" in config) == (
         True,
         0.998,
@@ -414,8 +412,8 @@ def test_a_run_uses_records_and_guards_them_and_those_of_callbacks_alone_may_cha
         "--steps_per_loop=1",
     ]
     flags += ["--callbacks=mine.stops:stop"]
-    job_dir = run_job(resolve([*flags, "--steps=1"]).config)
-    stored = json.loads((job_dir / "run.json").read_text())
+    job_dir = run_job(resolved(*flags, "--steps=1"))
+    stored = read(job_dir / "run.json")
     assert {name: stored["config"][name] for name in ("my_lambda", "units", "rows")} == {
         "my_lambda": 0.5,
         "units": 3,
@@ -423,8 +421,8 @@ def test_a_run_uses_records_and_guards_them_and_those_of_callbacks_alone_may_cha
     }
     assert stored["data"]["examples"] == 24
     with refused("contains another run (my_lambda: 0.5 before, 0.6 now): use another --job_dir"):
-        open_job_dir(resolve([*flags, "--my_lambda=0.6"]).config)
-    run_job(resolve([*flags, "--steps=9", "--after=2"]).config)
+        open_job_dir(resolved(*flags, "--my_lambda=0.6"))
+    run_job(resolved(*flags, "--steps=9", "--after=2"))
     assert [
         json.loads(line)["step"] for line in (job_dir / "stats.jsonl").read_text().splitlines()
     ][-1] == 2
@@ -465,7 +463,7 @@ def test_the_imported_function_must_take_what_its_source_shows(
     from trainer.user_code.mistakes import load_function
 
     write(mine.parent, __init__="", data=f"import numpy\nX = numpy.ones((9, 4))\n{source}\n")
-    config = resolve([OWN[1], "--global_batch_size=1"]).config
+    config = resolved(OWN[1], "--global_batch_size=1")
     with refused(line) if line else nullcontext():
         examples = load_function(config.data, "data", ("config",), config)(config)
         np.testing.assert_array_equal(examples, np.full((9, 4), 0.5))

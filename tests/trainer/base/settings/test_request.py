@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures import Patch
-from tests.support import refused
+from tests.support import refused, resolved
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.model_settings import FROM_SCRATCH
 from trainer.base.settings.request import recipe_names, resolve, to_recipe
@@ -43,7 +43,7 @@ from trainer.base.settings.yaml_file import read_yaml
 def test_a_flag_in_any_form_wins_over_the_recipe_and_the_recipe_over_the_default(
     flags: list[str], expected: dict[str, object]
 ) -> None:
-    config = vars(resolve(flags).config)
+    config = vars(resolved(*flags))
     assert {name: config[name] for name in expected} == expected
 
 
@@ -175,12 +175,10 @@ def test_keys_that_a_mapping_merges_are_those_of_its_anchor(tmp_path: Path) -> N
 
 def test_models_and_measures_that_are_not_known_before_they_run_are_let_through() -> None:
     own = ["--model=tests.models:classifier", "--data=digits"]
-    assert resolve([*own, "--early_stopping=f1", "--best_metric=fid", "--fid_every_steps=5"]).config
-    assert resolve([*own, "--tuning_metric=f1"]).config
-    assert resolve(["--tuning_metric=wasserstein_distance"]).config
-    assert resolve(
-        ["--best_metric=kid", "--fid_every_steps=5", "--early_stopping=critic_loss"]
-    ).config
+    assert resolved(*own, "--early_stopping=f1", "--best_metric=fid", "--fid_every_steps=5")
+    assert resolved(*own, "--tuning_metric=f1")
+    assert resolved("--tuning_metric=wasserstein_distance")
+    assert resolved("--best_metric=kid", "--fid_every_steps=5", "--early_stopping=critic_loss")
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -188,9 +186,9 @@ def test_every_recipe_resolves_and_print_config_shows_one_for_the_same_run(
     name: str, tmp_path: Path
 ) -> None:
     data = ["--data=digits"] if name.endswith("_photos") else []
-    config = resolve([f"--recipe={name}", "--seed=3", *data]).config
+    config = resolved(f"--recipe={name}", "--seed=3", *data)
     (tmp_path / "again.yaml").write_text(to_recipe(config))
-    again = resolve([f"--recipe={tmp_path / 'again.yaml'}"]).config
+    again = resolved(f"--recipe={tmp_path / 'again.yaml'}")
     assert {**vars(again), "recipe": name} == vars(config)
 
 

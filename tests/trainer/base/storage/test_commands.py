@@ -1,6 +1,5 @@
 """Tests the commands with data in a bucket."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.drill import read
 from tests.fixtures import Capture
 from tests.support import run_job
 from tests.trainer.base.storage.conftest import Bucket
@@ -72,12 +72,7 @@ def test_a_run_in_a_bucket_is_evaluated_and_predicts(
             evaluate.main([run, f"--out={tmp_path / 'x.json'}", "--checkpoint=newest", *more]) == 0
         )
         with np.load(tmp_path / "x.npz") as arrays:
-            found.append(
-                (
-                    arrays["predictions"].tolist(),
-                    json.loads((tmp_path / "x.json").read_text())["values"],
-                )
-            )
+            found.append((arrays["predictions"].tolist(), read(tmp_path / "x.json")["values"]))
     assert found[0] == found[1]
     assert not [*(tmp_path / "cache").rglob("saved_model.pb")], "only what is needed is downloaded"
     capsys.readouterr()

@@ -94,10 +94,7 @@ def test_changed_settings_and_odd_names_reach_mlflow(store: str, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("status", "code", "line"),
-    [
-        (401, 2, "the server refuses it (401)"),
-        (503, 1, "run is not sent: "),
-    ],
+    [(401, 2, "the server refuses it (401)"), (503, 1, "run is not sent: ")],
 )
 def test_a_refused_login_is_no_outage(
     status: int, code: int, line: str, store: str, tmp_path: Path, capsys: Capture
