@@ -4,12 +4,13 @@ from typing import Any
 
 import keras
 import numpy as np
+from numpy.random import default_rng
 
 ORDER = np.random.permutation(64)
 
 
 def data(config: Any) -> Any:
-    x = np.random.default_rng(0).normal(size=(64, 4))[ORDER]
+    x = default_rng(0).normal(size=(64, 4))[ORDER]
     return x, x.sum(axis=1)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import callbacks, layers
 
 from tests import models
 from trainer.base.settings.train_config import TrainConfig
@@ -13,14 +14,14 @@ from trainer.data.dataset import Dataset
 
 
 def in_build(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return keras.Sequential([keras.layers.Dense(3, activation="rleu")])  # in_build
+    return keras.Sequential([layers.Dense(3, activation="rleu")])  # in_build
 
 
 def takes_one(config: TrainConfig) -> keras.Model:
     return keras.Sequential()
 
 
-class _Layer(keras.layers.Layer):
+class _Layer(layers.Layer):
     def call(self, inputs: Any) -> Any:
         return tf.matmul(inputs, tf.zeros((2, 10)))  # in_layer
 
@@ -30,7 +31,7 @@ class _Layer(keras.layers.Layer):
 
 def in_layer(config: TrainConfig, dataset: Dataset) -> keras.Model:
     inputs = keras.Input(dataset.image_shape)
-    model = keras.Model(inputs, _Layer()(keras.layers.Flatten()(inputs)))
+    model = keras.Model(inputs, _Layer()(layers.Flatten()(inputs)))
     model.compile("sgd", "sparse_categorical_crossentropy")
     return model
 
@@ -74,12 +75,12 @@ def in_opening(config: TrainConfig) -> Any:
     return np.load("nowhere.npz")  # in_opening
 
 
-class _Callback(keras.callbacks.Callback):
+class _Callback(callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         raise RuntimeError("no room\nfor a second line")  # in_callback
 
 
-def in_callback() -> list[keras.callbacks.Callback]:
+def in_callback() -> list[callbacks.Callback]:
     return [_Callback()]
 
 
@@ -92,13 +93,11 @@ def in_get_config(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return models.called(Misread(), dataset)
 
 
-def stops_on_what_is_not_evaluated() -> list[keras.callbacks.Callback]:
-    return [keras.callbacks.EarlyStopping("val_los")]
+def stops_on_what_is_not_evaluated() -> list[callbacks.Callback]:
+    return [callbacks.EarlyStopping("val_los")]
 
 
-AT_IMPORT = keras.Sequential(
-    [keras.Input((16, 16, 1)), keras.layers.Flatten(), keras.layers.Dense(10)]
-)
+AT_IMPORT = keras.Sequential([keras.Input((16, 16, 1)), layers.Flatten(), layers.Dense(10)])
 
 
 def at_import(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -113,8 +112,8 @@ def numbers_to_7(config: TrainConfig) -> list[Any]:
 
 
 def embeds(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    layers = [keras.layers.Embedding(5, 2), keras.layers.Flatten(), keras.layers.Dense(8)]
-    return models.compiled(keras.Sequential([keras.Input((1,), dtype="int32"), *layers]))
+    parts = [layers.Embedding(5, 2), layers.Flatten(), layers.Dense(8)]
+    return models.compiled(keras.Sequential([keras.Input((1,), dtype="int32"), *parts]))
 
 
 def measures_top_5(config: TrainConfig, dataset: Dataset) -> keras.Model:

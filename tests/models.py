@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import callbacks, layers, optimizers
 
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import read_cluster
@@ -17,10 +18,8 @@ from trainer.training.checkpoint import variables_of
 
 def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Returns a stock compiled Keras classifier."""
-    model = _network(
-        dataset, keras.layers.Dense(16, activation="relu"), classes=len(dataset.class_names)
-    )
-    return compiled(model, keras.optimizers.Adam(config.learning_rate), metrics=["accuracy"])
+    model = _network(dataset, layers.Dense(16, activation="relu"), classes=len(dataset.class_names))
+    return compiled(model, optimizers.Adam(config.learning_rate), metrics=["accuracy"])
 
 
 def compiled(model: keras.Model, optimizer: Any = "adam", **given: Any) -> keras.Model:
@@ -29,21 +28,19 @@ def compiled(model: keras.Model, optimizer: Any = "adam", **given: Any) -> keras
     return model
 
 
-def _network(dataset: Dataset, *hidden: keras.layers.Layer, classes: int = 10) -> keras.Sequential:
+def _network(dataset: Dataset, *hidden: layers.Layer, classes: int = 10) -> keras.Sequential:
     flat = [
         keras.Input(dataset.image_shape),
-        keras.layers.Rescaling(1 / 255),
-        keras.layers.Flatten(),
+        layers.Rescaling(1 / 255),
+        layers.Flatten(),
     ]
-    return keras.Sequential([*flat, *hidden, keras.layers.Dense(classes)])
+    return keras.Sequential([*flat, *hidden, layers.Dense(classes)])
 
 
 def measured_by_iou(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Returns the same with a metric that is not a mean over examples."""
     iou = keras.metrics.MeanIoU(len(dataset.class_names), sparse_y_pred=False, name="iou")
-    return compiled(
-        classifier(config, dataset), keras.optimizers.Adam(1e-2), metrics=["accuracy", iou]
-    )
+    return compiled(classifier(config, dataset), optimizers.Adam(1e-2), metrics=["accuracy", iou])
 
 
 class Steps(keras.Model):
@@ -85,7 +82,7 @@ def not_a_model(config: TrainConfig, dataset: Dataset) -> str:
 HEARD: list[tuple[str, int]] = []
 
 
-class FirstWeights(keras.callbacks.Callback):
+class FirstWeights(callbacks.Callback):
     """Sets the weights of the first epoch in the end, as EarlyStopping(restore_best_weights=True)
     may."""
 
@@ -106,17 +103,17 @@ def first_weights(config: TrainConfig) -> list[Any]:
     return [FirstWeights()]
 
 
-class _StopAt(keras.callbacks.Callback):
+class _StopAt(callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if batch >= 2:  # the third
             self.model.stop_training = True
 
 
-def stop_at_3() -> list[keras.callbacks.Callback]:
+def stop_at_3() -> list[callbacks.Callback]:
     return [_StopAt()]
 
 
-class _SlowDown(keras.callbacks.Callback):
+class _SlowDown(callbacks.Callback):
     """After the first epoch the learning rate is a tenth."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -126,15 +123,15 @@ class _SlowDown(keras.callbacks.Callback):
             )
 
 
-def slow_down() -> list[keras.callbacks.Callback]:
+def slow_down() -> list[callbacks.Callback]:
     return [_SlowDown()]
 
 
-def by_schedule() -> list[keras.callbacks.Callback]:
-    return [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)]
+def by_schedule() -> list[callbacks.Callback]:
+    return [callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)]
 
 
-class _WriteVariables(keras.callbacks.Callback):
+class _WriteVariables(callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         if hasattr(self.model, "averaged_generator"):
             # gets its batch statistics where it is used, else on the chief alone
@@ -148,7 +145,7 @@ class _WriteVariables(keras.callbacks.Callback):
         )
 
 
-def write_variables() -> list[keras.callbacks.Callback]:
+def write_variables() -> list[callbacks.Callback]:
     """At the end each worker leaves its variables, (devices, …) each, in a file of
     TRAINER_TEST_VARIABLES.
 
@@ -156,7 +153,7 @@ def write_variables() -> list[keras.callbacks.Callback]:
     """
     return [
         _WriteVariables(),
-        keras.callbacks.CSVLogger(f"{os.environ['TRAINER_TEST_VARIABLES']}/{os.getpid()}.csv"),
+        callbacks.CSVLogger(f"{os.environ['TRAINER_TEST_VARIABLES']}/{os.getpid()}.csv"),
     ]
 
 
@@ -170,10 +167,10 @@ class _MeanLoss(keras.Model):
     def __init__(self, dataset: Dataset) -> None:
         super().__init__()
         self.network = keras.Sequential(
-            [keras.Input(dataset.image_shape), keras.layers.Conv2D(1, 3, padding="same")]
+            [keras.Input(dataset.image_shape), layers.Conv2D(1, 3, padding="same")]
         )
         self.adam = sum_and_build(
-            keras.optimizers.Adam(1e-3), self.network.trainable_variables, "float32"
+            optimizers.Adam(1e-3), self.network.trainable_variables, "float32"
         )
 
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -189,24 +186,22 @@ def mean_loss(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 
 def own_batch_norm(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return compiled(_network(dataset, keras.layers.Dense(8), keras.layers.BatchNormalization()))
+    return compiled(_network(dataset, layers.Dense(8), layers.BatchNormalization()))
 
 
 def mixed_rows(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Returns a classifier that mixes the images of a batch, which no replica can do alone."""
-    layers = [keras.layers.MixUp(), keras.layers.Flatten(), keras.layers.Dense(10)]
-    return compiled(keras.Sequential([keras.Input(dataset.image_shape), *layers]))
+    parts = [layers.MixUp(), layers.Flatten(), layers.Dense(10)]
+    return compiled(keras.Sequential([keras.Input(dataset.image_shape), *parts]))
 
 
-class Tower(keras.layers.Layer):
+class Tower(layers.Layer):
     """Has layers of the same names in each tower, and a recurrent cell, which may drop values."""
 
     def __init__(self, cell: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.rows = keras.layers.TimeDistributed(
-            keras.layers.Dropout(0.2, name="drop"), name="rows"
-        )
-        self.loop = keras.layers.RNN(cell, unroll=True, name="loop")
+        self.rows = layers.TimeDistributed(layers.Dropout(0.2, name="drop"), name="rows")
+        self.loop = layers.RNN(cell, unroll=True, name="loop")
 
     def call(self, values: Any, training: bool = False) -> Any:
         return self.loop(self.rows(values, training=training), training=training)
@@ -218,22 +213,22 @@ class Stock(keras.Model):
 
     def __init__(self, classes: int) -> None:
         super().__init__()
-        layers = keras.layers
+        parts = layers
         self.augment = [
-            layers.RandomFlip("horizontal"),
-            layers.RandomCrop(3, 3),
-            layers.Resizing(3, 3),
+            parts.RandomFlip("horizontal"),
+            parts.RandomCrop(3, 3),
+            parts.Resizing(3, 3),
         ]
-        self.embed = layers.Embedding(17, 4)
+        self.embed = parts.Embedding(17, 4)
         self.towers = [
-            Tower(layers.LSTMCell(6, dropout=0.2, recurrent_dropout=0.3), name="tower"),
-            Tower(layers.LSTMCell(6), name="tower"),
+            Tower(parts.LSTMCell(6, dropout=0.2, recurrent_dropout=0.3), name="tower"),
+            Tower(parts.LSTMCell(6), name="tower"),
         ]
-        self.attend = layers.MultiHeadAttention(2, 4, dropout=0.2, use_bias=False)
-        self.norm = layers.BatchNormalization()
-        self.shared = layers.Dropout(0.4)
-        self.noise = layers.GaussianNoise(0.1)
-        self.out = layers.Dense(classes)
+        self.attend = parts.MultiHeadAttention(2, 4, dropout=0.2, use_bias=False)
+        self.norm = parts.BatchNormalization()
+        self.shared = parts.Dropout(0.4)
+        self.noise = parts.GaussianNoise(0.1)
+        self.out = parts.Dense(classes)
 
     def call(self, images: Any, training: bool = False) -> Any:
         for layer in self.augment:
@@ -254,13 +249,13 @@ class Stock(keras.Model):
 def stock_layers(config: TrainConfig, dataset: Dataset) -> keras.Model:
     model = Stock(len(dataset.class_names))
     model(tf.zeros((1, *dataset.image_shape)))
-    return compiled(model, keras.optimizers.Adam(config.learning_rate), metrics=["accuracy"])
+    return compiled(model, optimizers.Adam(config.learning_rate), metrics=["accuracy"])
 
 
 class Subclassed(keras.Model):
     def __init__(self) -> None:
         super().__init__()
-        self.dense = keras.layers.Dense(10)
+        self.dense = layers.Dense(10)
 
     def call(self, images: Any, training: bool = False) -> Any:
         return self.dense(tf.reshape(images, (tf.shape(images)[0], 16 * 16)) / 255)

@@ -6,9 +6,10 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import layers
+from keras import layers, optimizers
+from numpy.random import default_rng
 
-_DRAWN = np.random.default_rng(0)
+_DRAWN = default_rng(0)
 _X = _DRAWN.normal(size=(320, 8)).astype("float32")
 _TOKENS = _DRAWN.integers(1, 20, size=(320, 6)).astype("int32")
 
@@ -108,12 +109,12 @@ def faint(config: Any, dataset: Any) -> Any:
 
 def rate_by_replicas(config: Any, dataset: Any) -> Any:
     rate = 1e-3 * tf.distribute.get_strategy().num_replicas_in_sync
-    return _compiled(layers.Dense(1), optimizer=keras.optimizers.SGD(rate))
+    return _compiled(layers.Dense(1), optimizer=optimizers.SGD(rate))
 
 
 def factor_from_step_26(config: Any, dataset: Any) -> Any:
     """Adds a sum over rows that is not divided, once 25 steps are done."""
-    optimizer = keras.optimizers.SGD(1e-2)
+    optimizer = optimizers.SGD(1e-2)
 
     def loss(y: Any, p: Any) -> Any:
         begun = tf.cast(tf.convert_to_tensor(optimizer.iterations) > 25, p.dtype)
@@ -141,7 +142,7 @@ def attentive(config: Any, dataset: Any) -> Any:
         words + layers.MultiHeadAttention(2, 4, dropout=0.1)(words, words)
     )
     model = keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(words)))
-    model.compile(keras.optimizers.AdamW(global_clipnorm=1.0, use_ema=True), "huber")
+    model.compile(optimizers.AdamW(global_clipnorm=1.0, use_ema=True), "huber")
     return model
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from keras import layers
 
 from tests.models import compiled
 from trainer.base.errors import DONE, UserError
@@ -76,13 +77,11 @@ class Signals:
 
 
 def classifier_of(
-    shape: tuple[int, ...], *layers: keras.layers.Layer, optimizer: Any = "adam"
+    shape: tuple[int, ...], *parts: layers.Layer, optimizer: Any = "adam"
 ) -> keras.Model:
     """Returns a compiled classifier: an input of this shape, these layers, and a dense one of ten
     logits."""
-    return compiled(
-        keras.Sequential([keras.Input(shape), *layers, keras.layers.Dense(10)]), optimizer
-    )
+    return compiled(keras.Sequential([keras.Input(shape), *parts, layers.Dense(10)]), optimizer)
 
 
 def resolved(*flags: str) -> TrainConfig:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from numpy.testing import assert_array_equal
 
 from examples import table
 from tests.own_runs import EXAMPLES, arguments_of
@@ -98,6 +99,6 @@ def test_a_table_may_have_a_header_missing_cells_and_text(
         f'{header}1,red,2\r\n{missing},"light, blue",3\r\n', "utf-8-sig"
     )
     x, y = table.data(TrainConfig(), csv=str(tmp_path / "table.csv"))
-    np.testing.assert_array_equal(x["numbers"], [[1], [np.nan]])
+    assert_array_equal(x["numbers"], [[1], [np.nan]])
     assert x["categories"].tolist() == [[f"{name}=red"], [f"{name}=light, blue"]]
     assert y.tolist() == [2, 3]

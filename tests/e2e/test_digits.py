@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from numpy.random import default_rng
 
 from tests import workers
 from tests.support import resolved
@@ -22,9 +23,7 @@ from trainer.measures.fid import neighbour_metrics
 def generated(generator: keras.Model, labels: Any) -> Any:
     """Returns images in [0, 255] of these labels, (rows, 16, 16, 1)."""
     noise = (
-        np.random.default_rng(0)
-        .normal(size=(len(labels), generator.inputs[0].shape[1]))
-        .astype(np.float32)
+        default_rng(0).normal(size=(len(labels), generator.inputs[0].shape[1])).astype(np.float32)
     )
     return np.rint((generator.predict([noise, labels], batch_size=500, verbose=0) + 1) * 127.5)
 
@@ -36,7 +35,7 @@ def test_digits_are_those_that_were_asked_for_and_not_copies_or_one_mode(tmp_pat
     assert workers.run(1, flags, tmp_path / "log", seconds=900) == [0]
     # In a random order: the last of the data set are those of writers whom a judge of the first
     # would not know.
-    order = np.random.default_rng(0).permutation(1797)
+    order = default_rng(0).permutation(1797)
     digits = load_digits(resolved("--recipe=wgan_gp_digits")).train.first(1797)
     images, labels = (rows[order] for rows in digits)
     known = len(images) * 4 // 5

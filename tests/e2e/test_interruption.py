@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from tests.drill import MOMENTS, drill, last_state, losses, numbers, read
 
@@ -30,7 +31,7 @@ def check_same(one: Path, other: Path, *, tolerance: float = 0.0) -> None:
                 float(np.linalg.norm(value)), 1e-6
             ), name
         else:
-            np.testing.assert_array_equal(value, theirs[name], err_msg=name)
+            assert_array_equal(value, theirs[name], err_msg=name)
     assert numbers(one) == numbers(other)
     assert losses(one) == pytest.approx(losses(other), rel=1e-6)
     pictures = [

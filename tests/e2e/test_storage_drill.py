@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
+from numpy.testing import assert_array_equal
 
 from tests.drill import last_state
 from tests.fixtures import Patch
@@ -65,7 +67,7 @@ def test_kills_behind_random_faults_change_no_bit(
 ) -> None:
     chance = random.Random(int(os.environ.get("TRAINER_DRILL_SEED", "0")))
     log = tmp_path / "log"
-    images = np.random.default_rng(0).integers(0, 255, (320, 8, 8), np.uint8)
+    images = default_rng(0).integers(0, 255, (320, 8, 8), np.uint8)
     np.savez(tmp_path / "data.npz", images=images, labels=np.arange(320) % 4)
     with fault_proxy(gcs_server) as proxy:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
@@ -102,7 +104,7 @@ def test_kills_behind_random_faults_change_no_bit(
     undisturbed = last_state(tmp_path / "control")
     assert ours.keys() == undisturbed.keys()
     for name, value in ours.items():
-        np.testing.assert_array_equal(value, undisturbed[name], err_msg=name)
+        assert_array_equal(value, undisturbed[name], err_msg=name)
     assert not [name for name in names if ".probe" in name or name.endswith(".part")]
     checkpoints = {name.split("/")[2] for name in names if name.startswith("run/checkpoints/")}
     assert all(f"run/checkpoints/{folder}/manifest.json" in names for folder in checkpoints)

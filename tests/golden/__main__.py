@@ -1,9 +1,11 @@
-"""Records the golden files of this project: `python -m tests.golden [NAME …]`.
+"""Records the golden files of this project: `python -m tests.golden [NAME …]`, or a new one by its
+flags: `python -m tests.golden NAME FLAG …`.
 
 A file that agrees with the run is kept, and gets the digests of this processor's bits.
 """
 
 import sys
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
@@ -18,19 +20,19 @@ from trainer.base.run_files.job_files import read_json
 STEPS = (1, 2, 4, 8, 16, 30)
 
 
-def record(name: str) -> str:
+def record(name: str, flags: Sequence[str]) -> str:
     """Measures a run and writes its golden file, or adds this processor's digests to it; returns
     what was done."""
     file = FOLDER / f"{name}.json"
     golden, _ = read_json(file)
-    last = resolved(*RUNS[name]).steps or 1
+    last = resolved(*flags).steps or 1
     steps = golden.get("steps") or sorted({*(step for step in STEPS if step < last), last})
-    measured = measure(RUNS[name], steps, control=True)
+    measured = measure(flags, steps, control=True)
     digests = {
         instructions(): {step: moment["digest"] for step, moment in measured["moments"].items()}
     }
     if (
-        golden.get("flags") == RUNS[name]
+        golden.get("flags") == [*flags]
         and compare({**golden, "digests": {}}, measured, "").kind != CHANGED
     ):
         write_golden(file, {**golden, "digests": golden["digests"] | digests})
@@ -41,6 +43,10 @@ def record(name: str) -> str:
 
 if __name__ == "__main__":
     tf.config.set_visible_devices([], "GPU")
-    for run in sys.argv[1:] or RUNS:
+    words = sys.argv[1:]
+    if any(word.startswith("--") for word in words):
+        RUNS[words[0]] = words[1:]
+        words = words[:1]
+    for run in words or RUNS:
         keras.utils.clear_session()
-        print(record(run))
+        print(record(run, RUNS[run]))

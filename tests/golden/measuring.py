@@ -5,9 +5,9 @@ The control of every comparison are the same steps with their rows in another or
 what rounding alone changes.
 """
 
-import dataclasses
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def measure(
 
     control: whether to also measure how much the numbers change if the rows are in another order.
     """
-    config = dataclasses.replace(
+    config = replace(
         resolved(*flags), replicas=replicas, strategy="auto", expect_devices=0, jit_compile="false"
     )
     setup = _build_start(config)

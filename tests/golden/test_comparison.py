@@ -2,8 +2,8 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
+from numpy.random import default_rng
 
 from tests.golden.comparison import CHANGED, EQUAL, ROUNDING, compare, moment
 
@@ -13,7 +13,7 @@ SIZES = [600, 3]
 
 def tensors(change: float = 0.0) -> dict[str, Any]:
     """Returns two tensors, the first of which has one number changed."""
-    draw = np.random.default_rng(0)
+    draw = default_rng(0)
     large = draw.normal(size=SIZES[0])
     small = draw.normal(size=SIZES[1])
     large[17] += change

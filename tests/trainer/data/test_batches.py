@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from numpy.testing import assert_array_equal
 
 from tests.fixtures import Patch
 from tests.support import refused
@@ -104,7 +105,7 @@ def test_rows_of_several_steps_come_together(kind: str) -> None:
     one_by_one = batches(examples, schedule, alone, 6).take(6).batch(3)
     for several, expected in zip(together, one_by_one, strict=True):
         assert several[0].shape[:4] == (3, 1, 2, 8)
-        tf.nest.map_structure(np.testing.assert_array_equal, several, expected)
+        tf.nest.map_structure(assert_array_equal, several, expected)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
 
 from tests.drill import read
 from tests.fixtures import Capture, Patch
@@ -302,7 +303,7 @@ del rows  # ends prefetching before the interpreter exits
 
 @pytest.mark.slow
 def test_memory_stays_flat_while_a_set_of_four_times_the_limit_streams(tmp_path: Path) -> None:
-    images = np.random.default_rng(0).integers(0, 256, (5500, 64, 64, 3), np.uint8)  # 64 MiB
+    images = default_rng(0).integers(0, 256, (5500, 64, 64, 3), np.uint8)  # 64 MiB
     np.savez(tmp_path / "images.npz", images=images)
     flags = ["--image_size=64", "--channels=3"]
     assert main([str(tmp_path / "images.npz"), str(tmp_path / "prepared"), *flags]) == 0

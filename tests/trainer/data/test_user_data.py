@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from numpy.testing import assert_array_equal
 
 from tests.drill import read
 from tests.fixtures import Log, Patch
@@ -99,7 +100,7 @@ def joined(workers: list[list[Any]]) -> list[Any]:
 
 def same(one: list[Any], other: list[Any]) -> None:
     for a, b in zip(one, other, strict=True):
-        tf.nest.map_structure(np.testing.assert_array_equal, a, b)
+        tf.nest.map_structure(assert_array_equal, a, b)
 
 
 @pytest.mark.parametrize("data", KINDS)

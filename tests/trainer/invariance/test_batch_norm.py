@@ -4,10 +4,12 @@ in float32 too."""
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import layers
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 
 from tests.fixtures import Patch
 from tests.support import refused, slow
@@ -16,12 +18,12 @@ from trainer.cluster.strategy import make_replicas
 from trainer.invariance.batch_norm import normalize_in_place, separate_groups
 from trainer.invariance.step import StepContext, in_step
 
-RANDOM = np.random.default_rng(0)
+RANDOM = default_rng(0)
 TOLERANCE = {"float32": 3e-5, "float64": 1e-12, "mixed_bfloat16": 0.02}
 ROWS = 8
 
 
-def computed(layer: keras.layers.Layer, inputs: tf.Tensor, mask: Any = None) -> list[np.ndarray]:
+def computed(layer: layers.Layer, inputs: tf.Tensor, mask: Any = None) -> list[np.ndarray]:
     """Returns outputs, gradients by inputs and weights, the new moving statistics, and the outputs
     at inference."""
     weights = [weight.value for weight in layer.trainable_variables]
@@ -38,10 +40,10 @@ def computed(layer: keras.layers.Layer, inputs: tf.Tensor, mask: Any = None) -> 
     return [np.asarray(tf.cast(value, tf.float64)) for value in found]
 
 
-def pair(shape: tuple[int, ...], **settings: Any) -> tuple[keras.layers.Layer, keras.layers.Layer]:
+def pair(shape: tuple[int, ...], **settings: Any) -> tuple[layers.Layer, layers.Layer]:
     """Returns our layer and Keras's with the same weights."""
     values = [RANDOM.uniform(0.5, 1.5, shape[-1]) for _ in range(4)]
-    ours, stock = (keras.layers.BatchNormalization(momentum=0.9, **settings) for _ in range(2))
+    ours, stock = (layers.BatchNormalization(momentum=0.9, **settings) for _ in range(2))
     normalize_in_place(ours, synchronized=False)
     for layer in (ours, stock):
         layer.build((None, *shape[1:]))
@@ -66,15 +68,13 @@ def test_one_replica_normalises_as_keras_does(
     precision: str, tolerance: float, shape: Any, settings: Any, masked: bool
 ) -> None:
     ours, stock = pair(shape, dtype=precision, **settings)
-    assert type(ours) is keras.layers.BatchNormalization
+    assert type(ours) is layers.BatchNormalization
     assert ours.get_config() | {"name": ""} == stock.get_config() | {"name": ""}
     inputs = tf.cast(RANDOM.normal(2.0, 3.0, shape), ours.compute_dtype)
     mask = tf.constant(RANDOM.uniform(size=shape[:-1]) < 0.6) if masked else None
     for one, other in zip(computed(ours, inputs, mask), computed(stock, inputs, mask), strict=True):
         # Of two values a channel, gradients by the inputs cancel to nearly 0.
-        np.testing.assert_allclose(
-            one, other, rtol=tolerance, atol=tolerance * max(np.abs(other).max(), 0.1)
-        )
+        assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(np.abs(other).max(), 0.1))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -97,7 +97,7 @@ def test_one_value_a_channel_gives_no_nan_even_if_the_kernels_variance_is(
     )
     assert np.isfinite(outputs).all()
     # moved by a variance of 0
-    np.testing.assert_allclose(ours.moving_variance, ours.momentum * before, rtol=1e-6)
+    assert_allclose(ours.moving_variance, ours.momentum * before, rtol=1e-6)
 
 
 def over_replicas(
@@ -111,7 +111,7 @@ def over_replicas(
     """
     strategy = make_replicas(TrainConfig(replicas=replicas, global_batch_size=ROWS)).strategy
     with strategy.scope():
-        layer = keras.layers.BatchNormalization(dtype=precision, epsilon=1e-12, **settings)
+        layer = layers.BatchNormalization(dtype=precision, epsilon=1e-12, **settings)
         layer.build((None, *shape[1:]))
     normalize_in_place(layer, synchronized=True)
 
@@ -191,9 +191,7 @@ def test_replicas_normalise_as_one_does(
     )
     for other in others:
         for found, exact in zip(other, one, strict=True):
-            np.testing.assert_allclose(
-                found, exact, rtol=tolerance, atol=tolerance * np.abs(exact).max()
-            )
+            assert_allclose(found, exact, rtol=tolerance, atol=tolerance * np.abs(exact).max())
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), TOLERANCE.items())
@@ -212,9 +210,7 @@ def test_groups_of_one_pass_are_normalised_as_in_passes_of_their_own(
     for one, other in zip(found, expected, strict=True):
         # Of one value a channel, the gradient is 0: a difference of two products with 1 /
         # sqrt(epsilon), which is 32.
-        np.testing.assert_allclose(
-            one, other, rtol=tolerance, atol=tolerance * max(np.abs(other).max(), 1.0)
-        )
+        assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(np.abs(other).max(), 1.0))
 
 
 @pytest.mark.parametrize("traced", [False, True])
@@ -224,7 +220,7 @@ def test_a_gradients_gradient_is_that_of_keras(traced: bool) -> None:
     ours, stock = pair((ROWS, 3, 4, 5), dtype="float64")
     inputs = tf.constant(RANDOM.normal(3.0, 2.0, (2 * ROWS, 3, 4, 5)))
 
-    def second(layer: keras.layers.Layer) -> Any:
+    def second(layer: layers.Layer) -> Any:
         with tf.GradientTape() as outer:
             outer.watch(inputs)
             with tf.GradientTape() as inner:
@@ -239,7 +235,7 @@ def test_a_gradients_gradient_is_that_of_keras(traced: bool) -> None:
     with separate_groups(2):
         found = (tf.function(second) if traced else second)(ours)
     for one, other in zip(found, second(stock), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
+        assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 
 
 def test_rows_of_all_passes_are_refused_with_virtual_replicas() -> None:
@@ -259,4 +255,4 @@ def test_compiled_by_xla_it_keeps_the_variance_of_a_mean_far_from_0() -> None:
     inputs = tf.constant(RANDOM.normal(1000.0, 1.0, (ROWS, 6, 6, 5)), tf.float32)
     plain = layer(inputs, training=True)
     compiled = tf.function(lambda values: layer(values, training=True), jit_compile=True)(inputs)
-    np.testing.assert_allclose(compiled, plain, atol=0.01)
+    assert_allclose(compiled, plain, atol=0.01)

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import pytest
+from keras import layers
 
 from tests import workers
 from tests.fixtures import Capture, Patch
@@ -30,7 +31,7 @@ TEXT = (
 NORMAL = ("--model=tests.trainer.invariance.test_micro_batches:normalised",)
 
 
-class Norm(keras.layers.BatchNormalization):
+class Norm(layers.BatchNormalization):
     """Has a `call` of its own, which moves the averages in each micro-batch."""
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
@@ -38,17 +39,17 @@ class Norm(keras.layers.BatchNormalization):
 
 
 def own_norm(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return classifier_of(dataset.image_shape, Norm(), keras.layers.Flatten())
+    return classifier_of(dataset.image_shape, Norm(), layers.Flatten())
 
 
 def swished(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Returns convolutions with swish, which TensorFlow's graph optimizer would fuse in some
     graphs."""
     convolutions = [
-        keras.layers.Conv2D(8, 3, activation="swish"),
-        keras.layers.DepthwiseConv2D(3, activation="swish"),
+        layers.Conv2D(8, 3, activation="swish"),
+        layers.DepthwiseConv2D(3, activation="swish"),
     ]
-    return classifier_of(dataset.image_shape, *convolutions, keras.layers.GlobalAveragePooling2D())
+    return classifier_of(dataset.image_shape, *convolutions, layers.GlobalAveragePooling2D())
 
 
 def digest(replicas: int, *flags: str) -> str:

@@ -11,6 +11,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import layers, optimizers
+from numpy.testing import assert_allclose
 
 from tests.fixtures import Patch
 from tests.support import refused
@@ -48,8 +50,8 @@ def test_options_of_optimizers_give_two_replicas_the_numbers_of_keras_on_one_dev
             weights = [
                 keras.Variable(np.linspace(-1.0, 1.0, count), dtype="float64") for count in (2, 5)
             ]
-            optimizer = keras.optimizers.Adam(0.1, **OPTIONS[options])
-            optimizer = keras.optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer
+            optimizer = optimizers.Adam(0.1, **OPTIONS[options])
+            optimizer = optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer
             optimizer.build(weights)
             if ours:
                 sum_first(optimizer)
@@ -68,8 +70,8 @@ def test_options_of_optimizers_give_two_replicas_the_numbers_of_keras_on_one_dev
             run(tf.constant(step, tf.float64))
         use_averages(optimizer)
         found.append(np.concatenate([weight.numpy() for weight in weights]))
-    np.testing.assert_allclose(found[1], found[0], rtol=2e-5, atol=1e-5)
-    np.testing.assert_allclose(found[2], found[1], rtol=1e-12)
+    assert_allclose(found[1], found[0], rtol=2e-5, atol=1e-5)
+    assert_allclose(found[2], found[1], rtol=1e-12)
 
 
 def test_an_embeddings_gradient_is_summed_without_a_wait() -> None:
@@ -82,7 +84,7 @@ def test_an_embeddings_gradient_is_summed_without_a_wait() -> None:
             strategy = make_strategy(replicas)
             with strategy.scope():
                 table = keras.Variable(np.ones((size, 2)), dtype="float64")
-                optimizer = keras.optimizers.Adam(0.1)
+                optimizer = optimizers.Adam(0.1)
                 optimizer.build([table])
                 sum_first(optimizer)
 
@@ -101,7 +103,7 @@ def test_an_embeddings_gradient_is_summed_without_a_wait() -> None:
             names = {op.type for op in step.get_concrete_function().graph.get_operations()}
             assert names.isdisjoint({"Unique", "CollectiveGatherV2"})
             found.append(table.numpy())
-        np.testing.assert_allclose(found[1], found[0], rtol=1e-12)
+        assert_allclose(found[1], found[0], rtol=1e-12)
         assert np.flatnonzero(found[0][:, 0] != 1.0).tolist() == [0, 1, 3]
 
 
@@ -122,7 +124,7 @@ def test_what_keras_does_by_branches_is_refused_on_several_replicas(
     for replicas in (1, 2):
         with make_strategy(replicas).scope():
             weight = keras.Variable([1.0])
-            optimizer = keras.optimizers.Adam(0.1, **settings)
+            optimizer = optimizers.Adam(0.1, **settings)
             with (
                 refused(f"{name}={value}: Adam cannot do this on 2 replicas: {advice}")
                 if replicas > 1
@@ -132,7 +134,7 @@ def test_what_keras_does_by_branches_is_refused_on_several_replicas(
 
 
 def fused_updates(monkeypatch: Patch) -> None:
-    build = keras.optimizers.Adam.build
+    build = optimizers.Adam.build
 
     def changed(self: Any, variables: Any) -> None:
         built = self.built
@@ -140,17 +142,17 @@ def fused_updates(monkeypatch: Patch) -> None:
         if not built:
             sum_first(self)
 
-    monkeypatch.setattr(keras.optimizers.Adam, "build", changed)
+    monkeypatch.setattr(optimizers.Adam, "build", changed)
 
 
 def normalized_in_place(monkeypatch: Patch) -> None:
-    init = keras.layers.BatchNormalization.__init__
+    init = layers.BatchNormalization.__init__
 
     def changed(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         normalize_in_place(self, synchronized=False)
 
-    monkeypatch.setattr(keras.layers.BatchNormalization, "__init__", changed)
+    monkeypatch.setattr(layers.BatchNormalization, "__init__", changed)
 
 
 @pytest.mark.slow
@@ -183,4 +185,4 @@ def test_a_moving_average_follows_faster_in_its_first_steps(step: int, kept: flo
     average = keras.Variable([0.0, 4.0])
     weights = keras.Variable([1.0, 2.0])
     update_average([average], [weights], 0.99, tf.constant(step))
-    np.testing.assert_allclose(average.numpy(), [1 - kept, 4 * kept + 2 * (1 - kept)], rtol=1e-6)
+    assert_allclose(average.numpy(), [1 - kept, 4 * kept + 2 * (1 - kept)], rtol=1e-6)

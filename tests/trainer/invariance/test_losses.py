@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import optimizers
 
 from tests.own_data import regression, weighted
 from tests.support import largest_difference, refused, resolved, run_steps, slow
@@ -26,9 +27,7 @@ def _errors(y: tf.Tensor, found: tf.Tensor) -> tf.Tensor:
 def global_root(config: TrainConfig, dataset: Dataset) -> keras.Model:
     model = regression(config, dataset)
     # Not Adam, which hides a wrong factor of the gradient.
-    model.compile(
-        keras.optimizers.SGD(0.1), loss=lambda y, found: root_mean_square(_errors(y, found))
-    )
+    model.compile(optimizers.SGD(0.1), loss=lambda y, found: root_mean_square(_errors(y, found)))
     return model
 
 
@@ -36,7 +35,7 @@ def plain_root(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Has the formula of one device, which takes each replica's rows alone."""
     model = regression(config, dataset)
     loss = lambda y, found: tf.sqrt(tf.reduce_mean(tf.square(_errors(y, found))))  # noqa: E731
-    model.compile(keras.optimizers.SGD(0.1), loss=loss)
+    model.compile(optimizers.SGD(0.1), loss=loss)
     return model
 
 
@@ -117,7 +116,7 @@ def accumulates(config: TrainConfig, dataset: Dataset) -> keras.Model:
     x = keras.Input(dataset.spec[0].shape)
     model = Accumulates(x, keras.layers.Dense(1)(x))
     model.compile(
-        keras.optimizers.SGD(0.05),
+        optimizers.SGD(0.05),
         keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
     )
     return model

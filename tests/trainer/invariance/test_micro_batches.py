@@ -6,6 +6,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from keras import layers
 
 from tests.fixtures import Patch
 from tests.step_memory import peak
@@ -70,9 +71,7 @@ def test_in_float64_passes_agree_to_1e_10(flags: tuple[str, ...], monkeypatch: P
 
 
 def normalised(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return classifier_of(
-        dataset.image_shape, keras.layers.Flatten(), keras.layers.BatchNormalization()
-    )
+    return classifier_of(dataset.image_shape, layers.Flatten(), layers.BatchNormalization())
 
 
 def test_batch_norm_normalises_each_pass_and_moves_its_averages_once() -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
-from keras import layers
+from keras import layers, optimizers
+from numpy.random import default_rng
 
 from tests.fixtures import Log
 from tests.support import in_float64, largest_difference, prepared, resolved, run_steps, weights
@@ -30,7 +30,7 @@ class Table(layers.Layer):
 
 
 def batches(config: Any = None) -> Any:
-    tokens = np.random.default_rng(0).integers(0, TOKENS, (ROWS, 3)).astype("int32")
+    tokens = default_rng(0).integers(0, TOKENS, (ROWS, 3)).astype("int32")
     return tf.data.Dataset.from_tensor_slices((tokens, tokens.sum(1, keepdims=True) - 4.0)).batch(
         BATCH
     )
@@ -45,9 +45,7 @@ def build(
     model = keras.Sequential(
         [keras.Input((3,), dtype="int32"), table, layers.GlobalAveragePooling1D(), last]
     )
-    model.compile(
-        {"adam": keras.optimizers.Adam(0.125), "sgd": keras.optimizers.SGD(0.125)}[rule], "mse"
-    )
+    model.compile({"adam": optimizers.Adam(0.125), "sgd": optimizers.SGD(0.125)}[rule], "mse")
     return model
 
 

@@ -8,6 +8,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import losses
+from numpy.random import default_rng
 
 from tests.drill import read
 from tests.support import run_job, small
@@ -21,7 +23,7 @@ CLASSES = 12
 
 
 def test_the_numbers_are_those_of_their_definitions() -> None:
-    draw = np.random.default_rng(1)
+    draw = default_rng(1)
     outputs = draw.normal(size=(200, CLASSES))
     labels = draw.integers(0, CLASSES - 1, 200)
     counts = confusion(tf.constant(labels[:, None]), tf.constant(outputs)).numpy()
@@ -72,8 +74,8 @@ def test_counts_do_not_depend_on_replicas_remainders_or_batch(
     [
         (MOST_CLASSES, "sparse_categorical_crossentropy", MOST_CLASSES),
         (MOST_CLASSES + 1, "sparse_categorical_crossentropy", 0),
-        (3, keras.losses.SparseCategoricalCrossentropy(from_logits=True), 3),
-        (3, keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1), 0),
+        (3, losses.SparseCategoricalCrossentropy(from_logits=True), 3),
+        (3, losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1), 0),
     ],
 )
 def test_more_classes_than_a_matrix_has_and_a_loss_that_ignores_one_are_not_counted(

@@ -1,7 +1,7 @@
 """Tests that evaluation counts each example once, and that FID, KID and nearest neighbours follow
 formulas."""
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +10,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import layers
+from numpy.testing import assert_allclose
 
 from tests.conftest import SMALL
 from tests.drill import losses, numbers, read
@@ -32,11 +34,9 @@ def test_only_models_with_a_loss_are_evaluated(caplog: Log) -> None:
     model = build_model(config, digits)
     one = make_replicas(config)
     assert evaluation(model, one, digits, 16) is not None
-    assert evaluation(model, one, dataclasses.replace(digits, evaluation=None), 16) is None
+    assert evaluation(model, one, replace(digits, evaluation=None), 16) is None
     assert evaluation(build_model(small(), digits), one, digits, 16) is None
-    without_loss = keras.Sequential(
-        [keras.Input((16, 16, 1)), keras.layers.Flatten(), keras.layers.Dense(10)]
-    )
+    without_loss = keras.Sequential([keras.Input((16, 16, 1)), layers.Flatten(), layers.Dense(10)])
     without_loss.compile()
     assert evaluation(without_loss, one, digits, 16) is None
     assert "Sequential is not compiled with a loss, and has no test_step of its own" in caplog.text
@@ -51,11 +51,11 @@ def saved_classifier(folder: Path) -> Path:
     """Saves a classifier of 16-pixel digits."""
     keras.utils.set_random_seed(1)
     hidden = [
-        keras.layers.Rescaling(1 / 255),
-        keras.layers.Flatten(),
-        keras.layers.Dense(8, activation="relu"),
+        layers.Rescaling(1 / 255),
+        layers.Flatten(),
+        layers.Dense(8, activation="relu"),
     ]
-    keras.Sequential([keras.Input((16, 16, 1)), *hidden, keras.layers.Dense(10)]).save(
+    keras.Sequential([keras.Input((16, 16, 1)), *hidden, layers.Dense(10)]).save(
         folder / "model.keras"
     )
     return folder / "model.keras"
@@ -121,14 +121,14 @@ def test_features_do_not_depend_on_precision(
 ) -> None:
     def small_network(input_shape: tuple[int, int, int], **given: object) -> keras.Model:
         """Replaces InceptionV3, which is slow to build."""
-        layers = [keras.layers.Conv2D(8, 9, strides=9), keras.layers.GlobalAveragePooling2D()]
-        return keras.Sequential([keras.Input(input_shape), *layers])
+        parts = [layers.Conv2D(8, 9, strides=9), layers.GlobalAveragePooling2D()]
+        return keras.Sequential([keras.Input(input_shape), *parts])
 
     monkeypatch.setattr(keras.applications, "InceptionV3", small_network)
     for name in ("inception", str(features)):
         one, other = (features_in(each, name) for each in ("float32", precision))
         assert one[0] == other[0]
-        np.testing.assert_allclose(one[1], other[1], rtol=1e-6)
+        assert_allclose(one[1], other[1], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -164,20 +164,20 @@ def test_inception_gives_its_pooled_features(tmp_path: Path) -> None:
     resized = tf.image.resize(
         tf.repeat(tf.cast(images, tf.float32), 3, axis=-1), shape[:2], antialias=True
     )
-    np.testing.assert_allclose(found, network(resized / 127.5 - 1), rtol=1e-4, atol=1e-5)
+    assert_allclose(found, network(resized / 127.5 - 1), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(8, 16, 1), (64,)])
 def test_features_come_from_a_classifier_of_square_images(
     shape: tuple[int, ...], tmp_path: Path
 ) -> None:
-    layers = [
+    parts = [
         keras.Input(shape),
-        keras.layers.Flatten(),
-        keras.layers.Dense(4),
-        keras.layers.Dense(10),
+        layers.Flatten(),
+        layers.Dense(4),
+        layers.Dense(10),
     ]
-    keras.Sequential(layers).save(file := tmp_path / "model.keras")
+    keras.Sequential(parts).save(file := tmp_path / "model.keras")
     line = f"its input is {(None, *shape)}: a classifier of square images is required"
     with refused(f"fid_features={file}: {line}"):
         Extractor(str(file))

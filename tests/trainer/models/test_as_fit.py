@@ -8,10 +8,10 @@ from types import MethodType
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
-from keras import ops
+from keras import layers, ops, optimizers
+from numpy.random import default_rng
 
 from benchmarks.drawn_models import Penalized, difference, found_in, launched
 from tests.fixtures import Log, Patch
@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "training.md"
 ROWS = 44
 BATCH = 8
 EPOCHS = 2
-_DRAW = np.random.default_rng(0)
+_DRAW = default_rng(0)
 X = _DRAW.normal(size=(ROWS, 4))
 Y = X.sum(1, keepdims=True) + 0.5
 WEIGHTS = _DRAW.uniform(0.5, 2.0, ROWS)
@@ -36,10 +36,10 @@ def network(
     **compiled: Any,
 ) -> Any:
     x = keras.Input((4,))
-    hidden = keras.layers.Dense(6, "tanh")(x)
-    heads = [keras.layers.Dense(1, name=f"head{number}")(hidden) for number in range(outputs)]
+    hidden = layers.Dense(6, "tanh")(x)
+    heads = [layers.Dense(1, name=f"head{number}")(hidden) for number in range(outputs)]
     model = kind(x, heads if outputs > 1 else heads[0])
-    model.compile(optimizer or keras.optimizers.SGD(1e-2), loss, **compiled)
+    model.compile(optimizer or optimizers.SGD(1e-2), loss, **compiled)
     return model
 
 
@@ -106,12 +106,12 @@ class OwnCalls(keras.Model):
         return super().evaluate(*given, **named)
 
 
-class Signs(keras.optimizers.SGD):
+class Signs(optimizers.SGD):
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         self.assign_sub(variable, ops.cast(learning_rate, variable.dtype) * ops.sign(gradient))
 
 
-class Moments(keras.layers.BatchNormalization):
+class Moments(layers.BatchNormalization):
     def _moments(self, inputs: Any, mask: Any) -> Any:
         mean, variance = super()._moments(inputs, mask)
         return 0.5 * mean, variance + 1.0
@@ -125,7 +125,7 @@ def on_the_object() -> Any:
 
 def own_parts() -> Any:
     x = keras.Input((4,))
-    model = keras.Model(x, keras.layers.Dense(1)(Moments()(keras.layers.Dense(6)(x))))
+    model = keras.Model(x, layers.Dense(1)(Moments()(layers.Dense(6)(x))))
     model.compile(
         Signs(1e-2), lambda y, p: ops.abs(y - p) ** 3, metrics=[lambda y, p: ops.abs(y - p)]
     )
@@ -181,8 +181,8 @@ CASES: list[tuple[str, str, Callable[[], Any], str]] = [
         LOSSES,
         AS_FIT,
         lambda: network(
-            optimizer=keras.optimizers.LossScaleOptimizer(
-                keras.optimizers.Adam(1e-2, clipnorm=0.5, use_ema=True, weight_decay=1e-3)
+            optimizer=optimizers.LossScaleOptimizer(
+                optimizers.Adam(1e-2, clipnorm=0.5, use_ema=True, weight_decay=1e-3)
             ),
             loss_weights=0.1,
         ),
@@ -220,7 +220,7 @@ CASES: list[tuple[str, str, Callable[[], Any], str]] = [
     (
         ONE_ALONE,
         "refused on several replicas",
-        lambda: network(optimizer=keras.optimizers.SGD(1e-2, gradient_accumulation_steps=2)),
+        lambda: network(optimizer=optimizers.SGD(1e-2, gradient_accumulation_steps=2)),
         "gradient_accumulation_steps=2",
     ),
     (REFUSED, "refused", lambda: network(run_eagerly=True), "it runs eagerly"),

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from numpy.testing import assert_array_equal
 
 from tests.fixtures import Capture
 from tests.support import read_lines, refused, resolved, run_job, run_steps, small
@@ -30,9 +31,7 @@ def test_the_class_lies_beside_the_noise_as_long_as_it_is_on_average() -> None:
     drawn, labels = noise_and_labels(0, 2, (3, 0, 9), latent_dim=9)
     first = next(layer for layer in network.layers if isinstance(layer, keras.layers.Dense))
     found = keras.Model(network.inputs, first.input)([drawn, labels])
-    np.testing.assert_array_equal(
-        found, np.concatenate([drawn, 3.0 * np.eye(CLASSES)[labels]], axis=1)
-    )
+    assert_array_equal(found, np.concatenate([drawn, 3.0 * np.eye(CLASSES)[labels]], axis=1))
 
 
 LABELLED = f"--data={__name__}:labelled"

@@ -2,16 +2,17 @@
 gradients."""
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 
 from tests.support import in_float64
 from trainer.models.image_layers import CONVOLUTION, ImageConv2D, ImageConv2DTranspose
 from trainer.run.export import plain_copy
 
-RANDOM = np.random.default_rng(0)
+RANDOM = default_rng(0)
 
 
 @pytest.fixture(autouse=True)
@@ -66,4 +67,4 @@ def test_as_keras_does(channels: int, size: int) -> None:
         for graph in (False, True):
             function = tf.function(computed) if graph else computed
             for one, other in zip(function(ours, inputs), function(plain, inputs), strict=True):
-                np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10)
+                assert_allclose(one, other, rtol=1e-10, atol=1e-10)

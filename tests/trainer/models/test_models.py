@@ -8,7 +8,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import layers
 from keras.src.applications import efficientnet as efficientnet_of_keras
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 
 from tests.support import largest_difference, refused, resolved, run_steps, slow, small, weights
 from trainer.base.settings.model_settings import MODELS, MLPConfig
@@ -24,7 +27,7 @@ from trainer.models.optimizers import StepSchedule
 from trainer.run import replica_check
 from trainer.run.export import plain_copy
 
-RANDOM = np.random.default_rng(0)
+RANDOM = default_rng(0)
 FAMILIES = {
     "mlp": ("--model=mlp", "--dropout=0.3", "--width=16", "--augment=flip,crop"),
     "cnn": ("--model=cnn", "--dropout=0.3", "--width=4", "--image_size=24", "--augment=flip"),
@@ -86,7 +89,7 @@ def test_dcgan_starts_with_the_papers_weights_and_the_losses_of_a_guess() -> Non
     for kernel in kernels:
         assert abs(kernel.std() - 0.02) < 0.004
     assert len({kernel.flat[0] for kernel in kernels}) == len(kernels)
-    norms = [x for x in all_layers(model) if isinstance(x, keras.layers.BatchNormalization)]
+    norms = [x for x in all_layers(model) if isinstance(x, layers.BatchNormalization)]
     # generator, its average, and all but the discriminator's first layer
     assert len(norms) == 2 * 2 + 1
     assert logs.means()["generator_loss"] == pytest.approx(np.log(2), abs=0.1)
@@ -104,7 +107,7 @@ def test_learning_rates_over_a_run() -> None:
 
 
 def labelled(classes: int, count: int = 64, size: int = 32) -> Dataset:
-    draw = np.random.default_rng(0)
+    draw = default_rng(0)
     labels = (np.arange(count) % classes).astype(np.int32)
     images = (
         draw.integers(0, 60, (count, size, size, 3))
@@ -118,7 +121,7 @@ def labelled(classes: int, count: int = 64, size: int = 32) -> Dataset:
 def adverse(config: TrainConfig) -> Dataset:
     """Returns images with a channel far from 0, a channel of large values, and a constant one."""
     size = config.image_size
-    draw = np.random.default_rng(0)
+    draw = default_rng(0)
     far = draw.normal(1000.0, 1.0, (64, size, size))
     large = draw.normal(0.0, 1000.0, (64, size, size))
     images = np.stack([far, large, np.full(far.shape, 100.0)], axis=-1).astype(np.float32)
@@ -211,11 +214,9 @@ def test_efficientnets_head_learns_first_and_the_upper_blocks_later(
 
 def test_a_network_of_keras_keeps_its_layers_and_a_pretrained_one_stays_still() -> None:
     images = keras.Input((8, 8, 3))
-    x = keras.layers.BatchNormalization(momentum=0.8, name="norm")(images)
-    x = keras.layers.Normalization()(x)
-    stock = keras.Model(
-        images, keras.layers.Dropout(0.2, noise_shape=(None, 1, 1, 1), name="drop")(x)
-    )
+    x = layers.BatchNormalization(momentum=0.8, name="norm")(images)
+    x = layers.Normalization()(x)
+    stock = keras.Model(images, layers.Dropout(0.2, noise_shape=(None, 1, 1, 1), name="drop")(x))
     stock.set_weights(
         [RANDOM.uniform(0.5, 2.0, weight.shape).astype(weight.dtype) for weight in stock.weights]
     )
@@ -235,14 +236,14 @@ def test_a_network_of_keras_keeps_its_layers_and_a_pretrained_one_stays_still() 
     inferred = stock(pixels)  # training moved the averages
     _freeze_below(stock, "")
     with in_step(context):
-        np.testing.assert_allclose(stock(pixels, training=True), inferred, rtol=1e-5)
+        assert_allclose(stock(pixels, training=True), inferred, rtol=1e-5)
     template = plain_copy(stock)
     assert (
         [type(layer) for layer in stock.layers]
         == [type(layer) for layer in template.layers]
         == kinds
     )
-    np.testing.assert_allclose(template(pixels), stock(pixels), rtol=1e-5)
+    assert_allclose(template(pixels), stock(pixels), rtol=1e-5)
     saved = template.get_layer("norm")
     assert (saved.momentum, saved.synchronized) == (0.8, False)
 

@@ -4,10 +4,10 @@
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
-from keras import ops
+from keras import layers, ops
+from numpy.random import default_rng
 
 from tests.support import in_float64, largest_difference, resolved, run_steps
 from trainer.invariance.step import current_step
@@ -56,7 +56,7 @@ class WithStep(keras.Model):
 
 
 def batches(config: Any = None) -> Any:
-    draw = np.random.default_rng(0)
+    draw = default_rng(0)
     x = draw.normal(size=(ROWS, 6))
     parts = x, x[:, :1] - x[:, 1:2], draw.uniform(0.5, 2.0, ROWS)
     return tf.data.Dataset.from_tensor_slices(parts).batch(BATCH)
@@ -66,12 +66,8 @@ def build(config: Any, dataset: Any, *, kind: str = "Penalised") -> keras.Model:
     first, second = (keras.initializers.GlorotUniform(seed) for seed in (1, 2))
     x = keras.Input((6,))
     regularizer = None if kind == "WithStep" else "l2"
-    hidden = keras.layers.Dense(
-        8, "tanh", kernel_initializer=first, kernel_regularizer=regularizer
-    )(x)
-    model: keras.Model = globals()[kind](
-        x, keras.layers.Dense(1, kernel_initializer=second)(hidden)
-    )
+    hidden = layers.Dense(8, "tanh", kernel_initializer=first, kernel_regularizer=regularizer)(x)
+    model: keras.Model = globals()[kind](x, layers.Dense(1, kernel_initializer=second)(hidden))
     loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
     model.compile(keras.optimizers.SGD(0.125), loss if kind == "Penalised" else None)
     return model

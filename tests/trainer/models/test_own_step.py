@@ -4,10 +4,10 @@ of one."""
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers, ops
+from numpy.random import default_rng
 
 from tests.support import largest_difference, resolved, run_steps, slow
 from trainer.base.settings.train_config import TrainConfig
@@ -20,7 +20,7 @@ from trainer.run.training_setup import build_setup
 
 
 def table(config: TrainConfig) -> Any:
-    draw = np.random.default_rng(0)
+    draw = default_rng(0)
     x = draw.normal(size=(64, 6))
     return x, x[:, :1] - x[:, 1:2], draw.uniform(0.5, 2.0, 64)
 

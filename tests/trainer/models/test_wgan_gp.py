@@ -7,6 +7,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import layers
+from numpy.testing import assert_allclose
 
 from tests.support import run_steps, small
 from trainer.base.settings.model_settings import WGANGPConfig
@@ -21,7 +23,7 @@ OF_NORM_5[3, 3] = 4.0
 def linear_critic(weights: Any, dtype: str = "float32") -> keras.Model:
     """Returns a critic with score = <weights, image>, whose gradient at any image is `weights`."""
     critic = keras.Sequential(
-        [keras.Input(weights.shape), keras.layers.Flatten(), keras.layers.Dense(1, dtype=dtype)]
+        [keras.Input(weights.shape), layers.Flatten(), layers.Dense(1, dtype=dtype)]
     )
     critic.layers[-1].set_weights([weights.reshape(-1, 1), np.zeros(1)])
     return critic
@@ -33,7 +35,7 @@ def test_the_gradient_norm_of_a_linear_critic_is_that_of_its_weights(policy: str
     norms = gradient_norms(
         linear_critic(OF_NORM_5), tf.random.stateless_normal((6, 4, 4, 1), (1, 2))
     )
-    np.testing.assert_allclose(norms, np.full(6, 5.0), rtol=1e-6)
+    assert_allclose(norms, np.full(6, 5.0), rtol=1e-6)
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
@@ -57,7 +59,7 @@ def test_networks_fit_every_size(size: int, channels: int) -> None:
     critic = build_critic(config)
     assert generator.output_shape == critic.input_shape == (None, size, size, channels)
     assert critic.output_shape == (None, 1)
-    assert not any(isinstance(layer, keras.layers.BatchNormalization) for layer in critic.layers)
+    assert not any(isinstance(layer, layers.BatchNormalization) for layer in critic.layers)
 
 
 def test_filters_double_up_to_eight_times_the_width() -> None:
@@ -76,6 +78,6 @@ def test_the_average_follows_the_generator() -> None:
     for old, new, average in zip(
         *(network.trainable_variables for network in networks), strict=True
     ):
-        np.testing.assert_allclose(
+        assert_allclose(
             average.numpy(), 0.1 * old.numpy() + 0.9 * new.numpy(), rtol=1e-7, atol=1e-12
         )

@@ -4,8 +4,8 @@ whole."""
 import zlib
 from typing import Any
 
-import numpy as np
 import pytest
+from numpy.random import default_rng
 
 from tests.fixtures import Patch
 from tests.trainer.proof.cases import CASES
@@ -24,7 +24,7 @@ def wrong(name: str) -> list[Any]:
     found = []
     labelled = 0
     for number in range(DRAWS):
-        draw = np.random.default_rng([zlib.crc32(name.encode()), number])
+        draw = default_rng([zlib.crc32(name.encode()), number])
         build, given = CASES[name](draw)
         for label, right in labels_of(build, given, draw):
             labelled += not label.is_bad

@@ -11,6 +11,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import layers, ops, optimizers
+from numpy.testing import assert_allclose
 
 from tests import own_data
 from tests.fixtures import Capture, Log, Make, Patch
@@ -68,15 +70,15 @@ def test_a_process_without_this_package_loads_it(tmp_path: Path, small_config: M
     keras.config.set_dtype_policy("float32")
     expected = plain_copy(model.averaged_generator())(z).numpy()
     with np.load(folder / "read.npz") as read:
-        np.testing.assert_allclose(read["keras"], expected, atol=1e-6)
-        np.testing.assert_allclose(read["h5"], expected, atol=1e-6)
-        np.testing.assert_allclose(read["critic"], plain_copy(model.critic)(expected), atol=1e-5)
-        np.testing.assert_allclose(read["raw"], plain_copy(model.generator)(z), atol=1e-6)
+        assert_allclose(read["keras"], expected, atol=1e-6)
+        assert_allclose(read["h5"], expected, atol=1e-6)
+        assert_allclose(read["critic"], plain_copy(model.critic)(expected), atol=1e-5)
+        assert_allclose(read["raw"], plain_copy(model.generator)(z), atol=1e-6)
         assert read["served"].dtype == np.uint8
         assert np.array_equal(read["served"], read["signature"])
         assert np.abs((expected + 1) * 127.5 - read["served"]).max() <= 1
     # The copy computes what the trained model computes, within its precision.
-    np.testing.assert_allclose(expected, model.averaged_generator()(z), atol=0.05)
+    assert_allclose(expected, model.averaged_generator()(z), atol=0.05)
 
 
 def test_an_export_replaces_the_old_one_whole_or_leaves_it(
@@ -99,36 +101,36 @@ def test_an_export_replaces_the_old_one_whole_or_leaves_it(
 def test_a_model_with_a_model_inside_becomes_plain_too(tmp_path: Path) -> None:
     separate_collectives()
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-        norm = keras.layers.BatchNormalization(synchronized=True)
-        inner = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3), norm])
-        model = keras.Model(inputs := keras.Input((3,)), keras.layers.Dense(2)(inner(inputs)))
+        norm = layers.BatchNormalization(synchronized=True)
+        inner = keras.Sequential([keras.Input((3,)), layers.Dense(3), norm])
+        model = keras.Model(inputs := keras.Input((3,)), layers.Dense(2)(inner(inputs)))
     export(model, tmp_path / "model", tf.TensorSpec((None, 16, 16, 1)))
     loaded = keras.models.load_model(tmp_path / "model" / "model.keras")
     x = np.ones((2, 3), np.float32)
-    np.testing.assert_allclose(loaded(x), model(x), atol=1e-6)
+    assert_allclose(loaded(x), model(x), atol=1e-6)
     assert loaded.layers[1].layers[-1].synchronized is False
 
 
 @keras.saving.register_keras_serializable("tests")
-class Coded(keras.layers.Layer):
+class Coded(layers.Layer):
     """Holds a layer with a vocabulary, which it learns when it is made."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.codes = keras.layers.StringLookup()
+        self.codes = layers.StringLookup()
         self.adapt = self.codes.adapt
 
     def build(self, shape: Any) -> None:
         self.built = True
 
     def call(self, words: Any) -> Any:
-        return keras.ops.one_hot(self.codes(words), 6)
+        return ops.one_hot(self.codes(words), 6)
 
 
 TEXTS = ["win", "cash", "now", "home"]
-VOCABULARIES: dict[str, Callable[[], keras.layers.Layer]] = {
-    "tf_idf": lambda: keras.layers.TextVectorization(output_mode="tf_idf"),
-    "numbers": lambda: keras.layers.IntegerLookup(output_mode="one_hot"),
+VOCABULARIES: dict[str, Callable[[], layers.Layer]] = {
+    "tf_idf": lambda: layers.TextVectorization(output_mode="tf_idf"),
+    "numbers": lambda: layers.IntegerLookup(output_mode="one_hot"),
     "a layer within a layer": Coded,
 }
 
@@ -140,26 +142,26 @@ def test_a_vocabulary_is_saved_with_the_model(kind: str, tmp_path: Path, caplog:
     layer.adapt(x)
     inner = keras.Sequential([keras.Input((), dtype=x.dtype.name), layer])
     model = keras.Model(
-        inputs := keras.Input((), dtype=x.dtype.name), keras.layers.Dense(2)(inner(inputs))
+        inputs := keras.Input((), dtype=x.dtype.name), layers.Dense(2)(inner(inputs))
     )
     export(model, tmp_path / "model", None)
     loaded = keras.models.load_model(tmp_path / "model" / "model.keras")
     served = tf.saved_model.load(str(tmp_path / "model" / "saved_model"))
     assert len(np.unique(model(x), axis=0)) == len(x)
-    np.testing.assert_allclose(loaded(x), model(x), atol=1e-6)
-    np.testing.assert_allclose(served.serve(x), model(x), atol=1e-6)
+    assert_allclose(loaded(x), model(x), atol=1e-6)
+    assert_allclose(served.serve(x), model(x), atol=1e-6)
     assert "model.h5 is not written: HDF5 cannot hold a vocabulary" in caplog.text
     assert not (tmp_path / "model" / "model.h5").exists()
 
 
-class Unregistered(keras.layers.Layer):
+class Unregistered(layers.Layer):
     def call(self, values: Any) -> Any:
         return values
 
 
 def unregistered(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    layers = [keras.Input(dataset.spec[0].shape), Unregistered(), keras.layers.Dense(1)]
-    return own_data._compiled(keras.Sequential(layers), config, loss="mean_squared_error")
+    stack = [keras.Input(dataset.spec[0].shape), Unregistered(), layers.Dense(1)]
+    return own_data._compiled(keras.Sequential(stack), config, loss="mean_squared_error")
 
 
 @pytest.mark.parametrize("lost", ["vocabulary", "class"])
@@ -225,7 +227,7 @@ def test_a_saved_model_is_found_below_its_job_directory(trained: Path, name: str
 
 def test_what_is_no_generator_or_no_place_to_write_is_told(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "notes.txt").write_text("")
-    export(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]), tmp_path / "model", None)
+    export(keras.Sequential([keras.Input((3,)), layers.Dense(2)]), tmp_path / "model", None)
     for run, out, line in (
         (
             "nothing",
@@ -243,8 +245,8 @@ def autoencoder(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Shares the outer input with a network within it."""
     inputs = keras.Input((4,))
     code = keras.Input((2,))
-    encoder = keras.Model(inputs, keras.layers.Dense(2)(inputs), name="encoder")
-    decoder = keras.Model(code, keras.layers.Dense(4)(code), name="decoder")
+    encoder = keras.Model(inputs, layers.Dense(2)(inputs), name="encoder")
+    decoder = keras.Model(code, layers.Dense(4)(code), name="decoder")
     model = keras.Model(inputs, decoder(encoder(inputs))[:, 0])
     model.compile("adam", "mse")
     return model
@@ -255,8 +257,8 @@ class Unsaved(keras.Model):
 
     def __init__(self, activation: Any) -> None:
         super().__init__()
-        self.first = keras.layers.Dense(3)
-        self.last = keras.layers.Dense(1)
+        self.first = layers.Dense(3)
+        self.last = layers.Dense(1)
         self.activation = activation
 
     def call(self, x: Any) -> Any:
@@ -264,7 +266,7 @@ class Unsaved(keras.Model):
 
 
 def unsaved(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    model = Unsaved(lambda x: keras.ops.tanh(x))
+    model = Unsaved(lambda x: ops.tanh(x))
     model.compile("adam", "mse")
     return model
 
@@ -322,10 +324,10 @@ keras.models.load_model(f"{folder}/model.h5", compile=False)
 
 def of_keras(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Is compiled with a loss, a metric and an optimizer of Keras, each in another form."""
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1), keras.layers.Reshape(())])
-    rate = keras.optimizers.schedules.CosineDecay(0.01, 100)
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(1), layers.Reshape(())])
+    rate = optimizers.schedules.CosineDecay(0.01, 100)
     model.compile(
-        keras.optimizers.Adam(rate),
+        optimizers.Adam(rate),
         keras.losses.mean_squared_error,
         metrics=[keras.metrics.MeanAbsoluteError()],
     )
@@ -334,12 +336,12 @@ def of_keras(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 def of_user(config: TrainConfig, dataset: Dataset) -> keras.Model:
     model = of_keras(config, dataset)
-    model.compile("sgd", lambda y, p: keras.ops.mean((y - p) ** 2, axis=-1))
+    model.compile("sgd", lambda y, p: ops.mean((y - p) ** 2, axis=-1))
     return model
 
 
 def unbuilt(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    model = keras.Sequential([keras.layers.Dense(1), keras.layers.Reshape(())])
+    model = keras.Sequential([layers.Dense(1), layers.Reshape(())])
     model.compile("sgd", "mse")
     return model
 

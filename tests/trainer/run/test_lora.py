@@ -7,6 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from keras import layers
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.fixtures import Log
 from tests.support import resolved, run_steps, saved_model, slow
@@ -21,10 +23,10 @@ def tuned(config: TrainConfig, dataset: Dataset, *, first_type: str | None = Non
     """Trains LoRA's matrices in a layer that a configuration tells of, and in one within a layer,
     which none does."""
     x = keras.Input((4,))
-    first = keras.layers.Dense(4, "tanh", dtype=first_type)
-    attention = keras.layers.MultiHeadAttention(2, 4)
-    words = keras.layers.Reshape((2, 2))(first(x))
-    model = keras.Model(x, keras.layers.Dense(1)(keras.layers.Flatten()(attention(words, words))))
+    first = layers.Dense(4, "tanh", dtype=first_type)
+    attention = layers.MultiHeadAttention(2, 4)
+    words = layers.Reshape((2, 2))(first(x))
+    model = keras.Model(x, layers.Dense(1)(layers.Flatten()(attention(words, words))))
     first.enable_lora(2)
     attention.query_dense.enable_lora(2)
     model.compile(keras.optimizers.Adam(0.1), loss="mean_squared_error")
@@ -36,7 +38,7 @@ class Doubled(keras.Model):
 
     def __init__(self, units: int) -> None:
         super().__init__()
-        self.dense = keras.layers.Dense(units)
+        self.dense = layers.Dense(units)
 
     def call(self, x: Any) -> Any:
         return 2 * self.dense(x)
@@ -62,12 +64,12 @@ def test_what_replicas_train_is_saved_merged_and_can_be_tuned_again(
     assert "model.keras has no state of the optimizer" in caplog.text
     saved = saved_model(tmp_path)
     assert [weight.path for weight in saved.weights if "lora" in weight.path] == []
-    np.testing.assert_allclose(saved(X), alone(X), rtol=1e-10)
+    assert_allclose(saved(X), alone(X), rtol=1e-10)
 
     again, _ = run_steps(settings("--precision=float64"), 0)
     assert np.abs(again(X) - saved(X)).max() > 0.01
     load_template_weights(again, tmp_path / "model" / "model.keras")
-    np.testing.assert_allclose(again(X), saved(X), rtol=1e-12)
+    assert_allclose(again(X), saved(X), rtol=1e-12)
     # else none would train
     assert all(np.any(weight) for weight in again.weights if weight.name == "lora_kernel_a")
 
@@ -81,7 +83,7 @@ def test_a_copy_leaves_the_layers_of_a_subclassed_model_within_as_they_are() -> 
     before = [weight.numpy() for weight in inner.dense.weights]
     plain_copy(model)
     for weight, value in zip(inner.dense.weights, before, strict=True):
-        np.testing.assert_array_equal(weight, value)
+        assert_array_equal(weight, value)
 
 
 def test_float32_matrices_of_a_16_bit_layer_train_on_several_replicas() -> None:

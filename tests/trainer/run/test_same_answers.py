@@ -9,6 +9,8 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 
 from tests.drill import read
 from tests.support import read_lines, resolved, run_job
@@ -78,7 +80,7 @@ def build(config: Any, dataset: Any, *, kind: str = "") -> keras.Model:
 
 
 def rows(config: Any, *, kind: str = "") -> Any:
-    draw = np.random.default_rng(0)
+    draw = default_rng(0)
     number = draw.normal(size=(48, 3))
     token = draw.integers(0, 5, 48).astype("int32")
     x: Any = {"num": number, "kind": token}
@@ -133,9 +135,7 @@ def test_all_answer_as_the_run(tmp_path: Path, kind: str) -> None:
     lines.write_text("".join(f"{json.dumps(row)}\n" for row in instances(kind)))
     assert predict.main([str(folder), f"--rows_file={lines}", f"--out={tmp_path}/answers"]) == DONE
     answers = read_lines(tmp_path / "answers/predictions-00000.jsonl")
-    np.testing.assert_allclose(
-        [answer["prediction"] for answer in answers], predicted, rtol=1e-5, atol=1e-6
-    )
+    assert_allclose([answer["prediction"] for answer in answers], predicted, rtol=1e-5, atol=1e-6)
 
 
 def test_rows_of_which_none_is_answered_are_told_by_the_exit_code(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import pytest
+from keras import layers
 
 from tests.drill import read
 from tests.fixtures import Log, Make
@@ -23,7 +24,7 @@ OWN = (
 
 
 @keras.saving.register_keras_serializable("tests")
-class Scaled(keras.layers.Layer):
+class Scaled(layers.Layer):
     """Multiplies by a number, which `keeps` says whether its get_config has."""
 
     def __init__(self, by: float = 1.0, keeps: bool = True, **options: Any) -> None:
@@ -38,7 +39,7 @@ class Scaled(keras.layers.Layer):
         return {**super().get_config(), **({"by": self.by} if self.keeps else {})}
 
 
-class Noisy(keras.layers.Layer):
+class Noisy(layers.Layer):
     """Draws in each call, also in predictions."""
 
     def call(self, values: Any) -> Any:
@@ -49,9 +50,7 @@ def model(config: Any, dataset: Any, *, kind: str = "plain") -> keras.Model:
     middle = {"layer": Scaled(3.0, keeps=False), "kept": Scaled(3.0), "noisy": Noisy()}.get(
         kind, Scaled()
     )
-    network = keras.Sequential(
-        [keras.Input((4,)), keras.layers.Dense(3), middle, keras.layers.Dense(1)]
-    )
+    network = keras.Sequential([keras.Input((4,)), layers.Dense(3), middle, layers.Dense(1)])
     loss = keras.losses.Huber(delta=0.1) if kind == "loss" else "mse"
     network.compile("sgd", loss, metrics=["mae"])
     return network

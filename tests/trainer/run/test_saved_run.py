@@ -11,6 +11,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import layers
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 
 from tests.drill import read
 from tests.fixtures import Capture
@@ -118,7 +121,7 @@ def check_as_keras(run: Path, out: Path, *flags: str, checkpoint: str = "") -> N
         name: of.dtype for name, of in outputs.items()
     }
     for name, array in outputs.items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-12)
+        assert_allclose(found[name], array, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("model", "data"), CASES)
@@ -160,13 +163,13 @@ def test_other_data_are_all_of_their_rows(replicas: str, runs: Runs, tmp_path: P
     """13 rows are fewer than a global batch; the data function has settings of its own; weights may
     be added."""
     run = runs("regression", "pair")
-    draw = np.random.default_rng(7)
+    draw = default_rng(7)
     x = draw.normal(size=(13, 4))
     saved = saved_model(run)
     outputs = saved.predict(x, batch_size=6, verbose=0)
     for flags in (["--parts=1"], ["--parts=2"], ["--parts=1", "--checkpoint=newest"]):
         found = predicted(run, tmp_path, MORE, "--rows=13", *flags, replicas)["predictions"]
-        np.testing.assert_allclose(found, outputs, rtol=1e-12)
+        assert_allclose(found, outputs, rtol=1e-12)
     targets = x @ [1.0, -2.0, 0.5, 0.0] + 1.0
     errors = np.abs(outputs[:, 0] - targets)
     for parts, weight in ((2, 1.0), (3, draw.uniform(0.5, 2.0, 13))):
@@ -183,7 +186,7 @@ def test_a_dataset_without_row_numbers_is_read_to_its_end(runs: Runs, tmp_path: 
     whole, two = (predicted(run, tmp_path, *of)["predictions"] for of in flags)
     other = predicted(run, tmp_path, "--data=tests.own_data:other_batches")["predictions"]
     assert whole.shape == other.shape == (50, 1)
-    np.testing.assert_allclose(np.sort(two, axis=0), np.sort(whole, axis=0), rtol=1e-12)
+    assert_allclose(np.sort(two, axis=0), np.sort(whole, axis=0), rtol=1e-12)
     alone, shared = (evaluated(run, tmp_path, *of) for of in flags)
     assert shared == pytest.approx(alone, rel=1e-10)
 
@@ -230,7 +233,7 @@ def test_a_generator_predicts_from_noise(tmp_path: Path) -> None:
     images = predicted(job_dir, tmp_path, MORE, "--parts=1")["predictions"]
     assert images.shape == (11, 16, 16, 1)
     drawn = predicted(job_dir, tmp_path, MORE, "--parts=1", "--checkpoint=newest")["predictions"]
-    np.testing.assert_allclose(drawn, images, rtol=1e-5, atol=1e-6)
+    assert_allclose(drawn, images, rtol=1e-5, atol=1e-6)
 
 
 def test_outputs_of_nests_have_names(tmp_path: Path) -> None:
@@ -260,7 +263,7 @@ def test_outputs_of_nests_have_names(tmp_path: Path) -> None:
         "box.right.1": (21, 4),
         "file": (21,),
     }
-    np.testing.assert_allclose(named["box.right.1"], 3 * x)
+    assert_allclose(named["box.right.1"], 3 * x)
     with pytest.raises(Exception, match="one row each is needed"):
         found(Scalar())
 
@@ -331,7 +334,7 @@ def cut(path: Path) -> None:
 
 
 def other_weights(run: Path) -> None:
-    keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]).save(run / "model" / "model.keras")
+    keras.Sequential([keras.Input((4,)), layers.Dense(3)]).save(run / "model" / "model.keras")
 
 
 def of_0_2(run: Path) -> None:
@@ -408,9 +411,9 @@ def test_what_a_run_needed_to_train_is_not_needed_to_use_it(copied: Path, tmp_pa
     change(copied, recipe="gone.yaml", callbacks="gone:stop", patience_of_mine=3)
     assert evaluated(copied, tmp_path) == values
     assert predicted(copied, tmp_path, "--checkpoint=newest", MORE)["predictions"].shape == (11, 1)
-    layers = [keras.Input((4,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)]
+    stack = [keras.Input((4,)), layers.Dense(8, activation="relu"), layers.Dense(1)]
     # of code that has changed since
-    keras.Sequential(layers).save(copied / "model" / "model.keras")
+    keras.Sequential(stack).save(copied / "model" / "model.keras")
     assert predicted(copied, tmp_path)["predictions"].shape == (21, 1)
 
 

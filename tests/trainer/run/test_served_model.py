@@ -20,6 +20,8 @@ import pytest
 import requests
 import tensorflow as tf
 import uvicorn
+from keras import layers, ops
+from numpy.random import default_rng
 from PIL import Image
 
 from tests.drill import read
@@ -43,18 +45,18 @@ pytestmark = pytest.mark.exports
 def network() -> keras.Model:
     keras.utils.set_random_seed(3)
     image = keras.Input((12, 12, 1), name="image")
-    x = keras.layers.Conv2D(16, 3, activation="relu")(keras.layers.Rescaling(1 / 255)(image))
-    x = keras.layers.Dense(64, activation="relu")(keras.layers.Flatten()(x))
-    return keras.Model(image, keras.layers.Dense(10, activation="softmax")(x))
+    x = layers.Conv2D(16, 3, activation="relu")(layers.Rescaling(1 / 255)(image))
+    x = layers.Dense(64, activation="relu")(layers.Flatten()(x))
+    return keras.Model(image, layers.Dense(10, activation="softmax")(x))
 
 
 def two_inputs() -> keras.Model:
     keras.utils.set_random_seed(4)
     size = keras.Input((3,), name="size")
     word = keras.Input((), dtype="string", name="word")
-    hashed = keras.layers.Hashing(8, output_mode="one_hot")(keras.layers.Reshape((1,))(word))
-    both = keras.layers.Concatenate()([size, hashed])
-    outputs = {"price": keras.layers.Dense(1)(both), "kind": keras.layers.Dense(2)(both)}
+    hashed = layers.Hashing(8, output_mode="one_hot")(layers.Reshape((1,))(word))
+    both = layers.Concatenate()([size, hashed])
+    outputs = {"price": layers.Dense(1)(both), "kind": layers.Dense(2)(both)}
     return keras.Model({"size": size, "word": word}, outputs)
 
 
@@ -103,7 +105,7 @@ def url(model: ServedModel) -> Iterator[str]:
 
 
 def images(count: int) -> Any:
-    return np.random.default_rng(0).integers(0, 256, (count, 12, 12, 1), np.uint8)
+    return default_rng(0).integers(0, 256, (count, 12, 12, 1), np.uint8)
 
 
 def answered(model: ServedModel, instances: list[Any]) -> list[Any]:
@@ -176,7 +178,7 @@ def test_inputs_have_names(tmp_path: Path) -> None:
 
 def tokens() -> keras.Model:
     word = keras.Input((2,), dtype="int32", name="word")
-    return keras.Model(word, keras.layers.Flatten()(keras.layers.Embedding(5, 3)(word)))
+    return keras.Model(word, layers.Flatten()(layers.Embedding(5, 3)(word)))
 
 
 def test_a_row_that_the_model_cannot_compute_fails_alone(tmp_path: Path) -> None:
@@ -213,10 +215,8 @@ def test_a_row_that_the_model_cannot_compute_fails_alone(tmp_path: Path) -> None
 def test_a_generator_draws_by_seed_and_label(tmp_path: Path) -> None:
     noise = keras.Input((4,))
     label = keras.Input((), dtype="int32")
-    both = keras.layers.Concatenate()(
-        [noise, keras.layers.CategoryEncoding(3, output_mode="one_hot")(label)]
-    )
-    image = keras.layers.Reshape((4, 4, 1))(keras.layers.Dense(16, activation="tanh")(both))
+    both = layers.Concatenate()([noise, layers.CategoryEncoding(3, output_mode="one_hot")(label)])
+    image = layers.Reshape((4, 4, 1))(layers.Dense(16, activation="tanh")(both))
     generator = keras.Model([noise, label], image)
     generator.sample = lambda *_: None
     generator.latent_dim = 4
@@ -242,7 +242,7 @@ def test_a_generator_draws_by_seed_and_label(tmp_path: Path) -> None:
 
 def test_an_answer_that_is_not_finite_is_an_error_of_its_row(tmp_path: Path) -> None:
     x = keras.Input((3,))
-    export(keras.Model(x, keras.ops.log(x)), tmp_path / "model", None)
+    export(keras.Model(x, ops.log(x)), tmp_path / "model", None)
     first, second = answered(
         ServedModel(tmp_path / "model", "run"), [[1.0, 0.0, -1.0], [1.0, 1.0, 1.0]]
     )
@@ -255,7 +255,7 @@ def test_a_classifier_answers_with_label_and_probabilities(
     from_logits: bool, tmp_path: Path
 ) -> None:
     network = keras.Sequential(
-        [keras.Input((3,)), keras.layers.Activation("linear" if from_logits else "softmax")]
+        [keras.Input((3,)), layers.Activation("linear" if from_logits else "softmax")]
     )
     network.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits))
     export(network, tmp_path / "model", None, class_names=("ant", "bee", "cat"))
@@ -272,7 +272,7 @@ def test_a_classifier_answers_with_label_and_probabilities(
 
 def test_rows_of_several_lengths_are_answered_together(tmp_path: Path) -> None:
     x = keras.Input((None,))
-    export(keras.Model(x, keras.ops.sum(x, axis=1, keepdims=True)), tmp_path / "model", None)
+    export(keras.Model(x, ops.sum(x, axis=1, keepdims=True)), tmp_path / "model", None)
     model = ServedModel(tmp_path / "model", "run")
     with serving(lambda: model) as url:
         assert post(url, [[1], [1, 2], [3], [1, 2, 3]]).json()["predictions"] == [
@@ -492,7 +492,7 @@ def test_in_a_container_of_vertex_ai_its_variables_count(folder: Path, monkeypat
 
 def test_a_lambda_is_served_and_never_unpickled(tmp_path: Path) -> None:
     network = keras.Sequential(
-        [keras.Input((2,)), keras.layers.Lambda(lambda x: 2 * x, output_shape=(2,))]
+        [keras.Input((2,)), layers.Lambda(lambda x: 2 * x, output_shape=(2,))]
     )
     export(network, tmp_path / "model", None)
     with pytest.raises(UserError, match=r"Keras cannot load it: .*[Ll]ambda"):

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from keras import layers
+from numpy.random import default_rng
 
 from tests import workers
 from tests.drill import read
@@ -74,15 +76,13 @@ class Killer(keras.callbacks.Callback):
 
 
 def build(config: Any, dataset: Any) -> keras.Model:
-    model = keras.Sequential(
-        [keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
-    )
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(4, "tanh"), layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.3), "mse")  # a rate at which the loss goes up and down
     return model
 
 
 def data(config: Any) -> Any:
-    x = np.random.default_rng(0).normal(size=(ROWS, 3))
+    x = default_rng(0).normal(size=(ROWS, 3))
     return (x, x.sum(1, keepdims=True)), (x[:8], np.abs(x[:8]).sum(1, keepdims=True))
 
 

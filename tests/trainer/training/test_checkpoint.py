@@ -11,6 +11,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import layers
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.conftest import SMALL
 from tests.fixtures import Log, Make, Patch
@@ -42,7 +44,7 @@ FILES = ("manifest.json", "variables.index", "variables.data-00000-of-00001")
 def small_model(seed: int = 1) -> keras.Model:
     """Returns a model with weights, random state (Dropout) and an optimizer with momentum."""
     keras.utils.set_random_seed(seed)
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(2)])
+    model = keras.Sequential([keras.Input((3,)), layers.Dropout(0.5), layers.Dense(2)])
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     optimizer.build(model.trainable_variables)
     model.helper = optimizer
@@ -171,8 +173,8 @@ def test_weights_momentum_and_random_state_come_back(tmp_path: Path, model: kera
         "iteration",
     }
     for name, variable in ours.items():
-        np.testing.assert_array_equal(variable, theirs[name], err_msg=name)
-    np.testing.assert_array_equal(model(inputs, training=True), other(inputs, training=True))
+        assert_array_equal(variable, theirs[name], err_msg=name)
+    assert_array_equal(model(inputs, training=True), other(inputs, training=True))
 
 
 class _Holder:
@@ -317,7 +319,7 @@ def test_initial_checkpoint_sets_the_weights(
     _, values = read_checkpoint(trained[kind] / "checkpoints" / "step-00000004")
     for name, variable in variables_of(begun.setup.model).items():
         if name.startswith("model/"):
-            np.testing.assert_array_equal(variable, values[name], err_msg=name)
+            assert_array_equal(variable, values[name], err_msg=name)
     optimizers = [
         v for name, v in variables_of(begun.setup.model).items() if name.endswith("iteration")
     ]
@@ -376,7 +378,7 @@ def test_first_weights_that_do_not_fit_are_refused_in_one_line(
 
 def schedule_free(config: Any, dataset: Any) -> keras.Model:
     """Its optimizer copies the weights when it is built, and so does any Lookahead of a user."""
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3), layers.Dense(1)])
     model.compile(keras.optimizers.ScheduleFreeAdamW(1e-9), "mse")
     model.optimizer.build(model.trainable_variables)
     return model
@@ -397,4 +399,4 @@ def test_an_optimizer_that_copied_the_weights_gets_the_loaded_ones(
     folder = run(small_config(*own, f"--initial_model={tmp_path / 'start.keras'}"))
     trained = saved_model(folder)
     for before, after in zip(start.get_weights(), trained.get_weights(), strict=True):
-        np.testing.assert_allclose(after, before, atol=1e-5)
+        assert_allclose(after, before, atol=1e-5)

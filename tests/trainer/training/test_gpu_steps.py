@@ -25,17 +25,15 @@ QUICK = {"mlp_mnist"}
 DEEP = {"efficientnet_photos"}
 SLOW = [slow(name) for name in sorted(RECIPES - QUICK - DEEP)]
 
-# Copies from a device to the host that have to be, as patterns of `producer -> consumer`, and why.
+# Copies from a device to the host that have to be in mixed_float16, as patterns of `producer ->
+# consumer`, and why.
 ALLOWED = {
-    "mixed_float16": {
-        r"All \S+ -> Switch": (
-            "whether gradients overflowed decides, on the host, whether LossScaleOptimizer updates"
-        ),
-        r"Equal \S+ -> Switch": (
-            "whether 2,000 updates were made decides whether it doubles the scale"
-        ),
-    }
+    r"All \S+ -> Switch": (
+        "whether gradients overflowed decides, on the host, whether LossScaleOptimizer updates"
+    ),
+    r"Equal \S+ -> Switch": "whether 2,000 updates were made decides whether it doubles the scale",
 }
+CLASSIFIER = f"--model={__name__}:classifier"
 
 
 def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -99,54 +97,42 @@ def test_no_recipe_makes_the_host_wait_and_each_keeps_to_its_budget(
     assert (found["all-reduces"], found["updates"]) == (all_reduces, updates)
 
 
+EFFICIENTNET = (  # all blocks of B0 train
+    "--recipe=efficientnet_photos",
+    "--weights=none",
+    "--fine_tune_from=",
+    "--fine_tune_after_steps=0",
+    "--evaluation_fraction=0.1",
+    "--variant=B0",
+    "--image_size=32",
+    "--global_batch_size=8",
+)
+
+
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--replicas=1", "--augment=flip,crop", "--micro_batches=2"),
-        ("--replicas=2", "--augment=crop", "--precision=mixed_bfloat16", "--class_weight=0:1,1:2"),
-        ("--replicas=1", "--precision=mixed_float16"),
-        *map(
-            slow,
-            [
-                ("--replicas=2", "--model=wgan_gp", "--critic_steps=1", "--jit_compile"),
-                ("--replicas=1", "--model=dcgan"),
-                ("--replicas=2", "--model=r3gan", "--diff_augment=color,translation,cutout"),
-            ],
+        (CLASSIFIER, "--augment=flip,crop", "--micro_batches=2"),
+        (CLASSIFIER, "--replicas=2", "--precision=mixed_bfloat16", "--class_weight=0:1,1:2"),
+        (CLASSIFIER, "--precision=mixed_float16"),
+        slow(("--replicas=2", "--critic_steps=1", "--jit_compile", "--width=8")),
+        slow(("--model=dcgan", "--width=8")),
+        slow(
+            (
+                "--replicas=2",
+                "--model=r3gan",
+                "--width=8",
+                "--diff_augment=color,translation,cutout",
+            )
         ),
+        slow(EFFICIENTNET),
     ],
 )
 def test_other_steps_do_not_make_it_wait_either(flags: tuple[str, ...], monkeypatch: Patch) -> None:
     """A user's compiled classifier, and GANs."""
-    model = (
-        ()
-        if any(flag.startswith("--model") for flag in flags)
-        else (f"--model={__name__}:classifier",)
-    )
-    width = () if model else ("--width=8",)
-    allowed = ALLOWED["mixed_float16"] if "--precision=mixed_float16" in flags else {}
-    check(
-        step_on_gpus(monkeypatch, *model, "--data=digits", "--image_size=16", *width, *flags),
-        allowed,
-    )
-
-
-@pytest.mark.slow
-def test_efficientnet_does_not_make_it_wait_either(monkeypatch: Patch) -> None:
-    """All blocks of B0 train, on one replica."""
-    flags = (
-        "--weights=none",
-        "--fine_tune_from=",
-        "--fine_tune_after_steps=0",
-        "--evaluation_fraction=0.1",
-    )
-    small = (
-        "--variant=B0",
-        "--image_size=32",
-        "--global_batch_size=8",
-        "--data=digits",
-        "--replicas=1",
-    )
-    check(step_on_gpus(monkeypatch, "--recipe=efficientnet_photos", *small, *flags))
+    allowed = ALLOWED if "--precision=mixed_float16" in flags else {}
+    step = step_on_gpus(monkeypatch, "--data=digits", "--image_size=16", "--replicas=1", *flags)
+    check(step, allowed)
 
 
 def loop_over(body: Any, counter: Any = tf.int32) -> GpuStep:

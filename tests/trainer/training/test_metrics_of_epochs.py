@@ -8,7 +8,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import ops
+from keras import layers, ops
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 
 from tests.drill import read
 from tests.support import in_float64, read_lines, resolved, run_job, slow
@@ -36,8 +38,8 @@ class Largest(keras.metrics.Metric):
 
 def network() -> keras.Sequential:
     first, second = (keras.initializers.GlorotUniform(seed) for seed in (1, 2))
-    hidden = keras.layers.Dense(8, "tanh", kernel_initializer=first)
-    return keras.Sequential([hidden, keras.layers.Dense(1, kernel_initializer=second)])
+    hidden = layers.Dense(8, "tanh", kernel_initializer=first)
+    return keras.Sequential([hidden, layers.Dense(1, kernel_initializer=second)])
 
 
 class OwnStep(keras.Model):
@@ -89,7 +91,7 @@ def build(config: Any, dataset: Any, *, kind: str = "own_step") -> keras.Model:
 
 
 def batches() -> Any:
-    x = np.random.default_rng(0).normal(size=(ROWS, 4))
+    x = default_rng(0).normal(size=(ROWS, 4))
     return tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True) + 0.5)).batch(BATCH)
 
 
@@ -138,7 +140,7 @@ def test_metrics_live_for_an_epoch(tmp_path: Path, kind: str) -> None:
     for found in runs:
         assert expected.keys() <= found["history"].keys()
         for name, values in expected.items():
-            np.testing.assert_allclose(found["history"][name], values, rtol=1e-6, err_msg=name)
+            assert_allclose(found["history"][name], values, rtol=1e-6, err_msg=name)
         assert found["history"] == runs[0]["history"]
         assert found["weights"] == runs[0]["weights"]
 

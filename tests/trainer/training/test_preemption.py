@@ -26,7 +26,6 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.measures.evaluation import Evaluation
 from trainer.run import job
-from trainer.run.training_run import TrainingRun
 from trainer.training import signals
 from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
 from trainer.training.loop import Control
@@ -249,37 +248,6 @@ def test_a_signal_before_or_in_the_midst_of_a_measurement_leaves_it_to_the_same_
         assert job.run(config, ["test"], time.monotonic()) == INTERRUPTED
         assert (result_of(folder)["state"], result_of(folder)["steps"]) == ("interrupted", step)
         assert step not in [number[1] for number in numbers(folder)]
-    check_stopped_alike(run(config), undisturbed)
-
-
-class Killed(BaseException):
-    pass
-
-
-@pytest.mark.slow
-def test_early_stopping_survives_restarts(
-    small_config: Make, undisturbed: Path, monkeypatch: Patch
-) -> None:
-    stopped_at = result_of(undisturbed)["steps"]
-    config = small_config(*STOPS)
-    save = TrainingRun.save
-    saves = []
-
-    def killed_at_the_third(self: TrainingRun, **pending: bool) -> None:
-        save(self, **pending)
-        saves.append(self.state.progress.step)
-        if len(saves) == 3 or self.state.progress.finished:
-            self.checkpoints.wait()
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingRun, "save", killed_at_the_third)
-        for _ in range(60):
-            with pytest.raises(Killed):
-                run(config)
-            if saves[-1] == stopped_at:
-                break
-            saves.clear()
     check_stopped_alike(run(config), undisturbed)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from tests import user_callbacks
 from tests.drill import read
@@ -63,9 +63,7 @@ def test_callbacks_see_what_they_see_in_fit(tmp_path: Path, callbacks: str) -> N
     for replicas, seen in enumerate(runs, 1):
         assert seen.keys() == in_fit.keys()
         for name, values in in_fit.items():
-            np.testing.assert_allclose(
-                seen[name], values, rtol=1e-6, err_msg=f"{name} on {replicas} replicas"
-            )
+            assert_allclose(seen[name], values, rtol=1e-6, err_msg=f"{name} on {replicas} replicas")
 
 
 def test_every_hook_that_fit_calls_is_called_here_or_named_in_a_line(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from numpy.testing import assert_array_equal
 
 from deploy.__main__ import main as deploy
 from tests.drill import read
@@ -176,10 +177,6 @@ def test_a_wrong_value_is_one_line(mine: Path, flags: list[str], line: str) -> N
             "mine/nets.py:1: its setting a has a default that is not a literal",
         ),
         (
-            "import os\ndef build(c, d, *, a: str = os.getcwd()): pass",
-            "nets.py:2: its setting a has a default that is not",
-        ),
-        (
             "A = len('x')\ndef build(c, d, *, a: int = A): pass",
             "its setting a has a default that is not a literal",
         ),
@@ -188,16 +185,8 @@ def test_a_wrong_value_is_one_line(mine: Path, flags: list[str], line: str) -> N
             "its setting a is of type list[int]: use bool, int, float, str, a",
         ),
         (
-            "def build(c, d, *, a: int | str = 1): pass",
-            "its setting a is of type int | str: use bool",
-        ),
-        (
             "from typing import Literal\ndef build(c, d, *, a: Literal[1, 'x'] = 1): pass",
             "is of type Literal[1, 'x']: use",
-        ),
-        (
-            "import mod\ndef build(c, d, *, a: mod.Kind = 1): pass",
-            "its setting a is of type mod.Kind: use bool",
         ),
         ("def build(c, d, *, a=None): pass", "its setting a has no type: use bool"),
         (
@@ -205,16 +194,8 @@ def test_a_wrong_value_is_one_line(mine: Path, flags: list[str], line: str) -> N
             "its setting a is int = None: the default must be of its type",
         ),
         (
-            "def build(c, d, *, a: bool = 1): pass",
-            "its setting a is bool = 1: the default must be of its type",
-        ),
-        (
             f"{ANNOTATED}int, Setting('x', minimum=2)] = 1): pass",
             "its default does not fit: a=1 must be at least 2",
-        ),
-        (
-            f"{ANNOTATED}int, Setting('x', least=2)] = 1): pass",
-            "of type Annotated[int, Setting('x', least=2)]: use bool",
         ),
         (
             f"{ANNOTATED}str, Setting('x', minimum=2)] = ''): pass",
@@ -466,4 +447,4 @@ def test_the_imported_function_must_take_what_its_source_shows(
     config = resolved(OWN[1], "--global_batch_size=1")
     with refused(line) if line else nullcontext():
         examples = load_function(config.data, "data", ("config",), config)(config)
-        np.testing.assert_array_equal(examples, np.full((9, 4), 0.5))
+        assert_array_equal(examples, np.full((9, 4), 0.5))

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
+from numpy.random import default_rng
 
 from tests.support import refused
 from trainer.base.settings.fields import fields_of
@@ -32,7 +32,7 @@ OWN = [
 
 
 def rows(config: TrainConfig) -> Any:
-    x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+    x = default_rng(0).normal(size=(32, 4)).astype("float32")
     return x, x.sum(axis=1)
 
 

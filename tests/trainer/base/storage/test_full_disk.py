@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import keras
 import pytest
+from keras import callbacks
 
 from tests.fixtures import Capture
 from tests.workers import until
@@ -39,9 +39,9 @@ def act(step: int) -> None:
         PLAN["act"]()
 
 
-def filling() -> list[keras.callbacks.Callback]:
+def filling() -> list[callbacks.Callback]:
     return [
-        keras.callbacks.LambdaCallback(
+        callbacks.LambdaCallback(
             on_train_batch_end=lambda batch, logs: act(min(batch + 1, 39)),
             on_train_end=lambda logs: act(40),
         )

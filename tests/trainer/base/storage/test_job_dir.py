@@ -10,8 +10,8 @@ from contextlib import closing
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import keras
 import pytest
+from keras import callbacks
 
 from tests.fixtures import Log, Patch
 from tests.support import refused, resolved
@@ -40,10 +40,10 @@ FLAGS = [
 KILLED = ["--steps=1000000", "--steps_per_loop=4", f"--callbacks={__name__}:killing"]
 
 
-def killing() -> list[keras.callbacks.Callback]:
+def killing() -> list[callbacks.Callback]:
     """Sends this process a SIGTERM after step 13."""
     return [
-        keras.callbacks.LambdaCallback(
+        callbacks.LambdaCallback(
             on_train_batch_end=lambda batch, logs: (
                 os.kill(os.getpid(), signal.SIGTERM) if batch == 12 else None
             )
