@@ -37,12 +37,6 @@ def _network(dataset: Dataset, *hidden: layers.Layer, classes: int = 10) -> kera
     return keras.Sequential([*flat, *hidden, layers.Dense(classes)])
 
 
-def measured_by_iou(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    """Returns the same with a metric that is not a mean over examples."""
-    iou = keras.metrics.MeanIoU(len(dataset.class_names), sparse_y_pred=False, name="iou")
-    return compiled(classifier(config, dataset), optimizers.Adam(1e-2), metrics=["accuracy", iou])
-
-
 class Steps(keras.Model):
     """Returns `loss(number of the step, from 1, its data)` as the loss of a step, and can be
     exported."""
@@ -61,10 +55,6 @@ class Steps(keras.Model):
 
     def train_step(self, data: Any) -> dict[str, Any]:
         return {"loss": self.loss_of(self.count.assign_add(1.0), data)}
-
-
-def failing(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return Steps(lambda step, data: tf.where(step >= 3.0, np.nan, 1.0))
 
 
 def hungry(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -111,20 +101,6 @@ class _StopAt(callbacks.Callback):
 
 def stop_at_3() -> list[callbacks.Callback]:
     return [_StopAt()]
-
-
-class _SlowDown(callbacks.Callback):
-    """After the first epoch the learning rate is a tenth."""
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if epoch == 0:
-            self.model.optimizer.learning_rate = 0.1 * float(
-                self.model.optimizer.learning_rate.value
-            )
-
-
-def slow_down() -> list[callbacks.Callback]:
-    return [_SlowDown()]
 
 
 def by_schedule() -> list[callbacks.Callback]:

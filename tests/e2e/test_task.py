@@ -116,22 +116,6 @@ def test_on_vertex_every_line_is_json(tmp_path: Path) -> None:
     assert read(metrics)["global_step"] == "6"
 
 
-@pytest.mark.parametrize(
-    ("flags", "line"),
-    [
-        (["--recipe=wgan_gp_digit"], "no such recipe; did you mean 'wgan_gp_digits'?"),
-        ([*SMALL, "--job_dir=/proc/nothing"], "cannot write there"),
-    ],
-    ids=lambda value: value[-1] if isinstance(value, list) else "",
-)
-def test_a_mistake_is_exit_2_and_one_line(tmp_path: Path, flags: list[str], line: str) -> None:
-    done = run(f"--job_dir={tmp_path}", *flags)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert line in done.stderr
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-
-
 @pytest.mark.slow
 def test_ctrl_c_saves_and_the_same_command_gives_the_undisturbed_numbers(tmp_path: Path) -> None:
     """Calls are as long as they get: the signal arrives within one. The drills send SIGTERM."""

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -22,7 +21,7 @@ from tests.drill import last_state, losses, numbers, read, stats
 from tests.fixtures import Patch
 from tests.support import saved_model
 from tests.workers import until
-from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE
+from trainer.base.errors import DONE, INTERRUPTED, USER_MUST_CHANGE
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
@@ -36,22 +35,6 @@ MODELS = {
     "two_outputs": ["--model=tests.own_data:two_outputs", "--data=tests.own_data:named_inputs"],
     "masked_text": ["--model=tests.own_data:masked_text", "--data=tests.own_data:next_tokens"],
 }
-
-
-def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
-    """Returns the largest difference relative to each tensor's norm, or to that of an update if it
-    is smaller.
-
-    It leaves out tensors that are zero but for rounding: the last bias of a critic has no gradient,
-    and Adam magnifies its noise.
-    """
-    assert one.keys() == other.keys()
-    norms = {name: float(np.linalg.norm(one[name])) for name in one}
-    compared = [name for name in one if max(norms[name], float(np.linalg.norm(other[name]))) > 1e-8]
-    assert len(compared) > len(one) / 2
-    return max(
-        float(np.linalg.norm(one[name] - other[name])) / max(norms[name], 1e-3) for name in compared
-    )
 
 
 def trained(where: Path, count: int, flags: list[str]) -> Path:
@@ -133,7 +116,13 @@ def test_any_cluster_gives_the_numbers_of_one_worker(
     common = [*COMMON, *MODELS[model], *(features if model == "dcgan" else [])]
     flags = [*common, *cluster, "--precision=float64", "--callbacks=tests.models:write_variables"]
     several = trained(tmp_path / "several", count, flags)
-    assert largest_difference(last_state(one), last_state(several)) < 1e-10
+    expected = last_state(one)
+    assert {*expected} == {*last_state(several)}
+    for name, value in last_state(several).items():
+        # else zero but for rounding, as the last bias of a critic, whose noise Adam magnifies
+        if np.linalg.norm(value) > 1e-8:
+            most = 1e-10 * max(float(np.linalg.norm(value)), 1e-3)
+            assert np.linalg.norm(value - expected[name]) < most, name
     files = Counter(file.suffix for file in (tmp_path / "variables").iterdir())
     assert files == {".npz": count, ".csv": 1}  # of the chief
     for worker in range(count):
@@ -252,26 +241,6 @@ def test_sigterm_before_the_first_step_ends_all_and_the_ports_are_warned_of(tmp_
     assert "stopped at once: the same command resumes" in logs[1].read_text()
     assert "was lost: its process has ended" in logs[0].read_text()
     assert logs[0].read_text().count("TensorFlow's servers listen on all addresses") == 1
-
-
-@pytest.mark.slow
-def test_a_late_worker_is_waited_for_and_one_that_never_comes_is_named(tmp_path: Path) -> None:
-    addresses = free_addresses(2)
-    flags = [*LONG, f"--job_dir={tmp_path / 'job'}", "--worker_timeout_seconds=2"]
-    assert workers.end([workers.start(addresses, 0, flags, tmp_path / "0.log")]) == [FAULT]
-    assert (
-        f"worker 1 ({addresses[1]}) did not start within 2 seconds"
-        in (tmp_path / "0.log").read_text()
-    )
-
-    flags = [*LONG[1:], "--steps=3", f"--job_dir={tmp_path / 'late'}"]
-    log = tmp_path / "late0.log"
-    waiting = f"waiting for worker 1 ({addresses[1]})"
-    chief = workers.start(addresses, 0, flags, log)
-    time.sleep(12)  # longer than TensorFlow itself would wait
-    until(lambda: waiting in log.read_text(), workers.LIMIT_SECONDS)
-    late = workers.start(addresses, 1, flags, tmp_path / "late1.log")
-    assert workers.end([chief, late]) == [DONE, DONE]
 
 
 # by data; of settings and of what arithmetic depends on: tests/trainer/cluster/test_rendezvous.py

@@ -1,10 +1,9 @@
-"""Holds golden files of the recipes and of examples: `python -m tests.golden` records them anew, or
-adds this
-processor's bits to those that it agrees with.
+"""Holds golden files of the recipes and of examples: `python -m tests.golden` records those anew
+that have changed.
 
 A golden file holds the numbers of a run's first steps in float64. A run that is compared with it
-has equal bits, or rounding (within three times what another order of the rows does), or is CHANGED:
-from which step, in which tensor. wgan_gp_mnist would have the numbers of wgan_gp_fashion.
+differs by rounding (within three times what another order of the rows does), or has changed: from
+which step, in which tensor. wgan_gp_mnist would have the numbers of wgan_gp_fashion.
 """
 
 import json

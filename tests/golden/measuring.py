@@ -5,10 +5,8 @@ The control of every comparison are the same steps with their rows in another or
 what rounding alone changes.
 """
 
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +20,6 @@ from trainer.cluster.strategy import make_replicas
 from trainer.run.training_setup import TrainingSetup, build_setup, starting_weights
 from trainer.training.checkpoint import snapshot, variables_of
 
-# Processor features by which TensorFlow and its libraries choose kernels, the widest vectors first.
-_INSTRUCTIONS = ("amx_tile", "avx512_bf16", "avx512f", "avx2", "avx", "sve", "asimd")
 # variables by name, losses and metrics
 State = tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, float]]
 
@@ -31,8 +27,7 @@ State = tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, float]]
 def measure(
     flags: Sequence[str], steps: Sequence[int], replicas: int = 1, *, control: bool = False
 ) -> dict[str, Any]:
-    """Returns the run's numbers after each of `steps`, in the form of a golden file without its
-    digests.
+    """Returns the run's numbers after each of `steps`, in the form of a golden file.
 
     control: whether to also measure how much the numbers change if the rows are in another order.
     """
@@ -69,14 +64,6 @@ def measure(
             rounded = [float(f"{norm:.1e}") for norm in norms]
             content["control"][str(step)] = {"tensors": rounded, "losses": float(f"{apart:.1e}")}
     return content
-
-
-def instructions() -> str:
-    """Returns the widest vector instructions of this processor, or its architecture."""
-    cpuinfo = Path("/proc/cpuinfo")
-    text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.exists() else ""
-    line = next((line for line in text.splitlines() if line.startswith(("flags", "Features"))), "")
-    return next((name for name in _INSTRUCTIONS if name in line.split()), platform.machine())
 
 
 def _build_start(config: TrainConfig) -> TrainingSetup:

@@ -1,6 +1,5 @@
 """Tests how the devices of this machine become replicas, and the sentence about the batch."""
 
-import pkgutil
 from typing import Any
 
 import pytest
@@ -90,27 +89,6 @@ def test_workers_with_gpus_sum_by_nccl(device: str, expected: str, monkeypatch: 
     resolver, options = given
     assert (options.implementation.name.lower(), replicas.collectives) == (expected, expected)
     assert resolver.num_accelerators() == ({"GPU": 1} if device == "GPU:0" else {})
-
-
-def test_tensorflow_waits_for_a_silent_worker_as_long_as_was_asked(monkeypatch: Patch) -> None:
-    """Its heartbeats would end all workers after ten seconds; tests/e2e/test_workers.py pauses
-    one."""
-    asked: list[Any] = []
-    context = pkgutil.resolve_name("tensorflow.python.eager.context.context")()
-    monkeypatch.setattr(
-        context,
-        "configure_coordination_service",
-        lambda service_type, heartbeat_timeout_in_ms=0: asked.append(
-            (service_type, heartbeat_timeout_in_ms)
-        ),
-    )
-    monkeypatch.setattr(
-        tf.distribute,
-        "MultiWorkerMirroredStrategy",
-        lambda *_: context.configure_coordination_service("standalone"),
-    )
-    make_replicas(TrainConfig(worker_timeout_seconds=7), Cluster(("host0:1", "host1:1")))
-    assert asked == [("standalone", 7000)]
 
 
 @pytest.mark.parametrize(

@@ -77,17 +77,6 @@ def test_a_step_that_reads_more_than_there_is_goes_round_again() -> None:
         assert set(np.bincount(rows.ravel(), minlength=7)) <= {2, 3}
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-def test_replicas_take_their_rows_of_the_same_global_batch(replicas: int) -> None:
-    schedule = Schedule(examples=40, global_batch_size=8, batches_per_step=2, seed=5)
-    rows = 8 // replicas
-    parts = batches(numbered(40), schedule, part_of(replicas, rows), first_step=2)
-    for expected, (images, labels) in zip(order(schedule, 2, 6), parts.take(6), strict=True):
-        assert images.shape == (replicas, 2, rows, 1, 1, 1)
-        assert np.array_equal(np.concatenate(images.numpy()[..., 0, 0, 0], axis=1), expected)
-        assert np.array_equal(np.concatenate(labels.numpy(), axis=1), expected)
-
-
 @pytest.mark.parametrize("kind", ["arrays", "held back", "sequence", "rows"])
 def test_rows_of_several_steps_come_together(kind: str) -> None:
     """From any multiple of their number on, whatever the data are."""

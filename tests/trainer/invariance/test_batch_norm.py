@@ -145,7 +145,7 @@ def error(found: Any, exact: Any) -> float:
     return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
 
 
-@pytest.mark.slow  # a quick one in float32: the next test
+@pytest.mark.slow
 def test_in_float32_several_replicas_are_as_exact_as_one() -> None:
     """A channel's mean is up to 1,000 standard deviations: a difference of means of squares loses
     the variance."""

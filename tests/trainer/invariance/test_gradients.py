@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose
 from tests.fixtures import Patch
 from tests.support import refused
 from trainer.invariance.batch_norm import normalize_in_place
-from trainer.invariance.gradients import sum_and_build, sum_first, update_average, use_averages
+from trainer.invariance.gradients import sum_and_build, sum_first, update_average
 from trainer.invariance.internals import separate_collectives
 
 
@@ -25,53 +25,6 @@ def make_strategy(replicas: int) -> Any:
     separate_collectives()
     names = [f"CPU:{index}" for index in range(replicas)]
     return tf.distribute.MirroredStrategy(names) if replicas > 1 else tf.distribute.get_strategy()
-
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "averages": {"use_ema": True, "ema_momentum": 0.7},
-    "clipping": {"global_clipnorm": 0.3},
-    "clipped_values": {"clipvalue": 0.2},
-    "weight_decay": {"weight_decay": 0.1, "clipnorm": 0.5},
-}
-
-
-@pytest.mark.parametrize(
-    ("options", "scaled"), [*((name, False) for name in OPTIONS), ("averages", True)]
-)
-def test_options_of_optimizers_give_two_replicas_the_numbers_of_keras_on_one_device(
-    options: str, scaled: bool
-) -> None:
-    """Follows the scenarios of Keras's optimizer_distribute_test; that one does not run them with
-    Adam."""
-    found = []
-    for replicas, ours in ((1, False), (1, True), (2, True)):
-        strategy = make_strategy(replicas)
-        with strategy.scope():
-            weights = [
-                keras.Variable(np.linspace(-1.0, 1.0, count), dtype="float64") for count in (2, 5)
-            ]
-            optimizer = optimizers.Adam(0.1, **OPTIONS[options])
-            optimizer = optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer
-            optimizer.build(weights)
-            if ours:
-                sum_first(optimizer)
-
-        def on_replica(step: Any, optimizer: Any, weights: Any, replicas: int) -> None:
-            share = 1.0
-            if replicas > 1:
-                replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-                share = tf.cast(replica + 1, tf.float64) / 3.0
-            gradients = [(tf.sin(3.0 * weight.value) + 0.1 * step) * share for weight in weights]
-            optimizer.apply([optimizer.scale_loss(each) for each in gradients], weights)
-
-        given = {"optimizer": optimizer, "weights": weights, "replicas": replicas}
-        run = tf.function(lambda step: strategy.run(on_replica, (step,), given))  # noqa: B023
-        for step in range(7):
-            run(tf.constant(step, tf.float64))
-        use_averages(optimizer)
-        found.append(np.concatenate([weight.numpy() for weight in weights]))
-    assert_allclose(found[1], found[0], rtol=2e-5, atol=1e-5)
-    assert_allclose(found[2], found[1], rtol=1e-12)
 
 
 def test_an_embeddings_gradient_is_summed_without_a_wait() -> None:

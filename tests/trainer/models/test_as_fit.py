@@ -231,6 +231,15 @@ CASES: list[tuple[str, str, Callable[[], Any], str]] = [
         lambda: network(OwnCalls),
         "its own evaluate is not called",
     ),
+    *(
+        (
+            LOSSES,
+            AS_FIT,
+            lambda clipped=clipped: network(optimizer=optimizers.SGD(1e-2, **clipped)),
+            "",
+        )
+        for clipped in ({"global_clipnorm": 0.1}, {"clipvalue": 0.05})
+    ),
 ]
 QUICK = (5, 7, 13, 14, 15, 16)
 

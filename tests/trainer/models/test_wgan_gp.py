@@ -10,7 +10,6 @@ import tensorflow as tf
 from keras import layers
 from numpy.testing import assert_allclose
 
-from tests.support import run_steps, small
 from trainer.base.settings.model_settings import WGANGPConfig
 from trainer.models.gan import build_critic, build_generator, filters
 from trainer.models.wgan_gp import gradient_norms
@@ -65,19 +64,3 @@ def test_networks_fit_every_size(size: int, channels: int) -> None:
 def test_filters_double_up_to_eight_times_the_width() -> None:
     assert filters(256, width=10) == [10, 20, 40, 80, 80, 80]
     assert filters(32, width=32) == [32, 64, 128]
-
-
-@pytest.mark.slow
-def test_the_average_follows_the_generator() -> None:
-    """Checks that after one step, with decay min(0.999, 1/10), the average is 1/10 old and 9/10
-    new."""
-    config = small("--precision=float64")
-    before, _ = run_steps(config, 0)
-    after, _ = run_steps(config, 1)
-    networks = (before.generator, after.generator, after.generator_average)
-    for old, new, average in zip(
-        *(network.trainable_variables for network in networks), strict=True
-    ):
-        assert_allclose(
-            average.numpy(), 0.1 * old.numpy() + 0.9 * new.numpy(), rtol=1e-7, atol=1e-12
-        )

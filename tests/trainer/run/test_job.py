@@ -1,7 +1,6 @@
 """Tests whole jobs in this process: what they write, how they resume, what they do with models of
 users."""
 
-import contextlib
 import dataclasses
 import json
 import shutil
@@ -221,7 +220,10 @@ def test_a_subclassed_model_is_saved_as_far_as_keras_can(small_config: Make) -> 
 
 def test_a_failed_run_leaves_its_state(small_config: Make) -> None:
     config = small_config(
-        "--model=tests.models:failing", "--report_every_steps=2", "--checkpoint_every_steps=2"
+        "--model=tests.models:diverging",
+        "--learning_rate=0.1",
+        "--report_every_steps=2",
+        "--checkpoint_every_steps=2",
     )
     with refused("step 3: loss is NaN or infinite"):
         run(config)
@@ -230,7 +232,7 @@ def test_a_failed_run_leaves_its_state(small_config: Make) -> None:
         "failed",
         "step 3: loss is NaN",
     )
-    assert result["final"]["losses"] == {"loss": 1.0}
+    assert result["final"]["losses"] == {"loss": pytest.approx(0.1)}
     assert [entry["step"] for entry in lines(Path(config.job_dir), "report")] == [2]
     assert [path.name for path in (Path(config.job_dir) / "checkpoints").iterdir()] == [
         "step-00000002"
@@ -355,50 +357,6 @@ def test_a_file_that_draws_at_its_import_does_so_after_the_seed_in_every_start(
             )
         )
     assert starts[1] == starts[2]
-
-
-@pytest.mark.slow
-def test_a_metric_that_is_no_mean_ignores_calls_restarts_and_replicas(
-    small_config: Make, tmp_path: Path
-) -> None:
-    def epoch(name: str, *flags: str) -> dict[str, float]:
-        same = [
-            "--model=tests.models:measured_by_iou",
-            "--precision=float64",
-            "--global_batch_size=256",
-        ]
-        folder = run(small_config(*same, f"--job_dir={tmp_path / name}", *flags))
-        (line,) = lines(folder, "epoch")
-        return {**line["losses"], **line["metrics"]}
-
-    whole = epoch("whole", "--steps=8")
-    assert 0.01 < whole["iou"] < 0.9
-    assert epoch("calls", "--steps=8", "--steps_per_loop=1", "--replicas=2") == pytest.approx(
-        whole, rel=1e-6
-    )
-    with contextlib.suppress(ValueError):  # no epoch is done
-        epoch("again", "--steps=3")
-    assert epoch("again", "--steps=8") == pytest.approx(whole, rel=1e-6)
-
-
-@pytest.mark.slow
-def test_a_resumed_run_has_the_learning_rate_that_a_callback_set(
-    small_config: Make, tmp_path: Path
-) -> None:
-    def final(name: str, *flags: str) -> Any:
-        same = [
-            "--model=tests.models:classifier",
-            "--callbacks=tests.models:slow_down",
-            "--global_batch_size=256",
-        ]
-        folder = run(
-            small_config(*same, "--learning_rate=0.01", f"--job_dir={tmp_path / name}", *flags)
-        )
-        return read(folder / "result.json")["final"]
-
-    whole = final("whole", "--steps=14", "--report_every_steps=2")
-    assert final("again", "--steps=10", "--report_every_steps=2") != whole
-    assert final("again", "--steps=14", "--report_every_steps=2") == whole
 
 
 @pytest.mark.slow

@@ -13,27 +13,13 @@ from numpy.random import default_rng
 from numpy.testing import assert_allclose
 
 from tests.drill import read
+from tests.own_data import Largest
 from tests.support import in_float64, read_lines, resolved, run_job, slow
 
 # six steps an epoch
 EPOCHS = 3
 ROWS = 48
 BATCH = 8
-
-
-class Largest(keras.metrics.Metric):
-    """Is the largest error of an epoch, which does not add up over batches."""
-
-    def __init__(self, name: str = "largest", **others: Any) -> None:
-        super().__init__(name=name, **others)
-        self.value = self.add_variable(shape=(), initializer="zeros", name="value")
-
-    def update_state(self, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        error = ops.max(ops.abs(y - y_pred))
-        self.value.assign(ops.maximum(self.value, ops.cast(error, self.value.dtype)))
-
-    def result(self) -> Any:
-        return self.value + 0.0  # else `fit` gives what evaluation left in the variable
 
 
 def network() -> keras.Sequential:
@@ -43,13 +29,14 @@ def network() -> keras.Sequential:
 
 
 class OwnStep(keras.Model):
-    """Weighs its loss by a metric so far, and returns another one under a key of its own."""
+    """Weighs its loss by a metric so far, and keeps it in one named as Keras's own loss tracker,
+    which it never updates."""
 
     def __init__(self, **others: Any) -> None:
         super().__init__(**others)
         self.network = network()
         self.share = keras.metrics.Mean(name="share")
-        self.total = keras.metrics.Mean(name="total_loss")
+        self.total = keras.metrics.Mean(name="loss")
         self.resets = self.add_weight(shape=(), initializer="zeros", trainable=False, name="resets")
 
     def call(self, inputs: Any, training: bool = False) -> Any:
