@@ -10,3 +10,4 @@ Make = Callable[..., TrainConfig]  # of small_config
 Patch = pytest.MonkeyPatch
 Capture = pytest.CaptureFixture[str]
 Log = pytest.LogCaptureFixture
+Folders = pytest.TempPathFactory

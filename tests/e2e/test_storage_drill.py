@@ -21,7 +21,7 @@ from numpy.testing import assert_array_equal
 from tests.drill import last_state
 from tests.fixtures import Patch
 from tests.trainer.base.storage.fault_proxy import fault_proxy
-from tests.workers import ROOT, until
+from tests.workers import ROOT, python, until
 from trainer.base.errors import DONE
 from trainer.base.storage import gcs
 
@@ -96,9 +96,7 @@ def test_kills_behind_random_faults_change_no_bit(
         names = [blob.name for blob in client.list_blobs(bucket.name)]
     gcs._connect.cache_clear()
     control = [*FLAGS, f"--data={tmp_path / 'data.npz'}", f"--job_dir={tmp_path / 'control'}"]
-    subprocess.run(
-        [sys.executable, "-m", "trainer.task", *control], cwd=ROOT, check=True, capture_output=True
-    )
+    python("-m", "trainer.task", *control)
     (folder,) = cache.glob("*/run")
     ours = last_state(folder)
     undisturbed = last_state(tmp_path / "control")

@@ -4,7 +4,6 @@ memory."""
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from tests.drill import read
 from tests.fixtures import Capture, Patch
 from tests.support import refused
 from tests.trainer.data.test_sources import png, write_tfrecord
-from tests.workers import ROOT
+from tests.workers import python
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data import prepare as prepare_module
@@ -307,10 +306,7 @@ def test_memory_stays_flat_while_a_set_of_four_times_the_limit_streams(tmp_path:
     np.savez(tmp_path / "images.npz", images=images)
     flags = ["--image_size=64", "--channels=3"]
     assert main([str(tmp_path / "images.npz"), str(tmp_path / "prepared"), *flags]) == 0
-    command = [sys.executable, "-c", _STREAM, str(tmp_path / "prepared"), "16"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=240, check=True, cwd=ROOT
-    )
+    done = python("-c", _STREAM, str(tmp_path / "prepared"), "16")
     kind, count, taken_mib, grown_mib = done.stdout.split()[-4:]
     assert (kind, count) == (PieceRows.__name__, "5500")
     assert int(taken_mib) < 48, "more than the pipeline alone: the set, or much of it, is in memory"

@@ -12,7 +12,6 @@ import pkgutil
 import random
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -31,6 +30,7 @@ from tests.fixtures import Patch
 from tests.support import slow
 from tests.trainer.invariance.test_draws import WORDS, Noisy, independent, on_replica
 from tests.trainer.invariance.test_gradients import make_strategy
+from tests.workers import ROOT, python
 from trainer.invariance import internals
 from trainer.invariance.gradients import all_reduce_sum, sum_first, use_averages
 from trainer.invariance.losses import reduce_over_replicas
@@ -38,7 +38,6 @@ from trainer.models.optimizers import StepSchedule
 from trainer.run.one_of_several import OneOfSeveral
 from trainer.training.step_operations import flops_of
 
-ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "trainer").rglob("*.py"))
 KINDS = (
     keras.Model,
@@ -539,14 +538,7 @@ print(totals, service.heartbeat_timeout_in_ms)
 def test_a_worker_has_several_devices_and_waits_for_silent_ones() -> None:
     with socket.create_server(("localhost", 0)) as server:
         address = f"localhost:{server.getsockname()[1]}"
-    done = subprocess.run(
-        [sys.executable, "-c", WORKER, address],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.stdout.split("\n")[-2:] == ["[3.0, 3.0] 70000", ""], done.stderr[-2000:]
+    assert python("-c", WORKER, address).stdout.endswith("[3.0, 3.0] 70000\n")
 
 
 FAILURES: dict[str, Any] = {

@@ -15,6 +15,7 @@ from deploy.__main__ import main
 from tests.drill import read
 from tests.fixtures import Capture, Patch
 from tests.support import small
+from tests.workers import python
 from trainer.base.run_files.plan_file import read_plan
 from trainer.base.settings.request import resolve
 from trainer.data.sources import load_dataset
@@ -99,14 +100,8 @@ def test_loops_of_a_model_are_counted_by_no_time() -> None:
 
 @pytest.mark.slow  # two processes with TensorFlow
 def test_a_plan_that_was_stopped_goes_on_with_what_it_measured(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "trainer.plan",
-        "--model=mlp",
-        "--data=digits",
-        "--image_size=8",
-    ]
+    words = ["-m", "trainer.plan", "--model=mlp", "--data=digits", "--image_size=8"]
+    command = [sys.executable, *words]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     begun = "runs some steps of mlp with {} rows on this CPU"
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -115,9 +110,7 @@ def test_a_plan_that_was_stopped_goes_on_with_what_it_measured(tmp_path: Path) -
         process.terminate()
     kept = {file.name for file in tmp_path.rglob("plans/*/*.json")}
     assert "1-8.json" in kept
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=True, env=environment
-    )
+    done = python(*words, XDG_CACHE_HOME=str(tmp_path))
     assert begun.format(8) not in done.stdout
     assert begun.format(32) in done.stdout
     (plan,) = tmp_path.rglob("plans/*")
@@ -129,18 +122,8 @@ def test_a_model_that_fails_has_its_own_line(tmp_path: Path) -> None:
     (tmp_path / "broken_to_plan.py").write_text(
         "def build(config, dataset):\n    return dataset.no_such_part\n"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "trainer.plan",
-        "--model=broken_to_plan:build",
-        "--data=digits",
-        "--image_size=8",
-        f"--out={tmp_path / 'plan.json'}",
-    ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path
-    )
-    assert (done.returncode, (tmp_path / "plan.json").exists()) == (2, False)
+    flags = ["--model=broken_to_plan:build", "--data=digits", f"--out={tmp_path / 'plan.json'}"]
+    done = python("-m", "trainer.plan", *flags, "--image_size=8", code=2, cwd=tmp_path)
+    assert not (tmp_path / "plan.json").exists()
     assert "no_such_part" in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,8 +1,6 @@
 """Tests that the saved files hold the plain template model, which loads without this package."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from numpy.testing import assert_allclose
 from tests import own_data
 from tests.fixtures import Capture, Log, Make, Patch
 from tests.support import refused, resolved, run_job, run_steps, slow
+from tests.workers import python
 from trainer import evaluate, generate, predict
 from trainer.base.run_files.serving_file import fetch_model
 from trainer.base.settings.train_config import TrainConfig
@@ -63,8 +62,7 @@ def test_a_process_without_this_package_loads_it(tmp_path: Path, small_config: M
     np.save(folder / "noise.npy", z)
 
     # -I: neither this folder nor PYTHONPATH, so that `trainer` cannot be imported by accident
-    command = [sys.executable, "-I", "-c", READER, str(folder)]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    shown = python("-I", "-c", READER, str(folder))
     assert json.loads(shown.stdout.splitlines()[-1]) == {"trainer": False, "sync": [False, False]}
 
     keras.config.set_dtype_policy("float32")
@@ -372,9 +370,7 @@ def test_a_process_without_the_users_code_loads_a_compiled_model(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     folder, model = exported("of_keras", tmp_path / "model", *flags)
-    command = [sys.executable, "-I", "-c", COMPILED, str(folder), "quiet" if flags else "told"]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+    ended = python("-I", "-c", COMPILED, str(folder), "quiet" if flags else "told")
     kernel, bias = model.get_weights()
     error = abs(kernel.sum() + bias[0] - 1)
     *shown, updates = ended.stdout.split()

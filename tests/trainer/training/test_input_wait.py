@@ -1,13 +1,10 @@
 """Tests how much time is lost for input: queues with a known answer, simulated, on a CPU and on a
 GPU."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
-from tests.docs.sources import ROOT
+from tests.workers import python
 from trainer.training.steps import input_wait
 
 
@@ -78,5 +75,4 @@ def test_the_time_is_known_when_tensorflow_is_deterministic() -> None:
         "before = time.time()\n"
         "print(before <= float(tf.function(lambda: timestamp(tf.constant(1)))()) <= time.time())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout == "True\n", done.stderr
+    assert python("-c", code).stdout == "True\n"

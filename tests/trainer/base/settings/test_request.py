@@ -1,13 +1,12 @@
 """Recipe and flags -> TrainConfig: who wins, and one teaching line for every mistake."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.fixtures import Patch
 from tests.support import refused, resolved
+from tests.workers import python
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.model_settings import FROM_SCRATCH
 from trainer.base.settings.request import recipe_names, resolve, to_recipe
@@ -201,10 +200,7 @@ def test_settings_and_local_paths_import_neither_tensorflow_nor_cloud_storage() 
         " 'google.cloud.storage', 'google.auth', 'requests')\nprint('LOADED', [name for name in"
         " heavy if name in sys.modules], code)"
     )
-    shown = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout
-    assert "LOADED [] 0" in shown
+    assert "LOADED [] 0" in python("-c", program).stdout
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,5 @@
 """Tests the commands with data in a bucket."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +10,7 @@ from tests.fixtures import Capture
 from tests.support import run_job
 from tests.trainer.base.storage.conftest import Bucket
 from tests.trainer.data.test_user_data import settings
-from tests.workers import ROOT
+from tests.workers import python
 from trainer import evaluate, predict
 
 SMALL = [
@@ -46,12 +43,8 @@ def test_a_mistake_is_exit_2_and_one_line_before_anything_slow(
         f"--job_dir={tmp_path}",
         "--fid_every_steps=9",
     ]
-    command = [sys.executable, "-W", "error::UserWarning", "-m", "trainer.task", *flags]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "slow")}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 2
+    words = ("-W", "error::UserWarning", "-m", "trainer.task", *flags)
+    done = python(*words, code=2, PYTHONPATH=str(tmp_path / "slow"))
     assert done.stderr.startswith("error: " + line.replace("BUCKET", bucket.name))
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "result.json").exists()
