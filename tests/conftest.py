@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from deploy.packaging import packages
+from tests.fixtures import Folders
 from tests.trainer.base.storage.emulator import fake_gcs, find_binary
 from trainer.base.errors import UserError
 from trainer.base.log import log, warn_once
@@ -115,7 +116,7 @@ def bucket(gcs_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture(scope="session")
-def _built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _built(tmp_path_factory: Folders) -> Path:
     base = tmp_path_factory.getbasetemp()
     return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "dist"
 

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import callbacks, layers, optimizers
+from keras import Input, Model, Sequential, Variable, callbacks, layers, optimizers
 
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import read_cluster
@@ -16,28 +16,28 @@ from trainer.invariance.gradients import sum_and_build
 from trainer.training.checkpoint import variables_of
 
 
-def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def classifier(config: TrainConfig, dataset: Dataset) -> Model:
     """Returns a stock compiled Keras classifier."""
     model = _network(dataset, layers.Dense(16, activation="relu"), classes=len(dataset.class_names))
     return compiled(model, optimizers.Adam(config.learning_rate), metrics=["accuracy"])
 
 
-def compiled(model: keras.Model, optimizer: Any = "adam", **given: Any) -> keras.Model:
+def compiled(model: Model, optimizer: Any = "adam", **given: Any) -> Model:
     """Compiles a classifier that returns logits."""
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), **given)
     return model
 
 
-def _network(dataset: Dataset, *hidden: layers.Layer, classes: int = 10) -> keras.Sequential:
+def _network(dataset: Dataset, *hidden: layers.Layer, classes: int = 10) -> Sequential:
     flat = [
-        keras.Input(dataset.image_shape),
+        Input(dataset.image_shape),
         layers.Rescaling(1 / 255),
         layers.Flatten(),
     ]
-    return keras.Sequential([*flat, *hidden, layers.Dense(classes)])
+    return Sequential([*flat, *hidden, layers.Dense(classes)])
 
 
-class Steps(keras.Model):
+class Steps(Model):
     """Returns `loss(number of the step, from 1, its data)` as the loss of a step, and can be
     exported."""
 
@@ -57,7 +57,7 @@ class Steps(keras.Model):
         return {"loss": self.loss_of(self.count.assign_add(1.0), data)}
 
 
-def hungry(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def hungry(config: TrainConfig, dataset: Dataset) -> Model:
     """Asks for 640,000 TB, more than any machine can address."""
     side = 400_000_000
     return Steps(
@@ -114,7 +114,7 @@ class _WriteVariables(callbacks.Callback):
             self.model.averaged_generator()
         copies: dict[str, Any] = {}
         for name, variable in variables_of(self.model).items():
-            held = variable.value if isinstance(variable, keras.Variable) else variable
+            held = variable.value if isinstance(variable, Variable) else variable
             copies[name] = np.stack([np.asarray(copy) for copy in getattr(held, "values", (held,))])
         np.savez(
             Path(os.environ["TRAINER_TEST_VARIABLES"]) / f"{read_cluster().index}.npz", **copies
@@ -137,14 +137,12 @@ def not_callbacks() -> int:
     return 3
 
 
-class _MeanLoss(keras.Model):
+class _MeanLoss(Model):
     """Divides by the rows of one replica, as tutorials do."""
 
     def __init__(self, dataset: Dataset) -> None:
         super().__init__()
-        self.network = keras.Sequential(
-            [keras.Input(dataset.image_shape), layers.Conv2D(1, 3, padding="same")]
-        )
+        self.network = Sequential([Input(dataset.image_shape), layers.Conv2D(1, 3, padding="same")])
         self.adam = sum_and_build(
             optimizers.Adam(1e-3), self.network.trainable_variables, "float32"
         )
@@ -157,18 +155,18 @@ class _MeanLoss(keras.Model):
         return {"loss": loss}
 
 
-def mean_loss(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def mean_loss(config: TrainConfig, dataset: Dataset) -> Model:
     return _MeanLoss(dataset)
 
 
-def own_batch_norm(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def own_batch_norm(config: TrainConfig, dataset: Dataset) -> Model:
     return compiled(_network(dataset, layers.Dense(8), layers.BatchNormalization()))
 
 
-def mixed_rows(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def mixed_rows(config: TrainConfig, dataset: Dataset) -> Model:
     """Returns a classifier that mixes the images of a batch, which no replica can do alone."""
     parts = [layers.MixUp(), layers.Flatten(), layers.Dense(10)]
-    return compiled(keras.Sequential([keras.Input(dataset.image_shape), *parts]))
+    return compiled(Sequential([Input(dataset.image_shape), *parts]))
 
 
 class Tower(layers.Layer):
@@ -183,7 +181,7 @@ class Tower(layers.Layer):
         return self.loop(self.rows(values, training=training), training=training)
 
 
-class Stock(keras.Model):
+class Stock(Model):
     """Holds stock layers that draw or normalise, as a user would put them into a model of their
     own."""
 
@@ -222,13 +220,13 @@ class Stock(keras.Model):
         return self.out(tf.concat(tf.split(normed, 2), axis=1))
 
 
-def stock_layers(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def stock_layers(config: TrainConfig, dataset: Dataset) -> Model:
     model = Stock(len(dataset.class_names))
     model(tf.zeros((1, *dataset.image_shape)))
     return compiled(model, optimizers.Adam(config.learning_rate), metrics=["accuracy"])
 
 
-class Subclassed(keras.Model):
+class Subclassed(Model):
     def __init__(self) -> None:
         super().__init__()
         self.dense = layers.Dense(10)
@@ -237,17 +235,17 @@ class Subclassed(keras.Model):
         return self.dense(tf.reshape(images, (tf.shape(images)[0], 16 * 16)) / 255)
 
 
-def called(model: keras.Model, dataset: Dataset) -> keras.Model:
+def called(model: Model, dataset: Dataset) -> Model:
     """Builds a classifier by calling it, and compiles it."""
     model(tf.zeros((1, *dataset.image_shape)))
     return compiled(model)
 
 
-def subclassed(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def subclassed(config: TrainConfig, dataset: Dataset) -> Model:
     return called(Subclassed(), dataset)
 
 
-def diverging(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def diverging(config: TrainConfig, dataset: Dataset) -> Model:
     """Its loss is NaN from the third step on where the learning rate is above 0.03, and the rate
     elsewhere."""
     rate = config.learning_rate

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import layers, losses, ops, optimizers
+from keras import Input, Model, Sequential, layers, losses, ops, optimizers
 from numpy.random import default_rng
 
 from trainer.base.settings.train_config import TrainConfig
@@ -243,11 +243,11 @@ def colours(config: TrainConfig, *, palette: str = "red green blue") -> Any:
 
 def colour_model(
     config: TrainConfig, dataset: Dataset, *, palette: str = "red green blue"
-) -> keras.Model:
+) -> Model:
     """Has a vocabulary that it takes from a setting that it shares with `colours`."""
     lookup = layers.StringLookup(vocabulary=palette.split(), output_mode="one_hot")
-    stack = [keras.Input((), dtype="string"), lookup, layers.Dense(1)]
-    return _compiled(keras.Sequential(stack), config, loss="mse")
+    stack = [Input((), dtype="string"), lookup, layers.Dense(1)]
+    return _compiled(Sequential(stack), config, loss="mse")
 
 
 def unseeded(config: TrainConfig) -> Any:
@@ -268,34 +268,32 @@ def other_batches(config: TrainConfig) -> Any:
 # Models.
 
 
-def _compiled(model: keras.Model, config: TrainConfig, **given: Any) -> keras.Model:
+def _compiled(model: Model, config: TrainConfig, **given: Any) -> Model:
     model.compile(optimizers.Adam(config.learning_rate), **given)
     return model
 
 
-def _chain(config: TrainConfig, dataset: Dataset, *stack: Any, **given: Any) -> keras.Model:
+def _chain(config: TrainConfig, dataset: Dataset, *stack: Any, **given: Any) -> Model:
     """Returns a compiled model of these layers on the data's x."""
-    return _compiled(
-        keras.Sequential([keras.Input(dataset.spec[0].shape), *stack]), config, **given
-    )
+    return _compiled(Sequential([Input(dataset.spec[0].shape), *stack]), config, **given)
 
 
-def regression(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def regression(config: TrainConfig, dataset: Dataset) -> Model:
     stack = layers.Dense(8, activation="tanh"), layers.Dense(1)
     return _chain(config, dataset, *stack, loss="mse", metrics=["mae"], weighted_metrics=["mape"])
 
 
-def stateful(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def stateful(config: TrainConfig, dataset: Dataset) -> Model:
     """Is made for a batch of 16 rows."""
     stack = [
-        keras.Input(batch_shape=(16, *dataset.spec[0].shape)),
+        Input(batch_shape=(16, *dataset.spec[0].shape)),
         layers.SimpleRNN(4, stateful=True),
         layers.Dense(1),
     ]
-    return _compiled(keras.Sequential(stack), config, loss="mse")
+    return _compiled(Sequential(stack), config, loss="mse")
 
 
-def regularized(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def regularized(config: TrainConfig, dataset: Dataset) -> Model:
     """Has every kind of loss beside that of compile()."""
     hidden = layers.Dense(
         8,
@@ -307,20 +305,20 @@ def regularized(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return _chain(config, dataset, hidden, last, loss="mse", metrics=["mae"])
 
 
-def uncompiled(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return keras.Sequential([keras.Input(dataset.spec[0].shape), layers.Dense(1)])
+def uncompiled(config: TrainConfig, dataset: Dataset) -> Model:
+    return Sequential([Input(dataset.spec[0].shape), layers.Dense(1)])
 
 
-def without_loss(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def without_loss(config: TrainConfig, dataset: Dataset) -> Model:
     return _chain(config, dataset, layers.Dense(1), metrics=["mae"])
 
 
-def penalty_alone(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def penalty_alone(config: TrainConfig, dataset: Dataset) -> Model:
     """Has no loss in compile(), but one of a layer, as a model trained by add_loss."""
     return _chain(config, dataset, layers.Dense(1, activity_regularizer="l2"))
 
 
-def by_weight(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def by_weight(config: TrainConfig, dataset: Dataset) -> Model:
     loss = losses.MeanSquaredError(reduction="mean_with_sample_weight")
     model = regression(config, dataset)
     # Adam would hide a wrong factor
@@ -328,22 +326,22 @@ def by_weight(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return model
 
 
-def summed(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def summed(config: TrainConfig, dataset: Dataset) -> Model:
     return _compiled(
         regression(config, dataset), config, loss=losses.MeanSquaredError(reduction="sum")
     )
 
 
-def scalar_loss(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def scalar_loss(config: TrainConfig, dataset: Dataset) -> Model:
     def loss(y: Any, found: Any) -> Any:
         return ops.mean(ops.square(ops.reshape(y, (-1, 1)) - found))
 
     return _compiled(regression(config, dataset), config, loss=loss)
 
 
-def two_outputs(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def two_outputs(config: TrainConfig, dataset: Dataset) -> Model:
     inputs = {
-        name: keras.Input(spec.shape, dtype=spec.dtype.name, name=name)
+        name: Input(spec.shape, dtype=spec.dtype.name, name=name)
         for name, spec in dataset.spec[0].items()
     }
     kind = layers.Flatten()(layers.Embedding(3, 2)(inputs["kind"]))
@@ -355,14 +353,14 @@ def two_outputs(config: TrainConfig, dataset: Dataset) -> keras.Model:
         "positive": layers.Dense(1, activation="sigmoid", name="positive")(hidden),
     }
     return _compiled(
-        keras.Model(inputs, outputs),
+        Model(inputs, outputs),
         config,
         loss={"value": "mse", "positive": "binary_crossentropy"},
         metrics={"positive": ["accuracy", "auc"]},
     )
 
 
-def segmenter(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def segmenter(config: TrainConfig, dataset: Dataset) -> Model:
     hidden = layers.Conv2D(4, 3, padding="same", activation="relu")
     stack = (
         layers.Rescaling(1 / 255),
@@ -373,7 +371,7 @@ def segmenter(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return _chain(config, dataset, *stack, loss="binary_crossentropy", metrics=metrics)
 
 
-def multi_label(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def multi_label(config: TrainConfig, dataset: Dataset) -> Model:
     # the last has a number for each label
     metrics = ["accuracy", "auc", keras.metrics.F1Score(threshold=0.5)]
     return _chain(
@@ -385,38 +383,38 @@ def multi_label(config: TrainConfig, dataset: Dataset) -> keras.Model:
     )
 
 
-def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def classifier(config: TrainConfig, dataset: Dataset) -> Model:
     last = layers.Dense(4, activation="softmax")
     return _chain(
         config, dataset, last, loss="sparse_categorical_crossentropy", metrics=["accuracy"]
     )
 
 
-def masked_text(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def masked_text(config: TrainConfig, dataset: Dataset) -> Model:
     """Its loss has a mask of the embedding: a mean over the tokens that are there."""
     stack = [
-        keras.Input(dataset.spec[0].shape, dtype="int64"),
+        Input(dataset.spec[0].shape, dtype="int64"),
         layers.Embedding(20, 4, mask_zero=True),
         layers.LSTM(4, return_sequences=True),
         layers.Dense(20, activation="softmax"),
     ]
-    return _compiled(keras.Sequential(stack), config, loss="sparse_categorical_crossentropy")
+    return _compiled(Sequential(stack), config, loss="sparse_categorical_crossentropy")
 
 
-def bag_of_words(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def bag_of_words(config: TrainConfig, dataset: Dataset) -> Model:
     """Reads text by a vocabulary of its own; its layer loses the number of rows before the
     dropout."""
     vectorize = layers.TextVectorization(output_sequence_length=4)
     vectorize.adapt(["now win cash", "home see you"])
     stack = [
-        keras.Input((), dtype="string"),
+        Input((), dtype="string"),
         vectorize,
         layers.Embedding(8, 4),
         layers.GlobalAveragePooling1D(),
         layers.Dropout(0.2),
         layers.Dense(1),
     ]
-    return _compiled(keras.Sequential(stack), config, loss="mean_squared_error")
+    return _compiled(Sequential(stack), config, loss="mean_squared_error")
 
 
 def next_tokens(config: TrainConfig) -> Any:
@@ -424,7 +422,7 @@ def next_tokens(config: TrainConfig) -> Any:
     return x, np.roll(x, -1, axis=1)
 
 
-class Autoencoder(keras.Sequential):
+class Autoencoder(Sequential):
     """Has a compute_loss, a test_step and a loss tracker of its own; test_step returns a plain
     value too."""
 
@@ -447,8 +445,8 @@ class Autoencoder(keras.Sequential):
         return {"loss": self.tracker.result(), "largest": ops.max(errors)}
 
 
-def autoencoder(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    stack = [keras.Input((4,)), layers.Dense(2), layers.Dense(4)]
+def autoencoder(config: TrainConfig, dataset: Dataset) -> Model:
+    stack = [Input((4,)), layers.Dense(2), layers.Dense(4)]
     return _compiled(Autoencoder(stack), config)
 
 
@@ -456,7 +454,7 @@ def too_large_labels(config: TrainConfig) -> Any:
     return inputs_alone(config), np.arange(ROWS) % 5
 
 
-def flat_classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def flat_classifier(config: TrainConfig, dataset: Dataset) -> Model:
     stack = layers.Flatten(), layers.Dense(4, activation="softmax")
     return _chain(config, dataset, *stack, loss="categorical_crossentropy")
 
@@ -478,7 +476,7 @@ class Largest(keras.metrics.Metric):
         return self.largest + 0.0  # else `fit` gives what evaluation left in the variable
 
 
-def largest_error(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def largest_error(config: TrainConfig, dataset: Dataset) -> Model:
     return _compiled(regression(config, dataset), config, loss="mse", metrics=[Largest()])
 
 
@@ -490,5 +488,5 @@ class _Smoothed(keras.metrics.MeanAbsoluteError):
         self.count.assign(1.0)
 
 
-def smoothed(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def smoothed(config: TrainConfig, dataset: Dataset) -> Model:
     return _compiled(regression(config, dataset), config, loss="mse", metrics=[_Smoothed()])

@@ -6,26 +6,25 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import callbacks, layers, ops, optimizers
+from keras import Input, Model, Sequential, Variable, callbacks, layers, ops, optimizers
+from keras.utils import set_random_seed
 from numpy.random import default_rng
 
 _DRAWN = default_rng(0)
 
 
-def _network(*hidden: layers.Layer) -> keras.Model:
+def _network(*hidden: layers.Layer) -> Model:
     """Returns a network of these hidden layers, or of a small one."""
-    keras.utils.set_random_seed(0)
+    set_random_seed(0)
     stack = [
-        keras.Input((4,)),
+        Input((4,)),
         *(hidden or [layers.Dense(3, "tanh")]),
         layers.Dense(1),
     ]
-    return keras.Sequential(stack)
+    return Sequential(stack)
 
 
-def _compiled(
-    loss: Any, *hidden: layers.Layer, optimizer: Any = None, **options: Any
-) -> keras.Model:
+def _compiled(loss: Any, *hidden: layers.Layer, optimizer: Any = None, **options: Any) -> Model:
     model = _network(*hidden)
     model.compile(optimizer or optimizers.SGD(0.01), loss, **options)
     return model
@@ -38,7 +37,7 @@ def _centred(values: Any) -> Any:
 def _of_batch(function: Any) -> Any:
     """Returns the `build` of a model whose loss is `function(y, p)` of the whole batch."""
 
-    def build(config: Any, dataset: Any) -> keras.Model:
+    def build(config: Any, dataset: Any) -> Model:
         def loss(y: Any, p: Any) -> Any:
             return function(ops.reshape(y, (-1, 1)), p)
 
@@ -55,7 +54,7 @@ largest = _of_batch(lambda y, p: ops.max((y - p) ** 2))
 normalised = _of_batch(lambda y, p: ops.mean((y - p / ops.norm(p)) ** 2))
 
 
-class _OwnStep(keras.Model):
+class _OwnStep(Model):
     """Has a train_step as the guide of Keras shows it, with a loss of `losses(y, p)`."""
 
     losses_of: Any = None
@@ -70,7 +69,7 @@ class _OwnStep(keras.Model):
 
 
 def _own(function: Any) -> Any:
-    def build(config: Any, dataset: Any) -> keras.Model:
+    def build(config: Any, dataset: Any) -> Model:
         network = _network()
         model = type("OwnStep", (_OwnStep,), {"losses_of": staticmethod(function)})(
             network.inputs, network.outputs
@@ -90,7 +89,7 @@ own_pairs = _own(
 )
 
 
-def several_optimizers(config: Any, dataset: Any) -> keras.Model:
+def several_optimizers(config: Any, dataset: Any) -> Model:
     """Has another optimizer for its hidden layer."""
     parts = optimizers.OptimizerMap(optimizers.SGD(0.01), {"hidden/.*": optimizers.Adam(0.01)})
     hidden = layers.Dense(3, "tanh", name="hidden")
@@ -104,11 +103,11 @@ class Centred(layers.Layer):
         return _centred(values)
 
 
-def centred(config: Any, dataset: Any) -> keras.Model:
+def centred(config: Any, dataset: Any) -> Model:
     return _compiled("mse", layers.Dense(3), Centred())
 
 
-def batch_norm(config: Any, dataset: Any, *, of_batch: bool = False) -> keras.Model:
+def batch_norm(config: Any, dataset: Any, *, of_batch: bool = False) -> Model:
     """Has batch norm and, if `of_batch`, a loss that is no mean over rows."""
 
     def loss(y: Any, p: Any) -> Any:
@@ -137,14 +136,14 @@ class MeanIn32Bits(keras.metrics.Metric):
         return self.total / self.rows
 
 
-def metric_in_32_bits(config: Any, dataset: Any) -> keras.Model:
+def metric_in_32_bits(config: Any, dataset: Any) -> Model:
     return _compiled("mse", metrics=[MeanIn32Bits(name="mean")])
 
 
-def last_layer_in_32_bits(config: Any, dataset: Any) -> keras.Model:
+def last_layer_in_32_bits(config: Any, dataset: Any) -> Model:
     """Has what Keras advises for mixed precision."""
     stack = [layers.Dense(64, "tanh"), layers.Dense(7, "softmax", dtype="float32")]
-    model = keras.Sequential([keras.Input((4,)), *stack, layers.Dense(1, dtype="float32")])
+    model = Sequential([Input((4,)), *stack, layers.Dense(1, dtype="float32")])
     model.compile(optimizers.AdamW(0.01, clipnorm=1.0), "mse")
     return model
 
@@ -154,7 +153,7 @@ def other_rows(config: Any) -> Any:
     return x, x.sum(axis=1)
 
 
-def other_weights(config: Any, dataset: Any) -> keras.Model:
+def other_weights(config: Any, dataset: Any) -> Model:
     model = _compiled("mse")
     model.layers[0].bias.assign(_DRAWN.normal(size=3))
     return model
@@ -165,13 +164,13 @@ class _Annealed(keras.losses.Loss):
 
     def __init__(self) -> None:
         super().__init__()
-        self.share = keras.Variable(0.0, trainable=False, name="share")
+        self.share = Variable(0.0, trainable=False, name="share")
 
     def call(self, y: Any, p: Any) -> Any:
         return (ops.reshape(y, (-1, 1)) - p) ** 2 + ops.cast(self.share, p.dtype) * ops.var(p)
 
 
-def annealed(config: Any, dataset: Any) -> keras.Model:
+def annealed(config: Any, dataset: Any) -> Model:
     return _compiled(_Annealed())
 
 
@@ -201,11 +200,11 @@ class _AddedLater(layers.Layer):
         return x
 
 
-def counted(config: Any, dataset: Any) -> keras.Model:
+def counted(config: Any, dataset: Any) -> Model:
     return _compiled("mse", layers.Dense(3, "tanh"), _AddedLater())
 
 
-def _pooled(loss: Any) -> keras.Model:
+def _pooled(loss: Any) -> Model:
     stack = (
         layers.Reshape((4, 1, 1, 1)),
         layers.MaxPooling3D((2, 1, 1)),
@@ -214,16 +213,16 @@ def _pooled(loss: Any) -> keras.Model:
     return _compiled(loss, *stack)
 
 
-def pooled(config: Any, dataset: Any) -> keras.Model:
+def pooled(config: Any, dataset: Any) -> Model:
     """Has a layer that TensorFlow does not compute in float64."""
     return _pooled("mse")
 
 
-def pooled_root(config: Any, dataset: Any) -> keras.Model:
+def pooled_root(config: Any, dataset: Any) -> Model:
     return _pooled(lambda y, p: ops.sqrt(ops.mean((ops.reshape(y, (-1, 1)) - p) ** 2)))
 
 
-def infinite(config: Any, dataset: Any) -> keras.Model:
+def infinite(config: Any, dataset: Any) -> Model:
     """Its loss is NaN from the first step on."""
     return _compiled(lambda y, p: ops.log(-ops.mean(p**2)))
 

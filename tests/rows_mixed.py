@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
-from keras import layers, optimizers
+from keras import Input, Model, Sequential, layers, optimizers
 from numpy.random import default_rng
 
 _DRAWN = default_rng(0)
@@ -36,7 +35,7 @@ class Function(layers.Layer):
 def _compiled(
     *parts: Any, shape: Any = (8,), dtype: Any = None, optimizer: Any = "adam", loss: Any = "mse"
 ) -> Any:
-    model = keras.Sequential([keras.Input(shape, dtype=dtype), *parts])
+    model = Sequential([Input(shape, dtype=dtype), *parts])
     model.compile(optimizer, loss, metrics=["mae"])
     return model
 
@@ -136,12 +135,12 @@ def recurrent(config: Any, dataset: Any) -> Any:
 
 
 def attentive(config: Any, dataset: Any) -> Any:
-    inputs = keras.Input((6,), dtype="int32")
+    inputs = Input((6,), dtype="int32")
     words = layers.Embedding(20, 8, mask_zero=True)(inputs)
     words = layers.LayerNormalization()(
         words + layers.MultiHeadAttention(2, 4, dropout=0.1)(words, words)
     )
-    model = keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(words)))
+    model = Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(words)))
     model.compile(optimizers.AdamW(global_clipnorm=1.0, use_ema=True), "huber")
     return model
 

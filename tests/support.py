@@ -12,7 +12,8 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from keras import layers
+from keras import Input, Model, Sequential, layers
+from keras.models import load_model
 
 from tests.models import compiled
 from trainer.base.errors import DONE, UserError
@@ -36,9 +37,7 @@ def refused(line: str) -> Iterator[None]:
     assert "\n" not in str(caught.value)
 
 
-def run_steps(
-    config: TrainConfig, steps: int, order: int | None = None
-) -> tuple[keras.Model, StepLogs]:
+def run_steps(config: TrainConfig, steps: int, order: int | None = None) -> tuple[Model, StepLogs]:
     """Returns a fresh model after `steps` steps in one call, and what the call returned.
 
     order: the seed by which the rows of each batch, and what is drawn for them, are permuted.
@@ -76,12 +75,10 @@ class Signals:
         self._stop.signal = "SIGTERM"
 
 
-def classifier_of(
-    shape: tuple[int, ...], *parts: layers.Layer, optimizer: Any = "adam"
-) -> keras.Model:
+def classifier_of(shape: tuple[int, ...], *parts: layers.Layer, optimizer: Any = "adam") -> Model:
     """Returns a compiled classifier: an input of this shape, these layers, and a dense one of ten
     logits."""
-    return compiled(keras.Sequential([keras.Input(shape), *parts, layers.Dense(10)]), optimizer)
+    return compiled(Sequential([Input(shape), *parts, layers.Dense(10)]), optimizer)
 
 
 def resolved(*flags: str) -> TrainConfig:
@@ -93,8 +90,8 @@ def read_lines(path: Path) -> list[Any]:
     return [*map(json.loads, path.read_text().splitlines())]
 
 
-def saved_model(job_dir: Path) -> keras.Model:
-    return keras.models.load_model(job_dir / "model" / "model.keras", compile=False)
+def saved_model(job_dir: Path) -> Model:
+    return load_model(job_dir / "model" / "model.keras", compile=False)
 
 
 def in_float64() -> None:
@@ -108,7 +105,7 @@ def slow(*values: Any, id: str | None = None) -> Any:
     return pytest.param(*values, id=id, marks=pytest.mark.slow)
 
 
-def weights(model: keras.Model) -> dict[str, Any]:
+def weights(model: Model) -> dict[str, Any]:
     """Returns every weight tensor by its position in the model."""
     return {
         f"{i} {tuple(variable.shape)}": np.asarray(variable)

@@ -73,7 +73,7 @@ def test_the_large_example_runs_by_its_own_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "flag", "file", "rows"),
+    "name, flag, file, rows",
     [
         ("table", "csv", "wine-quality/winequality-red.csv", 1599),
         ("text", "messages", "sms-spam/SMSSpamCollection", 5574),
@@ -90,7 +90,7 @@ def test_an_example_reads_a_real_file(name: str, flag: str, file: str, rows: int
 
 
 @pytest.mark.parametrize(
-    ("header", "name", "missing"), [("n,colour,y\n", "colour", ""), ("", "column 1", " NA")]
+    "header, name, missing", [("n,colour,y\n", "colour", ""), ("", "column 1", " NA")]
 )
 def test_a_table_may_have_a_header_missing_cells_and_text(
     header: str, name: str, missing: str, tmp_path: Path

@@ -55,7 +55,7 @@ def test_an_example_with_a_loop_of_its_own_is_refused() -> None:
 # A subclassed model of several networks, callbacks, no get_config.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "loss"),
+    "name, loss",
     [
         ("conditional_gan", "g_loss"),
         (SERIES, "loss"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import callbacks, layers, ops
+from keras import Input, Model, Sequential, callbacks, layers, ops
 from numpy.random import default_rng
 
 SEEN: dict[str, list[Any]] = {}
@@ -39,15 +39,15 @@ class Level(keras.metrics.Metric):
         return self.total
 
 
-def build(config: Any = None, dataset: Any = None) -> keras.Model:
+def build(config: Any = None, dataset: Any = None) -> Model:
     ones = keras.initializers.Constant(0.1)
     parts = [
-        keras.Input((3,)),
+        Input((3,)),
         layers.Dense(2, kernel_initializer=ones),
         layers.Dense(1),
     ]
     parts[2].kernel_initializer = ones
-    model = keras.Sequential(parts)
+    model = Sequential(parts)
     model.compile(keras.optimizers.SGD(0.01, momentum=0.5), "mse", metrics=["mae", Level()])
     return model
 
@@ -152,7 +152,7 @@ class Answers(callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         heard: list[Any] = []
         hook = callbacks.LambdaCallback(on_test_end=lambda logs: heard.append(logs["mae"]))
-        model = keras.Model(self.model.inputs, {"answer": self.model.outputs[0]})
+        model = Model(self.model.inputs, {"answer": self.model.outputs[0]})
         found = self.model.evaluate(
             self.x, self.x[:, :1], 3, verbose=0, callbacks=[hook], return_dict=True
         )

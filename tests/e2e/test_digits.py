@@ -11,7 +11,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from keras import layers
+from keras import Input, Model, Sequential, layers
+from keras.models import load_model
+from keras.utils import set_random_seed
 from numpy.random import default_rng
 
 from tests import workers
@@ -20,7 +22,7 @@ from trainer.data.image_arrays import load_digits
 from trainer.measures.fid import neighbour_metrics
 
 
-def generated(generator: keras.Model, labels: Any) -> Any:
+def generated(generator: Model, labels: Any) -> Any:
     """Returns images in [0, 255] of these labels, (rows, 16, 16, 1)."""
     noise = (
         default_rng(0).normal(size=(len(labels), generator.inputs[0].shape[1])).astype(np.float32)
@@ -39,10 +41,10 @@ def test_digits_are_those_that_were_asked_for_and_not_copies_or_one_mode(tmp_pat
     digits = load_digits(resolved("--recipe=wgan_gp_digits")).train.first(1797)
     images, labels = (rows[order] for rows in digits)
     known = len(images) * 4 // 5
-    keras.utils.set_random_seed(0)
-    judge = keras.Sequential(
+    set_random_seed(0)
+    judge = Sequential(
         [
-            keras.Input(images.shape[1:]),
+            Input(images.shape[1:]),
             layers.Rescaling(1 / 255),
             layers.Conv2D(32, 3, padding="same", activation="relu"),
             layers.MaxPooling2D(),
@@ -59,10 +61,10 @@ def test_digits_are_those_that_were_asked_for_and_not_copies_or_one_mode(tmp_pat
     judge.fit(images[:known], labels[:known], batch_size=64, epochs=12, verbose=0)
     assert np.mean(np.argmax(judge.predict(images[known:], verbose=0), 1) == labels[known:]) > 0.95
 
-    generator = keras.models.load_model(job_dir / "model" / "model.keras")
+    generator = load_model(job_dir / "model" / "model.keras")
     asked = np.repeat(np.arange(10, dtype=np.int32), 100)  # so many of each class
     read = np.argmax(judge.predict(generated(generator, asked), verbose=0), 1)
-    features = keras.Model(judge.inputs, judge.get_layer("features").output)
+    features = Model(judge.inputs, judge.get_layer("features").output)
     both = [
         features.predict(each, verbose=0).astype(float)
         for each in (images, generated(generator, labels))

@@ -43,7 +43,7 @@ AFTER_A_GAN = [r"pictures  .*/samples", r"next      python -m trainer.generate .
 
 
 @pytest.mark.parametrize(
-    ("flags", "loss", "ends"),
+    "flags, loss, ends",
     [
         ([*MLP, "--steps=6"], "loss", [r"next      python -m trainer.serve .*"]),
         slow(SMALL, "critic_loss", AFTER_A_GAN),

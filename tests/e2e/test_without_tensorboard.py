@@ -6,6 +6,7 @@ from pathlib import Path
 
 import keras
 import pytest
+from keras.callbacks import Callback
 
 from tests.e2e.test_task import ROOT, run
 
@@ -17,7 +18,7 @@ FLAGS = [
 ]
 
 
-def needing() -> list[keras.callbacks.Callback]:
+def needing() -> list[Callback]:
     return [keras.callbacks.TensorBoard("logs")]
 
 

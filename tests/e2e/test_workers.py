@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
-from keras import layers
+from keras import Input, Sequential, layers
+from keras.utils import set_random_seed
 from numpy.testing import assert_array_equal
 
 from deploy.platform.local import free_addresses
 from tests import workers
 from tests.drill import last_state, losses, numbers, read, stats
-from tests.fixtures import Patch
+from tests.fixtures import Folders, Patch
 from tests.support import saved_model
 from tests.workers import until
 from trainer.base.errors import DONE, INTERRUPTED, USER_MUST_CHANGE
@@ -44,7 +44,7 @@ def trained(where: Path, count: int, flags: list[str]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, features: list[str]) -> Callable[[str], Path]:
+def alone(tmp_path_factory: Folders, features: list[str]) -> Callable[[str], Path]:
     """Returns the run of a model on one worker, trained once."""
     folder = tmp_path_factory.mktemp("alone")
 
@@ -73,13 +73,13 @@ def test_workers_begin_from_the_weights_of_a_checkpoint(
 
 
 @pytest.fixture(scope="module")
-def features(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def features(tmp_path_factory: Folders) -> list[str]:
     """Flags for FID and KID by a small classifier; the last of their batches is not full."""
     file = tmp_path_factory.mktemp("features") / "model.keras"
-    keras.utils.set_random_seed(5)
-    keras.Sequential(
+    set_random_seed(5)
+    Sequential(
         [
-            keras.Input((16, 16, 1)),
+            Input((16, 16, 1)),
             layers.Rescaling(1 / 255),
             layers.Flatten(),
             layers.Dense(8),
@@ -91,7 +91,7 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "count", "cluster"),
+    "model, count, cluster",
     [
         ("mlp", 2, ["--micro_batches=2", "--jit_compile"]),
         ("dcgan", 2, ["--replicas=2", "--jit_compile"]),  # in programs of XLA
@@ -179,7 +179,7 @@ def two_workers(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("victim", "number", "line"),
+    "victim, number, line",
     [
         (0, signal.SIGKILL, "error: chief (127.0.0.1:"),
         (1, signal.SIGSTOP, "was lost: it sent nothing for 15 seconds"),

@@ -25,7 +25,7 @@ def content(
 
 
 @pytest.mark.parametrize(
-    ("measured", "where"),
+    "measured, where",
     [
         (content(), ""),
         (content(change=1e-13), ""),

@@ -11,7 +11,7 @@ from trainer.base.run_files.job_files import read_json
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "replicas"),
+    "name, replicas",
     [(name, 1 if "efficientnet" in name else 1 + at % 2) for at, name in enumerate(RUNS)],
 )
 def test_the_numbers_are_those_that_were_recorded(name: str, replicas: int) -> None:

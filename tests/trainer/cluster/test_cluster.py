@@ -43,7 +43,7 @@ def test_none_and_a_chief_alone_are_one_machine(environment: dict[str, str]) -> 
 
 
 @pytest.mark.parametrize(
-    ("cluster", "tasks"),
+    "cluster, tasks",
     [
         ({"chief": [CHIEF], "worker": [ONE, TWO]}, [("chief", 0), ("worker", 0), ("worker", 1)]),
         # worker 0 is the chief
@@ -58,7 +58,7 @@ def test_the_chief_comes_first_and_alone_writes(cluster: Any, tasks: list[tuple[
 
 
 @pytest.mark.parametrize(
-    ("environment", "message"),
+    "environment, message",
     [
         ({"TF_CONFIG": "{"}, "not valid JSON"),
         ({"TF_CONFIG": "3"}, "the variable must be a JSON object"),
@@ -112,7 +112,7 @@ SET = {**MODE, "CUDA_CACHE_MAXSIZE": "4294967296"}
 
 
 @pytest.mark.parametrize(
-    ("mib", "given", "kept"),
+    "mib, given, kept",
     [
         (15360, {}, {**SET, **SCRATCH, "CUDA_CACHE_PATH": "cache/cuda"}),
         (

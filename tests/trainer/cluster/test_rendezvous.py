@@ -168,7 +168,7 @@ def test_a_port_in_use_is_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "index", "warned"),
+    "host, index, warned",
     [("8.8.8.8", 1, True), ("10.0.0.7", 0, False), ("127.0.0.1", 0, True), ("127.0.0.1", 1, False)],
 )
 def test_ports_that_others_reach_are_warned_of_once(

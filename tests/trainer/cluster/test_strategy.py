@@ -13,7 +13,7 @@ from trainer.cluster.strategy import ONE_MACHINE, local_devices, make_replicas
 
 
 @pytest.mark.parametrize(
-    ("config", "sentence", "mirrored"),
+    "config, sentence, mirrored",
     [
         (TrainConfig(), "global batch 64 = 1 replica x 64", False),
         (TrainConfig(strategy="one_device"), "global batch 64 = 1 replica x 64", False),
@@ -46,7 +46,7 @@ def test_gpus_that_are_hidden_are_not_used(monkeypatch: Patch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "used"),
+    "config, used",
     [(TrainConfig(), 4), (TrainConfig(replicas=2), 2), (TrainConfig(strategy="one_device"), 1)],
 )
 def test_gpus_beyond_the_replicas_are_hidden(
@@ -64,7 +64,7 @@ def test_gpus_beyond_the_replicas_are_hidden(
 
 
 @pytest.mark.parametrize(
-    ("config", "line"),
+    "config, line",
     [
         (TrainConfig(replicas=3, global_batch_size=100), "take 99 or 102"),
         (TrainConfig(expect_devices=4), "expect_devices=4, but no accelerators are visible"),
@@ -77,7 +77,7 @@ def test_a_machine_or_batch_that_does_not_fit_is_refused(config: TrainConfig, li
         make_replicas(config)
 
 
-@pytest.mark.parametrize(("device", "expected"), [("GPU:0", "nccl"), ("CPU:0", "ring")])
+@pytest.mark.parametrize("device, expected", [("GPU:0", "nccl"), ("CPU:0", "ring")])
 def test_workers_with_gpus_sum_by_nccl(device: str, expected: str, monkeypatch: Patch) -> None:
     """Looks at what the strategy is given: a real one of several workers needs a process each."""
     given: list[Any] = []
@@ -92,7 +92,7 @@ def test_workers_with_gpus_sum_by_nccl(device: str, expected: str, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("build", "shown"),
+    "build, shown",
     [
         (
             {"is_cuda_build": True, "cuda_version": "12.5.1"},

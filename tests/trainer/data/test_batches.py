@@ -176,7 +176,7 @@ def of_images(count: int, size: int) -> Dataset:
 
 
 @pytest.mark.parametrize(
-    ("returned", "line"),
+    "returned, line",
     [
         (of_images(3, 32), "3 examples are fewer than global_batch_size=64"),
         (of_images(99, 5), "images are (5, 5, 1), but the settings require (32, 32, 1)"),

@@ -78,7 +78,7 @@ PALETTE.putpalette([0, 0, 0, 200, 100, 50])
 
 
 @pytest.mark.parametrize(
-    ("image", "options", "expected"),
+    "image, options, expected",
     [
         # transparency lies over white
         (Image.new("RGBA", (16, 16), (10, 20, 30, 0)), {}, [255, 255, 255]),

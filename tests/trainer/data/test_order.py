@@ -57,7 +57,7 @@ def test_all_orders_of_few_rows_are_equally_frequent(rows: int) -> None:
     assert abs(deviation(counts)) < 4
 
 
-@pytest.mark.parametrize(("rows", "keys"), [(100, 20_000), (10_000, 400)])
+@pytest.mark.parametrize("rows, keys", [(100, 20_000), (10_000, 400)])
 def test_rows_positions_neighbours_and_epochs_are_independent(rows: int, keys: int) -> None:
     found = orders(rows, keys)
     bins = min(rows, 100)

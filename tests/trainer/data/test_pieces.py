@@ -182,7 +182,7 @@ def test_other_sources_can_be_prepared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "line"),
+    "arguments, line",
     [
         (["nothing", "prepared", "--image_size=zero"], "image_size"),
         (["nothing", "prepared", "--width=3"], "width"),
@@ -207,7 +207,7 @@ Damage = Callable[[Path], object]
 
 
 @pytest.mark.parametrize(
-    ("damage", "line"),
+    "damage, line",
     [
         (lambda f: (f / "pieces.json").write_text("{"), "pieces.json is damaged"),
         (
@@ -251,7 +251,7 @@ def changed(folder: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "line"),
+    "damage, line",
     [
         (Path.unlink, "train-00000.x.npy cannot be read any more (No such file or directory)"),
         (

@@ -59,7 +59,7 @@ def test_one_idx_file_and_a_kind_that_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("suffix", "content", "line"),
+    "suffix, content, line",
     [
         ("", b"", "not an idx file"),
         ("", b"\0\0\x08\x03\0\0\0\5\0\0\0\x08\0\0\0\x08abc", "fewer bytes follow"),
@@ -96,7 +96,7 @@ def test_npz_with_keras_names_and_column_labels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "line"),
+    "content, line",
     [
         ({"other": np.zeros(3)}, "it contains other: x_train or images is required"),
         ({"images": np.zeros((3, 8, 8))}, "images are float64: must be uint8"),
@@ -131,7 +131,7 @@ def test_labels_of_a_function_of_ones_own_become_class_numbers(monkeypatch: Patc
 
 
 @pytest.mark.parametrize(
-    ("labels", "names", "line"),
+    "labels, names, line",
     [
         ([0, 2], ("a", "b"), "labels from 0 to 2: must be from 0 to 1"),
         ([-1, 0], (), "labels from -1 to 0"),
@@ -199,7 +199,7 @@ def test_a_class_called_train_is_not_taken_for_the_whole(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("files", "line"),
+    "files, line",
     [
         ([], r"no image files found \(recognised by"),
         (["a.txt", "b.txt"], r"no image files found, but 2 \.txt \(recognised by"),
@@ -270,7 +270,7 @@ def png(level: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("image", "label"), [("image/encoded", "image/class/label"), ("image", "label")]
+    "image, label", [("image/encoded", "image/class/label"), ("image", "label")]
 )
 def test_tfrecords(tmp_path: Path, image: str, label: str) -> None:
     write_tfrecord(tmp_path / "train-0.tfrecord", [{image: png(i), label: i % 2} for i in range(4)])
@@ -299,7 +299,7 @@ def test_damaged_tfrecords_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "line"),
+    "data, line",
     [
         ("/no/such/path", "path not found"),
         ("folder:/no/such", "path not found"),
@@ -336,7 +336,7 @@ def test_keras_data_is_converted(monkeypatch: Patch, name: str) -> None:
     assert len(dataset.class_names) == (3 if name == "mnist" else 10)
 
 
-@pytest.mark.parametrize(("name", "classes"), [("mnist", 10), ("fashion-mnist", 10)])
+@pytest.mark.parametrize("name, classes", [("mnist", 10), ("fashion-mnist", 10)])
 def test_the_real_files(name: str, classes: int) -> None:
     dataset = load(real_data(name), image_size=28)
     assert (dataset.train.count, dataset.evaluation.count, len(dataset.class_names)) == (

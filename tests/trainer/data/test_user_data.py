@@ -142,7 +142,7 @@ def test_batches_end_each_epoch_once_and_leave_out_the_last_small_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "line"),
+    "data, line",
     [
         (
             "uneven_windows",
@@ -221,7 +221,7 @@ class _Frame:
 
 
 @pytest.mark.parametrize(
-    ("returned", "line"),
+    "returned, line",
     [
         (
             (RAGGED, np.zeros(2)),
@@ -297,7 +297,7 @@ CLASSES = np.arange(BATCH)
 
 
 @pytest.mark.parametrize(
-    ("model", "dataset", "line"),
+    "model, dataset, line",
     [
         (
             "tests.user_callbacks:build",
@@ -370,7 +370,7 @@ MODELS = [
 
 
 # Other models in two passes of each replica: tests/trainer/invariance/test_micro_batches.py
-@pytest.mark.parametrize(("model", "data"), MODELS)
+@pytest.mark.parametrize("model, data", MODELS)
 def test_two_replicas_give_the_numbers_of_one(model: str, data: str) -> None:
     (one, logs), (two, logs_of_two) = (
         run_steps(settings(data, model, f"--replicas={n}"), 8) for n in (1, 2)
@@ -399,7 +399,7 @@ def test_class_weights_are_those_of_fit(data: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "line"), [("cat:2", "written as 0:1,1:6.5"), ("0:-1", "must be at least 0")]
+    "weights, line", [("cat:2", "written as 0:1,1:6.5"), ("0:-1", "must be at least 0")]
 )
 def test_class_weights_that_cannot_be_read_are_refused(weights: str, line: str) -> None:
     with refused(line):
@@ -416,7 +416,7 @@ def test_losses_of_layers_are_enough_to_train_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "data", "line", "flags"),
+    "model, data, line, flags",
     [
         (
             "regression",

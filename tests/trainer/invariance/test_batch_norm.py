@@ -51,9 +51,9 @@ def pair(shape: tuple[int, ...], **settings: Any) -> tuple[layers.Layer, layers.
     return ours, stock
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), TOLERANCE.items())
+@pytest.mark.parametrize("precision, tolerance", TOLERANCE.items())
 @pytest.mark.parametrize(
-    ("shape", "settings", "masked"),
+    "shape, settings, masked",
     [
         ((8, 6, 6, 5), {}, False),
         ((8, 6, 6, 5), {"scale": False, "center": False}, False),
@@ -168,7 +168,7 @@ def test_in_float32_several_replicas_are_as_exact_as_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "tolerance", "shape", "settings", "masked"),
+    "precision, tolerance, shape, settings, masked",
     [
         ("float64", 1e-10, (ROWS, 3, 4, 5), {}, False),
         slow("float64", 1e-10, (ROWS, 5, 6), {"axis": 1, "center": False}, False),
@@ -194,7 +194,7 @@ def test_replicas_normalise_as_one_does(
             assert_allclose(found, exact, rtol=tolerance, atol=tolerance * np.abs(exact).max())
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), TOLERANCE.items())
+@pytest.mark.parametrize("precision, tolerance", TOLERANCE.items())
 @pytest.mark.parametrize("shape", [(ROWS, 6, 6, 5), (1, 1, 1, 5)])
 def test_groups_of_one_pass_are_normalised_as_in_passes_of_their_own(
     precision: str, tolerance: float, shape: Any

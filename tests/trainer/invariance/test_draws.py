@@ -10,7 +10,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers, ops
+from keras import Sequential, layers, ops
+from keras.utils import set_random_seed
 from numpy.random import default_rng
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -32,7 +33,7 @@ Function = Callable[[Any], Any]
 def independent(make: Callable[[], Any], inputs: Any) -> Any:
     """Returns a new layer that draws by row, built by a call with `inputs`."""
     reset_layer_names()
-    keras.utils.set_random_seed(0)
+    set_random_seed(0)
     # once a test in this process has called it, the line before seeds no layer
     seed_initializers(0)
     draw_by_row_everywhere()
@@ -166,7 +167,7 @@ def test_dropout_drops_its_share_and_scales_the_rest() -> None:
 
 def test_a_layer_used_twice_draws_anew_and_layers_of_one_name_draw_apart() -> None:
     def tower() -> Any:
-        return keras.Sequential([layers.Dropout(0.5, name="drop")], name="tower")
+        return Sequential([layers.Dropout(0.5, name="drop")], name="tower")
 
     class Two(layers.Layer):
         def __init__(self) -> None:
@@ -183,7 +184,7 @@ def test_a_layer_used_twice_draws_anew_and_layers_of_one_name_draw_apart() -> No
 
 
 @pytest.mark.parametrize(
-    ("make", "function", "line"),
+    "make, function, line",
     [
         (
             lambda: layers.Dropout(0.5),
@@ -268,7 +269,7 @@ def looped(values: Any, layer: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("function", "line"),
+    "function, line",
     [
         (looped, "dropout draws random numbers inside a loop"),
         (

@@ -4,9 +4,8 @@ does not."""
 from pathlib import Path
 from typing import Any
 
-import keras
 import pytest
-from keras import layers
+from keras import Model, layers
 
 from tests import workers
 from tests.fixtures import Capture, Patch
@@ -38,11 +37,11 @@ class Norm(layers.BatchNormalization):
         return super().call(inputs, training=training, mask=mask)
 
 
-def own_norm(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def own_norm(config: TrainConfig, dataset: Dataset) -> Model:
     return classifier_of(dataset.image_shape, Norm(), layers.Flatten())
 
 
-def swished(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def swished(config: TrainConfig, dataset: Dataset) -> Model:
     """Returns convolutions with swish, which TensorFlow's graph optimizer would fuse in some
     graphs."""
     convolutions = [
@@ -123,7 +122,7 @@ def test_two_workers_have_the_bits_of_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "line"),
+    "model, line",
     [
         ("mixed_rows", "/mix_up mixes the rows of one replica: drop that, or"),
         (

@@ -7,11 +7,10 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers, optimizers
+from keras import Variable, layers, optimizers
 from numpy.testing import assert_allclose
 
 from tests.fixtures import Patch
@@ -36,7 +35,7 @@ def test_an_embeddings_gradient_is_summed_without_a_wait() -> None:
         for replicas in (1, 2):
             strategy = make_strategy(replicas)
             with strategy.scope():
-                table = keras.Variable(np.ones((size, 2)), dtype="float64")
+                table = Variable(np.ones((size, 2)), dtype="float64")
                 optimizer = optimizers.Adam(0.1)
                 optimizer.build([table])
                 sum_first(optimizer)
@@ -61,7 +60,7 @@ def test_an_embeddings_gradient_is_summed_without_a_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "advice"),
+    "settings, advice",
     [
         ({"gradient_accumulation_steps": 3}, "leave it out and use --micro_batches, or"),
         (
@@ -76,7 +75,7 @@ def test_what_keras_does_by_branches_is_refused_on_several_replicas(
     name, value = list(settings.items())[-1]
     for replicas in (1, 2):
         with make_strategy(replicas).scope():
-            weight = keras.Variable([1.0])
+            weight = Variable([1.0])
             optimizer = optimizers.Adam(0.1, **settings)
             with (
                 refused(f"{name}={value}: Adam cannot do this on 2 replicas: {advice}")
@@ -110,7 +109,7 @@ def normalized_in_place(monkeypatch: Patch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("module", "put"),
+    "module, put",
     [
         ("keras.src.optimizers.adam_test", fused_updates),
         ("keras.src.layers.normalization.batch_normalization_test", normalized_in_place),
@@ -132,10 +131,10 @@ def test_keras_own_tests_pass_with_our_parts_in_place(
     assert [(str(test), lines[-400:]) for test, lines in (*result.errors, *result.failures)] == []
 
 
-@pytest.mark.parametrize(("step", "kept"), [(0, 0.1), (80, 0.9), (10**6, 0.99)])
+@pytest.mark.parametrize("step, kept", [(0, 0.1), (80, 0.9), (10**6, 0.99)])
 def test_a_moving_average_follows_faster_in_its_first_steps(step: int, kept: float) -> None:
     """Its decay is that of tf.train.ExponentialMovingAverage with num_updates."""
-    average = keras.Variable([0.0, 4.0])
-    weights = keras.Variable([1.0, 2.0])
+    average = Variable([0.0, 4.0])
+    weights = Variable([1.0, 2.0])
     update_average([average], [weights], 0.99, tf.constant(step))
     assert_allclose(average.numpy(), [1 - kept, 4 * kept + 2 * (1 - kept)], rtol=1e-6)

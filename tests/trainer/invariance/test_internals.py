@@ -22,7 +22,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers, optimizers
+from keras import Input, Model, Sequential, Variable, layers, optimizers
+from keras.utils import set_random_seed
 from numpy.testing import assert_allclose, assert_array_equal
 
 import trainer
@@ -40,9 +41,9 @@ from trainer.training.step_operations import flops_of
 
 FILES = sorted((ROOT / "trainer").rglob("*.py"))
 KINDS = (
-    keras.Model,
+    Model,
     optimizers.Optimizer,
-    keras.Variable,
+    Variable,
     tf.GradientTape,
     tf.distribute.Strategy,
 )
@@ -101,12 +102,12 @@ def test_no_class_overrides_a_private_name_of_keras_or_tensorflow() -> None:
 
 def test_what_is_missing_or_has_changed_fails_in_one_line(monkeypatch: Patch) -> None:
     monkeypatch.delattr("keras.src.utils.naming.reset_uids")
-    monkeypatch.setattr(keras.Model, "_symbolic_build", lambda self, *, other_than_ours: None)
+    monkeypatch.setattr(Model, "_symbolic_build", lambda self, *, other_than_ours: None)
     # which takes no seed from where Keras took it
     monkeypatch.setattr(keras.initializers, "GlorotUniform", int)
     for name, use in {
         "keras.src.utils.naming.reset_uids": internals.reset_layer_names,
-        "keras.Model._symbolic_build": lambda: internals.build_compiled(keras.Sequential(), None),
+        "keras.Model._symbolic_build": lambda: internals.build_compiled(Sequential(), None),
         "keras.src.random.seed_generator.python_random": lambda: internals.seed_initializers(7),
     }.items():
         line = (
@@ -145,7 +146,7 @@ def on_each(strategy: Any, function: Any) -> list[Any]:
 def test_names_and_seeds_are_those_of_a_new_process() -> None:
     layers.Flatten()
     internals.reset_layer_names()
-    keras.utils.set_random_seed(7)
+    set_random_seed(7)
     internals.seed_initializers(7)
     random.random()  # as another thread may draw
     assert [layers.Flatten().name for _ in range(2)] == ["flatten", "flatten_1"]
@@ -199,12 +200,12 @@ def test_a_gradient_of_a_gradient_multiplies_no_zeros_and_has_the_same_bits(
 ) -> None:
     """Through convolutions, pooling and a residual; what TensorFlow leaves out and what it gives as
     zeros stay so."""
-    inputs = keras.Input((8, 8, 2))
+    inputs = Input((8, 8, 2))
     first = layers.Conv2D(4, 3, padding="same", activation=activation)(inputs)
     pooled = layers.MaxPooling2D()(first)
     second = layers.Conv2D(4, 3, padding="same", activation=activation)(pooled)
     outputs = layers.Dense(1)(layers.Flatten()(pooled + second))
-    model = keras.Model(inputs, outputs)
+    model = Model(inputs, outputs)
 
     def penalty(x: Any) -> Any:
         with tf.GradientTape() as outer:
@@ -244,7 +245,7 @@ def test_lora_is_float64_and_a_replicated_variable_is_a_number() -> None:
     layer.enable_lora(1)
     assert {weight.dtype for weight in layer.weights} == {"float64"}
     with make_strategy(2).scope():
-        variable = keras.Variable(2.5)
+        variable = Variable(2.5)
     assert (float(variable.value), int(variable.value)) == (2.5, 2)
 
 
@@ -260,7 +261,7 @@ def test_a_second_strategy_sums_other_types_in_another_order() -> None:
 
 @meaning("_flatten_layers")
 def test_layers_have_paths_of_their_own() -> None:
-    class Own(keras.Model):
+    class Own(Model):
         def __init__(self, *parts: layers.Layer, name: str) -> None:
             super().__init__(name=name)
             self.parts = parts
@@ -283,7 +284,7 @@ def test_a_compiled_model_is_built_and_its_losses_and_outputs_are_ours() -> None
     dense = layers.Dense(
         1, kernel_initializer="ones", activity_regularizer=keras.regularizers.L2(1.0)
     )
-    model = keras.Sequential([keras.Input((2,)), dense])
+    model = Sequential([Input((2,)), dense])
     model.compile(optimizers.Adam(0.0), loss="mse", metrics=["mae"])
     batch = np.ones((1, 2), np.float32), np.zeros((1, 1), np.float32)
     internals.build_compiled(model, batch)
@@ -321,7 +322,7 @@ def test_a_loss_with_weights_is_that_of_all_rows() -> None:
 
 @meaning("MetricsList.update_state")
 def test_a_metric_that_cannot_be_computed_is_left_out() -> None:
-    model = keras.Sequential([keras.Input((3,)), layers.Softmax(dtype="float64")])
+    model = Sequential([Input((3,)), layers.Softmax(dtype="float64")])
     model.compile(loss="mse", metrics=["mae", keras.metrics.TopKCategoricalAccuracy(2)])
     with internals.metrics_that_run() as left_out:
         results = model.test_on_batch(np.ones((2, 3)), np.eye(3)[:2], return_dict=True)
@@ -335,7 +336,7 @@ def test_gradients_are_summed_once_and_an_overflow_on_one_replica_skips_the_upda
     mean: bool,
 ) -> None:
     with (strategy := make_strategy(2)).scope():
-        weight = keras.Variable([1.0])
+        weight = Variable([1.0])
         optimizer = optimizers.LossScaleOptimizer(optimizers.SGD(1.0))
         optimizer.build([weight])
         sum_first(optimizer, mean=mean)
@@ -366,7 +367,7 @@ AS_KERAS: dict[str, Callable[[], Any]] = {
 def trained(make: Callable[[], Any], dtype: str, *, fused: bool) -> tuple[list[Any], set[str]]:
     """Returns variables of an optimizer and weights after some updates, and the operations of
     one."""
-    weights = [keras.Variable(np.linspace(-1.0, 1.0, count), dtype=dtype) for count in (2, 5)]
+    weights = [Variable(np.linspace(-1.0, 1.0, count), dtype=dtype) for count in (2, 5)]
     optimizer = make()
     optimizer.build(weights)
     if fused:
@@ -383,7 +384,7 @@ def trained(make: Callable[[], Any], dtype: str, *, fused: bool) -> tuple[list[A
 @meaning("update_step", "_get_variable_index", "Adam._momentums", "Adam._velocities")
 @meaning("RMSprop._momentums", "RMSprop._velocities")
 @pytest.mark.parametrize(
-    ("name", "dtype"),
+    "name, dtype",
     [
         *((name, dtype) for name in OPTIMIZERS for dtype in ("float32", "float64")),
         *((name, "float32") for name in AS_KERAS),
@@ -406,7 +407,7 @@ def test_keras_own_optimizers_update_in_one_operation_as_keras_does(name: str, d
 
 @meaning("_trainable_variables")
 def test_averages_replace_the_weights_that_they_are_of() -> None:
-    weights = [keras.Variable([value]) for value in (0.0, 10.0)]
+    weights = [Variable([value]) for value in (0.0, 10.0)]
     optimizer = optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
     for _ in range(2):
         optimizer.apply([tf.ones(1), tf.ones(1)], weights)
@@ -477,7 +478,7 @@ def test_an_operation_of_a_graph_is_run_by_itself() -> None:
 @meaning("_use_merge_call", "apply_aggregation_replica_context")
 def test_xla_compiles_a_replicas_update() -> None:
     with (strategy := make_strategy(2)).scope():
-        weight = keras.Variable([1.0])
+        weight = Variable([1.0])
         optimizer = optimizers.Adam(0.1)
         optimizer.build([weight])
         internals.disable_gradient_sum(optimizer)
@@ -589,7 +590,7 @@ def test_errors_are_told_apart_by_their_texts(text: str) -> None:
 @meaning("keras.Model.fit", "keras.Model.evaluate", "keras.Model.predict")
 @pytest.mark.parametrize("name", ["fit", "evaluate", "predict"])
 def test_models_of_all_classes_have_a_replaced_method(name: str) -> None:
-    model = type("Own", (keras.Sequential,), {})([layers.Dense(1)])
+    model = type("Own", (Sequential,), {})([layers.Dense(1)])
     with internals.wrapped(f"keras.Model.{name}", lambda original, model, x: (model, x)):
         assert getattr(model, name)(3) == (model, 3)
     assert "wrapped" not in repr(getattr(model, name))
@@ -608,7 +609,7 @@ def test_no_scope_of_a_strategy_reaches_into_a_block_outside_of_scopes() -> None
 @meaning("Variable._value", "Variable._initialize", "Variable._unique_id")
 def test_an_optimizer_updates_the_plain_values_of_variables_alone() -> None:
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
-        weight = keras.Variable([3.0])
+        weight = Variable([3.0])
         optimizer = optimizers.SGD(1.0, momentum=0.5)
         optimizer.build([weight])
     with internals.plain_variables([weight, *optimizer.variables]):

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import optimizers
+from keras import Input, Model, optimizers
 
 from tests.own_data import regression, weighted
 from tests.support import largest_difference, refused, resolved, run_steps, slow
@@ -24,14 +24,14 @@ def _errors(y: tf.Tensor, found: tf.Tensor) -> tf.Tensor:
     return tf.reshape(found, [-1]) - tf.reshape(y, [-1])
 
 
-def global_root(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def global_root(config: TrainConfig, dataset: Dataset) -> Model:
     model = regression(config, dataset)
     # Not Adam, which hides a wrong factor of the gradient.
     model.compile(optimizers.SGD(0.1), loss=lambda y, found: root_mean_square(_errors(y, found)))
     return model
 
 
-def plain_root(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def plain_root(config: TrainConfig, dataset: Dataset) -> Model:
     """Has the formula of one device, which takes each replica's rows alone."""
     model = regression(config, dataset)
     loss = lambda y, found: tf.sqrt(tf.reduce_mean(tf.square(_errors(y, found))))  # noqa: E731
@@ -96,7 +96,7 @@ def test_a_loss_of_one_number_is_right_with_sample_weights() -> None:
         assert found.means() == pytest.approx(logs.means(), rel=1e-10)
 
 
-class Accumulates(keras.Model):
+class Accumulates(Model):
     """Takes passes in a train_step of its own."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -112,8 +112,8 @@ class Accumulates(keras.Model):
         return {"loss": loss}
 
 
-def accumulates(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    x = keras.Input(dataset.spec[0].shape)
+def accumulates(config: TrainConfig, dataset: Dataset) -> Model:
+    x = Input(dataset.spec[0].shape)
     model = Accumulates(x, keras.layers.Dense(1)(x))
     model.compile(
         optimizers.SGD(0.05),

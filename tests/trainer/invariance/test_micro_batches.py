@@ -3,10 +3,9 @@ need less memory."""
 
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
-from keras import layers
+from keras import Model, layers
 
 from tests.fixtures import Patch
 from tests.step_memory import peak
@@ -70,7 +69,7 @@ def test_in_float64_passes_agree_to_1e_10(flags: tuple[str, ...], monkeypatch: P
             assert logs.means() == pytest.approx(one[1].means(), rel=1e-10)
 
 
-def normalised(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def normalised(config: TrainConfig, dataset: Dataset) -> Model:
     return classifier_of(dataset.image_shape, layers.Flatten(), layers.BatchNormalization())
 
 

@@ -113,7 +113,7 @@ def plain_r3gan_step(self: R3GAN, data: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("model", "flags", "many_rows"),
+    "model, flags, many_rows",
     [
         ("wgan_gp", ("--critic_steps=3", "--diff_augment=color,translation,cutout"), False),
         slow("wgan_gp", ("--replicas=2",), True),

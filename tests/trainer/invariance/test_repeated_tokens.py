@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras import layers, optimizers
+from keras import Input, Model, Sequential, layers, optimizers
 from numpy.random import default_rng
 
 from tests.fixtures import Log
@@ -36,15 +36,11 @@ def batches(config: Any = None) -> Any:
     )
 
 
-def build(
-    config: Any, dataset: Any, *, by_product: bool = False, rule: str = "adam"
-) -> keras.Model:
+def build(config: Any, dataset: Any, *, by_product: bool = False, rule: str = "adam") -> Model:
     first, second = (keras.initializers.RandomNormal(seed=seed) for seed in (1, 2))
     table = Table() if by_product else layers.Embedding(TOKENS, 3, embeddings_initializer=first)
     last = layers.Dense(1, kernel_initializer=second)
-    model = keras.Sequential(
-        [keras.Input((3,), dtype="int32"), table, layers.GlobalAveragePooling1D(), last]
-    )
+    model = Sequential([Input((3,), dtype="int32"), table, layers.GlobalAveragePooling1D(), last])
     model.compile({"adam": optimizers.Adam(0.125), "sgd": optimizers.SGD(0.125)}[rule], "mse")
     return model
 

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import keras
 import numpy as np
 import pytest
-from keras import layers
+from keras import Model, layers
 
 from tests.support import classifier_of, largest_difference, run_steps, slow, small, weights
 from trainer.base.settings.train_config import TrainConfig
@@ -15,7 +15,7 @@ from trainer.data.dataset import Dataset
 
 @pytest.mark.slow  # loss scaling: test_gradients.py and test_micro_batches.py
 @pytest.mark.parametrize(
-    ("precision", "tolerance"), [("mixed_float16", 0.002), ("mixed_bfloat16", 0.02)]
+    "precision, tolerance", [("mixed_float16", 0.002), ("mixed_bfloat16", 0.02)]
 )
 def test_mixed_precision_on_two_replicas_stays_near_float32_on_one(
     precision: str, tolerance: float
@@ -29,7 +29,7 @@ def test_mixed_precision_on_two_replicas_stays_near_float32_on_one(
     assert np.abs(single.values - mixed.values).max() < tolerance * np.abs(single.values).max()
 
 
-def recomputing(config: TrainConfig, dataset: Dataset, *, mode: str = "") -> keras.Model:
+def recomputing(config: TrainConfig, dataset: Dataset, *, mode: str = "") -> Model:
     with keras.RematScope(mode=mode) if mode else nullcontext():
         parts = [layers.Conv2D(8, 3, padding="same", activation="gelu") for _ in range(2)]
     return classifier_of(dataset.image_shape, *parts, layers.GlobalAveragePooling2D())

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import losses
+from keras import Input, Sequential, losses
 from numpy.random import default_rng
 
 from tests.drill import read
@@ -45,7 +45,7 @@ def test_the_numbers_are_those_of_their_definitions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "data", "counts"),
+    "model, data, counts",
     [
         ("classifier", "classes", True),
         ("multi_label", "several_labels", False),
@@ -70,7 +70,7 @@ def test_counts_do_not_depend_on_replicas_remainders_or_batch(
 
 
 @pytest.mark.parametrize(
-    ("classes", "loss", "counted"),
+    "classes, loss, counted",
     [
         (MOST_CLASSES, "sparse_categorical_crossentropy", MOST_CLASSES),
         (MOST_CLASSES + 1, "sparse_categorical_crossentropy", 0),
@@ -81,7 +81,7 @@ def test_counts_do_not_depend_on_replicas_remainders_or_batch(
 def test_more_classes_than_a_matrix_has_and_a_loss_that_ignores_one_are_not_counted(
     classes: int, loss: Any, counted: int
 ) -> None:
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(classes)])
+    model = Sequential([Input((2,)), keras.layers.Dense(classes)])
     model.compile(loss=loss)
     assert counted_classes(model) == counted
 

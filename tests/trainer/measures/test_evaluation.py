@@ -53,7 +53,7 @@ def by_keras(setup: TrainingSetup, evaluate: Evaluation) -> dict[str, float]:
     return {f"val_{name}": value for name, value in numbers_of(found).items()}
 
 
-@pytest.mark.parametrize(("model", "data"), CASES)
+@pytest.mark.parametrize("model, data", CASES)
 def test_values_are_those_of_keras_with_a_remainder_and_on_more_replicas(
     model: str, data: str
 ) -> None:

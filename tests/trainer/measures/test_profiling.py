@@ -77,7 +77,7 @@ def test_another_profiler_that_runs_is_left_alone(tmp_path: Path, caplog: Log) -
 
 
 @pytest.mark.parametrize(
-    ("steps", "line"),
+    "steps, line",
     [
         (
             "1..5",

@@ -10,12 +10,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers
+from keras import Input, Model, Sequential, layers
+from keras.utils import set_random_seed
 from numpy.testing import assert_allclose
 
 from tests.conftest import SMALL
 from tests.drill import losses, numbers, read
-from tests.fixtures import Log, Make, Patch
+from tests.fixtures import Folders, Log, Make, Patch
 from tests.support import Signals, of_model, refused, resolved, run_job, small
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.settings.train_config import TrainConfig
@@ -36,28 +37,26 @@ def test_only_models_with_a_loss_are_evaluated(caplog: Log) -> None:
     assert evaluation(model, one, digits, 16) is not None
     assert evaluation(model, one, replace(digits, evaluation=None), 16) is None
     assert evaluation(build_model(small(), digits), one, digits, 16) is None
-    without_loss = keras.Sequential([keras.Input((16, 16, 1)), layers.Flatten(), layers.Dense(10)])
+    without_loss = Sequential([Input((16, 16, 1)), layers.Flatten(), layers.Dense(10)])
     without_loss.compile()
     assert evaluation(without_loss, one, digits, 16) is None
     assert "Sequential is not compiled with a loss, and has no test_step of its own" in caplog.text
 
 
 @pytest.fixture(scope="module")
-def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def features(tmp_path_factory: Folders) -> Path:
     return saved_classifier(tmp_path_factory.mktemp("classifier"))
 
 
 def saved_classifier(folder: Path) -> Path:
     """Saves a classifier of 16-pixel digits."""
-    keras.utils.set_random_seed(1)
+    set_random_seed(1)
     hidden = [
         layers.Rescaling(1 / 255),
         layers.Flatten(),
         layers.Dense(8, activation="relu"),
     ]
-    keras.Sequential([keras.Input((16, 16, 1)), *hidden, layers.Dense(10)]).save(
-        folder / "model.keras"
-    )
+    Sequential([Input((16, 16, 1)), *hidden, layers.Dense(10)]).save(folder / "model.keras")
     return folder / "model.keras"
 
 
@@ -119,10 +118,10 @@ def features_in(precision: str, name: str) -> tuple[str, np.ndarray]:
 def test_features_do_not_depend_on_precision(
     precision: str, features: Path, monkeypatch: Patch
 ) -> None:
-    def small_network(input_shape: tuple[int, int, int], **given: object) -> keras.Model:
+    def small_network(input_shape: tuple[int, int, int], **given: object) -> Model:
         """Replaces InceptionV3, which is slow to build."""
         parts = [layers.Conv2D(8, 9, strides=9), layers.GlobalAveragePooling2D()]
-        return keras.Sequential([keras.Input(input_shape), *parts])
+        return Sequential([Input(input_shape), *parts])
 
     monkeypatch.setattr(keras.applications, "InceptionV3", small_network)
     for name in ("inception", str(features)):
@@ -132,7 +131,7 @@ def test_features_do_not_depend_on_precision(
 
 
 @pytest.mark.parametrize(
-    ("name", "line"),
+    "name, line",
     [
         ("text.keras", "use a classifier of yours"),
         ("inception", "use its weights of ImageNet, without the top, with --fid_features=PATH.h5"),
@@ -172,12 +171,12 @@ def test_features_come_from_a_classifier_of_square_images(
     shape: tuple[int, ...], tmp_path: Path
 ) -> None:
     parts = [
-        keras.Input(shape),
+        Input(shape),
         layers.Flatten(),
         layers.Dense(4),
         layers.Dense(10),
     ]
-    keras.Sequential(parts).save(file := tmp_path / "model.keras")
+    Sequential(parts).save(file := tmp_path / "model.keras")
     line = f"its input is {(None, *shape)}: a classifier of square images is required"
     with refused(f"fid_features={file}: {line}"):
         Extractor(str(file))
@@ -190,7 +189,7 @@ def fid_config(features: Path, folder: Path) -> TrainConfig:
 
 
 @pytest.fixture(scope="module")
-def measured(features: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def measured(features: Path, tmp_path_factory: Folders) -> Path:
     """Runs a GAN that measures FID."""
     return run_job(fid_config(features, tmp_path_factory.mktemp("measured") / "job"))
 

@@ -10,7 +10,9 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
-from keras import layers, ops, optimizers
+from keras import Input, Model, layers, ops, optimizers
+from keras.callbacks import Callback
+from keras.utils import set_random_seed
 from numpy.random import default_rng
 
 from benchmarks.drawn_models import Penalized, difference, found_in, launched
@@ -29,13 +31,13 @@ WEIGHTS = _DRAW.uniform(0.5, 2.0, ROWS)
 
 
 def network(
-    kind: type[keras.Model] = keras.Model,
+    kind: type[Model] = Model,
     loss: Any = "mse",
     optimizer: Any = None,
     outputs: int = 1,
     **compiled: Any,
 ) -> Any:
-    x = keras.Input((4,))
+    x = Input((4,))
     hidden = layers.Dense(6, "tanh")(x)
     heads = [layers.Dense(1, name=f"head{number}")(hidden) for number in range(outputs)]
     model = kind(x, heads if outputs > 1 else heads[0])
@@ -43,7 +45,7 @@ def network(
     return model
 
 
-class OwnStep(keras.Model):
+class OwnStep(Model):
     def train_step(self, data: Any) -> dict[str, Any]:
         x, y, weight = data
         with tf.GradientTape() as tape:
@@ -58,7 +60,7 @@ class OwnStep(keras.Model):
         return self.compute_metrics(x, y, 2 * self(x, training=False), weight)
 
 
-class Renamed(keras.Model):
+class Renamed(Model):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self.gap = keras.metrics.Mean(name="gap")
@@ -83,7 +85,7 @@ class Renamed(keras.Model):
         }
 
 
-class Derived(keras.Model):
+class Derived(Model):
     def compute_metrics(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
     ) -> dict[str, Any]:
@@ -91,17 +93,17 @@ class Derived(keras.Model):
         return results | {"root": ops.sqrt(results["loss"])}
 
 
-class HalfReset(keras.Model):
+class HalfReset(Model):
     def reset_metrics(self) -> None:
         self.metrics[0].reset_state()
 
 
-class OwnFunction(keras.Model):
+class OwnFunction(Model):
     def make_train_function(self, force: bool = False) -> None:
         super().make_train_function(force)
 
 
-class OwnCalls(keras.Model):
+class OwnCalls(Model):
     def evaluate(self, *given: Any, **named: Any) -> Any:
         return super().evaluate(*given, **named)
 
@@ -124,15 +126,15 @@ def on_the_object() -> Any:
 
 
 def own_parts() -> Any:
-    x = keras.Input((4,))
-    model = keras.Model(x, layers.Dense(1)(Moments()(layers.Dense(6)(x))))
+    x = Input((4,))
+    model = Model(x, layers.Dense(1)(Moments()(layers.Dense(6)(x))))
     model.compile(
         Signs(1e-2), lambda y, p: ops.abs(y - p) ** 3, metrics=[lambda y, p: ops.abs(y - p)]
     )
     return model
 
 
-class OfBatches(keras.callbacks.Callback):
+class OfBatches(Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
 
 
@@ -247,7 +249,7 @@ QUICK = (5, 7, 13, 14, 15, 16)
 def trained(build: Callable[[], Any], policy: str = "float64") -> Any:
     keras.config.set_floatx("float64" if policy == "float64" else "float32")
     keras.config.set_dtype_policy(policy)
-    keras.utils.set_random_seed(1)
+    set_random_seed(1)
     model = build()
     y, weights = (
         (Y, WEIGHTS) if len(model.outputs) == 1 else ((Y, Y**2), (WEIGHTS, WEIGHTS[::-1].copy()))
@@ -277,7 +279,7 @@ def _seeds_of_keras(monkeypatch: Patch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("says", "build", "line"),
+    "says, build, line",
     [
         pytest.param(*case[1:], id=str(number), marks=[] if number in QUICK else pytest.mark.slow)
         for number, case in enumerate(CASES)

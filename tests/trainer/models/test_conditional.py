@@ -8,9 +8,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import Model
 from numpy.testing import assert_array_equal
 
-from tests.fixtures import Capture
+from tests.fixtures import Capture, Folders
 from tests.support import read_lines, refused, resolved, run_job, run_steps, small
 from tests.trainer.measures.test_quality import saved_classifier
 from trainer import generate
@@ -30,7 +31,7 @@ def test_the_class_lies_beside_the_noise_as_long_as_it_is_on_average() -> None:
     network = build_generator(GANConfig(image_size=16, width=2, latent_dim=9), classes=CLASSES)
     drawn, labels = noise_and_labels(0, 2, (3, 0, 9), latent_dim=9)
     first = next(layer for layer in network.layers if isinstance(layer, keras.layers.Dense))
-    found = keras.Model(network.inputs, first.input)([drawn, labels])
+    found = Model(network.inputs, first.input)([drawn, labels])
     assert_array_equal(found, np.concatenate([drawn, 3.0 * np.eye(CLASSES)[labels]], axis=1))
 
 
@@ -38,7 +39,7 @@ LABELLED = f"--data={__name__}:labelled"
 
 
 @pytest.mark.parametrize(
-    ("flags", "line"),
+    "flags, line",
     [
         (
             ("--model=cnn", "--image_size=24"),
@@ -85,7 +86,7 @@ def labelled(config: TrainConfig, *, labels: str = "none") -> Any:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: Folders) -> Path:
     """Runs a conditional GAN that measures FID."""
     folder = tmp_path_factory.mktemp("trained")
     quality = [
@@ -113,7 +114,7 @@ def test_a_run_draws_a_class_a_row_and_measures_them(trained: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "rows", "columns"),
+    "flags, rows, columns",
     [
         (("--label=7", "--count=6"), 2, 3),
         (("--label=7,0", "--count=3"), 2, 3),

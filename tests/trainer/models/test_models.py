@@ -8,11 +8,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers
+from keras import Input, Model, layers
 from keras.src.applications import efficientnet as efficientnet_of_keras
+from keras.utils import set_random_seed
 from numpy.random import default_rng
 from numpy.testing import assert_allclose
 
+from tests.fixtures import Folders
 from tests.support import largest_difference, refused, resolved, run_steps, slow, small, weights
 from trainer.base.settings.model_settings import MODELS, MLPConfig
 from trainer.base.settings.train_config import TrainConfig
@@ -40,7 +42,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize(
-    ("name", "replicas"),
+    "name, replicas",
     [
         ("wgan_gp", 2),
         *(
@@ -160,17 +162,17 @@ def _two_blocks() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def efficientnet_weights(_two_blocks: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def efficientnet_weights(_two_blocks: None, tmp_path_factory: Folders) -> Path:
     """Writes a weights file like a downloaded one, with random weights."""
     path = tmp_path_factory.mktemp("weights") / "b0.weights.h5"
-    keras.utils.set_random_seed(0)
+    set_random_seed(0)
     keras.applications.EfficientNetB0(
         include_top=False, weights=None, input_shape=(32, 32, 3)
     ).save_weights(path)
     return path
 
 
-def changed(before: keras.Model, after: keras.Model) -> set[str]:
+def changed(before: Model, after: Model) -> set[str]:
     """Returns the names of the layers whose weights differ."""
     pairs = zip(before.weights, after.weights, strict=True)
     return {
@@ -196,10 +198,10 @@ def test_efficientnets_head_learns_first_and_the_upper_blocks_later(
 
 
 def test_a_network_of_keras_keeps_its_layers_and_a_pretrained_one_stays_still() -> None:
-    images = keras.Input((8, 8, 3))
+    images = Input((8, 8, 3))
     x = layers.BatchNormalization(momentum=0.8, name="norm")(images)
     x = layers.Normalization()(x)
-    stock = keras.Model(images, layers.Dropout(0.2, noise_shape=(None, 1, 1, 1), name="drop")(x))
+    stock = Model(images, layers.Dropout(0.2, noise_shape=(None, 1, 1, 1), name="drop")(x))
     stock.set_weights(
         [RANDOM.uniform(0.5, 2.0, weight.shape).astype(weight.dtype) for weight in stock.weights]
     )

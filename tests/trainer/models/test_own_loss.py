@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
-from keras import layers, ops
+from keras import Input, Model, layers, ops
 from numpy.random import default_rng
 
 from tests.support import in_float64, largest_difference, resolved, run_steps
@@ -18,7 +18,7 @@ ROWS = 48
 BATCH = 8
 
 
-class Penalised(keras.Model):
+class Penalised(Model):
     """Weighs Keras's loss by a number that it learns, and adds that number and a penalty on its
     outputs."""
 
@@ -37,7 +37,7 @@ class Penalised(keras.Model):
         )
 
 
-class Alone(keras.Model):
+class Alone(Model):
     """Computes its whole loss."""
 
     def compute_loss(
@@ -46,7 +46,7 @@ class Alone(keras.Model):
         return ops.mean(ops.abs(y - y_pred)) + sum(self.losses)
 
 
-class WithStep(keras.Model):
+class WithStep(Model):
     """Divides by the global batch, as the contract of this package asks."""
 
     def compute_loss(
@@ -62,12 +62,12 @@ def batches(config: Any = None) -> Any:
     return tf.data.Dataset.from_tensor_slices(parts).batch(BATCH)
 
 
-def build(config: Any, dataset: Any, *, kind: str = "Penalised") -> keras.Model:
+def build(config: Any, dataset: Any, *, kind: str = "Penalised") -> Model:
     first, second = (keras.initializers.GlorotUniform(seed) for seed in (1, 2))
-    x = keras.Input((6,))
+    x = Input((6,))
     regularizer = None if kind == "WithStep" else "l2"
     hidden = layers.Dense(8, "tanh", kernel_initializer=first, kernel_regularizer=regularizer)(x)
-    model: keras.Model = globals()[kind](x, layers.Dense(1, kernel_initializer=second)(hidden))
+    model: Model = globals()[kind](x, layers.Dense(1, kernel_initializer=second)(hidden))
     loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
     model.compile(keras.optimizers.SGD(0.125), loss if kind == "Penalised" else None)
     return model

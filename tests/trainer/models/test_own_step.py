@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
-from keras import layers, ops
+from keras import Input, Model, layers, ops
 from numpy.random import default_rng
 
 from tests.support import largest_difference, resolved, run_steps, slow
@@ -21,7 +21,7 @@ def table(config: TrainConfig) -> Any:
     return x, x[:, :1] - x[:, 1:2], draw.uniform(0.5, 2.0, 64)
 
 
-class ForFit(keras.Model):
+class ForFit(Model):
     """Has the train_step of Keras's guide, with its loss, a penalty on weights, and metrics."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -57,11 +57,11 @@ class Super(ForFit):
     """Adds to Keras's own train_step."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        return keras.Model.train_step(self, data)
+        return Model.train_step(self, data)
 
 
-def build(config: TrainConfig, dataset: Dataset, *, kind: str = "ForFit") -> keras.Model:
-    x = keras.Input((6,))
+def build(config: TrainConfig, dataset: Dataset, *, kind: str = "ForFit") -> Model:
+    x = Input((6,))
     hidden = layers.Dense(8, activation="tanh", kernel_regularizer="l2")(x)
     outputs = layers.Dense(1)(layers.BatchNormalization()(layers.Dropout(0.3)(hidden)))
     model = globals()[kind](x, outputs, name="table")
@@ -82,7 +82,7 @@ def settings(name: str, replicas: int) -> TrainConfig:
 
 
 @pytest.mark.parametrize(
-    ("name", "means"), [("WithStep", False), *(slow(name, True) for name in ("ForFit", "Super"))]
+    "name, means", [("WithStep", False), *(slow(name, True) for name in ("ForFit", "Super"))]
 )
 def test_two_replicas_give_the_numbers_of_one(name: str, means: bool) -> None:
     (alone, logs), (together, logs_of_two) = (

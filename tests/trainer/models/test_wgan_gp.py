@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers
+from keras import Input, Model, Sequential, layers
 from numpy.testing import assert_allclose
 
 from trainer.base.settings.model_settings import WGANGPConfig
@@ -19,11 +19,9 @@ OF_NORM_5[0, 0] = 3.0
 OF_NORM_5[3, 3] = 4.0
 
 
-def linear_critic(weights: Any, dtype: str = "float32") -> keras.Model:
+def linear_critic(weights: Any, dtype: str = "float32") -> Model:
     """Returns a critic with score = <weights, image>, whose gradient at any image is `weights`."""
-    critic = keras.Sequential(
-        [keras.Input(weights.shape), layers.Flatten(), layers.Dense(1, dtype=dtype)]
-    )
+    critic = Sequential([Input(weights.shape), layers.Flatten(), layers.Dense(1, dtype=dtype)])
     critic.layers[-1].set_weights([weights.reshape(-1, 1), np.zeros(1)])
     return critic
 

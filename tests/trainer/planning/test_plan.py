@@ -84,7 +84,7 @@ def test_a_plan_is_made_kept_and_used(tmp_path: Path, monkeypatch: Patch, capsys
     assert read(tmp_path / "out" / "forecast.json")["tiers"][0]["fit"]["verdict"] == "fits"
 
 
-@pytest.mark.parametrize(("model", "sums"), [("classifier", False), ("own_batch_norm", True)])
+@pytest.mark.parametrize("model, sums", [("classifier", False), ("own_batch_norm", True)])
 def test_batch_norm_over_replicas_sums_within_a_step(model: str, sums: bool) -> None:
     config = small(f"--model=tests.models:{model}", "--data=digits")
     assert MeasuredStep(config, load_dataset(config), 8).sums_within == sums

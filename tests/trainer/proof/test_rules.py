@@ -47,7 +47,7 @@ def test_the_numbers_are_what_the_label_says(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "rule"),
+    "name, rule",
     [
         ("Max", RULES["Sum"]),
         ("Mean", lambda node: arithmetic.summed(node)._replace(power=0)),

@@ -32,7 +32,7 @@ def written(run_result: ResultWriter, folder: Path, state: str = "running") -> A
 
 
 @pytest.mark.parametrize(
-    ("state", "restarts"),
+    "state, restarts",
     [("running", 4), ("interrupted", 4), ("failed", 4), ("done", 3), ("budget", 3)],
 )
 def test_an_unplanned_end_is_counted_as_a_restart(

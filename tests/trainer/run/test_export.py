@@ -9,11 +9,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers, ops, optimizers
+from keras import Input, Model, Sequential, layers, ops, optimizers
+from keras.models import load_model
 from numpy.testing import assert_allclose
 
 from tests import own_data
-from tests.fixtures import Capture, Log, Make, Patch
+from tests.fixtures import Capture, Folders, Log, Make, Patch
 from tests.support import refused, resolved, run_job, run_steps, slow
 from tests.workers import python
 from trainer import evaluate, generate, predict
@@ -100,10 +101,10 @@ def test_a_model_with_a_model_inside_becomes_plain_too(tmp_path: Path) -> None:
     separate_collectives()
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         norm = layers.BatchNormalization(synchronized=True)
-        inner = keras.Sequential([keras.Input((3,)), layers.Dense(3), norm])
-        model = keras.Model(inputs := keras.Input((3,)), layers.Dense(2)(inner(inputs)))
+        inner = Sequential([Input((3,)), layers.Dense(3), norm])
+        model = Model(inputs := Input((3,)), layers.Dense(2)(inner(inputs)))
     export(model, tmp_path / "model", tf.TensorSpec((None, 16, 16, 1)))
-    loaded = keras.models.load_model(tmp_path / "model" / "model.keras")
+    loaded = load_model(tmp_path / "model" / "model.keras")
     x = np.ones((2, 3), np.float32)
     assert_allclose(loaded(x), model(x), atol=1e-6)
     assert loaded.layers[1].layers[-1].synchronized is False
@@ -138,12 +139,10 @@ def test_a_vocabulary_is_saved_with_the_model(kind: str, tmp_path: Path, caplog:
     layer = VOCABULARIES[kind]()
     x = tf.constant([3, 4] if kind == "numbers" else TEXTS)
     layer.adapt(x)
-    inner = keras.Sequential([keras.Input((), dtype=x.dtype.name), layer])
-    model = keras.Model(
-        inputs := keras.Input((), dtype=x.dtype.name), layers.Dense(2)(inner(inputs))
-    )
+    inner = Sequential([Input((), dtype=x.dtype.name), layer])
+    model = Model(inputs := Input((), dtype=x.dtype.name), layers.Dense(2)(inner(inputs)))
     export(model, tmp_path / "model", None)
-    loaded = keras.models.load_model(tmp_path / "model" / "model.keras")
+    loaded = load_model(tmp_path / "model" / "model.keras")
     served = tf.saved_model.load(str(tmp_path / "model" / "saved_model"))
     assert len(np.unique(model(x), axis=0)) == len(x)
     assert_allclose(loaded(x), model(x), atol=1e-6)
@@ -157,9 +156,9 @@ class Unregistered(layers.Layer):
         return values
 
 
-def unregistered(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    stack = [keras.Input(dataset.spec[0].shape), Unregistered(), layers.Dense(1)]
-    return own_data._compiled(keras.Sequential(stack), config, loss="mean_squared_error")
+def unregistered(config: TrainConfig, dataset: Dataset) -> Model:
+    stack = [Input(dataset.spec[0].shape), Unregistered(), layers.Dense(1)]
+    return own_data._compiled(Sequential(stack), config, loss="mean_squared_error")
 
 
 @pytest.mark.parametrize("lost", ["vocabulary", "class"])
@@ -188,7 +187,7 @@ def test_an_export_that_cannot_be_loaded_is_told_before_training(
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: Folders) -> Path:
     folder = tmp_path_factory.mktemp("job")
     flags = ["--model=dcgan", "--image_size=16", "--width=4", "--latent_dim=8", "--steps=3"]
     flags += ["--global_batch_size=8"]
@@ -225,7 +224,7 @@ def test_a_saved_model_is_found_below_its_job_directory(trained: Path, name: str
 
 def test_what_is_no_generator_or_no_place_to_write_is_told(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "notes.txt").write_text("")
-    export(keras.Sequential([keras.Input((3,)), layers.Dense(2)]), tmp_path / "model", None)
+    export(Sequential([Input((3,)), layers.Dense(2)]), tmp_path / "model", None)
     for run, out, line in (
         (
             "nothing",
@@ -239,18 +238,18 @@ def test_what_is_no_generator_or_no_place_to_write_is_told(tmp_path: Path, capsy
         assert line in capsys.readouterr().err
 
 
-def autoencoder(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def autoencoder(config: TrainConfig, dataset: Dataset) -> Model:
     """Shares the outer input with a network within it."""
-    inputs = keras.Input((4,))
-    code = keras.Input((2,))
-    encoder = keras.Model(inputs, layers.Dense(2)(inputs), name="encoder")
-    decoder = keras.Model(code, layers.Dense(4)(code), name="decoder")
-    model = keras.Model(inputs, decoder(encoder(inputs))[:, 0])
+    inputs = Input((4,))
+    code = Input((2,))
+    encoder = Model(inputs, layers.Dense(2)(inputs), name="encoder")
+    decoder = Model(code, layers.Dense(4)(code), name="decoder")
+    model = Model(inputs, decoder(encoder(inputs))[:, 0])
     model.compile("adam", "mse")
     return model
 
 
-class Unsaved(keras.Model):
+class Unsaved(Model):
     """Has an argument of `__init__` that Keras cannot save."""
 
     def __init__(self, activation: Any) -> None:
@@ -263,14 +262,14 @@ class Unsaved(keras.Model):
         return self.last(self.activation(self.first(x)))[:, 0]
 
 
-def unsaved(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def unsaved(config: TrainConfig, dataset: Dataset) -> Model:
     model = Unsaved(lambda x: ops.tanh(x))
     model.compile("adam", "mse")
     return model
 
 
 @pytest.mark.parametrize(
-    ("model", "file"), [("unsaved", "model.weights.h5"), slow("autoencoder", "model.keras")]
+    "model, file", [("unsaved", "model.weights.h5"), slow("autoencoder", "model.keras")]
 )
 def test_models_that_fit_trains_are_exported_and_used(
     model: str, file: str, tmp_path: Path, capsys: Capture, caplog: Log
@@ -320,9 +319,9 @@ keras.models.load_model(f"{folder}/model.h5", compile=False)
 """
 
 
-def of_keras(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def of_keras(config: TrainConfig, dataset: Dataset) -> Model:
     """Is compiled with a loss, a metric and an optimizer of Keras, each in another form."""
-    model = keras.Sequential([keras.Input((4,)), layers.Dense(1), layers.Reshape(())])
+    model = Sequential([Input((4,)), layers.Dense(1), layers.Reshape(())])
     rate = optimizers.schedules.CosineDecay(0.01, 100)
     model.compile(
         optimizers.Adam(rate),
@@ -332,14 +331,14 @@ def of_keras(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return model
 
 
-def of_user(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def of_user(config: TrainConfig, dataset: Dataset) -> Model:
     model = of_keras(config, dataset)
     model.compile("sgd", lambda y, p: ops.mean((y - p) ** 2, axis=-1))
     return model
 
 
-def unbuilt(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    model = keras.Sequential([layers.Dense(1), layers.Reshape(())])
+def unbuilt(config: TrainConfig, dataset: Dataset) -> Model:
+    model = Sequential([layers.Dense(1), layers.Reshape(())])
     model.compile("sgd", "mse")
     return model
 
@@ -359,7 +358,7 @@ def exported(model: str, folder: Path, *flags: str) -> tuple[Path, Any]:
 
 def test_a_sequential_without_an_input_takes_any_number_of_rows(tmp_path: Path) -> None:
     folder, _ = exported("unbuilt", tmp_path)
-    assert keras.models.load_model(folder / "model.keras").input_shape == (None, 4)
+    assert load_model(folder / "model.keras").input_shape == (None, 4)
     (leaf,) = tf.saved_model.load(str(folder / "saved_model")).serve.input_signature
     assert leaf.shape.as_list() == [None, 4]
 
@@ -382,5 +381,5 @@ def test_a_model_that_needs_the_users_code_to_be_compiled_is_not_and_a_line_says
     tmp_path: Path, caplog: Log
 ) -> None:
     folder, _ = exported("of_user", tmp_path / "model")
-    assert not keras.models.load_model(folder / "model.keras").compiled
+    assert not load_model(folder / "model.keras").compiled
     assert "model.keras is not compiled, as its __lambda__ is code of yours" in caplog.text

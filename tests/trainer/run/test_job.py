@@ -251,7 +251,7 @@ def test_out_of_memory_reports_what_to_lower(small_config: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "advice"),
+    "settings, advice",
     [
         (
             {},
@@ -308,7 +308,7 @@ def test_a_callback_can_stop_the_run_and_a_fault_is_kept_in_the_result(
 
 
 @pytest.mark.parametrize(
-    ("flag", "line"),
+    "flag, line",
     [
         (
             "--callbacks=tests.models:not_callbacks",

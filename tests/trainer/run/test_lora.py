@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from keras import layers
+from keras import Input, Model, Sequential, layers
 from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.fixtures import Log
@@ -19,21 +19,21 @@ from trainer.run.export import export, load_template_weights, plain_copy
 X = np.linspace(-1, 1, 12).reshape(3, 4)
 
 
-def tuned(config: TrainConfig, dataset: Dataset, *, first_type: str | None = None) -> keras.Model:
+def tuned(config: TrainConfig, dataset: Dataset, *, first_type: str | None = None) -> Model:
     """Trains LoRA's matrices in a layer that a configuration tells of, and in one within a layer,
     which none does."""
-    x = keras.Input((4,))
+    x = Input((4,))
     first = layers.Dense(4, "tanh", dtype=first_type)
     attention = layers.MultiHeadAttention(2, 4)
     words = layers.Reshape((2, 2))(first(x))
-    model = keras.Model(x, layers.Dense(1)(layers.Flatten()(attention(words, words))))
+    model = Model(x, layers.Dense(1)(layers.Flatten()(attention(words, words))))
     first.enable_lora(2)
     attention.query_dense.enable_lora(2)
     model.compile(keras.optimizers.Adam(0.1), loss="mean_squared_error")
     return model
 
 
-class Doubled(keras.Model):
+class Doubled(Model):
     """Has a layer that its configuration does not tell of."""
 
     def __init__(self, units: int) -> None:
@@ -78,7 +78,7 @@ def test_a_copy_leaves_the_layers_of_a_subclassed_model_within_as_they_are() -> 
     """Such a model is within its own copy; loaded as Keras loads, its matrices would be merged, and
     never train."""
     inner = Doubled(4)
-    model = keras.Sequential([keras.Input((4,)), inner])
+    model = Sequential([Input((4,)), inner])
     inner.dense.enable_lora(2)
     before = [weight.numpy() for weight in inner.dense.weights]
     plain_copy(model)

@@ -108,7 +108,7 @@ def test_nan_on_one_replica_is_told_as_such() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "line"),
+    "flag, line",
     [
         (
             "--data=tests.planted_dependences:other_rows",

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from keras import layers
+from keras import Input, Model, Sequential, layers
 from numpy.random import default_rng
 from numpy.testing import assert_allclose
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.exports
 
 
 @keras.saving.register_keras_serializable("tests")
-class Both(keras.Model):
+class Both(Model):
     """Takes a dict, or a pair."""
 
     def __init__(self, *, by_name: bool, **others: Any) -> None:
@@ -42,7 +42,7 @@ class Both(keras.Model):
 
 
 @keras.saving.register_keras_serializable("tests")
-class Doubled(keras.Model):
+class Doubled(Model):
     """Answers with twice what it is trained on, by a predict_step of its own."""
 
     def predict_step(self, data: Any) -> Any:
@@ -50,30 +50,30 @@ class Doubled(keras.Model):
 
 
 @keras.saving.register_keras_serializable("tests")
-class DoubledChain(keras.Sequential):
+class DoubledChain(Sequential):
     """The same of a chain, of which a clone loses the class."""
 
     def predict_step(self, data: Any) -> Any:
         return {"doubled": 2.0 * super().predict_step(data)}
 
 
-def _functional(structure: Any, number: Any, kind: Any, of: Any = keras.Model) -> keras.Model:
+def _functional(structure: Any, number: Any, kind: Any, of: Any = Model) -> Model:
     both = layers.concatenate([number, layers.Embedding(5, 3)(kind)])
     return of(structure, layers.Dense(1)(layers.Dense(4, "tanh")(both)))
 
 
-def build(config: Any, dataset: Any, *, kind: str = "") -> keras.Model:
-    number = keras.Input((3,), name="num")
-    token = keras.Input((), dtype="int32", name="kind")
-    model: keras.Model
+def build(config: Any, dataset: Any, *, kind: str = "") -> Model:
+    number = Input((3,), name="num")
+    token = Input((), dtype="int32", name="kind")
+    model: Model
     if kind in ("by_name", "by_place"):
         model = Both(by_name=kind == "by_name")
     elif kind == "chain":
-        model = DoubledChain([keras.Input((3,)), layers.Dense(1)])
+        model = DoubledChain([Input((3,)), layers.Dense(1)])
     elif kind == "list":
         model = _functional([number, token], number, token)
     else:
-        of = Doubled if kind == "doubled" else keras.Model
+        of = Doubled if kind == "doubled" else Model
         model = _functional({"num": number, "kind": token}, number, token, of)
     model.compile(keras.optimizers.SGD(0.1), keras.losses.Huber(delta=0.1), metrics=["mae"])
     return model
@@ -139,8 +139,8 @@ def test_all_answer_as_the_run(tmp_path: Path, kind: str) -> None:
 
 
 def test_rows_of_which_none_is_answered_are_told_by_the_exit_code(tmp_path: Path) -> None:
-    x = keras.Input((3,))
-    export(keras.Model(x, layers.Dense(1)(x)), tmp_path / "model", None)
+    x = Input((3,))
+    export(Model(x, layers.Dense(1)(x)), tmp_path / "model", None)
     for number, text in enumerate(("", "[1]\n", "{\n")):
         (tmp_path / "rows.jsonl").write_text(text)
         words = [

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 import pytest
-from keras import layers
+from keras import Input, Model, Sequential, layers
 
 from tests.drill import read
 from tests.fixtures import Log, Make
@@ -46,11 +46,11 @@ class Noisy(layers.Layer):
         return values + keras.random.normal((1,))
 
 
-def model(config: Any, dataset: Any, *, kind: str = "plain") -> keras.Model:
+def model(config: Any, dataset: Any, *, kind: str = "plain") -> Model:
     middle = {"layer": Scaled(3.0, keeps=False), "kept": Scaled(3.0), "noisy": Noisy()}.get(
         kind, Scaled()
     )
-    network = keras.Sequential([keras.Input((4,)), layers.Dense(3), middle, layers.Dense(1)])
+    network = Sequential([Input((4,)), layers.Dense(3), middle, layers.Dense(1)])
     loss = keras.losses.Huber(delta=0.1) if kind == "loss" else "mse"
     network.compile("sgd", loss, metrics=["mae"])
     return network
@@ -72,7 +72,7 @@ def test_a_loss_that_is_saved_with_less_is_left_out_of_the_saved_model(
 
 
 @pytest.mark.parametrize(
-    ("flags", "outcome"),
+    "flags, outcome",
     [
         (
             ("--kind=kept", "--replicas=2"),

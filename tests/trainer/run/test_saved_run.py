@@ -11,12 +11,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers
+from keras import Input, Model, Sequential, layers
 from numpy.random import default_rng
 from numpy.testing import assert_allclose
 
 from tests.drill import read
-from tests.fixtures import Capture
+from tests.fixtures import Capture, Folders
 from tests.support import read_lines, resolved, run_job, saved_model, slow
 from tests.trainer.data.test_user_data import settings
 from trainer import evaluate, predict
@@ -38,7 +38,7 @@ MORE = "--data=tests.own_data:more"
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def runs(tmp_path_factory: Folders) -> Runs:
     """Returns the job directory of a finished run, trained once."""
     kept: dict[Any, Path] = {}
 
@@ -124,7 +124,7 @@ def check_as_keras(run: Path, out: Path, *flags: str, checkpoint: str = "") -> N
         assert_allclose(found[name], array, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("model", "data"), CASES)
+@pytest.mark.parametrize("model, data", CASES)
 def test_both_are_kerass_own_with_a_remainder_on_two_replicas(
     model: str, data: str, runs: Runs, tmp_path: Path
 ) -> None:
@@ -133,7 +133,7 @@ def test_both_are_kerass_own_with_a_remainder_on_two_replicas(
 
 
 @pytest.mark.parametrize(
-    ("wanted", "name", "replicas"), [("4", "step-00000004", 2), slow("newest", "step-00000008", 1)]
+    "wanted, name, replicas", [("4", "step-00000004", 2), slow("newest", "step-00000008", 1)]
 )
 def test_a_checkpoint_is_taken_on_request(
     wanted: str, name: str, replicas: int, runs: Runs, tmp_path: Path
@@ -237,7 +237,7 @@ def test_a_generator_predicts_from_noise(tmp_path: Path) -> None:
 
 
 def test_outputs_of_nests_have_names(tmp_path: Path) -> None:
-    class Nested(keras.Model):
+    class Nested(Model):
         def call(self, x: Any) -> Any:
             return {"box": {"left": x, "right": [2 * x, 3 * x]}, "file": x[:, 0]}
 
@@ -250,7 +250,7 @@ def test_outputs_of_nests_have_names(tmp_path: Path) -> None:
     held = setup.dataset.evaluation
     assert held is not None
 
-    def found(model: keras.Model) -> dict[str, Any]:
+    def found(model: Model) -> dict[str, Any]:
         return dict(
             named_outputs(predictions(model, setup.replicas, held, 6, setup.dataset.as_fit), [])
         )
@@ -269,7 +269,7 @@ def test_outputs_of_nests_have_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "flags", "line"),
+    "command, flags, line",
     [
         ("evaluate", [f"{MORE}", "--columns=3"], "an example is float64 (3,), but "),
         ("predict", [f"{MORE}", "--columns=3"], "which does not fit the model of "),
@@ -334,7 +334,7 @@ def cut(path: Path) -> None:
 
 
 def other_weights(run: Path) -> None:
-    keras.Sequential([keras.Input((4,)), layers.Dense(3)]).save(run / "model" / "model.keras")
+    Sequential([Input((4,)), layers.Dense(3)]).save(run / "model" / "model.keras")
 
 
 def of_0_2(run: Path) -> None:
@@ -347,7 +347,7 @@ NEWEST = "checkpoints/step-00000008"
 
 
 @pytest.mark.parametrize(
-    ("damage", "flags", "line"),
+    "damage, flags, line",
     [
         (lambda run: (run / "run.json").unlink(), [], "is not the job directory of a run: "),
         (of_0_2, [], f": {TOO_OLD}"),
@@ -411,9 +411,9 @@ def test_what_a_run_needed_to_train_is_not_needed_to_use_it(copied: Path, tmp_pa
     change(copied, recipe="gone.yaml", callbacks="gone:stop", patience_of_mine=3)
     assert evaluated(copied, tmp_path) == values
     assert predicted(copied, tmp_path, "--checkpoint=newest", MORE)["predictions"].shape == (11, 1)
-    stack = [keras.Input((4,)), layers.Dense(8, activation="relu"), layers.Dense(1)]
+    stack = [Input((4,)), layers.Dense(8, activation="relu"), layers.Dense(1)]
     # of code that has changed since
-    keras.Sequential(stack).save(copied / "model" / "model.keras")
+    Sequential(stack).save(copied / "model" / "model.keras")
     assert predicted(copied, tmp_path)["predictions"].shape == (21, 1)
 
 

@@ -20,13 +20,15 @@ import pytest
 import requests
 import tensorflow as tf
 import uvicorn
-from keras import layers, ops
+from keras import Input, Model, Sequential, layers, ops
+from keras.models import load_model
+from keras.utils import set_random_seed
 from numpy.random import default_rng
 from numpy.testing import assert_allclose
 from PIL import Image
 
 from tests.drill import read
-from tests.fixtures import Capture, Log, Patch
+from tests.fixtures import Capture, Folders, Log, Patch
 from tests.support import read_lines, refused
 from tests.workers import until
 from trainer import predict as command
@@ -43,26 +45,26 @@ from trainer.run.served_model import BadRow, ServedModel
 pytestmark = pytest.mark.exports
 
 
-def network() -> keras.Model:
-    keras.utils.set_random_seed(3)
-    image = keras.Input((12, 12, 1), name="image")
+def network() -> Model:
+    set_random_seed(3)
+    image = Input((12, 12, 1), name="image")
     x = layers.Conv2D(16, 3, activation="relu")(layers.Rescaling(1 / 255)(image))
     x = layers.Dense(64, activation="relu")(layers.Flatten()(x))
-    return keras.Model(image, layers.Dense(10, activation="softmax")(x))
+    return Model(image, layers.Dense(10, activation="softmax")(x))
 
 
-def two_inputs() -> keras.Model:
-    keras.utils.set_random_seed(4)
-    size = keras.Input((3,), name="size")
-    word = keras.Input((), dtype="string", name="word")
+def two_inputs() -> Model:
+    set_random_seed(4)
+    size = Input((3,), name="size")
+    word = Input((), dtype="string", name="word")
     hashed = layers.Hashing(8, output_mode="one_hot")(layers.Reshape((1,))(word))
     both = layers.Concatenate()([size, hashed])
     outputs = {"price": layers.Dense(1)(both), "kind": layers.Dense(2)(both)}
-    return keras.Model({"size": size, "word": word}, outputs)
+    return Model({"size": size, "word": word}, outputs)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: Folders) -> Path:
     path = tmp_path_factory.mktemp("image") / "model"
     export(network(), path, None, image=(12, 12, 1), class_names=())
     return path
@@ -113,7 +115,7 @@ def predictions(url: str, rows: Any) -> Any:
     return np.array(post(url, rows).json()["predictions"])
 
 
-def served(network: keras.Model, folder: Path, **about: Any) -> ServedModel:
+def served(network: Model, folder: Path, **about: Any) -> ServedModel:
     """Returns what serves a network that is exported below a folder."""
     export(network, folder / "model", None, **about)
     return ServedModel(folder / "model", "run")
@@ -137,7 +139,7 @@ def test_an_answer_is_the_same_up_to_rounding_in_every_batch(
 ) -> None:
     rows = images(40)
     draw = random.Random(1)
-    loaded = keras.models.load_model(folder / "model.keras")
+    loaded = load_model(folder / "model.keras")
     alone = np.array([answered(model, [row.tolist()])[0] for row in rows])
     assert_allclose(alone, loaded(tf.cast(rows, tf.float32), training=False), atol=1e-6)
     for _ in range(5):
@@ -186,9 +188,9 @@ def test_inputs_have_names(tmp_path: Path) -> None:
         assert str(errors[1]).startswith(line)
 
 
-def tokens() -> keras.Model:
-    word = keras.Input((2,), dtype="int32", name="word")
-    return keras.Model(word, layers.Flatten()(layers.Embedding(5, 3)(word)))
+def tokens() -> Model:
+    word = Input((2,), dtype="int32", name="word")
+    return Model(word, layers.Flatten()(layers.Embedding(5, 3)(word)))
 
 
 def test_a_row_that_the_model_cannot_compute_fails_alone(tmp_path: Path) -> None:
@@ -220,11 +222,11 @@ def test_a_row_that_the_model_cannot_compute_fails_alone(tmp_path: Path) -> None
 
 
 def test_a_generator_draws_by_seed_and_label(tmp_path: Path) -> None:
-    noise = keras.Input((4,))
-    label = keras.Input((), dtype="int32")
+    noise = Input((4,))
+    label = Input((), dtype="int32")
     both = layers.Concatenate()([noise, layers.CategoryEncoding(3, output_mode="one_hot")(label)])
     image = layers.Reshape((4, 4, 1))(layers.Dense(16, activation="tanh")(both))
-    generator = keras.Model([noise, label], image)
+    generator = Model([noise, label], image)
     generator.sample = lambda *_: None
     generator.latent_dim = 4
     generator.generated_classes = 3
@@ -247,8 +249,8 @@ def test_a_generator_draws_by_seed_and_label(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_is_not_finite_is_an_error_of_its_row(tmp_path: Path) -> None:
-    x = keras.Input((3,))
-    model = served(keras.Model(x, ops.log(x)), tmp_path)
+    x = Input((3,))
+    model = served(Model(x, ops.log(x)), tmp_path)
     first, second = answered(model, [[1.0, 0.0, -1.0], [1.0, 1.0, 1.0]])
     assert "the model answers with inf or nan" in str(first)
     assert second == [0.0, 0.0, 0.0]
@@ -258,9 +260,7 @@ def test_an_answer_that_is_not_finite_is_an_error_of_its_row(tmp_path: Path) -> 
 def test_a_classifier_answers_with_label_and_probabilities(
     from_logits: bool, tmp_path: Path
 ) -> None:
-    network = keras.Sequential(
-        [keras.Input((3,)), layers.Activation("linear" if from_logits else "softmax")]
-    )
+    network = Sequential([Input((3,)), layers.Activation("linear" if from_logits else "softmax")])
     network.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits))
     model = served(network, tmp_path, class_names=("ant", "bee", "cat"))
     (answer,) = answered(model, [[0.0, 1.0, -800.0]])
@@ -274,8 +274,8 @@ def test_a_classifier_answers_with_label_and_probabilities(
 
 
 def test_rows_of_several_lengths_are_answered_together(tmp_path: Path) -> None:
-    x = keras.Input((None,))
-    model = served(keras.Model(x, ops.sum(x, axis=1, keepdims=True)), tmp_path)
+    x = Input((None,))
+    model = served(Model(x, ops.sum(x, axis=1, keepdims=True)), tmp_path)
     with serving(lambda: model) as url:
         found = predictions(url, [[1], [1, 2], [3], [1, 2, 3]])
         shown = requests.get(f"{url}/v2/models/model", timeout=30).json()
@@ -347,7 +347,7 @@ def test_a_body_that_does_not_come_or_is_too_large_by_its_header_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("most_rows", "expected"),
+    "most_rows, expected",
     [(8, [[1] * 8, [2, 3, 3, 1, 1]]), (2, [[1] * 2, [2], [3, 3], *[[1] * 2] * 4])],
 )
 def test_requests_that_wait_share_a_call(most_rows: int, expected: list[list[int]]) -> None:
@@ -488,7 +488,7 @@ def test_in_a_container_of_vertex_ai_its_variables_count(folder: Path, monkeypat
 
 def test_a_lambda_is_served_and_never_unpickled(tmp_path: Path) -> None:
     doubled = layers.Lambda(lambda x: 2 * x, output_shape=(2,))
-    model = served(keras.Sequential([keras.Input((2,)), doubled]), tmp_path)
+    model = served(Sequential([Input((2,)), doubled]), tmp_path)
     with pytest.raises(UserError, match=r"Keras cannot load it: .*[Ll]ambda"):
         load_template(tmp_path / "model" / "model.keras", "run")
     assert answered(model, [[1, 2.5]]) == [[2.0, 5.0]]

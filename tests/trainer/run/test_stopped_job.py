@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import pytest
+from keras.callbacks import Callback
 
 from tests.drill import lines, read
 from tests.e2e.test_interruption import check_same
@@ -52,7 +53,7 @@ class Stalling:
             until(lambda: cls.step is None or cls.signals._stop.reason)
 
 
-def callbacks() -> list[keras.callbacks.Callback]:
+def callbacks() -> list[Callback]:
     at_step: Any = keras.callbacks.LambdaCallback(
         on_train_begin=lambda logs: Stalling.pass_hour(0),
         on_train_batch_end=lambda batch, logs: Stalling.pass_hour(

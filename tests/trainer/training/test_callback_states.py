@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from keras import layers
+from keras import Input, Model, Sequential, layers
+from keras.callbacks import Callback
 from numpy.random import default_rng
 
 from tests import workers
@@ -29,7 +30,7 @@ ROWS = 32
 BATCH = 8
 
 
-class Best(keras.callbacks.Callback):
+class Best(Callback):
     """Keeps state of all kinds, as users do."""
 
     def __init__(self, patience: int = 1) -> None:
@@ -62,7 +63,7 @@ class Best(keras.callbacks.Callback):
 SEEN: dict[int, Any] = {}
 
 
-class Killer(keras.callbacks.Callback):
+class Killer(Callback):
     """Kills its process in the middle of an epoch, once, if a file asks for it."""
 
     def __init__(self, mark: Path) -> None:
@@ -75,8 +76,8 @@ class Killer(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def build(config: Any, dataset: Any) -> keras.Model:
-    model = keras.Sequential([keras.Input((3,)), layers.Dense(4, "tanh"), layers.Dense(1)])
+def build(config: Any, dataset: Any) -> Model:
+    model = Sequential([Input((3,)), layers.Dense(4, "tanh"), layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.3), "mse")  # a rate at which the loss goes up and down
     return model
 

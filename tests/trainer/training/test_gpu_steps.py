@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
+from keras import Input, Model, Sequential
 
 from benchmarks.trainer_loop import setup_of, traced_steps
 from tests.fixtures import Capture, Patch
@@ -36,12 +37,12 @@ ALLOWED = {
 CLASSIFIER = f"--model={__name__}:classifier"
 
 
-def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def classifier(config: TrainConfig, dataset: Dataset) -> Model:
     """Returns what most users would write."""
     layers = keras.layers
-    model = keras.Sequential(
+    model = Sequential(
         [
-            keras.Input(dataset.image_shape),
+            Input(dataset.image_shape),
             layers.Rescaling(1 / 255),
             layers.Conv2D(4, 3, activation="relu"),
             layers.BatchNormalization(),

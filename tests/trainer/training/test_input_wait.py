@@ -33,7 +33,7 @@ def simulated(
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.parametrize(
-    ("produce", "start", "compute"),
+    "produce, start, compute",
     [
         (0.020, 0.001, 0.030),
         (0.030, 0.001, 0.020),

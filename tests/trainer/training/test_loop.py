@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 import pytest
+from keras import Model
 
 from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig
@@ -27,7 +28,7 @@ class Steps:
         self.calls: list[tuple[int, int]] = []
         self.nan_at = nan_at
         self.stop_at = stop_at
-        self.model = keras.Model()
+        self.model = Model()
         self.model.stop_training = False
 
     def __call__(self, iterator: Any, first_step: int, count: int) -> StepLogs:
@@ -113,7 +114,7 @@ def test_nan_names_the_step_and_what_is_broken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "stopped"),
+    "names, stopped",
     [(("loss", "recall"), "loss"), (("recall", "critic_loss"), ""), (("recall", "elbo"), "recall")],
 )
 def test_a_metric_may_be_nan_beside_a_loss(names: tuple[str, ...], stopped: str) -> None:

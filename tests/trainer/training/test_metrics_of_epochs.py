@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers, ops
+from keras import Model, Sequential, layers, ops
 from numpy.random import default_rng
 from numpy.testing import assert_allclose
 
@@ -22,13 +22,13 @@ ROWS = 48
 BATCH = 8
 
 
-def network() -> keras.Sequential:
+def network() -> Sequential:
     first, second = (keras.initializers.GlorotUniform(seed) for seed in (1, 2))
     hidden = layers.Dense(8, "tanh", kernel_initializer=first)
-    return keras.Sequential([hidden, layers.Dense(1, kernel_initializer=second)])
+    return Sequential([hidden, layers.Dense(1, kernel_initializer=second)])
 
 
-class OwnStep(keras.Model):
+class OwnStep(Model):
     """Weighs its loss by a metric so far, and keeps it in one named as Keras's own loss tracker,
     which it never updates."""
 
@@ -66,9 +66,9 @@ class OwnStep(keras.Model):
             self.resets.assign_add(1.0)
 
 
-def build(config: Any, dataset: Any, *, kind: str = "own_step") -> keras.Model:
+def build(config: Any, dataset: Any, *, kind: str = "own_step") -> Model:
     metrics = None
-    model: keras.Model = OwnStep()
+    model: Model = OwnStep()
     if kind == "plain":
         model = network()
         metrics = [Largest(), "mae", keras.metrics.RootMeanSquaredError()]
@@ -144,7 +144,7 @@ def test_a_report_is_of_its_steps(tmp_path: Path) -> None:
     assert largest[:6] == sorted(largest[:6])  # of the epoch so far, as a maximum does not add up
 
 
-@pytest.mark.parametrize(("kind", "replicas"), [("own_step", 1), slow("plain", 2)])
+@pytest.mark.parametrize("kind, replicas", [("own_step", 1), slow("plain", 2)])
 def test_a_resumed_epoch_has_the_numbers_of_a_calm_one(
     tmp_path: Path, kind: str, replicas: int
 ) -> None:

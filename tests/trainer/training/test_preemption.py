@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import SMALL
 from tests.drill import numbers, read
 from tests.e2e.test_interruption import check_same
-from tests.fixtures import Log, Make, Patch
+from tests.fixtures import Folders, Log, Make, Patch
 from tests.support import Signals, of_model, read_lines, resolved
 from tests.support import run_job as run
 from tests.workers import ROOT, until
@@ -187,7 +187,7 @@ STOPS = (
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(tmp_path_factory: Folders) -> Path:
     """Runs a job that stops early."""
     folder = run(
         resolved(

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 import pytest
+from keras import Model
 from numpy.testing import assert_allclose
 
 from tests import user_callbacks
@@ -71,8 +72,7 @@ def test_every_hook_that_fit_calls_is_called_here_or_named_in_a_line(
 ) -> None:
     """A Keras with another hook fails here: call it, or say that it is not called."""
     sources = [
-        inspect.getsource(inspect.unwrap(function))
-        for function in (keras.Model.fit, keras.Model.evaluate)
+        inspect.getsource(inspect.unwrap(function)) for function in (Model.fit, Model.evaluate)
     ]
     hooks = set(re.findall(r"callbacks\.(on_\w+)\(", "".join(sources)))
     called = {

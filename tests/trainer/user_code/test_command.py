@@ -29,7 +29,7 @@ def in_a_module_in_c(arguments: object) -> int:
 
 
 @pytest.mark.parametrize(
-    ("work", "code", "line"),
+    "work, code, line",
     [
         (raising(UserError("x=1: give 2")), 2, "error: x=1: give 2\n"),
         (

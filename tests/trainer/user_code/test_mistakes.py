@@ -32,7 +32,7 @@ def line_of(name: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("name", "flags", "line"),
+    "name, flags, line",
     [
         (
             "in_build",
@@ -113,7 +113,7 @@ def test_the_traceback_is_printed_if_asked_for(tmp_path: Path, capsys: Capture) 
 
 
 @pytest.mark.parametrize(
-    ("model", "value"),
+    "model, value",
     [
         (
             "own_data:classifier",
@@ -136,7 +136,7 @@ def test_a_number_beyond_the_models_is_a_mistake_in_the_data(
 
 
 @pytest.mark.parametrize(
-    ("flags", "line"),
+    "flags, line",
     [
         (["--augment=flip"], "augment=flip: it is for images (height, width, channels): drop it"),
         (
@@ -173,7 +173,7 @@ def test_a_schedule_is_found_in_a_wrapped_optimizer(small_config: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "line"),
+    "content, line",
     [
         (
             "import tensorflow\nimport no_such_package\n",
@@ -212,7 +212,7 @@ PYTHON = (
 
 
 @pytest.mark.parametrize(
-    ("error", "line"),
+    "error, line",
     [
         (
             tf.errors.InvalidArgumentError(
@@ -247,7 +247,7 @@ IN_USER_CODE = (
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "message"),
+    "text, line, message",
     [
         ("a\n" * 150, "a " * 149 + "a", "ValueError: " + "a " * 143 + "a …"),
         ("word " * 300, "word " * 60 + "…", "ValueError: " + "word " * 57 + "wor …"),

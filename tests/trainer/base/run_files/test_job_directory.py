@@ -26,7 +26,7 @@ def test_every_folder_is_in_job_dir(tmp_path: Path, monkeypatch: Patch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "line"),
+    "folder, line",
     [
         ("", "job_dir is missing"),
         ("gs:/bucket/run", "did you mean gs://bucket/run?"),

@@ -94,7 +94,7 @@ FIELDS = fields_of(Options)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "expected"),
+    "name, value, expected",
     [
         ("names", ["a", "b"], ("a", "b")),
         ("names", "a, b,", ("a", "b")),
@@ -122,7 +122,7 @@ def test_a_value_becomes_that_of_its_field(name: str, value: Any, expected: Any)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "line"),
+    "name, value, line",
     [
         ("names", 5, "names=5 must be one or several names, separated by commas"),
         ("pairs", "a", "pairs='a' must be pairs"),
@@ -142,7 +142,7 @@ def test_a_value_that_does_not_fit_is_one_line(name: str, value: Any, line: str)
 
 
 @pytest.mark.parametrize(
-    ("words", "texts"),
+    "words, texts",
     [
         (["a", "--switch", "b"], {"switch": "true", "tiers": ["a", "b"]}),
         (
@@ -159,7 +159,7 @@ def test_a_command_line_is_read(words: list[str], texts: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    "words, line",
     [
         (["--text", "--switch"], "--text has no value: write --text=VALUE"),
         (["--text"], "--text has no value"),
@@ -197,7 +197,7 @@ def test_flags_are_written_as_they_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "line"),
+    "flag, line",
     [
         (
             "--warmup_steps=30",

@@ -137,7 +137,7 @@ def test_those_of_another_built_in_model_are_left_out_of_a_recipe_and_refused_as
 
 
 @pytest.mark.parametrize(
-    ("flags", "line"),
+    "flags, line",
     [
         (
             ["--rows=9", "--my_lamda=1"],
@@ -165,7 +165,7 @@ def test_a_wrong_value_is_one_line(mine: Path, flags: list[str], line: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("source", "line"),
+    "source, line",
     [
         (
             "def build(c, d, *, learning_rate=0.1): pass",
@@ -236,7 +236,7 @@ def test_what_cannot_be_a_setting_is_one_line_that_names_the_place(
 
 
 @pytest.mark.parametrize(
-    ("source", "expected"),
+    "source, expected",
     [
         ("def build(c, d, *, a=1): pass\ndef build(c, d, *, a=2): pass", "int = 2"),
         ("from .other import make as build", "float = 0.5"),
@@ -303,7 +303,7 @@ def test_what_does_not_stand_in_a_source_has_no_settings(mine: Path, source: str
 
 
 @pytest.mark.parametrize(
-    ("model", "line"),
+    "model, line",
     [
         (
             "mime.nets:build",
@@ -410,7 +410,7 @@ def test_a_run_uses_records_and_guards_them_and_those_of_callbacks_alone_may_cha
 
 
 @pytest.mark.parametrize(
-    ("source", "line"),
+    "source, line",
     [
         (
             (

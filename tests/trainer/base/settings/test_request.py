@@ -14,7 +14,7 @@ from trainer.base.settings.yaml_file import read_yaml
 
 
 @pytest.mark.parametrize(
-    ("flags", "expected"),
+    "flags, expected",
     [
         (
             ["--recipe=wgan_gp_digits", "--global-batch-size=32"],
@@ -47,7 +47,7 @@ def test_a_flag_in_any_form_wins_over_the_recipe_and_the_recipe_over_the_default
 
 
 @pytest.mark.parametrize(
-    ("flags", "line"),
+    "flags, line",
     [
         (["steps=4"], "'steps=4' is not a flag"),
         (["--steps=many"], "steps='many' must be a whole number"),
@@ -145,7 +145,7 @@ def test_a_mistake_is_one_line_that_says_what_to_do(
 
 
 @pytest.mark.parametrize(
-    ("text", "line"),
+    "text, line",
     [
         ("stepz: 4", "unknown setting 'stepz'; did you mean 'steps'?"),
         ("steps: 4\nsteps: 5", "steps is listed twice"),
@@ -204,7 +204,7 @@ def test_settings_and_local_paths_import_neither_tensorflow_nor_cloud_storage() 
 
 
 @pytest.mark.parametrize(
-    ("name", "known", "hint"),
+    "name, known, hint",
     [
         ("l4xl", ("l4x1", "l4x2", "l4x8"), "; did you mean 'l4x1'?"),  # as close to each: the first
         ("us-nowhere9", ("us-west4", "us-south1"), "."),

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import pytest
+from keras import Input, Model, Sequential
 from numpy.random import default_rng
 
 from tests.support import refused
@@ -36,14 +37,14 @@ def rows(config: TrainConfig) -> Any:
     return x, x.sum(axis=1)
 
 
-def own_optimizer(config: TrainConfig, dataset: Any) -> keras.Model:
+def own_optimizer(config: TrainConfig, dataset: Any) -> Model:
     """Is how a script that calls fit compiles its model."""
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model = Sequential([Input((4,)), keras.layers.Dense(1)])
     model.compile("adam", loss="mse")
     return model
 
 
-def its_rate(config: TrainConfig, dataset: Any) -> keras.Model:
+def its_rate(config: TrainConfig, dataset: Any) -> Model:
     model = own_optimizer(config, dataset)
     model.compile(keras.optimizers.SGD(config.learning_rate), loss="mse")
     return model

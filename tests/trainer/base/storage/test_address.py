@@ -7,7 +7,7 @@ from trainer.base.storage import Address, output_address, parse
 
 
 @pytest.mark.parametrize(
-    ("path", "address"),
+    "path, address",
     [
         ("gs://my-bucket/photos/a b/", Address("my-bucket", "photos/a b")),
         ("gs://my-bucket", Address("my-bucket", "")),
@@ -21,7 +21,7 @@ def test_paths(path: str, address: Address | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "line"),
+    "path, line",
     [
         ("gs:/bucket/x", "not an address: did you mean gs://bucket/x?"),
         ("gs:bucket/x", "not an address: did you mean gs://bucket/x?"),

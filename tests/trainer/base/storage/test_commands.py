@@ -25,7 +25,7 @@ SMALL = [
 
 
 @pytest.mark.parametrize(
-    ("flag", "line"),
+    "flag, line",
     [
         ("--data=npz:gs://BUCKET/none", "data=gs://BUCKET/none: no objects found"),
         ("--fid_features=gs:///x/model.keras", "fid_features=gs:///x/model.keras: not an address"),

@@ -37,7 +37,7 @@ KINDS = (503, 429, 500, 408, 401, "reset", "short", "flip", "stall", "drip", "lo
 
 
 @pytest.mark.parametrize(
-    ("kind", "path", "requests"),
+    "kind, path, requests",
     [
         *((kind, "alt=media", 6) for kind in KINDS),
         *((kind, "/o?", 1) for kind in (503, 401, "drip")),
@@ -54,7 +54,7 @@ def test_a_fault_that_passes_leaves_no_trace(
 
 
 @pytest.mark.parametrize(
-    ("kind", "method", "path"),
+    "kind, method, path",
     [
         *((kind, "GET", "alt=media") for kind in (503, "short", "stall", "drip")),
         ("drip", "GET", "/o?"),
@@ -122,7 +122,7 @@ def test_ctrl_c_ends_downloads_that_wait(
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind", "line"),
+    "fault, kind, line",
     [
         (
             Fault(403, times=FOREVER, after=3),

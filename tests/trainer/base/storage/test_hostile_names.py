@@ -5,10 +5,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fixtures import Folders
 from tests.fuzz import WORDS, examples, one_line
 from tests.support import resolved
 from tests.trainer.base.storage.conftest import Bucket
@@ -74,9 +74,7 @@ def readers(url: str, cache: str) -> list[Callable[[], Any]]:
 
 @examples(4)
 @given(names=_names)
-def test_names_in_a_bucket(
-    bucket: Bucket, tmp_path_factory: pytest.TempPathFactory, names: list[str]
-) -> None:
+def test_names_in_a_bucket(bucket: Bucket, tmp_path_factory: Folders, names: list[str]) -> None:
     base = tmp_path_factory.mktemp("names")
     prefix = base.name
     for number, name in enumerate(names):

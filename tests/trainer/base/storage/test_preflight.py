@@ -22,7 +22,7 @@ def test_all_is_well_and_nothing_stays(bucket: Bucket) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "line"),
+    "fault, line",
     [
         (
             Fault(403, "GET", "/o?", FOREVER),

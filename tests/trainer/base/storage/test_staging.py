@@ -106,7 +106,7 @@ def test_a_full_disk_is_refused_with_the_sizes(
 
 
 @pytest.mark.parametrize(
-    ("name", "line"),
+    "name, line",
     [
         *(
             (name, "it contains an empty part")

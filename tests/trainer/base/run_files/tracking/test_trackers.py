@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
-from tests.fixtures import Capture, Patch
+from tests.fixtures import Capture, Folders, Patch
 from tests.trainer.base.run_files.tracking.runs import (
     LOSSES,
     mlflow_files,
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:D
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+def store(tmp_path_factory: Folders) -> str:
     """Returns the address of an empty database; a new one takes seconds, so each test has an
     experiment of its own."""
     pytest.importorskip("mlflow", reason="mlflow-skinny is not installed here")
@@ -93,7 +93,7 @@ def test_changed_settings_and_odd_names_reach_mlflow(store: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "line"),
+    "status, code, line",
     [(401, 2, "the server refuses it (401)"), (503, 1, "run is not sent: ")],
 )
 def test_a_refused_login_is_no_outage(
@@ -241,7 +241,7 @@ def test_a_tracker_that_hangs_holds_nothing_up(
 
 
 @pytest.mark.parametrize(
-    ("text", "line"),
+    "text, line",
     [
         ("mlfow:http://x#y", "track=mlfow:http://x#y: no such tracker: write mlflow:http"),
         ("mlflow:http://x", "track=mlflow:http://x: not of the form of this tracker"),

@@ -80,7 +80,7 @@ def test_what_is_there_is_used_unless_it_is_something_else(
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "line"),
+    "status, code, line",
     [(403, 2, "Vertex AI refuses it (403): "), (503, 1, "run is not sent: 503 Server Error")],
 )
 def test_a_refusal_names_the_role_and_an_outage_is_retried_later(
