@@ -1,4 +1,4 @@
-"""Names the types of fixtures, so that signatures fit on a line."""
+"""Names the types of fixtures and the marks of tests, so that signatures fit on a line."""
 
 from collections.abc import Callable
 
@@ -11,3 +11,5 @@ Patch = pytest.MonkeyPatch
 Capture = pytest.CaptureFixture[str]
 Log = pytest.LogCaptureFixture
 Folders = pytest.TempPathFactory
+SLOW = pytest.mark.slow
+parametrize = pytest.mark.parametrize

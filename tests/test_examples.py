@@ -4,11 +4,11 @@ replicas."""
 from pathlib import Path
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from numpy.testing import assert_array_equal
 
 from examples import table
+from tests.fixtures import SLOW, parametrize
 from tests.own_runs import EXAMPLES, arguments_of
 from tests.support import (
     largest_difference,
@@ -30,7 +30,7 @@ SHORT = ["--global_batch_size=8", "--report_every_steps=2", "--evaluation_batch_
 LOSSES = {"conditional_gan": {"generator_loss", "discriminator_loss"}}
 # Its batch norm of maps of one pixel magnifies rounding some tenfold a step: it is not compared.
 LARGE = "fine_tuning"
-SLOW = {
+LONGER = {
     "image_and_metadata",
     "text",
     "segmentation",
@@ -45,8 +45,8 @@ def settings(name: str, *more: str) -> TrainConfig:
     return resolved(*arguments_of(name), *SHORT, *more)
 
 
-@pytest.mark.parametrize(
-    "name", [slow(name) if name in SLOW else name for name in sorted(EXAMPLES.keys() - {LARGE})]
+@parametrize(
+    "name", [slow(name) if name in LONGER else name for name in sorted(EXAMPLES.keys() - {LARGE})]
 )
 def test_an_example_runs_by_its_own_command_with_the_same_numbers_on_two_replicas(
     name: str, tmp_path: Path
@@ -66,13 +66,13 @@ def test_an_example_runs_by_its_own_command_with_the_same_numbers_on_two_replica
     assert largest_difference(expected, weights(saved), smallest_norm=config.learning_rate) < 1e-10
 
 
-@pytest.mark.slow
+@SLOW
 def test_the_large_example_runs_by_its_own_command(tmp_path: Path) -> None:
     job_dir = run_job(settings(LARGE, f"--job_dir={tmp_path}", "--steps=2"))
     assert saved_model(job_dir).output_shape == (None, 10)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "name, flag, file, rows",
     [
         ("table", "csv", "wine-quality/winequality-red.csv", 1599),
@@ -89,9 +89,7 @@ def test_an_example_reads_a_real_file(name: str, flag: str, file: str, rows: int
     assert all(map(len, x.numpy())) if x.dtype == tf.string else np.isfinite(x).all()
 
 
-@pytest.mark.parametrize(
-    "header, name, missing", [("n,colour,y\n", "colour", ""), ("", "column 1", " NA")]
-)
+@parametrize("header, name, missing", [("n,colour,y\n", "colour", ""), ("", "column 1", " NA")])
 def test_a_table_may_have_a_header_missing_cells_and_text(
     header: str, name: str, missing: str, tmp_path: Path
 ) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 
 import keras
 import numpy as np
-import pytest
 from keras import Input, Model, Sequential, layers
 from keras.models import load_model
 from keras.utils import set_random_seed
 from numpy.random import default_rng
 
 from tests import workers
+from tests.fixtures import SLOW
 from tests.support import resolved
 from trainer.data.image_arrays import load_digits
 from trainer.measures.fid import neighbour_metrics
@@ -30,7 +30,7 @@ def generated(generator: Model, labels: Any) -> Any:
     return np.rint((generator.predict([noise, labels], batch_size=500, verbose=0) + 1) * 127.5)
 
 
-@pytest.mark.slow
+@SLOW
 def test_digits_are_those_that_were_asked_for_and_not_copies_or_one_mode(tmp_path: Path) -> None:
     job_dir = tmp_path / "digits"
     flags = ["--recipe=wgan_gp_digits", "--steps=2000", f"--job_dir={job_dir}"]  # half of its steps

@@ -14,6 +14,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from tests.drill import MOMENTS, drill, last_state, losses, numbers, read
+from tests.fixtures import SLOW
 
 KILLS = int(os.environ.get("TRAINER_DRILL_KILLS", "2"))
 SEED = int(os.environ.get("TRAINER_DRILL_SEED", "0"))
@@ -46,7 +47,7 @@ def check_same(one: Path, other: Path, *, tolerance: float = 0.0) -> None:
     assert not list(one.glob("checkpoints/.*"))
 
 
-@pytest.mark.slow  # by SIGINT, and by SIGKILL in a bucket: test_task.py and test_storage_drill.py
+@SLOW  # by SIGINT, and by SIGKILL in a bucket: test_task.py and test_storage_drill.py
 def test_a_run_that_is_killed_many_times_ends_with_the_same_numbers(tmp_path: Path) -> None:
     chance = random.Random(SEED)
     steps = 30 * KILLS
@@ -67,7 +68,7 @@ def test_a_run_that_is_killed_many_times_ends_with_the_same_numbers(tmp_path: Pa
     )
 
 
-@pytest.mark.slow
+@SLOW
 def test_one_of_two_workers_is_killed(tmp_path: Path) -> None:
     for name, kills in (("drill", ["saving, SIGKILL"]), ("control", [])):
         drill(tmp_path / name, 60, kills, SEED, count=(2,), flags=["--deterministic"])

@@ -14,12 +14,11 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pytest
 from numpy.random import default_rng
 from numpy.testing import assert_array_equal
 
 from tests.drill import last_state
-from tests.fixtures import Patch
+from tests.fixtures import SLOW, Patch
 from tests.trainer.base.storage.fault_proxy import fault_proxy
 from tests.workers import ROOT, python, until
 from trainer.base.errors import DONE
@@ -61,7 +60,7 @@ def step_of(log: Path) -> int:
     )
 
 
-@pytest.mark.slow
+@SLOW
 def test_kills_behind_random_faults_change_no_bit(
     gcs_server: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.drill import last_state, read
+from tests.fixtures import SLOW, parametrize
 from tests.support import resolved, run_job, run_steps, slow
 from trainer.training.checkpoint import variables_of
 
@@ -42,7 +43,7 @@ MLP = ["--model=mlp", "--data=digits", "--image_size=16", "--width=8", "--global
 AFTER_A_GAN = [r"pictures  .*/samples", r"next      python -m trainer.generate .*"]
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "flags, loss, ends",
     [
         ([*MLP, "--steps=6"], "loss", [r"next      python -m trainer.serve .*"]),
@@ -77,7 +78,7 @@ def test_a_run_on_two_replicas_prints_its_decisions(
         assert re.fullmatch(pattern, line), line
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.processor
 def test_on_vertex_every_line_is_json(tmp_path: Path) -> None:
     """Runs with an NVIDIA driver in sight: what is set for GPUs is one of the lines, and kept.
@@ -116,7 +117,7 @@ def test_on_vertex_every_line_is_json(tmp_path: Path) -> None:
     assert read(metrics)["global_step"] == "6"
 
 
-@pytest.mark.slow
+@SLOW
 def test_ctrl_c_saves_and_the_same_command_gives_the_undisturbed_numbers(tmp_path: Path) -> None:
     """Calls are as long as they get: the signal arrives within one. The drills send SIGTERM."""
     # jit_compile=auto would compile, to measure, for a run of so many steps.

@@ -18,7 +18,7 @@ from numpy.testing import assert_array_equal
 from deploy.platform.local import free_addresses
 from tests import workers
 from tests.drill import last_state, losses, numbers, read, stats
-from tests.fixtures import Folders, Patch
+from tests.fixtures import SLOW, Folders, Patch, parametrize
 from tests.support import saved_model
 from tests.workers import until
 from trainer.base.errors import DONE, INTERRUPTED, USER_MUST_CHANGE
@@ -60,7 +60,7 @@ def alone(tmp_path_factory: Folders, features: list[str]) -> Callable[[str], Pat
     return run
 
 
-@pytest.mark.slow
+@SLOW
 def test_workers_begin_from_the_weights_of_a_checkpoint(
     tmp_path: Path, alone: Callable[[str], Path]
 ) -> None:
@@ -89,8 +89,8 @@ def features(tmp_path_factory: Folders) -> list[str]:
     return [f"--fid_features={file}", "--fid_samples=130", "--fid_every_steps=6"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
+@SLOW
+@parametrize(
     "model, count, cluster",
     [
         ("mlp", 2, ["--micro_batches=2", "--jit_compile"]),
@@ -177,8 +177,8 @@ def two_workers(
         workers.end(processes)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
+@SLOW
+@parametrize(
     "victim, number, line",
     [
         (0, signal.SIGKILL, "error: chief (127.0.0.1:"),
@@ -200,7 +200,7 @@ def test_a_lost_worker_is_named_and_the_other_leaves_to_be_restarted(
     assert line in logs[1 - victim].read_text()
 
 
-@pytest.mark.slow  # tests/trainer/training/test_loop.py stops two threads
+@SLOW  # tests/trainer/training/test_loop.py stops two threads
 def test_a_worker_that_was_paused_goes_on_and_sigterm_to_it_saves_the_same_step_on_all(
     tmp_path: Path,
 ) -> None:
@@ -227,7 +227,7 @@ def slow_data(config: TrainConfig) -> Dataset:
     raise AssertionError
 
 
-@pytest.mark.slow
+@SLOW
 def test_sigterm_before_the_first_step_ends_all_and_the_ports_are_warned_of(tmp_path: Path) -> None:
     """TensorFlow's servers have started, which listen on all addresses and replace the handler of
     SIGTERM."""
@@ -250,8 +250,8 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("data", DIFFERENT)
+@SLOW
+@parametrize("data", DIFFERENT)
 def test_workers_that_do_not_run_the_same_job_on_the_same_data_fail(
     data: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import pytest
 from numpy.random import default_rng
 
+from tests.fixtures import parametrize
 from tests.golden.comparison import compare, moment
 
 STEPS = [1, 2]
@@ -24,7 +24,7 @@ def content(
     return {"names": ["kernel", "bias"], "sizes": sizes, "moments": moments}
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "measured, where",
     [
         (content(), ""),

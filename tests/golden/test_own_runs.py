@@ -1,16 +1,15 @@
 """Checks that recipes and examples give the numbers that are recorded, on whatever machine and
 version this is."""
 
-import pytest
-
+from tests.fixtures import SLOW, parametrize
 from tests.golden import FOLDER, RUNS
 from tests.golden.comparison import compare
 from tests.golden.measuring import measure
 from trainer.base.run_files.job_files import read_json
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
+@SLOW
+@parametrize(
     "name, replicas",
     [(name, 1 if "efficientnet" in name else 1 + at % 2) for at, name in enumerate(RUNS)],
 )

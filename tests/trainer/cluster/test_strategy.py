@@ -2,17 +2,16 @@
 
 from typing import Any
 
-import pytest
 import tensorflow as tf
 
-from tests.fixtures import Patch
+from tests.fixtures import Patch, parametrize
 from tests.support import refused
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import ONE_MACHINE, local_devices, make_replicas
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "config, sentence, mirrored",
     [
         (TrainConfig(), "global batch 64 = 1 replica x 64", False),
@@ -45,7 +44,7 @@ def test_gpus_that_are_hidden_are_not_used(monkeypatch: Patch) -> None:
     assert local_devices(TrainConfig(replicas=2), ONE_MACHINE) == ("CPU:0", "CPU:1")
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "config, used",
     [(TrainConfig(), 4), (TrainConfig(replicas=2), 2), (TrainConfig(strategy="one_device"), 1)],
 )
@@ -63,7 +62,7 @@ def test_gpus_beyond_the_replicas_are_hidden(
     assert calls == [(gpus[:used], "GPU"), *((gpu, True) for gpu in gpus[:used])]
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "config, line",
     [
         (TrainConfig(replicas=3, global_batch_size=100), "take 99 or 102"),
@@ -77,7 +76,7 @@ def test_a_machine_or_batch_that_does_not_fit_is_refused(config: TrainConfig, li
         make_replicas(config)
 
 
-@pytest.mark.parametrize("device, expected", [("GPU:0", "nccl"), ("CPU:0", "ring")])
+@parametrize("device, expected", [("GPU:0", "nccl"), ("CPU:0", "ring")])
 def test_workers_with_gpus_sum_by_nccl(device: str, expected: str, monkeypatch: Patch) -> None:
     """Looks at what the strategy is given: a real one of several workers needs a process each."""
     given: list[Any] = []
@@ -91,7 +90,7 @@ def test_workers_with_gpus_sum_by_nccl(device: str, expected: str, monkeypatch: 
     assert resolver.num_accelerators() == ({"GPU": 1} if device == "GPU:0" else {})
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "build, shown",
     [
         (

@@ -14,7 +14,7 @@ import pytest
 from numpy.random import default_rng
 
 from tests.drill import read
-from tests.fixtures import Capture, Patch
+from tests.fixtures import SLOW, Capture, Patch, parametrize
 from tests.support import refused
 from tests.trainer.data.test_sources import png, write_tfrecord
 from tests.workers import python
@@ -66,7 +66,7 @@ def levels_of(part: Any) -> list[int]:
 
 
 @pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("memory", [4096, 0])
+@parametrize("memory", [4096, 0])
 def test_pieces_hold_what_the_source_holds(photos: Path, tmp_path: Path, memory: int) -> None:
     index = prepare(photos, tmp_path / "prepared")
     assert [entry["examples"] for entry in index["splits"]["train"]] == [10] * 5
@@ -181,7 +181,7 @@ def test_other_sources_can_be_prepared(tmp_path: Path) -> None:
         assert levels_of(found.train) == levels_of(given.train)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "arguments, line",
     [
         (["nothing", "prepared", "--image_size=zero"], "image_size"),
@@ -206,7 +206,7 @@ def test_prepare_says_what_is_wrong(arguments: list[str], line: str, capsys: Cap
 Damage = Callable[[Path], object]
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "damage, line",
     [
         (lambda f: (f / "pieces.json").write_text("{"), "pieces.json is damaged"),
@@ -250,7 +250,7 @@ def changed(folder: Path, **changes: Any) -> None:
     (folder / "pieces.json").write_text(json.dumps(index))
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "damage, line",
     [
         (Path.unlink, "train-00000.x.npy cannot be read any more (No such file or directory)"),
@@ -300,7 +300,7 @@ del rows  # ends prefetching before the interpreter exits
 """
 
 
-@pytest.mark.slow
+@SLOW
 def test_memory_stays_flat_while_a_set_of_four_times_the_limit_streams(tmp_path: Path) -> None:
     images = default_rng(0).integers(0, 256, (5500, 64, 64, 3), np.uint8)  # 64 MiB
     np.savez(tmp_path / "images.npz", images=images)

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from tests.fixtures import Capture, Patch
+from tests.fixtures import Capture, Patch, parametrize
 from tests.support import real_data, refused
 from trainer.base.errors import UserError
 from trainer.base.log import start_logging
@@ -40,7 +40,7 @@ def levels(count: int, size: int = 8) -> Any:
     ).copy()
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz"])
+@parametrize("suffix", ["", ".gz"])
 def test_idx_folder(tmp_path: Path, suffix: str) -> None:
     write_idx(tmp_path / f"train-images-idx3-ubyte{suffix}", levels(5))
     write_idx(tmp_path / f"train-labels-idx1-ubyte{suffix}", np.array([0, 1, 2, 1, 0], np.uint8))
@@ -58,7 +58,7 @@ def test_one_idx_file_and_a_kind_that_is_said(tmp_path: Path) -> None:
     assert (dataset.train.count, dataset.train.labelled, dataset.evaluation) == (3, False, None)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "suffix, content, line",
     [
         ("", b"", "not an idx file"),
@@ -95,7 +95,7 @@ def test_npz_with_keras_names_and_column_labels(tmp_path: Path) -> None:
     assert dataset.evaluation is not None
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "content, line",
     [
         ({"other": np.zeros(3)}, "it contains other: x_train or images is required"),
@@ -130,7 +130,7 @@ def test_labels_of_a_function_of_ones_own_become_class_numbers(monkeypatch: Patc
         assert (found.tolist(), found.dtype) == (labels, np.int32)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "labels, names, line",
     [
         ([0, 2], ("a", "b"), "labels from 0 to 2: must be from 0 to 1"),
@@ -198,7 +198,7 @@ def test_a_class_called_train_is_not_taken_for_the_whole(tmp_path: Path) -> None
     assert load(tmp_path).train.count == 1
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "files, line",
     [
         ([], r"no image files found \(recognised by"),
@@ -238,7 +238,7 @@ def test_bad_images_stop_the_run_or_are_left_out(tmp_path: Path) -> None:
     assert len(dataset.notes["skipped"]) == 12
 
 
-@pytest.mark.parametrize("flags", [{"skip_bad_images": True}, {"evaluation_fraction": 0.5}])
+@parametrize("flags", [{"skip_bad_images": True}, {"evaluation_fraction": 0.5}])
 def test_a_class_that_keeps_no_image_stops_the_run(tmp_path: Path, flags: dict[str, Any]) -> None:
     """The second class has one image: damaged, or held back for evaluation by this seed."""
     for i in range(3):
@@ -269,9 +269,7 @@ def png(level: int) -> bytes:
     return bytes(tf.io.encode_png(tf.fill((10, 10, 1), tf.cast(level, tf.uint8))).numpy())
 
 
-@pytest.mark.parametrize(
-    "image, label", [("image/encoded", "image/class/label"), ("image", "label")]
-)
+@parametrize("image, label", [("image/encoded", "image/class/label"), ("image", "label")])
 def test_tfrecords(tmp_path: Path, image: str, label: str) -> None:
     write_tfrecord(tmp_path / "train-0.tfrecord", [{image: png(i), label: i % 2} for i in range(4)])
     write_tfrecord(tmp_path / "train-1.tfrecord.gz", [{image: png(9), label: 1}], "GZIP")
@@ -298,7 +296,7 @@ def test_damaged_tfrecords_are_named(tmp_path: Path) -> None:
         load(file)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "data, line",
     [
         ("/no/such/path", "path not found"),
@@ -325,7 +323,7 @@ def test_without_a_network_keras_data_says_so(monkeypatch: Patch, tmp_path: Path
         load("mnist")
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
+@parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
 def test_keras_data_is_converted(monkeypatch: Patch, name: str) -> None:
     shape = (32, 32, 3) if name == "cifar10" else (28, 28)
     images = np.zeros((3, *shape), np.uint8)
@@ -336,7 +334,7 @@ def test_keras_data_is_converted(monkeypatch: Patch, name: str) -> None:
     assert len(dataset.class_names) == (3 if name == "mnist" else 10)
 
 
-@pytest.mark.parametrize("name, classes", [("mnist", 10), ("fashion-mnist", 10)])
+@parametrize("name, classes", [("mnist", 10), ("fashion-mnist", 10)])
 def test_the_real_files(name: str, classes: int) -> None:
     dataset = load(real_data(name), image_size=28)
     assert (dataset.train.count, dataset.evaluation.count, len(dataset.class_names)) == (

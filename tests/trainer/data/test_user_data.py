@@ -10,7 +10,7 @@ import tensorflow as tf
 from numpy.testing import assert_array_equal
 
 from tests.drill import read
-from tests.fixtures import Log, Patch
+from tests.fixtures import SLOW, Log, Patch, parametrize
 from tests.support import (
     largest_difference,
     refused,
@@ -103,7 +103,7 @@ def same(one: list[Any], other: list[Any]) -> None:
         tf.nest.map_structure(assert_array_equal, a, b)
 
 
-@pytest.mark.parametrize("data", KINDS)
+@parametrize("data", KINDS)
 def test_steps_have_the_same_rows_on_replicas_workers_and_after_a_restart(data: str) -> None:
     alone = steps_of(data, 0, 1, 1, 0, 8)
     assert not all(
@@ -141,7 +141,7 @@ def test_batches_end_each_epoch_once_and_leave_out_the_last_small_one() -> None:
     assert train._source.epochs in (8, 11)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "data, line",
     [
         (
@@ -187,7 +187,7 @@ def test_examples_that_are_drawn_train_as_in_fit_on_one_replica_alone(caplog: Lo
 
 
 @pytest.mark.exports
-@pytest.mark.slow
+@SLOW
 def test_a_model_of_a_fixed_batch_trains_and_is_saved_as_in_fit(tmp_path: Path) -> None:
     config = settings(
         "windows", "stateful", "--precision=float32", f"--job_dir={tmp_path}", "--steps=6"
@@ -220,7 +220,7 @@ class _Frame:
         return self._values
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "returned, line",
     [
         (
@@ -296,7 +296,7 @@ X = np.zeros((BATCH, 7))
 CLASSES = np.arange(BATCH)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "model, dataset, line",
     [
         (
@@ -370,7 +370,7 @@ MODELS = [
 
 
 # Other models in two passes of each replica: tests/trainer/invariance/test_micro_batches.py
-@pytest.mark.parametrize("model, data", MODELS)
+@parametrize("model, data", MODELS)
 def test_two_replicas_give_the_numbers_of_one(model: str, data: str) -> None:
     (one, logs), (two, logs_of_two) = (
         run_steps(settings(data, model, f"--replicas={n}"), 8) for n in (1, 2)
@@ -381,7 +381,7 @@ def test_two_replicas_give_the_numbers_of_one(model: str, data: str) -> None:
         assert logs_of_two.means() == pytest.approx(logs.means(), rel=1e-10)
 
 
-@pytest.mark.parametrize("data", ["classes", "classes_as_floats"])
+@parametrize("data", ["classes", "classes_as_floats"])
 def test_class_weights_are_those_of_fit(data: str) -> None:
     flags = ("--class_weight=0:1,1:3", "--replicas=2")
     config = settings(data, "classifier", *flags)
@@ -398,9 +398,7 @@ def test_class_weights_are_those_of_fit(data: str) -> None:
     assert largest_difference(expected, found) < 1e-12
 
 
-@pytest.mark.parametrize(
-    "weights, line", [("cat:2", "written as 0:1,1:6.5"), ("0:-1", "must be at least 0")]
-)
+@parametrize("weights, line", [("cat:2", "written as 0:1,1:6.5"), ("0:-1", "must be at least 0")])
 def test_class_weights_that_cannot_be_read_are_refused(weights: str, line: str) -> None:
     with refused(line):
         settings("classes", "classifier", f"--class_weight={weights}")
@@ -415,7 +413,7 @@ def test_losses_of_layers_are_enough_to_train_on() -> None:
     assert run_steps(settings("arrays", "penalty_alone"), 2)[1].means()["loss"] > 0
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "model, data, line, flags",
     [
         (

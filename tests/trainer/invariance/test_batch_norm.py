@@ -5,13 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from keras import layers
 from numpy.random import default_rng
 from numpy.testing import assert_allclose
 
-from tests.fixtures import Patch
+from tests.fixtures import SLOW, Patch, parametrize
 from tests.support import refused, slow
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
@@ -51,8 +50,8 @@ def pair(shape: tuple[int, ...], **settings: Any) -> tuple[layers.Layer, layers.
     return ours, stock
 
 
-@pytest.mark.parametrize("precision, tolerance", TOLERANCE.items())
-@pytest.mark.parametrize(
+@parametrize("precision, tolerance", TOLERANCE.items())
+@parametrize(
     "shape, settings, masked",
     [
         ((8, 6, 6, 5), {}, False),
@@ -77,7 +76,7 @@ def test_one_replica_normalises_as_keras_does(
         assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(np.abs(other).max(), 0.1))
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@parametrize("dynamic", [False, True])
 def test_one_value_a_channel_gives_no_nan_even_if_the_kernels_variance_is(
     dynamic: bool, monkeypatch: Patch
 ) -> None:
@@ -145,7 +144,7 @@ def error(found: Any, exact: Any) -> float:
     return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
 
 
-@pytest.mark.slow
+@SLOW
 def test_in_float32_several_replicas_are_as_exact_as_one() -> None:
     """A channel's mean is up to 1,000 standard deviations: a difference of means of squares loses
     the variance."""
@@ -167,7 +166,7 @@ def test_in_float32_several_replicas_are_as_exact_as_one() -> None:
             assert (several <= 3 * np.maximum(alone, 1e-6)).all(), (ratio, alone, together)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "precision, tolerance, shape, settings, masked",
     [
         ("float64", 1e-10, (ROWS, 3, 4, 5), {}, False),
@@ -194,8 +193,8 @@ def test_replicas_normalise_as_one_does(
             assert_allclose(found, exact, rtol=tolerance, atol=tolerance * np.abs(exact).max())
 
 
-@pytest.mark.parametrize("precision, tolerance", TOLERANCE.items())
-@pytest.mark.parametrize("shape", [(ROWS, 6, 6, 5), (1, 1, 1, 5)])
+@parametrize("precision, tolerance", TOLERANCE.items())
+@parametrize("shape", [(ROWS, 6, 6, 5), (1, 1, 1, 5)])
 def test_groups_of_one_pass_are_normalised_as_in_passes_of_their_own(
     precision: str, tolerance: float, shape: Any
 ) -> None:
@@ -213,7 +212,7 @@ def test_groups_of_one_pass_are_normalised_as_in_passes_of_their_own(
         assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(np.abs(other).max(), 1.0))
 
 
-@pytest.mark.parametrize("traced", [False, True])
+@parametrize("traced", [False, True])
 def test_a_gradients_gradient_is_that_of_keras(traced: bool) -> None:
     """As in a penalty on gradients: the formula has a gradient of its own, which has to have one
     too."""

@@ -8,14 +8,13 @@ from typing import Any
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 from keras import Sequential, layers, ops
 from keras.utils import set_random_seed
 from numpy.random import default_rng
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tests.fixtures import Log
+from tests.fixtures import SLOW, Log, parametrize
 from tests.support import refused, slow
 from trainer.invariance.draws import draw_by_row, draw_by_row_everywhere
 from trainer.invariance.internals import layers_by_path, reset_layer_names, seed_initializers
@@ -102,7 +101,7 @@ LAYERS: dict[str, tuple[Callable[[], Any], Any]] = {
 QUICK = ("Dropout", "noise_shape", "TimeDistributed", "LSTM", "RandomCrop")
 
 
-@pytest.mark.parametrize("name", [*QUICK, *(slow(name) for name in LAYERS if name not in QUICK)])
+@parametrize("name", [*QUICK, *(slow(name) for name in LAYERS if name not in QUICK)])
 def test_a_row_gets_the_same_numbers_on_any_number_of_replicas(name: str, caplog: Log) -> None:
     make, inputs = LAYERS[name]
     layer = independent(make, inputs)
@@ -115,7 +114,7 @@ def test_a_row_gets_the_same_numbers_on_any_number_of_replicas(name: str, caplog
     assert "depends on the number" not in caplog.text
 
 
-@pytest.mark.slow  # traces every layer of Keras that draws
+@SLOW  # traces every layer of Keras that draws
 def test_every_layer_of_keras_that_draws_does_so_by_row_or_is_named() -> None:
     needed = {
         "factor": 0.3,
@@ -183,7 +182,7 @@ def test_a_layer_used_twice_draws_anew_and_layers_of_one_name_draw_apart() -> No
         assert 0.3 < (one == other).mean() < 0.7
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "make, function, line",
     [
         (
@@ -213,7 +212,7 @@ def test_a_layer_used_twice_draws_anew_and_layers_of_one_name_draw_apart() -> No
         ),
     ],
 )
-@pytest.mark.parametrize("rows", [4, ROWS])
+@parametrize("rows", [4, ROWS])
 def test_what_is_refused_on_several_replicas_runs_on_one(
     make: Callable[[], Any], function: Function, line: str, rows: int
 ) -> None:
@@ -235,8 +234,8 @@ def test_without_a_layer_keras_random_draws_by_row_too() -> None:
     assert_array_equal(on_replica(noise, WORDS, 4, 1), whole[4:])
 
 
-@pytest.mark.parametrize("of_a_layer", [True, False])
-@pytest.mark.parametrize("kept", [0.0, 100.0])
+@parametrize("of_a_layer", [True, False])
+@parametrize("kept", [0.0, 100.0])
 def test_rows_that_only_the_running_step_counts_are_drawn_by_row(
     kept: float, of_a_layer: bool, caplog: Log
 ) -> None:
@@ -268,7 +267,7 @@ def looped(values: Any, layer: Any) -> Any:
     )[1]
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "function, line",
     [
         (looped, "dropout draws random numbers inside a loop"),
@@ -287,7 +286,7 @@ def looped(values: Any, layer: Any) -> Any:
         ),
     ],
 )
-@pytest.mark.parametrize("rows", [4, ROWS])
+@parametrize("rows", [4, ROWS])
 def test_what_cannot_be_drawn_by_row_is_named(
     function: Callable[..., Any], line: str, rows: int, caplog: Log
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 from keras import Model, layers
 
 from tests import workers
-from tests.fixtures import Capture, Patch
+from tests.fixtures import SLOW, Capture, Patch, parametrize
 from tests.support import classifier_of, refused, run_job, run_steps, slow, small
 from trainer import check
 from trainer.base.errors import DONE, USER_MUST_CHANGE
@@ -19,7 +19,6 @@ from trainer.run.replica_check import ReplicaVerdict, compare_few_rows
 from trainer.training.checkpoint import digest_of, snapshot, variables_of
 
 FOUR = "--virtual_replicas=4"
-SLOW = pytest.mark.slow
 # Dropout, augmentation, clipping of the sum and decay; masks, an embedding and attention.
 MLP = ("--model=mlp", "--dropout=0.3", "--augment=flip,crop")
 TEXT = (
@@ -56,7 +55,7 @@ def digest(replicas: int, *flags: str) -> str:
     return digest_of(snapshot(variables_of(model)))
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "flags",
     [
         slow(MLP, id="mlp"),
@@ -70,7 +69,7 @@ def test_all_variables_have_the_same_bits(flags: tuple[str, ...]) -> None:
     assert len({digest(count, *flags, FOUR) for count in (1, 2)}) == 1
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_run_resumed_on_more_replicas_says_its_digest(tmp_path: Path) -> None:
     shared = ("--model=mlp", "--dropout=0.3", "--jit_compile=false", FOUR)
     straight = run_job(
@@ -100,7 +99,7 @@ def test_a_run_resumed_on_more_replicas_says_its_digest(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.slow
+@SLOW
 def test_two_workers_have_the_bits_of_one_process(tmp_path: Path) -> None:
     flags = [
         "--recipe=mlp_mnist",
@@ -121,7 +120,7 @@ def test_two_workers_have_the_bits_of_one_process(tmp_path: Path) -> None:
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "model, line",
     [
         ("mixed_rows", "/mix_up mixes the rows of one replica: drop that, or"),
@@ -161,7 +160,7 @@ def test_the_check_compares_bits(monkeypatch: Patch, capsys: Capture) -> None:
     assert "mlp: equal bits: 5 steps on 1 and on 2 replicas" in output
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_run_compares_bits_before_it_trains() -> None:
     verdict = ReplicaVerdict(**compare_few_rows(small("--model=mlp", FOUR)))
     assert verdict == ReplicaVerdict(True, equal_bits=True, precision="in float64")

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras import Variable, layers, optimizers
 from numpy.testing import assert_allclose
 
-from tests.fixtures import Patch
+from tests.fixtures import SLOW, Patch, parametrize
 from tests.support import refused
 from trainer.invariance.batch_norm import normalize_in_place
 from trainer.invariance.gradients import sum_and_build, sum_first, update_average
@@ -59,7 +59,7 @@ def test_an_embeddings_gradient_is_summed_without_a_wait() -> None:
         assert np.flatnonzero(found[0][:, 0] != 1.0).tolist() == [0, 1, 3]
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "settings, advice",
     [
         ({"gradient_accumulation_steps": 3}, "leave it out and use --micro_batches, or"),
@@ -107,8 +107,8 @@ def normalized_in_place(monkeypatch: Patch) -> None:
     monkeypatch.setattr(layers.BatchNormalization, "__init__", changed)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
+@SLOW
+@parametrize(
     "module, put",
     [
         ("keras.src.optimizers.adam_test", fused_updates),
@@ -131,7 +131,7 @@ def test_keras_own_tests_pass_with_our_parts_in_place(
     assert [(str(test), lines[-400:]) for test, lines in (*result.errors, *result.failures)] == []
 
 
-@pytest.mark.parametrize("step, kept", [(0, 0.1), (80, 0.9), (10**6, 0.99)])
+@parametrize("step, kept", [(0, 0.1), (80, 0.9), (10**6, 0.99)])
 def test_a_moving_average_follows_faster_in_its_first_steps(step: int, kept: float) -> None:
     """Its decay is that of tf.train.ExponentialMovingAverage with num_updates."""
     average = Variable([0.0, 4.0])

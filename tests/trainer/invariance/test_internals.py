@@ -27,7 +27,7 @@ from keras.utils import set_random_seed
 from numpy.testing import assert_allclose, assert_array_equal
 
 import trainer
-from tests.fixtures import Patch
+from tests.fixtures import SLOW, Patch, parametrize
 from tests.support import slow
 from tests.trainer.invariance.test_draws import WORDS, Noisy, independent, on_replica
 from tests.trainer.invariance.test_gradients import make_strategy
@@ -194,7 +194,7 @@ def test_keras_argmax_compares_the_same_sign_bits_as_uint32(monkeypatch: Patch) 
     "TFE_Py_RegisterGradientFunction",
     "TFE_Py_RegisterVSpace",
 )
-@pytest.mark.parametrize("activation", ["relu", "relu6", "leaky_relu"])
+@parametrize("activation", ["relu", "relu6", "leaky_relu"])
 def test_a_gradient_of_a_gradient_multiplies_no_zeros_and_has_the_same_bits(
     activation: str, monkeypatch: Patch
 ) -> None:
@@ -331,7 +331,7 @@ def test_a_metric_that_cannot_be_computed_is_left_out() -> None:
 
 
 @meaning("Optimizer.apply", "_all_reduce_sum_gradients")
-@pytest.mark.parametrize("mean", [False, True])
+@parametrize("mean", [False, True])
 def test_gradients_are_summed_once_and_an_overflow_on_one_replica_skips_the_update_on_both(
     mean: bool,
 ) -> None:
@@ -383,7 +383,7 @@ def trained(make: Callable[[], Any], dtype: str, *, fused: bool) -> tuple[list[A
 
 @meaning("update_step", "_get_variable_index", "Adam._momentums", "Adam._velocities")
 @meaning("RMSprop._momentums", "RMSprop._velocities")
-@pytest.mark.parametrize(
+@parametrize(
     "name, dtype",
     [
         *((name, dtype) for name in OPTIMIZERS for dtype in ("float32", "float64")),
@@ -534,7 +534,7 @@ print(totals, service.heartbeat_timeout_in_ms)
 """
 
 
-@pytest.mark.slow  # a process of TensorFlow
+@SLOW  # a process of TensorFlow
 @meaning("_initialize_local_devices", "context.context", "configure_coordination_service")
 def test_a_worker_has_several_devices_and_waits_for_silent_ones() -> None:
     with socket.create_server(("localhost", 0)) as server:
@@ -574,7 +574,7 @@ FAILURES: dict[str, Any] = {
 
 
 @meaning(*FAILURES)
-@pytest.mark.parametrize(
+@parametrize(
     "text",
     [
         # it waits ten seconds
@@ -588,7 +588,7 @@ def test_errors_are_told_apart_by_their_texts(text: str) -> None:
 
 
 @meaning("keras.Model.fit", "keras.Model.evaluate", "keras.Model.predict")
-@pytest.mark.parametrize("name", ["fit", "evaluate", "predict"])
+@parametrize("name", ["fit", "evaluate", "predict"])
 def test_models_of_all_classes_have_a_replaced_method(name: str) -> None:
     model = type("Own", (Sequential,), {})([layers.Dense(1)])
     with internals.wrapped(f"keras.Model.{name}", lambda original, model, x: (model, x)):

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import Input, Model, optimizers
 
+from tests.fixtures import SLOW, parametrize
 from tests.own_data import regression, weighted
 from tests.support import largest_difference, refused, resolved, run_steps, slow
 from trainer.base.errors import UserError
@@ -44,7 +45,7 @@ def settings(model: str, *flags: str, data: str = "pair") -> TrainConfig:
     return resolved(*own, "--steps=5", "--precision=float64", *flags)
 
 
-@pytest.mark.parametrize("data", ["weighted_pair", slow("pair")])
+@parametrize("data", ["weighted_pair", slow("pair")])
 def test_a_root_mean_square_spans_all_replicas(data: str) -> None:
     one_device, logs = run_steps(settings("plain_root", "--replicas=1", data=data), 5)
     model, found = run_steps(settings("global_root", "--replicas=2", data=data), 5)
@@ -54,7 +55,7 @@ def test_a_root_mean_square_spans_all_replicas(data: str) -> None:
     assert largest_difference(one_device, apart) > 1e-5
 
 
-@pytest.mark.slow  # how a mean is evaluated: tests/trainer/measures/test_evaluation.py
+@SLOW  # how a mean is evaluated: tests/trainer/measures/test_evaluation.py
 def test_a_root_mean_square_is_evaluated_as_on_one_device() -> None:
     found = []
     for name in ("plain_root", "global_root"):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras import Model, layers
 
-from tests.fixtures import Patch
+from tests.fixtures import SLOW, Patch, parametrize
 from tests.step_memory import peak
 from tests.support import (
     classifier_of,
@@ -24,7 +24,6 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.invariance.layers import depends_on_replicas
 
-SLOW = pytest.mark.slow
 OWN = ("--global_batch_size=16", "--learning_rate=0.01")
 # 16 rows = 4 x 4 = 2 replicas x 2 x 4.
 WAYS = (("--replicas=1", "--micro_batches=4"), ("--replicas=2", "--micro_batches=2"))
@@ -37,7 +36,7 @@ def own(model: str, data: str) -> tuple[str, ...]:
 ONE_REPLICA_TOO = ("--model=mlp", "--dropout=0.3", "--augment=flip,crop", "--class_weight=1:3")
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "flags",
     [
         pytest.param(ONE_REPLICA_TOO, id="mlp"),
@@ -99,7 +98,7 @@ def test_a_step_of_the_users_that_takes_all_rows_at_once_is_refused() -> None:
         run_steps(small("--model=tests.models:mean_loss", *WAYS[0]), 1)
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_resumed_run_may_change_how_steps_are_computed(tmp_path: Path) -> None:
     flags = (
         "--model=cnn",
@@ -117,7 +116,7 @@ def test_a_resumed_run_may_change_how_steps_are_computed(tmp_path: Path) -> None
     assert read_run_info(job_dir)[0]["batch"] == "global batch 16 = 1 replica x 2 micro-batches x 8"
 
 
-@pytest.mark.slow
+@SLOW
 def test_passes_need_less_memory() -> None:
     flags = (
         "--model=cnn",

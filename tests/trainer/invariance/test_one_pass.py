@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tests.fixtures import Patch
+from tests.fixtures import SLOW, Patch, parametrize
 from tests.step_memory import counted
 from tests.support import largest_difference, run_steps, slow, small
 from trainer.data.sample_grids import from_uint8
@@ -112,7 +112,7 @@ def plain_r3gan_step(self: R3GAN, data: Any) -> dict[str, Any]:
     return {"critic_loss": loss, "gradient_penalty": penalty, "generator_loss": generator_loss}
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "model, flags, many_rows",
     [
         ("wgan_gp", ("--critic_steps=3", "--diff_augment=color,translation,cutout"), False),
@@ -163,7 +163,7 @@ print(min(peaks[1:]))
 """
 
 
-@pytest.mark.slow
+@SLOW
 def test_joined_passes_need_little_more_memory_than_plain_ones() -> None:
     """Found: 0.98 to 1.08; with the generator's passes joined too, 1.4."""
     flags = ("--model=dcgan", "--image_size=32", "--width=32", "--global_batch_size=128")

@@ -5,18 +5,16 @@ from contextlib import nullcontext
 
 import keras
 import numpy as np
-import pytest
 from keras import Model, layers
 
+from tests.fixtures import SLOW, parametrize
 from tests.support import classifier_of, largest_difference, run_steps, slow, small, weights
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 
 
-@pytest.mark.slow  # loss scaling: test_gradients.py and test_micro_batches.py
-@pytest.mark.parametrize(
-    "precision, tolerance", [("mixed_float16", 0.002), ("mixed_bfloat16", 0.02)]
-)
+@SLOW  # loss scaling: test_gradients.py and test_micro_batches.py
+@parametrize("precision, tolerance", [("mixed_float16", 0.002), ("mixed_bfloat16", 0.02)])
 def test_mixed_precision_on_two_replicas_stays_near_float32_on_one(
     precision: str, tolerance: float
 ) -> None:
@@ -35,7 +33,7 @@ def recomputing(config: TrainConfig, dataset: Dataset, *, mode: str = "") -> Mod
     return classifier_of(dataset.image_shape, *parts, layers.GlobalAveragePooling2D())
 
 
-@pytest.mark.parametrize("mode", ["full", slow("activations")])
+@parametrize("mode", ["full", slow("activations")])
 def test_layers_that_keras_recomputes_train_to_the_same_numbers_on_any_number_of_replicas(
     mode: str,
 ) -> None:

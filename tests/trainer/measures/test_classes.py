@@ -12,6 +12,7 @@ from keras import Input, Sequential, losses
 from numpy.random import default_rng
 
 from tests.drill import read
+from tests.fixtures import parametrize
 from tests.support import run_job, small
 from tests.trainer.measures.test_evaluation import setup_of
 from trainer import evaluate
@@ -44,7 +45,7 @@ def test_the_numbers_are_those_of_their_definitions() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "model, data, counts",
     [
         ("classifier", "classes", True),
@@ -69,7 +70,7 @@ def test_counts_do_not_depend_on_replicas_remainders_or_batch(
     assert json.loads(found[0])["examples"] == 21
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "classes, loss, counted",
     [
         (MOST_CLASSES, "sparse_categorical_crossentropy", MOST_CLASSES),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.drill import read
-from tests.fixtures import Log
+from tests.fixtures import Log, parametrize
 from tests.own_data import regression
 from tests.support import refused, run_job, saved_model, slow
 from tests.trainer.data.test_user_data import settings
@@ -53,7 +53,7 @@ def by_keras(setup: TrainingSetup, evaluate: Evaluation) -> dict[str, float]:
     return {f"val_{name}": value for name, value in numbers_of(found).items()}
 
 
-@pytest.mark.parametrize("model, data", CASES)
+@parametrize("model, data", CASES)
 def test_values_are_those_of_keras_with_a_remainder_and_on_more_replicas(
     model: str, data: str
 ) -> None:
@@ -119,7 +119,7 @@ def test_training_counts_are_not_touched(tmp_path: Path) -> None:
     assert one == other
 
 
-@pytest.mark.parametrize("flag", ["early_stopping=val_mape", "best_metric=val_mae"])
+@parametrize("flag", ["early_stopping=val_mape", "best_metric=val_mae"])
 def test_values_of_evaluation_need_data_for_it(flag: str, tmp_path: Path) -> None:
     with refused(f"{flag}: nothing is evaluated"):
         run(tmp_path, "arrays", f"--{flag}")

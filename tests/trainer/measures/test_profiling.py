@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import pytest
 import tensorflow as tf
 
-from tests.fixtures import Log
+from tests.fixtures import Log, parametrize
 from tests.support import refused, resolved, run_job
 from trainer.base.settings.request import resolve
 from trainer.invariance.internals import parse_profile
@@ -76,7 +75,7 @@ def test_another_profiler_that_runs_is_left_alone(tmp_path: Path, caplog: Log) -
     assert "profile_steps: TensorFlow's profiler cannot start" in caplog.text
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "steps, line",
     [
         (

@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose
 
 from tests.conftest import SMALL
 from tests.drill import losses, numbers, read
-from tests.fixtures import Folders, Log, Make, Patch
+from tests.fixtures import SLOW, Folders, Log, Make, Patch, parametrize
 from tests.support import Signals, of_model, refused, resolved, run_job, small
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.settings.train_config import TrainConfig
@@ -84,7 +84,7 @@ def test_fid_does_not_depend_on_replicas_and_keeps_real_features(
     assert found[1]["kid"] == pytest.approx(found[0]["kid"], rel=1e-2)
 
 
-@pytest.mark.parametrize("tf32", [True, False])
+@parametrize("tf32", [True, False])
 def test_features_are_never_computed_in_tf32(features: Path, tf32: bool) -> None:
     enabled = tf.config.experimental.tensor_float_32_execution_enabled
     set_precision_and_seed(
@@ -114,7 +114,7 @@ def features_in(precision: str, name: str) -> tuple[str, np.ndarray]:
     return extract.identity, found.numpy()
 
 
-@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16", "float64"])
+@parametrize("precision", ["mixed_bfloat16", "mixed_float16", "float64"])
 def test_features_do_not_depend_on_precision(
     precision: str, features: Path, monkeypatch: Patch
 ) -> None:
@@ -130,7 +130,7 @@ def test_features_do_not_depend_on_precision(
         assert_allclose(one[1], other[1], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "name, line",
     [
         ("text.keras", "use a classifier of yours"),
@@ -149,7 +149,7 @@ def test_a_network_that_cannot_be_loaded_says_what_to_do(
         Extractor(name if name == "inception" else str(tmp_path / name))
 
 
-@pytest.mark.slow  # it builds InceptionV3
+@SLOW  # it builds InceptionV3
 def test_inception_gives_its_pooled_features(tmp_path: Path) -> None:
     shape = (299, 299, 3)
     network = keras.applications.InceptionV3(
@@ -166,7 +166,7 @@ def test_inception_gives_its_pooled_features(tmp_path: Path) -> None:
     assert_allclose(found, network(resized / 127.5 - 1), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(8, 16, 1), (64,)])
+@parametrize("shape", [(8, 16, 1), (64,)])
 def test_features_come_from_a_classifier_of_square_images(
     shape: tuple[int, ...], tmp_path: Path
 ) -> None:

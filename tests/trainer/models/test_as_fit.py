@@ -16,7 +16,7 @@ from keras.utils import set_random_seed
 from numpy.random import default_rng
 
 from benchmarks.drawn_models import Penalized, difference, found_in, launched
-from tests.fixtures import Log, Patch
+from tests.fixtures import SLOW, Log, Patch, parametrize
 from tests.support import refused
 
 PAGE = Path(__file__).parents[3] / "docs" / "training.md"
@@ -278,7 +278,7 @@ def _seeds_of_keras(monkeypatch: Patch) -> None:
     monkeypatch.setattr("keras.src.random.seed_generator.python_random", random)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "says, build, line",
     [
         pytest.param(*case[1:], id=str(number), marks=[] if number in QUICK else pytest.mark.slow)
@@ -308,8 +308,8 @@ def test_limits_of_keras_are_refused() -> None:
         keras.config.set_max_epochs(None)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scales", [True, False])
+@SLOW
+@parametrize("scales", [True, False])
 def test_a_loss_is_scaled_as_in_fit(scales: bool) -> None:
     expected = trained(lambda: network(auto_scale_loss=scales), "mixed_float16")
     found, _ = launched(

@@ -9,6 +9,7 @@ import tensorflow as tf
 from numpy.random import default_rng
 from numpy.testing import assert_allclose, assert_array_equal
 
+from tests.fixtures import parametrize
 from trainer.base.settings.model_settings import DIFF_AUGMENTATIONS
 from trainer.data.augmentation import crop, flip
 from trainer.invariance.step import StepContext, in_step
@@ -78,7 +79,7 @@ def test_cutout_makes_a_square_of_half_the_size_grey() -> None:
     assert np.mean(heights == 8) == pytest.approx(9 / 17, abs=0.05)
 
 
-@pytest.mark.parametrize("shape", [(SIZE, SIZE, 3), (24, 24, 1)])
+@parametrize("shape", [(SIZE, SIZE, 3), (24, 24, 1)])
 def test_gradients_flow_back_and_xla_computes_the_same(shape: tuple[int, ...]) -> None:
     """All changes are affine in the images, so differences of any size give the derivative."""
     augment = DiffAugment(DIFF_AUGMENTATIONS)

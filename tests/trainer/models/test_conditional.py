@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import Model
 from numpy.testing import assert_array_equal
 
-from tests.fixtures import Capture, Folders
+from tests.fixtures import Capture, Folders, parametrize
 from tests.support import read_lines, refused, resolved, run_job, run_steps, small
 from tests.trainer.measures.test_quality import saved_classifier
 from trainer import generate
@@ -38,7 +38,7 @@ def test_the_class_lies_beside_the_noise_as_long_as_it_is_on_average() -> None:
 LABELLED = f"--data={__name__}:labelled"
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "flags, line",
     [
         (
@@ -113,7 +113,7 @@ def test_a_run_draws_a_class_a_row_and_measures_them(trained: Path) -> None:
     assert [line["quality"] for line in lines if line["kind"] == "quality"][1:] == [quality]
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "flags, rows, columns",
     [
         (("--label=7", "--count=6"), 2, 3),
@@ -135,7 +135,7 @@ def test_generate_draws_the_classes_asked_for(
         assert np.abs(picture[68:132:4, 68:132:4] - image[0].astype(int)).max() <= 1
 
 
-@pytest.mark.parametrize("label", ["10", "-1", "cat", "1,,2"])
+@parametrize("label", ["10", "-1", "cat", "1,,2"])
 def test_generate_refuses_classes_that_the_model_has_not(
     trained: Path, label: str, capsys: Capture
 ) -> None:

@@ -7,6 +7,7 @@ from keras import Input, Model, layers
 from numpy.random import default_rng
 from numpy.testing import assert_allclose
 
+from tests.fixtures import parametrize
 from tests.support import in_float64
 from trainer.models.image_layers import CONVOLUTION, ImageConv2D, ImageConv2DTranspose
 from trainer.run.export import plain_copy
@@ -54,7 +55,7 @@ def computed(network: Model, inputs: tf.Tensor) -> list[tf.Tensor]:
     ]
 
 
-@pytest.mark.parametrize("channels, size", [(1, 8), (3, 6)])
+@parametrize("channels, size", [(1, 8), (3, 6)])
 def test_as_keras_does(channels: int, size: int) -> None:
     for ours, plain in networks(channels, size):
         assert {type(layer) for layer in plain.layers}.isdisjoint(

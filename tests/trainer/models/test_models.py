@@ -14,7 +14,7 @@ from keras.utils import set_random_seed
 from numpy.random import default_rng
 from numpy.testing import assert_allclose
 
-from tests.fixtures import Folders
+from tests.fixtures import SLOW, Folders, parametrize
 from tests.support import largest_difference, refused, resolved, run_steps, slow, small, weights
 from trainer.base.settings.model_settings import MODELS, MLPConfig
 from trainer.base.settings.train_config import TrainConfig
@@ -41,7 +41,7 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "name, replicas",
     [
         ("wgan_gp", 2),
@@ -62,8 +62,8 @@ def test_in_float64_replicas_agree_to_1e_10(name: str, replicas: int) -> None:
     assert logs.means().keys() == set(MODELS.get(small(*flags).model, MODELS["mlp"]).metrics)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["tests.models:own_batch_norm", "cnn", "dcgan", "wgan_gp"])
+@SLOW
+@parametrize("name", ["tests.models:own_batch_norm", "cnn", "dcgan", "wgan_gp"])
 def test_in_float32_replicas_differ_by_rounding_alone(name: str) -> None:
     flags = [
         flag
@@ -182,7 +182,7 @@ def changed(before: Model, after: Model) -> set[str]:
     }
 
 
-@pytest.mark.slow
+@SLOW
 def test_efficientnets_head_learns_first_and_the_upper_blocks_later(
     efficientnet_weights: Path,
 ) -> None:
@@ -233,7 +233,7 @@ def test_a_network_of_keras_keeps_its_layers_and_a_pretrained_one_stays_still() 
     assert (saved.momentum, saved.synchronized) == (0.8, False)
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.usefixtures("_two_blocks")
 def test_efficientnet_from_scratch_does_not_depend_on_replicas() -> None:
     flags = [*EFFICIENT, "--weights=none", "--precision=float64", "--dropout=0.5"]

@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import Input, Model, layers, ops
 from numpy.random import default_rng
 
+from tests.fixtures import parametrize
 from tests.support import in_float64, largest_difference, resolved, run_steps
 from trainer.invariance.step import current_step
 from trainer.run.proof import PROVED
@@ -81,7 +82,7 @@ def config_of(kind: str, *flags: str) -> Any:
     return resolved(*words, f"--global_batch_size={BATCH}", "--steps=6", "--precision=float64")
 
 
-@pytest.mark.parametrize("kind", ["Penalised", "Alone"])
+@parametrize("kind", ["Penalised", "Alone"])
 def test_an_own_loss_trains_as_in_fit(kind: str) -> None:
     in_float64()
     model = build(None, None, kind=kind)
@@ -101,8 +102,8 @@ def test_one_that_asks_for_the_step_adds_up() -> None:
     assert logs_of_two.means() == pytest.approx(logs.means(), rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["Penalised", "Alone", "WithStep"])
-@pytest.mark.parametrize("flags", [(), ("--micro_batches=2",)])
+@parametrize("kind", ["Penalised", "Alone", "WithStep"])
+@parametrize("flags", [(), ("--micro_batches=2",)])
 def test_own_losses_are_proved(kind: str, flags: tuple[str, ...]) -> None:
     proof = proof_of(config_of(kind, *flags))
     assert proof.verdict() == PROVED, proof

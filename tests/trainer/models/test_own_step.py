@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import Input, Model, layers, ops
 from numpy.random import default_rng
 
+from tests.fixtures import parametrize
 from tests.support import largest_difference, resolved, run_steps, slow
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
@@ -81,7 +82,7 @@ def settings(name: str, replicas: int) -> TrainConfig:
     return resolved(*own, "--steps=6", f"--replicas={replicas}", "--precision=float64")
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "name, means", [("WithStep", False), *(slow(name, True) for name in ("ForFit", "Super"))]
 )
 def test_two_replicas_give_the_numbers_of_one(name: str, means: bool) -> None:

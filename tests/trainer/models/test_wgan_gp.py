@@ -5,11 +5,11 @@ from typing import Any
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 from keras import Input, Model, Sequential, layers
 from numpy.testing import assert_allclose
 
+from tests.fixtures import parametrize
 from trainer.base.settings.model_settings import WGANGPConfig
 from trainer.models.gan import build_critic, build_generator, filters
 from trainer.models.wgan_gp import gradient_norms
@@ -26,7 +26,7 @@ def linear_critic(weights: Any, dtype: str = "float32") -> Model:
     return critic
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_the_gradient_norm_of_a_linear_critic_is_that_of_its_weights(policy: str) -> None:
     keras.config.set_dtype_policy(policy)
     norms = gradient_norms(
@@ -35,7 +35,7 @@ def test_the_gradient_norm_of_a_linear_critic_is_that_of_its_weights(policy: str
     assert_allclose(norms, np.full(6, 5.0), rtol=1e-6)
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_where_the_gradient_is_zero_the_norms_gradient_is_zero(policy: str) -> None:
     keras.config.set_dtype_policy(policy)
     critic = linear_critic(np.zeros((4, 4, 1), np.float32), dtype=policy)
@@ -48,8 +48,8 @@ def test_where_the_gradient_is_zero_the_norms_gradient_is_zero(policy: str) -> N
     assert np.array_equal(tape.gradient(penalty, kernel), np.zeros((16, 1)))
 
 
-@pytest.mark.parametrize("size", [16, 24, 40, 64, 256])
-@pytest.mark.parametrize("channels", [1, 3])
+@parametrize("size", [16, 24, 40, 64, 256])
+@parametrize("channels", [1, 3])
 def test_networks_fit_every_size(size: int, channels: int) -> None:
     config = WGANGPConfig(image_size=size, channels=channels, width=2, latent_dim=4)
     generator = build_generator(config)

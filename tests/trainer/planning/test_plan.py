@@ -7,13 +7,12 @@ import sys
 from pathlib import Path
 
 import keras
-import pytest
 import tensorflow as tf
 
 from benchmarks.plan_memory import CASES, tried
 from deploy.__main__ import main
 from tests.drill import read
-from tests.fixtures import Capture, Patch
+from tests.fixtures import SLOW, Capture, Patch, parametrize
 from tests.support import small
 from tests.workers import python
 from trainer.base.run_files.plan_file import read_plan
@@ -24,12 +23,12 @@ from trainer.planning.planner import MeasuredStep
 from trainer.training.step_operations import operations
 
 
-@pytest.mark.parametrize("case", CASES)
+@parametrize("case", CASES)
 def test_the_settings_of_each_case_of_the_benchmark_hold(case: str) -> None:
     resolve(CASES[case])  # raises where a model and its data contradict each other
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_step_needs_what_was_predicted_and_its_largest_batch_runs(monkeypatch: Patch) -> None:
     """A U-Net at twice the largest number of rows: its order, and so its peak, differs from process
     to process."""
@@ -46,7 +45,7 @@ def test_a_step_needs_what_was_predicted_and_its_largest_batch_runs(monkeypatch:
     assert case["runs"] == [True] or not uses_onednn()
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_plan_is_made_kept_and_used(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     """`deploy plan` makes one only where none is kept."""
     flags = ["--recipe=mlp_mnist", "--data=digits", "--width=64"]
@@ -84,7 +83,7 @@ def test_a_plan_is_made_kept_and_used(tmp_path: Path, monkeypatch: Patch, capsys
     assert read(tmp_path / "out" / "forecast.json")["tiers"][0]["fit"]["verdict"] == "fits"
 
 
-@pytest.mark.parametrize("model, sums", [("classifier", False), ("own_batch_norm", True)])
+@parametrize("model, sums", [("classifier", False), ("own_batch_norm", True)])
 def test_batch_norm_over_replicas_sums_within_a_step(model: str, sums: bool) -> None:
     config = small(f"--model=tests.models:{model}", "--data=digits")
     assert MeasuredStep(config, load_dataset(config), 8).sums_within == sums
@@ -98,7 +97,7 @@ def test_loops_of_a_model_are_counted_by_no_time() -> None:
     assert {(op.times, op.flops > 0) for op in operations(graph, (0,))} == {(0, False), (1, False)}
 
 
-@pytest.mark.slow  # two processes with TensorFlow
+@SLOW  # two processes with TensorFlow
 def test_a_plan_that_was_stopped_goes_on_with_what_it_measured(tmp_path: Path) -> None:
     words = ["-m", "trainer.plan", "--model=mlp", "--data=digits", "--image_size=8"]
     command = [sys.executable, *words]
@@ -117,7 +116,7 @@ def test_a_plan_that_was_stopped_goes_on_with_what_it_measured(tmp_path: Path) -
     assert read_plan(plan).memory.measured_rows == [8, 16, 32]
 
 
-@pytest.mark.slow  # a process with TensorFlow
+@SLOW  # a process with TensorFlow
 def test_a_model_that_fails_has_its_own_line(tmp_path: Path) -> None:
     (tmp_path / "broken_to_plan.py").write_text(
         "def build(config, dataset):\n    return dataset.no_such_part\n"

@@ -4,10 +4,9 @@ whole."""
 import zlib
 from typing import Any
 
-import pytest
 from numpy.random import default_rng
 
-from tests.fixtures import Patch
+from tests.fixtures import Patch, parametrize
 from tests.trainer.proof.cases import CASES
 from tests.trainer.proof.halves import labels_of
 from trainer.proof import arithmetic
@@ -39,14 +38,12 @@ def test_every_rule_has_cases() -> None:
 
 
 # All operations on lists have one case together.
-@pytest.mark.parametrize(
-    "name", sorted(name for name in CASES if "TensorList" not in name or "Stack" in name)
-)
+@parametrize("name", sorted(name for name in CASES if "TensorList" not in name or "Stack" in name))
 def test_the_numbers_are_what_the_label_says(name: str) -> None:
     assert wrong(name) == []
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "name, rule",
     [
         ("Max", RULES["Sum"]),

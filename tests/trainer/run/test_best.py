@@ -5,9 +5,9 @@ from typing import Any
 
 import keras
 import numpy as np
-import pytest
 from keras import Input, Model, Sequential
 
+from tests.fixtures import parametrize
 from tests.support import refused, small
 from trainer.base.run_files.job_files import finite
 from trainer.run.run_state import Best
@@ -23,7 +23,7 @@ def kept(state: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(finite(state)))
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "flags, first, others, later",
     [
         (
@@ -62,7 +62,7 @@ def test_the_best_of_another_measure_starts_from_scratch(
     assert (changed.state["step"], changed.improved) == (20, True)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "name, values, step",
     [
         ("val_accuracy", [0.5, 0.7, 0.6], 1),
@@ -109,7 +109,7 @@ def stops_after(stopping: EarlyStopping, values: list[float]) -> int | None:
     return None
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "monitor, values, last",
     [
         *((monitor, [1.0, 2.0, 3.0, 4.0], None) for monitor in ("acc", "auc", "val_accuracy")),
@@ -133,7 +133,7 @@ def test_early_stopping_refuses_what_has_no_better_side_after_the_first_call() -
         began("wasserstein_distance", Model()).on_train_batch_end(1, {"wasserstein_distance": 1.0})
 
 
-@pytest.mark.parametrize("monitor, continues", [("loss", True), ("accuracy", False)])
+@parametrize("monitor, continues", [("loss", True), ("accuracy", False)])
 def test_early_stopping_starts_from_scratch_with_another_value(
     monitor: str, continues: bool
 ) -> None:

@@ -14,7 +14,7 @@ from keras.models import load_model
 from numpy.testing import assert_allclose
 
 from tests import own_data
-from tests.fixtures import Capture, Folders, Log, Make, Patch
+from tests.fixtures import SLOW, Capture, Folders, Log, Make, Patch, parametrize
 from tests.support import refused, resolved, run_job, run_steps, slow
 from tests.workers import python
 from trainer import evaluate, generate, predict
@@ -52,7 +52,7 @@ print(json.dumps({"trainer": "trainer" in sys.modules, "sync": sync}))
 pytestmark = pytest.mark.exports
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_process_without_this_package_loads_it(tmp_path: Path, small_config: Make) -> None:
     model, _ = run_steps(
         small_config("--model=wgan_gp", "--replicas=2", "--precision=mixed_bfloat16"), 4
@@ -134,7 +134,7 @@ VOCABULARIES: dict[str, Callable[[], layers.Layer]] = {
 }
 
 
-@pytest.mark.parametrize("kind", VOCABULARIES)
+@parametrize("kind", VOCABULARIES)
 def test_a_vocabulary_is_saved_with_the_model(kind: str, tmp_path: Path, caplog: Log) -> None:
     layer = VOCABULARIES[kind]()
     x = tf.constant([3, 4] if kind == "numbers" else TEXTS)
@@ -161,7 +161,7 @@ def unregistered(config: TrainConfig, dataset: Dataset) -> Model:
     return own_data._compiled(Sequential(stack), config, loss="mean_squared_error")
 
 
-@pytest.mark.parametrize("lost", ["vocabulary", "class"])
+@parametrize("lost", ["vocabulary", "class"])
 def test_an_export_that_cannot_be_loaded_is_told_before_training(
     lost: str, monkeypatch: Patch, caplog: Log
 ) -> None:
@@ -217,7 +217,7 @@ def test_many_images_are_generated_some_at_a_time(trained: Path) -> None:
     assert np.abs(together.astype(int) - np.concatenate(parts)).max() <= 1
 
 
-@pytest.mark.parametrize("name", ["", "model", "model/model.keras"])
+@parametrize("name", ["", "model", "model/model.keras"])
 def test_a_saved_model_is_found_below_its_job_directory(trained: Path, name: str) -> None:
     assert fetch_model(str(trained / name), "initial_model") == trained / "model" / "model.keras"
 
@@ -268,9 +268,7 @@ def unsaved(config: TrainConfig, dataset: Dataset) -> Model:
     return model
 
 
-@pytest.mark.parametrize(
-    "model, file", [("unsaved", "model.weights.h5"), slow("autoencoder", "model.keras")]
-)
+@parametrize("model, file", [("unsaved", "model.weights.h5"), slow("autoencoder", "model.keras")])
 def test_models_that_fit_trains_are_exported_and_used(
     model: str, file: str, tmp_path: Path, capsys: Capture, caplog: Log
 ) -> None:
@@ -363,8 +361,8 @@ def test_a_sequential_without_an_input_takes_any_number_of_rows(tmp_path: Path) 
     assert leaf.shape.as_list() == [None, 4]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", [(), ("--save_optimizer",)])
+@SLOW
+@parametrize("flags", [(), ("--save_optimizer",)])
 def test_a_process_without_the_users_code_loads_a_compiled_model(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:

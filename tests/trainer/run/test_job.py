@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tests import models
 from tests.drill import lines, read
-from tests.fixtures import Log, Make, Patch
+from tests.fixtures import SLOW, Log, Make, Patch, parametrize
 from tests.support import Signals, largest_difference, prepared, refused, resolved, run_steps, slow
 from tests.support import run_job as run
 from trainer.base.errors import DONE, INTERRUPTED
@@ -116,7 +116,7 @@ def test_the_same_command_resumes_until_the_run_is_done(small_config: Make, capl
     )
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "flags",
     [
         pytest.param(MLP, id="mlp"),
@@ -177,7 +177,7 @@ def test_versions_and_code_are_those_of_the_steps_that_count(
             started.versions_by_step(before, 6)
 
 
-@pytest.mark.slow
+@SLOW
 def test_what_later_commands_do_to_a_finished_run(small_config: Make) -> None:
     """Those with other settings are refused, one that was killed before its export exports, a
     failure is reported."""
@@ -239,7 +239,7 @@ def test_a_failed_run_leaves_its_state(small_config: Make) -> None:
     ]
 
 
-@pytest.mark.slow  # TensorFlow waits ten seconds for memory before it gives up
+@SLOW  # TensorFlow waits ten seconds for memory before it gives up
 def test_out_of_memory_reports_what_to_lower(small_config: Make) -> None:
     config = small_config("--model=tests.models:hungry", "--replicas=1", "--global_batch_size=16")
     with refused(
@@ -250,7 +250,7 @@ def test_out_of_memory_reports_what_to_lower(small_config: Make) -> None:
     assert read(Path(config.job_dir) / "result.json")["state"] == "failed"
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "settings, advice",
     [
         (
@@ -307,7 +307,7 @@ def test_a_callback_can_stop_the_run_and_a_fault_is_kept_in_the_result(
     assert (result["state"], result["error"]) == ("failed", f"TypeError: {raised.value}")
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "flag, line",
     [
         (
@@ -331,7 +331,7 @@ def test_what_does_not_fit_is_refused(small_config: Make, flag: str, line: str) 
         run(small_config(*flag.split()))
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_file_that_draws_at_its_import_does_so_after_the_seed_in_every_start(
     tmp_path: Path,
 ) -> None:
@@ -359,7 +359,7 @@ def test_a_file_that_draws_at_its_import_does_so_after_the_seed_in_every_start(
     assert starts[1] == starts[2]
 
 
-@pytest.mark.slow
+@SLOW
 def test_what_a_callback_does_in_the_end_changes_no_checkpoint(
     small_config: Make, tmp_path: Path, monkeypatch: Patch
 ) -> None:

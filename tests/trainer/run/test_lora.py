@@ -6,11 +6,10 @@ from typing import Any
 
 import keras
 import numpy as np
-import pytest
 from keras import Input, Model, Sequential, layers
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tests.fixtures import Log
+from tests.fixtures import Log, parametrize
 from tests.support import resolved, run_steps, saved_model, slow
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
@@ -54,7 +53,7 @@ def settings(*flags: str) -> TrainConfig:
     return resolved(*own)
 
 
-@pytest.mark.parametrize("flags", [("--replicas=2",), slow(("--micro_batches=2",))])
+@parametrize("flags", [("--replicas=2",), slow(("--micro_batches=2",))])
 def test_what_replicas_train_is_saved_merged_and_can_be_tuned_again(
     tmp_path: Path, caplog: Log, flags: tuple[str, ...]
 ) -> None:

@@ -3,7 +3,7 @@ that mixes rows."""
 
 import pytest
 
-from tests.fixtures import Log
+from tests.fixtures import SLOW, Log, parametrize
 from tests.golden import RUNS
 from tests.planted_dependences import DEPENDENT, INDEPENDENT
 from tests.rows_mixed import FINDINGS
@@ -29,7 +29,7 @@ def flags_of(name: str, *more: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", FINDINGS)
+@parametrize("name", FINDINGS)
 def test_each_trap_is_found_with_its_line_and_no_other(name: str) -> None:
     proof = proof_of(resolved(*flags_of(name)))
     lines = " ".join([*proof.mixes, *proof.unknown])
@@ -40,12 +40,12 @@ def test_each_trap_is_found_with_its_line_and_no_other(name: str) -> None:
         assert "rows_mixed.py:" in lines
 
 
-@pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16", "float64"])
+@parametrize("precision", ["mixed_float16", "mixed_bfloat16", "float64"])
 def test_every_precision_is_traced(precision: str) -> None:
     assert proof_of(resolved(*flags_of("attentive", f"--precision={precision}"))).holds
 
 
-@pytest.mark.parametrize("name", [*DEPENDENT, *INDEPENDENT])
+@parametrize("name", [*DEPENDENT, *INDEPENDENT])
 def test_planted_dependences_are_not_proved(name: str) -> None:
     words = [
         f"--model=tests.planted_dependences:{name}",
@@ -55,8 +55,8 @@ def test_planted_dependences_are_not_proved(name: str) -> None:
     assert proof_of(resolved(*words)).holds == (name in INDEPENDENT)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
+@SLOW
+@parametrize("name", RUNS)
 def test_recipes_and_examples_are_proved(name: str) -> None:
     """But the text example, whose layer splits texts into as many words as there are."""
     proof = proof_of(resolved(*RUNS[name], "--global_batch_size=16"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.drill import read
-from tests.fixtures import Log, Patch
+from tests.fixtures import SLOW, Log, Patch, parametrize
 from tests.planted_dependences import DEPENDENT, INDEPENDENT
 from tests.support import refused, resolved
 from trainer.base.errors import PlatformFault
@@ -38,7 +38,7 @@ def _proves(monkeypatch: Patch) -> None:
     monkeypatch.delenv(replica_check.SKIP, raising=False)
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_dependence_stops_a_new_run_unless_it_is_allowed(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
@@ -54,7 +54,7 @@ def test_a_dependence_stops_a_new_run_unless_it_is_allowed(
     assert (again["replica_check"], again["total_steps"]) == (about["replica_check"], 4)
 
 
-@pytest.mark.slow
+@SLOW
 def test_planted_dependences_are_found_and_no_other() -> None:
     verdicts = {name: compare_few_rows(settings(name)) for name in (*DEPENDENT, *INDEPENDENT)}
     assert {name for name, verdict in verdicts.items() if verdict["agrees"] is False} == set(
@@ -67,8 +67,8 @@ def test_planted_dependences_are_found_and_no_other() -> None:
     assert all(verdicts[name]["agrees"] for name in INDEPENDENT)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("flag", ["--sync_batch_norm=false", "--micro_batches=2"])
+@SLOW
+@parametrize("flag", ["--sync_batch_norm=false", "--micro_batches=2"])
 def test_what_settings_ask_of_batch_norm_is_exempt_and_hides_nothing_else(flag: str) -> None:
     verdicts = [
         compare_few_rows(settings("batch_norm", flag, *more)) for more in ([], ["--of_batch"])
@@ -77,7 +77,7 @@ def test_what_settings_ask_of_batch_norm_is_exempt_and_hides_nothing_else(flag: 
     assert verdicts[0]["reason"] == "with --sync_batch_norm=true and --micro_batches=1"
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_process_that_compares_twice_keeps_the_sums_apart() -> None:
     """Bits first, then float64: TensorFlow remembers what the key of a sum was first used for."""
     words = ["--model=tests.own_data:masked_text", "--data=tests.own_data:next_tokens"]
@@ -107,7 +107,7 @@ def test_nan_on_one_replica_is_told_as_such() -> None:
         compare_few_rows(settings("infinite"))
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "flag, line",
     [
         (

@@ -13,6 +13,7 @@ from numpy.random import default_rng
 from numpy.testing import assert_allclose
 
 from tests.drill import read
+from tests.fixtures import parametrize
 from tests.support import read_lines, resolved, run_job
 from trainer import evaluate, predict
 from trainer.base.errors import DONE, USER_MUST_CHANGE
@@ -111,7 +112,7 @@ def instances(kind: str) -> list[Any]:
 KINDS = ("dict", "list", "by_name", "by_place", "doubled", "chain")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@parametrize("kind", KINDS)
 def test_all_answer_as_the_run(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "run"
     words = [f"--model={__name__}:build", f"--data={__name__}:rows", f"--kind={kind}", "--steps=8"]

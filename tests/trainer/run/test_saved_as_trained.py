@@ -9,7 +9,7 @@ import pytest
 from keras import Input, Model, Sequential, layers
 
 from tests.drill import read
-from tests.fixtures import Log, Make
+from tests.fixtures import SLOW, Log, Make, parametrize
 from tests.support import refused, run_job
 from trainer.run.saved_model_check import DIFFERS
 
@@ -71,7 +71,7 @@ def test_a_loss_that_is_saved_with_less_is_left_out_of_the_saved_model(
     assert not keras.saving.load_model(folder / "model" / "model.keras").compiled
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "flags, outcome",
     [
         (
@@ -92,8 +92,8 @@ def test_the_end_of_a_run_says_what_its_model_is(
     assert read(folder / "result.json")["saved_model"].startswith(outcome)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", [(), ("--conditional",)])
+@SLOW
+@parametrize("flags", [(), ("--conditional",)])
 def test_a_generator_is_compared_too(
     flags: tuple[str, ...], small_config: Make, tmp_path: Path
 ) -> None:

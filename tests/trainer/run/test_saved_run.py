@@ -16,7 +16,7 @@ from numpy.random import default_rng
 from numpy.testing import assert_allclose
 
 from tests.drill import read
-from tests.fixtures import Capture, Folders
+from tests.fixtures import SLOW, Capture, Folders, parametrize
 from tests.support import read_lines, resolved, run_job, saved_model, slow
 from tests.trainer.data.test_user_data import settings
 from trainer import evaluate, predict
@@ -124,7 +124,7 @@ def check_as_keras(run: Path, out: Path, *flags: str, checkpoint: str = "") -> N
         assert_allclose(found[name], array, rtol=1e-12)
 
 
-@pytest.mark.parametrize("model, data", CASES)
+@parametrize("model, data", CASES)
 def test_both_are_kerass_own_with_a_remainder_on_two_replicas(
     model: str, data: str, runs: Runs, tmp_path: Path
 ) -> None:
@@ -132,7 +132,7 @@ def test_both_are_kerass_own_with_a_remainder_on_two_replicas(
     check_as_keras(runs(model, data), tmp_path, "--replicas=2")
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "wanted, name, replicas", [("4", "step-00000004", 2), slow("newest", "step-00000008", 1)]
 )
 def test_a_checkpoint_is_taken_on_request(
@@ -157,8 +157,8 @@ def test_the_best_checkpoint_is_that_of_the_best_metric(runs: Runs, tmp_path: Pa
     assert found["loss"] == pytest.approx(losses[best], rel=1e-10)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("replicas", ["--replicas=1", "--replicas=2"])
+@SLOW
+@parametrize("replicas", ["--replicas=1", "--replicas=2"])
 def test_other_data_are_all_of_their_rows(replicas: str, runs: Runs, tmp_path: Path) -> None:
     """13 rows are fewer than a global batch; the data function has settings of its own; weights may
     be added."""
@@ -220,7 +220,7 @@ def test_built_in_models_and_sources(tmp_path: Path, capsys: Capture) -> None:
     )
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_generator_predicts_from_noise(tmp_path: Path) -> None:
     flags = [
         "--image_size=16",
@@ -268,7 +268,7 @@ def test_outputs_of_nests_have_names(tmp_path: Path) -> None:
         found(Scalar())
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "command, flags, line",
     [
         ("evaluate", [f"{MORE}", "--columns=3"], "an example is float64 (3,), but "),
@@ -346,7 +346,7 @@ def of_0_2(run: Path) -> None:
 NEWEST = "checkpoints/step-00000008"
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "damage, flags, line",
     [
         (lambda run: (run / "run.json").unlink(), [], "is not the job directory of a run: "),
@@ -417,7 +417,7 @@ def test_what_a_run_needed_to_train_is_not_needed_to_use_it(copied: Path, tmp_pa
     assert predicted(copied, tmp_path)["predictions"].shape == (21, 1)
 
 
-@pytest.mark.parametrize("palette", ["red green blue black", slow("blue")])
+@parametrize("palette", ["red green blue black", slow("blue")])
 def test_other_data_of_a_shared_setting_keep_the_vocabulary_of_the_run(
     palette: str, runs: Runs, tmp_path: Path
 ) -> None:

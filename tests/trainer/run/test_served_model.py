@@ -28,7 +28,7 @@ from numpy.testing import assert_allclose
 from PIL import Image
 
 from tests.drill import read
-from tests.fixtures import Capture, Folders, Log, Patch
+from tests.fixtures import Capture, Folders, Log, Patch, parametrize
 from tests.support import read_lines, refused
 from tests.workers import until
 from trainer import predict as command
@@ -256,7 +256,7 @@ def test_an_answer_that_is_not_finite_is_an_error_of_its_row(tmp_path: Path) -> 
     assert second == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("from_logits", [True, False])
+@parametrize("from_logits", [True, False])
 def test_a_classifier_answers_with_label_and_probabilities(
     from_logits: bool, tmp_path: Path
 ) -> None:
@@ -346,7 +346,7 @@ def test_a_body_that_does_not_come_or_is_too_large_by_its_header_is_refused(
     assert "a request failed" not in caplog.text
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "most_rows, expected",
     [(8, [[1] * 8, [2, 3, 3, 1, 1]]), (2, [[1] * 2, [2], [3, 3], *[[1] * 2] * 4])],
 )

@@ -12,7 +12,7 @@ from keras.callbacks import Callback
 
 from tests.drill import lines, read
 from tests.e2e.test_interruption import check_same
-from tests.fixtures import Make, Patch
+from tests.fixtures import SLOW, Make, Patch
 from tests.planted_watch import PlantedWatch
 from tests.support import Signals
 from tests.support import run_job as run
@@ -63,7 +63,7 @@ def callbacks() -> list[Callback]:
     return [at_step]
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_job_ends_itself_and_the_same_command_goes_on(
     small_config: Make, tmp_path: Path, monkeypatch: Patch
 ) -> None:

@@ -18,7 +18,7 @@ from numpy.random import default_rng
 
 from tests import workers
 from tests.drill import read
-from tests.fixtures import Log
+from tests.fixtures import SLOW, Log
 from tests.support import resolved, run_job, saved_model
 from trainer.base.errors import DONE
 from trainer.run.run_state import drop_epochs
@@ -153,7 +153,7 @@ def test_an_interrupted_run_ends_as_one_that_never_was(tmp_path: Path, caplog: L
     assert "CSVLogger" not in caplog.text
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_killed_run_ends_as_a_calm_one_bit_by_bit(tmp_path: Path) -> None:
     for name, ends in (("calm", [DONE]), ("killed", [-signal.SIGKILL, DONE])):
         folder = tmp_path / name

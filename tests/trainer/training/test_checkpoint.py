@@ -17,7 +17,7 @@ from keras.utils import set_random_seed
 from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.conftest import SMALL
-from tests.fixtures import Folders, Log, Make, Patch
+from tests.fixtures import Folders, Log, Make, Patch, parametrize
 from tests.step_memory import counted
 from tests.support import (
     largest_difference,
@@ -115,8 +115,8 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", [truncate, flip, Path.unlink])
+@parametrize("name", FILES)
+@parametrize("damage", [truncate, flip, Path.unlink])
 def test_a_damaged_file_is_named_and_the_one_before_is_taken(
     tmp_path: Path, model: Model, caplog: Log, name: str, damage: Callable[[Path], None]
 ) -> None:
@@ -185,9 +185,7 @@ class _Holder:
         self.me = self
 
 
-@pytest.mark.parametrize(
-    "hold", [lambda x: [x], lambda x: {"a": (x,)}, _Holder, lambda x: [_Holder({"b": x})]]
-)
+@parametrize("hold", [lambda x: [x], lambda x: {"a": (x,)}, _Holder, lambda x: [_Holder({"b": x})]])
 def test_optimizers_and_variables_in_containers_and_plain_objects_count(
     hold: Callable[[Any], Any],
 ) -> None:
@@ -303,7 +301,7 @@ def trained(tmp_path_factory: Folders) -> dict[str, Path]:
     }
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "kind, where",
     [("GAN", ""), ("classifier", "checkpoints"), ("classifier", "checkpoints/step-00000004")],
 )
@@ -326,7 +324,7 @@ def test_initial_checkpoint_sets_the_weights(
     assert [int(np.asarray(variable)) for variable in optimizers] == [0] * len(optimizers)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@parametrize("kind", KINDS)
 def test_initial_model_sets_the_weights_of_templates(
     small_config: Make, trained: dict[str, Path], kind: str
 ) -> None:
@@ -351,7 +349,7 @@ def test_the_jobs_own_checkpoint_comes_before_another_runs(
     )
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "flags, line",
     [
         (["--initial_checkpoint={GAN}", "--width=8"], "it is of another model"),

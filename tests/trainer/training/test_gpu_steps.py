@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import pytest
 import tensorflow as tf
 from keras import Input, Model, Sequential
 
 from benchmarks.trainer_loop import setup_of, traced_steps
-from tests.fixtures import Capture, Patch
+from tests.fixtures import Capture, Patch, parametrize
 from tests.gpu_graph import GpuStep, optimised
 from tests.models import compiled
 from tests.support import slow
@@ -24,7 +23,6 @@ RECIPES = {path.stem for path in Path(__file__).parents[3].glob("trainer/recipes
 # the trace of DEEP on two replicas takes minutes
 QUICK = {"mlp_mnist"}
 DEEP = {"efficientnet_photos"}
-SLOW = [slow(name) for name in sorted(RECIPES - QUICK - DEEP)]
 
 # Copies from a device to the host that have to be in mixed_float16, as patterns of `producer ->
 # consumer`, and why.
@@ -75,7 +73,7 @@ def check(step: GpuStep, allowed: Iterable[str] = ()) -> None:
     assert step.without_kernel() == []
 
 
-@pytest.mark.parametrize("recipe", [*sorted(QUICK), *SLOW])
+@parametrize("recipe", [*sorted(QUICK), *map(slow, sorted(RECIPES - QUICK - DEEP))])
 def test_no_recipe_makes_the_host_wait_and_each_keeps_to_its_budget(
     recipe: str, monkeypatch: Patch, capsys: Capture
 ) -> None:
@@ -110,7 +108,7 @@ EFFICIENTNET = (  # all blocks of B0 train
 )
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "flags",
     [
         (CLASSIFIER, "--augment=flip,crop", "--micro_batches=2"),

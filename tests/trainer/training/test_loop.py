@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from keras import Model
 
+from tests.fixtures import parametrize
 from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
@@ -113,7 +114,7 @@ def test_nan_names_the_step_and_what_is_broken() -> None:
         run(Steps(nan_at=17), 100, [Hook(0, at([]))])
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "names, stopped",
     [(("loss", "recall"), "loss"), (("recall", "critic_loss"), ""), (("recall", "elbo"), "recall")],
 )

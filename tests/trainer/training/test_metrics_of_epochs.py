@@ -13,6 +13,7 @@ from numpy.random import default_rng
 from numpy.testing import assert_allclose
 
 from tests.drill import read
+from tests.fixtures import parametrize
 from tests.own_data import Largest
 from tests.support import in_float64, read_lines, resolved, run_job, slow
 
@@ -114,7 +115,7 @@ def run(
     }
 
 
-@pytest.mark.parametrize("kind", ["own_step", "plain"])
+@parametrize("kind", ["own_step", "plain"])
 def test_metrics_live_for_an_epoch(tmp_path: Path, kind: str) -> None:
     in_float64()
     model = build(None, None, kind=kind)
@@ -144,7 +145,7 @@ def test_a_report_is_of_its_steps(tmp_path: Path) -> None:
     assert largest[:6] == sorted(largest[:6])  # of the epoch so far, as a maximum does not add up
 
 
-@pytest.mark.parametrize("kind, replicas", [("own_step", 1), slow("plain", 2)])
+@parametrize("kind, replicas", [("own_step", 1), slow("plain", 2)])
 def test_a_resumed_epoch_has_the_numbers_of_a_calm_one(
     tmp_path: Path, kind: str, replicas: int
 ) -> None:

@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import SMALL
 from tests.drill import numbers, read
 from tests.e2e.test_interruption import check_same
-from tests.fixtures import Folders, Log, Make, Patch
+from tests.fixtures import SLOW, Folders, Log, Make, Patch, parametrize
 from tests.support import Signals, of_model, read_lines, resolved
 from tests.support import run_job as run
 from tests.workers import ROOT, until
@@ -68,7 +68,7 @@ def test_the_first_signal_is_a_request_and_the_second_leaves(monkeypatch: Patch)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-@pytest.mark.parametrize("compiling", [True, False])
+@parametrize("compiling", [True, False])
 def test_a_signal_leaves_while_a_step_is_compiled(compiling: bool, monkeypatch: Patch) -> None:
     left = threading.Event()
     monkeypatch.setattr(signals, "_COMPILING_SECONDS", 0.2)
@@ -94,7 +94,7 @@ with stop_on_signals():
 """
 
 
-@pytest.mark.slow
+@SLOW
 def test_two_signals_within_one_call_to_the_device_leave_at_once() -> None:
     """Covers a long call, during which Python runs no handler and would see one signal."""
     command = [sys.executable, "-c", LONG_CALL]
@@ -213,7 +213,7 @@ def check_stopped_alike(folder: Path, undisturbed: Path) -> None:
     assert stopping["values"] == pytest.approx(expected["values"], rel=1e-5)
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_signal_before_or_in_the_midst_of_a_measurement_leaves_it_to_the_same_command(
     small_config: Make, undisturbed: Path, monkeypatch: Patch
 ) -> None:
@@ -251,7 +251,7 @@ def test_a_signal_before_or_in_the_midst_of_a_measurement_leaves_it_to_the_same_
     check_stopped_alike(run(config), undisturbed)
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_run_that_stopped_early_reports_it_and_how_to_continue(
     small_config: Make, undisturbed: Path, caplog: Log
 ) -> None:

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import pytest
 from keras import Model
 from numpy.testing import assert_allclose
 
 from tests import user_callbacks
 from tests.drill import read
-from tests.fixtures import Log, Patch
+from tests.fixtures import Log, Patch, parametrize
 from tests.support import resolved, run_job, slow
 from tests.user_callbacks import BATCH, EPOCHS, SEEN
 from trainer.base.log import log
@@ -58,7 +57,7 @@ def trained(tmp_path: Path, callbacks: str, replicas: int) -> dict[str, list[Any
     return {name: list(values) for name, values in (SEEN | history).items()}
 
 
-@pytest.mark.parametrize("callbacks", ["by_epoch", *map(slow, ("all_kinds", "stop_by_batch"))])
+@parametrize("callbacks", ["by_epoch", *map(slow, ("all_kinds", "stop_by_batch"))])
 def test_callbacks_see_what_they_see_in_fit(tmp_path: Path, callbacks: str) -> None:
     in_fit, *runs = (trained(tmp_path, callbacks, replicas) for replicas in (0, 1, 2))
     for replicas, seen in enumerate(runs, 1):
@@ -108,7 +107,7 @@ def test_a_call_is_one_step_only_for_callbacks_of_single_batches(monkeypatch: Pa
     )
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "make",
     [
         lambda: keras.callbacks.ModelCheckpoint("x.keras", save_freq=5),

@@ -7,9 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-from tests.fixtures import Capture
+from tests.fixtures import Capture, parametrize
 from trainer import check, generate, task
 from trainer.base.errors import PlatformFault, UserError
 from trainer.data import prepare
@@ -28,7 +26,7 @@ def in_a_module_in_c(arguments: object) -> int:
     raise ImportError("initialization failed") from KeyboardInterrupt()
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "work, code, line",
     [
         (raising(UserError("x=1: give 2")), 2, "error: x=1: give 2\n"),
@@ -63,7 +61,7 @@ def test_an_exception_becomes_a_line_and_a_code(
     assert (found.out + found.err).startswith(line)
 
 
-@pytest.mark.parametrize("module", ["tensorflow.of_another_version", "keras.src.nothing"])
+@parametrize("module", ["tensorflow.of_another_version", "keras.src.nothing"])
 def test_a_python_without_the_right_tensorflow_is_named(module: str, capsys: Capture) -> None:
     imports: Any = functools.partial(importlib.import_module, module)
     assert command("starts from scratch")(imports)([]) == 2
@@ -74,7 +72,7 @@ def test_a_python_without_the_right_tensorflow_is_named(module: str, capsys: Cap
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("main", [task.main, check.main, generate.main, prepare.main])
+@parametrize("main", [task.main, check.main, generate.main, prepare.main])
 def test_every_command_ends_so(main: object, capsys: Capture) -> None:
     assert callable(main)
     assert main(["--no-such-flag=1", "digits", "x"]) == 2

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tests import mistakes
 from tests.drill import read
-from tests.fixtures import Capture, Make, Patch
+from tests.fixtures import Capture, Make, Patch, parametrize
 from tests.support import refused, run_job
 from trainer import task
 from trainer.base.errors import UserError, reason
@@ -31,7 +31,7 @@ def line_of(name: str) -> int:
     return number
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "name, flags, line",
     [
         (
@@ -112,7 +112,7 @@ def test_the_traceback_is_printed_if_asked_for(tmp_path: Path, capsys: Capture) 
     assert "keras" in found.out
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "model, value",
     [
         (
@@ -135,7 +135,7 @@ def test_a_number_beyond_the_models_is_a_mistake_in_the_data(
         run_job(config)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "flags, line",
     [
         (["--augment=flip"], "augment=flip: it is for images (height, width, channels): drop it"),
@@ -172,7 +172,7 @@ def test_a_schedule_is_found_in_a_wrapped_optimizer(small_config: Make) -> None:
     )
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "content, line",
     [
         (
@@ -211,7 +211,7 @@ PYTHON = (
 )
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "error, line",
     [
         (
@@ -246,7 +246,7 @@ IN_USER_CODE = (
 )
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "text, line, message",
     [
         ("a\n" * 150, "a " * 149 + "a", "ValueError: " + "a " * 143 + "a …"),

@@ -5,10 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.drill import read
-from tests.fixtures import Patch
+from tests.fixtures import Patch, parametrize
 from tests.support import refused
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.job_files import read_result, record_failure, write_json
@@ -25,7 +23,7 @@ def test_every_folder_is_in_job_dir(tmp_path: Path, monkeypatch: Patch) -> None:
     assert not job_dir.samples.exists()  # the first grid creates it
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "folder, line",
     [
         ("", "job_dir is missing"),

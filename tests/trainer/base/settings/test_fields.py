@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fixtures import parametrize
 from tests.fuzz import examples
 from tests.support import refused, resolved
 from trainer.base.settings.fields import (
@@ -93,7 +93,7 @@ class Options:
 FIELDS = fields_of(Options)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "name, value, expected",
     [
         ("names", ["a", "b"], ("a", "b")),
@@ -121,7 +121,7 @@ def test_a_value_becomes_that_of_its_field(name: str, value: Any, expected: Any)
     assert coerce(FIELDS[name], expected) == expected
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "name, value, line",
     [
         ("names", 5, "names=5 must be one or several names, separated by commas"),
@@ -141,7 +141,7 @@ def test_a_value_that_does_not_fit_is_one_line(name: str, value: Any, line: str)
         coerce(FIELDS[name], value)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "words, texts",
     [
         (["a", "--switch", "b"], {"switch": "true", "tiers": ["a", "b"]}),
@@ -158,7 +158,7 @@ def test_a_command_line_is_read(words: list[str], texts: dict[str, Any]) -> None
     assert read_flags(words, FIELDS) == texts
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "words, line",
     [
         (["--text", "--switch"], "--text has no value: write --text=VALUE"),
@@ -196,7 +196,7 @@ def test_flags_are_written_as_they_are_read() -> None:
     } == values
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "flag, line",
     [
         (

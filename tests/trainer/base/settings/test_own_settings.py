@@ -17,7 +17,7 @@ from numpy.testing import assert_array_equal
 
 from deploy.__main__ import main as deploy
 from tests.drill import read
-from tests.fixtures import Capture, Patch
+from tests.fixtures import Capture, Patch, parametrize
 from tests.support import refused, resolved, run_job
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.settings.own_settings import (
@@ -136,7 +136,7 @@ def test_those_of_another_built_in_model_are_left_out_of_a_recipe_and_refused_as
         resolve(["--recipe=wgan_gp_digits", "--model=dcgan", "--critic_steps=2"])
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "flags, line",
     [
         (
@@ -164,7 +164,7 @@ def test_a_wrong_value_is_one_line(mine: Path, flags: list[str], line: str) -> N
         resolve([*OWN, *flags])
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "source, line",
     [
         (
@@ -235,7 +235,7 @@ def test_what_cannot_be_a_setting_is_one_line_that_names_the_place(
         resolve([*OWN, "--rows=9"])
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "source, expected",
     [
         ("def build(c, d, *, a=1): pass\ndef build(c, d, *, a=2): pass", "int = 2"),
@@ -277,7 +277,7 @@ def test_definitions_of_all_kinds_are_read(mine: Path, source: str, expected: st
     assert {name: type_and_default(field) for name, field in parameters.items()} == {"a": expected}
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "source",
     [
         "from functools import partial\ndef f(c, d, *, a): pass\nbuild = partial(f, a=3)",
@@ -302,7 +302,7 @@ def test_what_does_not_stand_in_a_source_has_no_settings(mine: Path, source: str
         resolve([OWN[0], "--a=3"])
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "model, line",
     [
         (
@@ -409,7 +409,7 @@ def test_a_run_uses_records_and_guards_them_and_those_of_callbacks_alone_may_cha
     ][-1] == 2
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "source, line",
     [
         (

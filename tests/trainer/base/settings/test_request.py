@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
-from tests.fixtures import Patch
+from tests.fixtures import Patch, parametrize
 from tests.support import refused, resolved
 from tests.workers import python
 from trainer.base.settings.fields import nearest
@@ -13,7 +11,7 @@ from trainer.base.settings.request import recipe_names, resolve, to_recipe
 from trainer.base.settings.yaml_file import read_yaml
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "flags, expected",
     [
         (
@@ -46,7 +44,7 @@ def test_a_flag_in_any_form_wins_over_the_recipe_and_the_recipe_over_the_default
     assert {name: config[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "flags, line",
     [
         (["steps=4"], "'steps=4' is not a flag"),
@@ -144,7 +142,7 @@ def test_a_mistake_is_one_line_that_says_what_to_do(
         resolve(flags)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "text, line",
     [
         ("stepz: 4", "unknown setting 'stepz'; did you mean 'steps'?"),
@@ -180,7 +178,7 @@ def test_models_and_measures_that_are_not_known_before_they_run_are_let_through(
     assert resolved("--best_metric=kid", "--fid_every_steps=5", "--early_stopping=critic_loss")
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@parametrize("name", recipe_names())
 def test_every_recipe_resolves_and_print_config_shows_one_for_the_same_run(
     name: str, tmp_path: Path
 ) -> None:
@@ -203,7 +201,7 @@ def test_settings_and_local_paths_import_neither_tensorflow_nor_cloud_storage() 
     assert "LOADED [] 0" in python("-c", program).stdout
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "name, known, hint",
     [
         ("l4xl", ("l4x1", "l4x2", "l4x8"), "; did you mean 'l4x1'?"),  # as close to each: the first

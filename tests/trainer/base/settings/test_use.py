@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import pytest
 from keras import Input, Model, Sequential
 from numpy.random import default_rng
 
+from tests.fixtures import parametrize
 from tests.support import refused
 from trainer.base.settings.fields import fields_of
 from trainer.base.settings.request import resolve
@@ -58,7 +58,7 @@ def train(folder: Path, *flags: str) -> int:
     )
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@parametrize("name", FIELDS)
 def test_each_is_refused_alone_by_a_model_that_does_not_use_it(name: str, tmp_path: Path) -> None:
     value = VALUES.get(name, "1")
     with refused(f" has no effect, as {FIELDS[name].metadata['used_by']}; or drop --{name}"):

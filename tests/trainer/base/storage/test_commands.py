@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from tests.drill import read
-from tests.fixtures import Capture
+from tests.fixtures import Capture, parametrize
 from tests.support import run_job
 from tests.trainer.base.storage.conftest import Bucket
 from tests.trainer.data.test_user_data import settings
@@ -24,7 +23,7 @@ SMALL = [
 ]
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "flag, line",
     [
         ("--data=npz:gs://BUCKET/none", "data=gs://BUCKET/none: no objects found"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from keras import callbacks
 
-from tests.fixtures import Capture
+from tests.fixtures import SLOW, Capture, parametrize
 from tests.workers import until
 from trainer import task
 from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
@@ -87,8 +87,8 @@ CASES = {  # flags, step, last checkpoint, free bytes, the path that cannot be w
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("what", CASES)
+@SLOW
+@parametrize("what", CASES)
 @pytest.mark.exports
 def test_a_full_disk_is_one_line_and_nothing_is_lost(
     disk: Path, capsys: Capture, what: str

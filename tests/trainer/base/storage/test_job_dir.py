@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from keras import callbacks
 
-from tests.fixtures import Log, Patch
+from tests.fixtures import SLOW, Log, Patch, parametrize
 from tests.support import refused, resolved
 from tests.trainer.base.storage.conftest import Bucket
 from tests.trainer.base.storage.fault_proxy import FOREVER, Fault, Proxy
@@ -182,7 +182,7 @@ def test_the_folders_that_vertex_names(bucket: Bucket, tmp_path: Path, monkeypat
     assert result(bucket, "base/result.json")["steps"] == 15
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.exports
 def test_one_run_begins_from_another(bucket: Bucket, tmp_path: Path, caplog: Log) -> None:
     gan = [
@@ -225,8 +225,8 @@ def test_a_worker_that_is_not_the_chief_asks_for_nothing(
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize("folder", ["model", "checkpoints", "samples"])
-@pytest.mark.parametrize("remote", [True, False])
+@parametrize("folder", ["model", "checkpoints", "samples"])
+@parametrize("remote", [True, False])
 def test_folders_of_someone_else_are_left_alone(
     bucket: Bucket, tmp_path: Path, folder: str, remote: bool
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
-from tests.fixtures import Capture, Folders, Patch
+from tests.fixtures import Capture, Folders, Patch, parametrize
 from tests.trainer.base.run_files.tracking.runs import (
     LOSSES,
     mlflow_files,
@@ -92,7 +92,7 @@ def test_changed_settings_and_odd_names_reach_mlflow(store: str, tmp_path: Path)
     assert mlflow_history(store, known, "loss") == LOSSES[:2]
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "status, code, line",
     [(401, 2, "the server refuses it (401)"), (503, 1, "run is not sent: ")],
 )
@@ -240,7 +240,7 @@ def test_a_tracker_that_hangs_holds_nothing_up(
     assert ended.endswith(SEND)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "text, line",
     [
         ("mlfow:http://x#y", "track=mlfow:http://x#y: no such tracker: write mlflow:http"),
@@ -261,7 +261,7 @@ def test_an_address_of_another_form_is_refused(
     assert "secret" not in error
 
 
-@pytest.mark.parametrize("started", ["2026-11-01T00:00:00Z", "2026-11-01T01:00:00+01:00"])
+@parametrize("started", ["2026-11-01T00:00:00Z", "2026-11-01T01:00:00+01:00"])
 def test_points_have_the_times_of_their_lines_or_the_start_of_the_run(
     started: str, tmp_path: Path
 ) -> None:
