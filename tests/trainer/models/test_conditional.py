@@ -4,35 +4,22 @@ it writes."""
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import Model
-from numpy.testing import assert_array_equal
 
 from tests.fixtures import Capture, Folders, parametrize
 from tests.support import read_lines, refused, resolved, run_job, run_steps, small
 from tests.trainer.measures.test_quality import saved_classifier
 from trainer import generate
 from trainer.base.run_files.job_files import read_result
-from trainer.base.settings.model_settings import GANConfig
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset, NestedArrays
-from trainer.data.sample_grids import noise, noise_and_labels
-from trainer.models.gan import build_generator
+from trainer.data.sample_grids import noise
 from trainer.run import served_model
 
 CLASSES = 10
 SMALL = ("--model=dcgan", "--image_size=16", "--width=2", "--latent_dim=8", "--global_batch_size=8")
-
-
-def test_the_class_lies_beside_the_noise_as_long_as_it_is_on_average() -> None:
-    network = build_generator(GANConfig(image_size=16, width=2, latent_dim=9), classes=CLASSES)
-    drawn, labels = noise_and_labels(0, 2, (3, 0, 9), latent_dim=9)
-    first = next(layer for layer in network.layers if isinstance(layer, keras.layers.Dense))
-    found = Model(network.inputs, first.input)([drawn, labels])
-    assert_array_equal(found, np.concatenate([drawn, 3.0 * np.eye(CLASSES)[labels]], axis=1))
 
 
 LABELLED = f"--data={__name__}:labelled"

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 
 from tests.fixtures import parametrize
 from trainer.base.settings.model_settings import WGANGPConfig
-from trainer.models.gan import build_critic, build_generator, filters
+from trainer.models.gan import build_critic, build_generator
 from trainer.models.wgan_gp import gradient_norms
 
 OF_NORM_5 = np.zeros((4, 4, 1), np.float32)
@@ -57,8 +57,3 @@ def test_networks_fit_every_size(size: int, channels: int) -> None:
     assert generator.output_shape == critic.input_shape == (None, size, size, channels)
     assert critic.output_shape == (None, 1)
     assert not any(isinstance(layer, layers.BatchNormalization) for layer in critic.layers)
-
-
-def test_filters_double_up_to_eight_times_the_width() -> None:
-    assert filters(256, width=10) == [10, 20, 40, 80, 80, 80]
-    assert filters(32, width=32) == [32, 64, 128]

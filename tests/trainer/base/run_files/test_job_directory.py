@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.drill import read
 from tests.fixtures import Patch, parametrize
 from tests.support import refused
 from trainer.base.run_files.job_directory import open_job_dir
@@ -157,11 +156,3 @@ def test_the_first_failure_is_recorded(tmp_path: Path) -> None:
     for error in ("first", "second"):
         record_failure(tmp_path, error)
     assert read_result(tmp_path) == ({"steps": 5, "state": "failed", "error": "first"}, "")
-
-
-def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
-    write_json(
-        tmp_path / "x.json",
-        {"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": float("-inf")}},
-    )
-    assert read(tmp_path / "x.json") == {"a": None, "b": [1.0, None], "c": {"d": None}}
