@@ -4,9 +4,8 @@ whose do not."""
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
-from keras import Input, Model, Sequential, Variable, callbacks, layers, ops, optimizers
+from keras import Input, Model, Sequential, layers, ops, optimizers
 from keras.utils import set_random_seed
 from numpy.random import default_rng
 
@@ -157,51 +156,6 @@ def other_weights(config: Any, dataset: Any) -> Model:
     model = _compiled("mse")
     model.layers[0].bias.assign(_DRAWN.normal(size=3))
     return model
-
-
-class _Annealed(keras.losses.Loss):
-    """Has a term of the whole batch, whose weight `annealing` raises at the second epoch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.share = Variable(0.0, trainable=False, name="share")
-
-    def call(self, y: Any, p: Any) -> Any:
-        return (ops.reshape(y, (-1, 1)) - p) ** 2 + ops.cast(self.share, p.dtype) * ops.var(p)
-
-
-def annealed(config: Any, dataset: Any) -> Model:
-    return _compiled(_Annealed())
-
-
-class Annealing(callbacks.Callback):
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.model.loss.share.assign(
-            float(epoch >= 1) * np.sign(float(self.model.optimizer.learning_rate))
-        )
-
-
-def annealing() -> list[callbacks.Callback]:
-    return [Annealing()]
-
-
-class _AddedLater(layers.Layer):
-    """Adds the variance of the whole batch to the loss once it has counted 20 steps."""
-
-    def build(self, shape: Any) -> None:
-        self.count = self.add_weight(
-            name="count", initializer="zeros", trainable=False, aggregation="only_first_replica"
-        )
-
-    def call(self, x: Any, training: bool = False) -> Any:
-        if training:
-            self.count.assign_add(1.0)
-            self.add_loss(ops.where(self.count > 20, ops.var(x), 0.0))
-        return x
-
-
-def counted(config: Any, dataset: Any) -> Model:
-    return _compiled("mse", layers.Dense(3, "tanh"), _AddedLater())
 
 
 def _pooled(loss: Any) -> Model:

@@ -28,6 +28,16 @@ from trainer.run.training_run import TrainingRun
 from trainer.run.training_setup import build_setup
 from trainer.training.signals import StopRequest
 
+SMALL = [
+    "--data=digits",
+    "--image_size=16",
+    "--width=4",
+    "--latent_dim=8",
+    "--global_batch_size=8",
+    "--critic_steps=2",
+    "--steps=4",
+]
+
 
 @contextmanager
 def refused(line: str) -> Iterator[None]:
@@ -133,6 +143,11 @@ def small(*flags: str) -> TrainConfig:
         "--global_batch_size=16",
     ]
     return resolved(*of_model([*base, "--critic_steps=2", "--steps=50"], flags), *flags)
+
+
+def tiny(*flags: str) -> TrainConfig:
+    """Returns settings that train a model, which flags name, in a second."""
+    return resolved(*of_model(SMALL, flags), *flags)
 
 
 def of_model(flags: Sequence[str], others: Sequence[str]) -> list[str]:

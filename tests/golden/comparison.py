@@ -111,13 +111,6 @@ def _number(value: float | None) -> float:
 
 
 def write_golden(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a golden file, with a line for each entry and each step, so that a diff of two is
-    readable."""
-    lines = []
-    for name, value in content.items():
-        parts = value if name in ("moments", "control") else {}
-        inner = ",\n".join(
-            f"  {json.dumps(key)}: {json.dumps(finite(part))}" for key, part in parts.items()
-        )
-        lines.append(f' "{name}": ' + (f"{{\n{inner}\n }}" if inner else json.dumps(finite(value))))
+    """Writes a golden file, with a line for each entry."""
+    lines = [f' "{name}": {json.dumps(finite(value))}' for name, value in content.items()]
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

@@ -144,18 +144,8 @@ def test_tensorflow_takes_over_what_reading_fills(kind: str) -> None:
 def test_digits_are_the_known_ones() -> None:
     dataset: Any = load_digits(TrainConfig(image_size=8)).train
     assert dataset.images.shape == (1797, 8, 8, 1)
-    assert np.bincount(dataset.labels).tolist() == [
-        178,
-        182,
-        177,
-        183,
-        181,
-        182,
-        181,
-        179,
-        174,
-        180,
-    ]
+    counts = np.bincount(dataset.labels)
+    assert (len(counts), counts.min(), counts.max()) == (10, 174, 183)
     assert (dataset.images.min(), dataset.images.max()) == (0, 255)
     # The first one is a 0: dark in the middle, light around it.
     assert dataset.images[0, 3:5, 3:5].mean() < 20 < dataset.images[0, 1:7, 2:6].mean()

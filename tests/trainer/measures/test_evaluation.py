@@ -17,7 +17,6 @@ from trainer.base.run_files.job_files import read_stats
 from trainer.cluster.strategy import make_replicas
 from trainer.measures.evaluation import Evaluation, evaluation
 from trainer.run.training_setup import TrainingSetup, build_setup
-from trainer.training.callbacks import higher_is_better
 from trainer.user_code.interface import numbers_of
 
 CASES: list[Any] = [
@@ -141,12 +140,6 @@ def test_any_value_of_evaluation_stops_early_and_chooses_the_best(tmp_path: Path
         if e["kind"] == "evaluation"
     }
     assert (tmp_path / "checkpoints" / f"step-{min(values, key=values.__getitem__):08}").is_dir()
-
-
-def test_keras_metrics_decide_whether_higher_is_better() -> None:
-    setup, _ = setup_of("multi_label", "several_labels")
-    assert higher_is_better(setup.model, "val_auc", "best_metric")
-    assert not higher_is_better(setup.model, "val_loss", "best_metric")
 
 
 def averaging(config: Any, dataset: Any) -> Any:

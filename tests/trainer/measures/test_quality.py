@@ -14,10 +14,9 @@ from keras import Input, Model, Sequential, layers
 from keras.utils import set_random_seed
 from numpy.testing import assert_allclose
 
-from tests.conftest import SMALL
 from tests.drill import losses, numbers, read
 from tests.fixtures import SLOW, Folders, Log, Make, Patch, parametrize
-from tests.support import Signals, of_model, refused, resolved, run_job, small
+from tests.support import Signals, refused, run_job, small, tiny
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
@@ -184,8 +183,7 @@ def test_features_come_from_a_classifier_of_square_images(
 
 def fid_config(features: Path, folder: Path) -> TrainConfig:
     flags = ["--model=dcgan", "--fid_every_steps=2", "--fid_samples=20", "--report_every_steps=2"]
-    own = [*of_model(SMALL, flags), *flags, f"--fid_features={features}"]
-    return resolved(*own, f"--job_dir={folder}")
+    return tiny(*flags, f"--fid_features={features}", f"--job_dir={folder}")
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@ whole batch."""
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -498,6 +499,10 @@ def turns(name: str, draw: Any) -> Case:
     return op(name, *([[1], axis] if name == "Roll" else [axis])), [x]
 
 
+def of_one_number(places: Given) -> Given:
+    return replace(places, sizes=(*places.sizes, 1))
+
+
 @case("GatherV2 GatherNd UnsortedSegmentSum ScatterNd OneHot")
 def numbers(name: str, draw: Any) -> Case:
     label = rows_of(draw, 0)
@@ -514,7 +519,7 @@ def numbers(name: str, draw: Any) -> Case:
         batch = Given(label, (2, 4)), Given(label, (2, 3), tf.int32, 0, 4)
         return op(name, 1, batch_dims=1), [*batch]
     if name == "GatherNd":
-        return lambda rows, x, i: op(name)(rows, x, i[..., None]), [table, places]
+        return op(name), [table, of_one_number(places)]
     if name == "OneHot":
         return op(name, 5, 1.0, 0.0, axis=number(draw, -1, 2)), [places]
     later = Given(rows_of(draw, 2), (2, 3, 2))
@@ -523,8 +528,7 @@ def numbers(name: str, draw: Any) -> Case:
     x, at = (values, places) if by_row else (later, same)
     if name == "UnsortedSegmentSum":
         return op(name, 4), [x, at]
-    scattered = op(name, lambda rows: [4, x.shape(rows)[-1]])
-    return lambda rows, i, x: scattered(rows, i[..., None], x), [at, x]
+    return op(name, lambda rows: [4, x.shape(rows)[-1]]), [of_one_number(at), x]
 
 
 @case(

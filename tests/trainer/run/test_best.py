@@ -24,37 +24,22 @@ def kept(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @parametrize(
-    "flags, first, others, later",
+    "others, first, later",
     [
         (
-            (),
+            ("--best_metric=val_loss",),
             {"val_accuracy": 0.9},
-            ("--best_metric=val_loss",),
-            {"val_accuracy": 0.9, "val_loss": 2.3},
-        ),
-        (
-            ("--best_metric=val_loss",),
             {"val_loss": 2.3},
-            ("--best_metric=val_accuracy",),
-            {"val_accuracy": 0.9},
         ),
-        (
-            (),
-            {"val_accuracy": 0.9},
-            ("--early_stopping=val_loss",),
-            {"val_accuracy": 0.9, "val_loss": 2.3},
-        ),
-        ((), {"fid": 10.0}, ("--fid_features=mine.keras", "--fid_every_steps=4"), {"fid": 90.0}),
-        ((), {"fid": 10.0}, ("--fid_samples=50", "--fid_every_steps=4"), {"fid": 90.0}),
+        (("--early_stopping=val_loss",), {"val_accuracy": 0.9}, {"val_loss": 2.3}),
+        (("--fid_features=mine.keras", "--fid_every_steps=4"), {"fid": 10.0}, {"fid": 90.0}),
+        (("--fid_samples=50", "--fid_every_steps=4"), {"fid": 10.0}, {"fid": 90.0}),
     ],
 )
 def test_the_best_of_another_measure_starts_from_scratch(
-    flags: tuple[str, ...],
-    first: dict[str, float],
-    others: tuple[str, ...],
-    later: dict[str, float],
+    others: tuple[str, ...], first: dict[str, float], later: dict[str, float]
 ) -> None:
-    before = Best(small(OWN, *flags), Model())
+    before = Best(small(OWN), Model())
     changed = Best(small(OWN, *others), Model())
     before.consider(first, 10)
     changed.resume(kept(before.state))

@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose
 
 from tests import own_data
 from tests.fixtures import SLOW, Capture, Folders, Log, Make, Patch, parametrize
-from tests.support import refused, resolved, run_job, run_steps, slow
+from tests.support import refused, resolved, run_job, run_steps, slow, tiny
 from tests.workers import python
 from trainer import evaluate, generate, predict
 from trainer.base.run_files.serving_file import fetch_model
@@ -188,10 +188,7 @@ def test_an_export_that_cannot_be_loaded_is_told_before_training(
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: Folders) -> Path:
-    folder = tmp_path_factory.mktemp("job")
-    flags = ["--model=dcgan", "--image_size=16", "--width=4", "--latent_dim=8", "--steps=3"]
-    flags += ["--global_batch_size=8"]
-    return run_job(resolved(*flags, f"--job_dir={folder}"))
+    return run_job(tiny("--model=dcgan", f"--job_dir={tmp_path_factory.mktemp('job')}"))
 
 
 def test_a_run_and_its_model_generate_the_same_images(trained: Path, tmp_path: Path) -> None:

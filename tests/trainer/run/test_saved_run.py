@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose
 
 from tests.drill import read
 from tests.fixtures import SLOW, Capture, Folders, parametrize
-from tests.support import read_lines, resolved, run_job, saved_model, slow
+from tests.support import read_lines, resolved, run_job, saved_model, slow, tiny
 from tests.trainer.data.test_user_data import settings
 from trainer import evaluate, predict
 from trainer.base.run_files.job_files import TOO_OLD
@@ -26,6 +26,7 @@ from trainer.cluster.strategy import make_replicas
 from trainer.measures.prediction import named_outputs
 from trainer.measures.prediction import predict as predictions
 from trainer.run.training_setup import build_setup
+from trainer.training.checkpoint import read_checkpoint
 
 Runs = Callable[..., Path]
 CASES: list[Any] = [
@@ -72,13 +73,9 @@ def by_keras(run: Path, checkpoint: str = "") -> tuple[dict[str, float], dict[st
     model = setup.model
     saved = saved_model(run)
     if checkpoint:
-        reader = tf.train.load_checkpoint(str(run / "checkpoints" / checkpoint / "variables"))
-        values = [
-            reader.get_tensor(name)
-            for name in sorted(reader.get_variable_to_shape_map())
-            if "model/" in name
-        ]
-        saved.set_weights(values[: len(model.weights)])
+        _, values = read_checkpoint(run / "checkpoints" / checkpoint)
+        of_model = [values[name] for name in sorted(values) if name.startswith("model/")]
+        saved.set_weights(of_model[: len(model.weights)])
     model.set_weights(saved.get_weights())
     held = setup.dataset.evaluation
     parts = held.gather(tf.range(held.count))
@@ -204,9 +201,7 @@ def test_built_in_models_and_sources(tmp_path: Path, capsys: Capture) -> None:
     images = predicted(job_dir, tmp_path)["predictions"]
     assert images.shape == (180, 10)
     lines = read_lines(job_dir / "stats.jsonl")
-    (values,) = [one["losses"] | one["metrics"] for one in lines if one["kind"] == "evaluation"][
-        -1:
-    ]
+    values = [one["losses"] for one in lines if one["kind"] == "evaluation"][-1]
     found = evaluated(job_dir, tmp_path, "--evaluation_batch_size=64")
     assert found["loss"] == pytest.approx(values["val_loss"], rel=1e-6)
     evaluated(job_dir, tmp_path, "--data=digits", "--replicas=2")
@@ -222,14 +217,8 @@ def test_built_in_models_and_sources(tmp_path: Path, capsys: Capture) -> None:
 
 @SLOW
 def test_a_generator_predicts_from_noise(tmp_path: Path) -> None:
-    flags = [
-        "--image_size=16",
-        "--width=4",
-        "--latent_dim=4",
-        "--global_batch_size=4",
-        "--critic_steps=1",
-    ]
-    job_dir = run_job(resolved(*flags, *SMALL, "--steps=1", f"--job_dir={tmp_path / 'run'}"))
+    own = ("--model=wgan_gp", "--latent_dim=4", "--steps=1", f"--job_dir={tmp_path / 'run'}")
+    job_dir = run_job(tiny(*own, *SMALL))
     images = predicted(job_dir, tmp_path, MORE, "--parts=1")["predictions"]
     assert images.shape == (11, 16, 16, 1)
     drawn = predicted(job_dir, tmp_path, MORE, "--parts=1", "--checkpoint=newest")["predictions"]

@@ -16,16 +16,14 @@ from keras.models import load_model
 from keras.utils import set_random_seed
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tests.conftest import SMALL
 from tests.fixtures import Folders, Log, Make, Patch, parametrize
 from tests.step_memory import counted
 from tests.support import (
     largest_difference,
-    of_model,
     prepared,
     refused,
-    resolved,
     saved_model,
+    tiny,
     weights,
 )
 from tests.support import run_job as run
@@ -295,10 +293,7 @@ KINDS = {"GAN": ("--model=dcgan",), "classifier": MLP}
 def trained(tmp_path_factory: Folders) -> dict[str, Path]:
     """Holds a finished run of each kind."""
     folder = tmp_path_factory.mktemp("trained")
-    return {
-        kind: run(resolved(*of_model(SMALL, flags), f"--job_dir={folder / kind}", *flags))
-        for kind, flags in KINDS.items()
-    }
+    return {kind: run(tiny(f"--job_dir={folder / kind}", *flags)) for kind, flags in KINDS.items()}
 
 
 @parametrize(

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import SMALL
 from tests.drill import numbers, read
 from tests.e2e.test_interruption import check_same
 from tests.fixtures import SLOW, Folders, Log, Make, Patch, parametrize
-from tests.support import Signals, of_model, read_lines, resolved
+from tests.support import Signals, read_lines, tiny
 from tests.support import run_job as run
 from tests.workers import ROOT, until
 from trainer.base.errors import INTERRUPTED, UserError
@@ -189,13 +188,7 @@ STOPS = (
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: Folders) -> Path:
     """Runs a job that stops early."""
-    folder = run(
-        resolved(
-            *of_model(SMALL, STOPS),
-            *STOPS,
-            f"--job_dir={tmp_path_factory.mktemp('undisturbed') / 'job'}",
-        )
-    )
+    folder = run(tiny(*STOPS, f"--job_dir={tmp_path_factory.mktemp('undisturbed') / 'job'}"))
     assert 12 <= result_of(folder)["steps"] < 200
     return folder
 
