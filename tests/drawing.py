@@ -2,9 +2,8 @@
 
 from typing import Any
 
-import keras
 import numpy as np
-from keras import Input, Model, Sequential
+from keras import Input, Model, Sequential, layers
 from keras.callbacks import Callback
 from numpy.random import default_rng
 
@@ -17,7 +16,7 @@ def data(config: Any) -> Any:
 
 
 def build(config: Any, dataset: Any) -> Model:
-    model = Sequential([Input((4,)), keras.layers.Dense(1)])
+    model = Sequential([Input((4,)), layers.Dense(1)])
     model.compile("sgd", "mse")
     return model
 

@@ -3,10 +3,9 @@ line that names it."""
 
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
-from keras import Input, Model, Sequential, callbacks, layers
+from keras import Input, Model, Sequential, callbacks, layers, metrics
 
 from tests import models
 from trainer.base.settings.train_config import TrainConfig
@@ -119,5 +118,5 @@ def embeds(config: TrainConfig, dataset: Dataset) -> Model:
 def measures_top_5(config: TrainConfig, dataset: Dataset) -> Model:
     """Has a metric that TensorFlow does not compute in float64."""
     return models.compiled(
-        models.classifier(config, dataset), metrics=[keras.metrics.SparseTopKCategoricalAccuracy(5)]
+        models.classifier(config, dataset), metrics=[metrics.SparseTopKCategoricalAccuracy(5)]
     )

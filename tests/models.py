@@ -4,10 +4,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
-from keras import Input, Model, Sequential, Variable, callbacks, layers, optimizers
+from keras import Input, Model, Sequential, Variable, callbacks, layers, losses, optimizers
 
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import read_cluster
@@ -24,7 +23,7 @@ def classifier(config: TrainConfig, dataset: Dataset) -> Model:
 
 def compiled(model: Model, optimizer: Any = "adam", **given: Any) -> Model:
     """Compiles a classifier that returns logits."""
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), **given)
+    model.compile(optimizer, losses.SparseCategoricalCrossentropy(from_logits=True), **given)
     return model
 
 

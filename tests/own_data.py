@@ -6,7 +6,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import Input, Model, Sequential, layers, losses, ops, optimizers
+from keras import Input, Model, Sequential, layers, losses, ops, optimizers, regularizers
 from numpy.random import default_rng
 
 from trainer.base.settings.train_config import TrainConfig
@@ -298,8 +298,8 @@ def regularized(config: TrainConfig, dataset: Dataset) -> Model:
     hidden = layers.Dense(
         8,
         "tanh",
-        kernel_regularizer=keras.regularizers.L2(1e-2),
-        bias_regularizer=keras.regularizers.L1L2(1e-2),
+        kernel_regularizer=regularizers.L2(1e-2),
+        bias_regularizer=regularizers.L1L2(1e-2),
     )
     last = layers.Dense(1, kernel_regularizer="l2", activity_regularizer="l2")
     return _chain(config, dataset, hidden, last, loss="mse", metrics=["mae"])

@@ -3,9 +3,8 @@ whose do not."""
 
 from typing import Any
 
-import keras
 import tensorflow as tf
-from keras import Input, Model, Sequential, layers, ops, optimizers
+from keras import Input, Model, Sequential, layers, metrics, ops, optimizers
 from keras.utils import set_random_seed
 from numpy.random import default_rng
 
@@ -115,7 +114,7 @@ def batch_norm(config: Any, dataset: Any, *, of_batch: bool = False) -> Model:
     return _compiled(loss, layers.Dense(3), layers.BatchNormalization())
 
 
-class MeanIn32Bits(keras.metrics.Metric):
+class MeanIn32Bits(metrics.Metric):
     """Adds up in float32 in any case, as many metrics of users do."""
 
     def __init__(self, **options: Any) -> None:

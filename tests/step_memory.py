@@ -23,8 +23,12 @@ def counted(*program: str) -> int:
     """Returns the number that a Python program prints last; in it TensorFlow counts memory on every
     processor."""
     # With the same kernels on every processor: those without oneDNN need memory of their own.
-    counted_as = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_ENABLE_ONEDNN_OPTS": "1"}
-    done = python(*program, **counted_as, PYTHONPATH=str(ROOT))
+    done = python(
+        *program,
+        TF_CPU_ALLOCATOR_USE_BFC="1",
+        TF_ENABLE_ONEDNN_OPTS="1",
+        PYTHONPATH=str(ROOT),
+    )
     return int(done.stdout.splitlines()[-1])
 
 

@@ -5,9 +5,18 @@ import math
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
-from keras import Input, Model, Sequential, callbacks, layers, ops
+from keras import (
+    Input,
+    Model,
+    Sequential,
+    callbacks,
+    initializers,
+    layers,
+    metrics,
+    ops,
+    optimizers,
+)
 from numpy.random import default_rng
 
 SEEN: dict[str, list[Any]] = {}
@@ -25,7 +34,7 @@ def rows(count: int = STEPS_PER_EPOCH * BATCH) -> tuple[Any, Any]:
     return np.tile([[1.0, -2.0, 0.5]], (count, 1)), np.full((count, 1), 3.0)
 
 
-class Level(keras.metrics.Metric):
+class Level(metrics.Metric):
     """Returns its variable, as the guide of Keras does."""
 
     def __init__(self) -> None:
@@ -40,7 +49,7 @@ class Level(keras.metrics.Metric):
 
 
 def build(config: Any = None, dataset: Any = None) -> Model:
-    ones = keras.initializers.Constant(0.1)
+    ones = initializers.Constant(0.1)
     parts = [
         Input((3,)),
         layers.Dense(2, kernel_initializer=ones),
@@ -48,7 +57,7 @@ def build(config: Any = None, dataset: Any = None) -> Model:
     ]
     parts[2].kernel_initializer = ones
     model = Sequential(parts)
-    model.compile(keras.optimizers.SGD(0.01, momentum=0.5), "mse", metrics=["mae", Level()])
+    model.compile(optimizers.SGD(0.01, momentum=0.5), "mse", metrics=["mae", Level()])
     return model
 
 

@@ -8,9 +8,8 @@ others rightly.
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
-from keras import Input, Model, Sequential, layers
+from keras import Input, Model, Sequential, layers, losses
 from keras.models import load_model
 from keras.utils import set_random_seed
 from numpy.random import default_rng
@@ -57,7 +56,7 @@ def test_digits_are_those_that_were_asked_for_and_not_copies_or_one_mode(tmp_pat
             layers.Dense(10),
         ]
     )
-    judge.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    judge.compile("adam", losses.SparseCategoricalCrossentropy(from_logits=True))
     judge.fit(images[:known], labels[:known], batch_size=64, epochs=12, verbose=0)
     assert np.mean(np.argmax(judge.predict(images[known:], verbose=0), 1) == labels[known:]) > 0.95
 

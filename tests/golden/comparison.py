@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.random import Generator
 
 from trainer.base.run_files.job_files import finite
 from trainer.checks.on_gpus import TIMES_CONTROL
@@ -65,7 +66,7 @@ def moment(tensors: Mapping[str, npt.NDArray[Any]], losses: Mapping[str, float])
     projections = []
     for place, tensor in enumerate(tensors.values()):
         values = np.asarray(tensor, np.float64).ravel()
-        draw = np.random.Generator(np.random.Philox(key=place))
+        draw = Generator(np.random.Philox(key=place))
         signs = draw.integers(0, 2, (PROJECTIONS, values.size), np.int8, endpoint=False) * 2 - 1
         projections.append(
             [float(f"{projection:.12g}") for projection in signs.astype(np.float64) @ values]

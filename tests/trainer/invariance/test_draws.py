@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import Sequential, layers, ops
+from keras.random import SeedGenerator
 from keras.utils import set_random_seed
 from numpy.random import default_rng
 from numpy.testing import assert_allclose, assert_array_equal
@@ -68,7 +69,7 @@ class Noisy(layers.Layer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seeds = [keras.random.SeedGenerator(1), keras.random.SeedGenerator(2)]
+        self.seeds = [SeedGenerator(1), SeedGenerator(2)]
         self.inner = layers.Dropout(0.5)
 
     def call(self, values: Any, training: bool = False) -> Any:
@@ -217,7 +218,7 @@ def test_what_is_refused_on_several_replicas_runs_on_one(
 
 def test_without_a_layer_keras_random_draws_by_row_too() -> None:
     draw_by_row_everywhere()
-    hidden = keras.random.SeedGenerator(1)  # held by no layer that Keras tracks
+    hidden = SeedGenerator(1)  # held by no layer that Keras tracks
     keras.random.normal(())  # makes the generator of Keras
 
     def noise(rows: Any) -> Any:

@@ -3,7 +3,6 @@ overflow."""
 
 import unittest
 import warnings
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,9 +13,8 @@ from keras import Variable, layers, optimizers
 from numpy.testing import assert_allclose
 
 from tests.fixtures import SLOW, Patch, parametrize
-from tests.support import refused
 from trainer.invariance.batch_norm import normalize_in_place
-from trainer.invariance.gradients import sum_and_build, sum_first, update_average
+from trainer.invariance.gradients import sum_first, update_average
 from trainer.invariance.internals import separate_collectives
 
 
@@ -57,32 +55,6 @@ def test_an_embeddings_gradient_is_summed_without_a_wait() -> None:
             found.append(table.numpy())
         assert_allclose(found[1], found[0], rtol=1e-12)
         assert np.flatnonzero(found[0][:, 0] != 1.0).tolist() == [0, 1, 3]
-
-
-@parametrize(
-    "settings, advice",
-    [
-        ({"gradient_accumulation_steps": 3}, "leave it out and use --micro_batches, or"),
-        (
-            {"use_ema": True, "ema_overwrite_frequency": 3},
-            "leave it out: with use_ema the exported model has",
-        ),
-    ],
-)
-def test_what_keras_does_by_branches_is_refused_on_several_replicas(
-    settings: dict[str, Any], advice: str
-) -> None:
-    name, value = list(settings.items())[-1]
-    for replicas in (1, 2):
-        with make_strategy(replicas).scope():
-            weight = Variable([1.0])
-            optimizer = optimizers.Adam(0.1, **settings)
-            with (
-                refused(f"{name}={value}: Adam cannot do this on 2 replicas: {advice}")
-                if replicas > 1
-                else nullcontext()
-            ):
-                sum_and_build(optimizer, [weight], "mixed_float16")
 
 
 def fused_updates(monkeypatch: Patch) -> None:

@@ -22,7 +22,20 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import Input, Model, Sequential, Variable, layers, optimizers
+from keras import (
+    Input,
+    Model,
+    Sequential,
+    Variable,
+    initializers,
+    layers,
+    losses,
+    metrics,
+    ops,
+    optimizers,
+    regularizers,
+    saving,
+)
 from keras.utils import set_random_seed
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -104,7 +117,7 @@ def test_what_is_missing_or_has_changed_fails_in_one_line(monkeypatch: Patch) ->
     monkeypatch.delattr("keras.src.utils.naming.reset_uids")
     monkeypatch.setattr(Model, "_symbolic_build", lambda self, *, other_than_ours: None)
     # which takes no seed from where Keras took it
-    monkeypatch.setattr(keras.initializers, "GlorotUniform", int)
+    monkeypatch.setattr(initializers, "GlorotUniform", int)
     for name, use in {
         "keras.src.utils.naming.reset_uids": internals.reset_layer_names,
         "keras.Model._symbolic_build": lambda: internals.build_compiled(Sequential(), None),
@@ -150,7 +163,7 @@ def test_names_and_seeds_are_those_of_a_new_process() -> None:
     internals.seed_initializers(7)
     random.random()  # as another thread may draw
     assert [layers.Flatten().name for _ in range(2)] == ["flatten", "flatten_1"]
-    assert keras.initializers.GlorotUniform().seed == random.Random(7).randint(1, int(1e9))
+    assert initializers.GlorotUniform().seed == random.Random(7).randint(1, int(1e9))
 
 
 @meaning("tensorflow.random", "Layer.call", "Layer.__dict__")
@@ -179,9 +192,7 @@ def test_keras_argmax_compares_the_same_sign_bits_as_uint32(monkeypatch: Patch) 
         )
         assert_array_equal(module.signbit(x), theirs(x), err_msg=dtype)
     graph = (
-        tf.function(keras.ops.argmax, autograph=False)
-        .get_concrete_function(tf.TensorSpec((2, 3)))
-        .graph
+        tf.function(ops.argmax, autograph=False).get_concrete_function(tf.TensorSpec((2, 3))).graph
     )
     assert [op.outputs[0].dtype.name for op in graph.get_operations() if op.type == "Bitcast"] == [
         "uint32"
@@ -281,9 +292,7 @@ def test_layers_have_paths_of_their_own() -> None:
 @meaning("_losses", "_symbolic_build", "compute_metrics", "loss.scale_loss_for_distribution")
 @meaning("unscale_loss_for_distribution")
 def test_a_compiled_model_is_built_and_its_losses_and_outputs_are_ours() -> None:
-    dense = layers.Dense(
-        1, kernel_initializer="ones", activity_regularizer=keras.regularizers.L2(1.0)
-    )
+    dense = layers.Dense(1, kernel_initializer="ones", activity_regularizer=regularizers.L2(1.0))
     model = Sequential([Input((2,)), dense])
     model.compile(optimizers.Adam(0.0), loss="mse", metrics=["mae"])
     batch = np.ones((1, 2), np.float32), np.zeros((1, 1), np.float32)
@@ -311,7 +320,7 @@ def test_a_compiled_model_is_built_and_its_losses_and_outputs_are_ours() -> None
 
 @meaning("reduce_weighted_values")
 def test_a_loss_with_weights_is_that_of_all_rows() -> None:
-    loss = keras.losses.MeanSquaredError("mean_with_sample_weight")
+    loss = losses.MeanSquaredError("mean_with_sample_weight")
     weights = np.array([[3.0], [1.0]])
     with internals.losses_reduced_by(reduce_over_replicas):
         parts = on_each(
@@ -323,7 +332,7 @@ def test_a_loss_with_weights_is_that_of_all_rows() -> None:
 @meaning("MetricsList.update_state")
 def test_a_metric_that_cannot_be_computed_is_left_out() -> None:
     model = Sequential([Input((3,)), layers.Softmax(dtype="float64")])
-    model.compile(loss="mse", metrics=["mae", keras.metrics.TopKCategoricalAccuracy(2)])
+    model.compile(loss="mse", metrics=["mae", metrics.TopKCategoricalAccuracy(2)])
     with internals.metrics_that_run() as left_out:
         results = model.test_on_batch(np.ones((2, 3)), np.eye(3)[:2], return_dict=True)
     assert {*left_out} == {"top_k_categorical_accuracy"}
@@ -565,7 +574,7 @@ FAILURES: dict[str, Any] = {
     "Detected unsupported operations": tf.function(
         lambda: tf.unique_with_counts(tf.zeros(2)), jit_compile=True
     ),
-    "Could not locate ": lambda: keras.saving.deserialize_keras_object(
+    "Could not locate ": lambda: saving.deserialize_keras_object(
         {"module": "nowhere", "class_name": "Nothing", "registered_name": "Nothing", "config": {}}
     ),
     "not compatible with expected shape": lambda: tf.ensure_shape(tf.zeros(2), (3,)),

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import Input, Model, optimizers
+from keras import Input, Model, layers, losses, optimizers
 
 from tests.fixtures import SLOW, parametrize
 from tests.own_data import regression, weighted
@@ -115,10 +115,10 @@ class Accumulates(Model):
 
 def accumulates(config: TrainConfig, dataset: Dataset) -> Model:
     x = Input(dataset.spec[0].shape)
-    model = Accumulates(x, keras.layers.Dense(1)(x))
+    model = Accumulates(x, layers.Dense(1)(x))
     model.compile(
         optimizers.SGD(0.05),
-        keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
+        losses.MeanSquaredError(reduction="mean_with_sample_weight"),
     )
     return model
 

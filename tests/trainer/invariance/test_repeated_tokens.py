@@ -4,9 +4,8 @@ says so."""
 from pathlib import Path
 from typing import Any
 
-import keras
 import tensorflow as tf
-from keras import Input, Model, Sequential, layers, optimizers
+from keras import Input, Model, Sequential, initializers, layers, ops, optimizers
 from numpy.random import default_rng
 
 from tests.fixtures import Log
@@ -22,11 +21,11 @@ class Table(layers.Layer):
     sums."""
 
     def build(self, shape: Any) -> None:
-        initializer = keras.initializers.RandomNormal(seed=1)
+        initializer = initializers.RandomNormal(seed=1)
         self.table = self.add_weight(shape=(TOKENS, 3), initializer=initializer, name="table")
 
     def call(self, inputs: Any) -> Any:
-        return keras.ops.one_hot(inputs, TOKENS, dtype=self.compute_dtype) @ self.table
+        return ops.one_hot(inputs, TOKENS, dtype=self.compute_dtype) @ self.table
 
 
 def batches(config: Any = None) -> Any:
@@ -37,7 +36,7 @@ def batches(config: Any = None) -> Any:
 
 
 def build(config: Any, dataset: Any, *, by_product: bool = False, rule: str = "adam") -> Model:
-    first, second = (keras.initializers.RandomNormal(seed=seed) for seed in (1, 2))
+    first, second = (initializers.RandomNormal(seed=seed) for seed in (1, 2))
     table = Table() if by_product else layers.Embedding(TOKENS, 3, embeddings_initializer=first)
     last = layers.Dense(1, kernel_initializer=second)
     model = Sequential([Input((3,), dtype="int32"), table, layers.GlobalAveragePooling1D(), last])

@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import Input, Sequential, losses
+from keras import Input, Sequential, layers, losses
 from numpy.random import default_rng
 
 from tests.drill import read
@@ -82,7 +81,7 @@ def test_counts_do_not_depend_on_replicas_remainders_or_batch(
 def test_more_classes_than_a_matrix_has_and_a_loss_that_ignores_one_are_not_counted(
     classes: int, loss: Any, counted: int
 ) -> None:
-    model = Sequential([Input((2,)), keras.layers.Dense(classes)])
+    model = Sequential([Input((2,)), layers.Dense(classes)])
     model.compile(loss=loss)
     assert counted_classes(model) == counted
 

@@ -4,9 +4,9 @@ replicas."""
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
+from keras import optimizers
 
 from tests.drill import read
 from tests.fixtures import Log, parametrize
@@ -144,9 +144,7 @@ def test_any_value_of_evaluation_stops_early_and_chooses_the_best(tmp_path: Path
 
 def averaging(config: Any, dataset: Any) -> Any:
     model = regression(config, dataset)
-    model.compile(
-        keras.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.9), "mse", metrics=["mae"]
-    )
+    model.compile(optimizers.SGD(0.01, use_ema=True, ema_momentum=0.9), "mse", metrics=["mae"])
     return model
 
 

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import Input, Model, Sequential, layers
+from keras import Input, Model, Sequential, applications, layers
 from keras.utils import set_random_seed
 from numpy.testing import assert_allclose
 
@@ -122,7 +122,7 @@ def test_features_do_not_depend_on_precision(
         parts = [layers.Conv2D(8, 9, strides=9), layers.GlobalAveragePooling2D()]
         return Sequential([Input(input_shape), *parts])
 
-    monkeypatch.setattr(keras.applications, "InceptionV3", small_network)
+    monkeypatch.setattr(applications, "InceptionV3", small_network)
     for name in ("inception", str(features)):
         one, other = (features_in(each, name) for each in ("float32", precision))
         assert one[0] == other[0]
@@ -142,7 +142,7 @@ def test_a_network_that_cannot_be_loaded_says_what_to_do(
     def offline(**given: object) -> None:
         raise OSError("Name or service not known")
 
-    monkeypatch.setattr(keras.applications, "InceptionV3", offline)
+    monkeypatch.setattr(applications, "InceptionV3", offline)
     (tmp_path / "text.keras").write_text("no model")
     with pytest.raises(UserError, match=rf"cannot be loaded \(.*: {line}"):
         Extractor(name if name == "inception" else str(tmp_path / name))
@@ -151,7 +151,7 @@ def test_a_network_that_cannot_be_loaded_says_what_to_do(
 @SLOW  # it builds InceptionV3
 def test_inception_gives_its_pooled_features(tmp_path: Path) -> None:
     shape = (299, 299, 3)
-    network = keras.applications.InceptionV3(
+    network = applications.InceptionV3(
         include_top=False, weights=None, pooling="avg", input_shape=shape
     )
     network.save_weights(tmp_path / "i.weights.h5")

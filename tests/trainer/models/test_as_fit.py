@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
-from keras import Input, Model, layers, ops, optimizers
+from keras import Input, Model, layers, losses, metrics, ops, optimizers
 from keras.callbacks import Callback
 from keras.utils import set_random_seed
 from numpy.random import default_rng
@@ -63,7 +63,7 @@ class OwnStep(Model):
 class Renamed(Model):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.gap = keras.metrics.Mean(name="gap")
+        self.gap = metrics.Mean(name="gap")
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
@@ -138,7 +138,7 @@ class OfBatches(Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
 
 
-MSE = keras.losses.MeanSquaredError
+MSE = losses.MeanSquaredError
 LOSSES = (
     "`loss_weights`, `weighted_metrics`, every `reduction` of a loss, `auto_scale_loss`, settings"
     " of optimizers"
@@ -241,6 +241,12 @@ CASES: list[tuple[str, str, Callable[[], Any], str]] = [
             "",
         )
         for clipped in ({"global_clipnorm": 0.1}, {"clipvalue": 0.05})
+    ),
+    (
+        ONE_ALONE,
+        "refused on several replicas",
+        lambda: network(optimizer=optimizers.SGD(1e-2, use_ema=True, ema_overwrite_frequency=2)),
+        "ema_overwrite_frequency=2",
     ),
 ]
 QUICK = (5, 7, 13, 14, 15, 16)

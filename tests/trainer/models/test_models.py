@@ -4,11 +4,10 @@ own model."""
 from collections.abc import Iterator
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import Input, Model, layers
+from keras import Input, Model, applications, layers
 from keras.src.applications import efficientnet as efficientnet_of_keras
 from keras.utils import set_random_seed
 from numpy.random import default_rng
@@ -166,7 +165,7 @@ def efficientnet_weights(_two_blocks: None, tmp_path_factory: Folders) -> Path:
     """Writes a weights file like a downloaded one, with random weights."""
     path = tmp_path_factory.mktemp("weights") / "b0.weights.h5"
     set_random_seed(0)
-    keras.applications.EfficientNetB0(
+    applications.EfficientNetB0(
         include_top=False, weights=None, input_shape=(32, 32, 3)
     ).save_weights(path)
     return path

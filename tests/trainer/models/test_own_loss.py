@@ -3,10 +3,9 @@
 
 from typing import Any
 
-import keras
 import pytest
 import tensorflow as tf
-from keras import Input, Model, layers, ops
+from keras import Input, Model, initializers, layers, losses, ops, optimizers
 from numpy.random import default_rng
 
 from tests.fixtures import parametrize
@@ -64,13 +63,13 @@ def batches(config: Any = None) -> Any:
 
 
 def build(config: Any, dataset: Any, *, kind: str = "Penalised") -> Model:
-    first, second = (keras.initializers.GlorotUniform(seed) for seed in (1, 2))
+    first, second = (initializers.GlorotUniform(seed) for seed in (1, 2))
     x = Input((6,))
     regularizer = None if kind == "WithStep" else "l2"
     hidden = layers.Dense(8, "tanh", kernel_initializer=first, kernel_regularizer=regularizer)(x)
     model: Model = globals()[kind](x, layers.Dense(1, kernel_initializer=second)(hidden))
-    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
-    model.compile(keras.optimizers.SGD(0.125), loss if kind == "Penalised" else None)
+    loss = losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    model.compile(optimizers.SGD(0.125), loss if kind == "Penalised" else None)
     return model
 
 

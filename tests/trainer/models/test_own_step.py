@@ -3,10 +3,9 @@ of one."""
 
 from typing import Any
 
-import keras
 import pytest
 import tensorflow as tf
-from keras import Input, Model, layers, ops
+from keras import Input, Model, layers, losses, ops, optimizers
 from numpy.random import default_rng
 
 from tests.fixtures import parametrize
@@ -67,8 +66,8 @@ def build(config: TrainConfig, dataset: Dataset, *, kind: str = "ForFit") -> Mod
     outputs = layers.Dense(1)(layers.BatchNormalization()(layers.Dropout(0.3)(hidden)))
     model = globals()[kind](x, outputs, name="table")
     reduction = "mean_with_sample_weight" if kind == "Super" else "sum_over_batch_size"
-    loss = keras.losses.MeanSquaredError(reduction=reduction)
-    model.compile(keras.optimizers.Adam(1e-2), loss, metrics=["mae"])
+    loss = losses.MeanSquaredError(reduction=reduction)
+    model.compile(optimizers.Adam(1e-2), loss, metrics=["mae"])
     return model
 
 

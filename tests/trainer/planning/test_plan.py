@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import keras
 import tensorflow as tf
+from keras import layers
 
 from benchmarks.plan_memory import CASES, tried
 from deploy.__main__ import main
@@ -91,7 +91,7 @@ def test_batch_norm_over_replicas_sums_within_a_step(model: str, sums: bool) -> 
 
 def test_loops_of_a_model_are_counted_by_no_time() -> None:
     """As the loop over steps is counted once."""
-    layer = keras.layers.LSTM(2)
+    layer = layers.LSTM(2)
     layer.build((4, 3, 2))
     graph = tf.function(lambda x: layer(x) + 1.0).get_concrete_function(tf.zeros((4, 3, 2))).graph
     assert {(op.times, op.flops > 0) for op in operations(graph, (0,))} == {(0, False), (1, False)}

@@ -3,9 +3,8 @@
 import json
 from typing import Any
 
-import keras
 import numpy as np
-from keras import Input, Model, Sequential
+from keras import Input, Model, Sequential, layers, metrics
 
 from tests.fixtures import parametrize
 from tests.support import refused, small
@@ -71,8 +70,8 @@ def test_the_best_is_found_over_restarts_and_is_never_nan(
 
 def classifier() -> Model:
     """Returns a compiled model, called once so that its metrics exist."""
-    model = Sequential([Input((2,)), keras.layers.Dense(1, activation="sigmoid")])
-    model.compile(loss="binary_crossentropy", metrics=["acc", "mse", keras.metrics.AUC(name="auc")])
+    model = Sequential([Input((2,)), layers.Dense(1, activation="sigmoid")])
+    model.compile(loss="binary_crossentropy", metrics=["acc", "mse", metrics.AUC(name="auc")])
     model.train_on_batch(np.zeros((2, 2)), np.array([[0.0], [1.0]]))
     return model
 

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import Input, Model, Sequential, layers, ops, optimizers
+from keras import Input, Model, Sequential, layers, losses, metrics, ops, optimizers, saving
 from keras.models import load_model
 from numpy.testing import assert_allclose
 
@@ -110,7 +110,7 @@ def test_a_model_with_a_model_inside_becomes_plain_too(tmp_path: Path) -> None:
     assert loaded.layers[1].layers[-1].synchronized is False
 
 
-@keras.saving.register_keras_serializable("tests")
+@saving.register_keras_serializable("tests")
 class Coded(layers.Layer):
     """Holds a layer with a vocabulary, which it learns when it is made."""
 
@@ -320,8 +320,8 @@ def of_keras(config: TrainConfig, dataset: Dataset) -> Model:
     rate = optimizers.schedules.CosineDecay(0.01, 100)
     model.compile(
         optimizers.Adam(rate),
-        keras.losses.mean_squared_error,
-        metrics=[keras.metrics.MeanAbsoluteError()],
+        losses.mean_squared_error,
+        metrics=[metrics.MeanAbsoluteError()],
     )
     return model
 

@@ -4,9 +4,8 @@ one of KerasHub."""
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
-from keras import Input, Model, Sequential, layers
+from keras import Input, Model, Sequential, layers, optimizers
 from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.fixtures import Log, parametrize
@@ -28,7 +27,7 @@ def tuned(config: TrainConfig, dataset: Dataset, *, first_type: str | None = Non
     model = Model(x, layers.Dense(1)(layers.Flatten()(attention(words, words))))
     first.enable_lora(2)
     attention.query_dense.enable_lora(2)
-    model.compile(keras.optimizers.Adam(0.1), loss="mean_squared_error")
+    model.compile(optimizers.Adam(0.1), loss="mean_squared_error")
     return model
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 import pytest
-from keras import Input, Model, Sequential, layers
+from keras import Input, Model, Sequential, layers, losses, saving
 
 from tests.drill import read
 from tests.fixtures import SLOW, Log, Make, parametrize
@@ -23,7 +23,7 @@ OWN = (
 )
 
 
-@keras.saving.register_keras_serializable("tests")
+@saving.register_keras_serializable("tests")
 class Scaled(layers.Layer):
     """Multiplies by a number, which `keeps` says whether its get_config has."""
 
@@ -51,7 +51,7 @@ def model(config: Any, dataset: Any, *, kind: str = "plain") -> Model:
         kind, Scaled()
     )
     network = Sequential([Input((4,)), layers.Dense(3), middle, layers.Dense(1)])
-    loss = keras.losses.Huber(delta=0.1) if kind == "loss" else "mse"
+    loss = losses.Huber(delta=0.1) if kind == "loss" else "mse"
     network.compile("sgd", loss, metrics=["mae"])
     return network
 
@@ -68,7 +68,7 @@ def test_a_loss_that_is_saved_with_less_is_left_out_of_the_saved_model(
     assert "saves its Huber without what it was made with: compile it after loading" in caplog.text
     saved = read(folder / "result.json")["saved_model"]
     assert saved == "model.keras predicts as the model in memory"
-    assert not keras.saving.load_model(folder / "model" / "model.keras").compiled
+    assert not saving.load_model(folder / "model" / "model.keras").compiled
 
 
 @parametrize(

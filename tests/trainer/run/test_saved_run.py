@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import Input, Model, Sequential, layers
+from keras import Input, Model, Sequential, layers, ops
 from numpy.random import default_rng
 from numpy.testing import assert_allclose
 
@@ -232,7 +232,7 @@ def test_outputs_of_nests_have_names(tmp_path: Path) -> None:
 
     class Scalar(Nested):
         def call(self, x: Any) -> Any:
-            return keras.ops.sum(x)
+            return ops.sum(x)
 
     config = settings("pair", "regression", "--evaluation_batch_size=6")
     setup = build_setup(config, make_replicas(config))

@@ -14,13 +14,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import keras
 import numpy as np
 import pytest
 import requests
 import tensorflow as tf
 import uvicorn
-from keras import Input, Model, Sequential, layers, ops
+from keras import Input, Model, Sequential, layers, losses, ops
 from keras.models import load_model
 from keras.utils import set_random_seed
 from numpy.random import default_rng
@@ -261,7 +260,7 @@ def test_a_classifier_answers_with_label_and_probabilities(
     from_logits: bool, tmp_path: Path
 ) -> None:
     network = Sequential([Input((3,)), layers.Activation("linear" if from_logits else "softmax")])
-    network.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits))
+    network.compile(loss=losses.SparseCategoricalCrossentropy(from_logits=from_logits))
     model = served(network, tmp_path, class_names=("ant", "bee", "cat"))
     (answer,) = answered(model, [[0.0, 1.0, -800.0]])
     assert answer["label"] == "bee"

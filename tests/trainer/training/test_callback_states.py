@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from keras import Input, Model, Sequential, layers
+from keras import Input, Model, Sequential, layers, optimizers, saving
 from keras.callbacks import Callback
 from numpy.random import default_rng
 
@@ -78,7 +78,7 @@ class Killer(Callback):
 
 def build(config: Any, dataset: Any) -> Model:
     model = Sequential([Input((3,)), layers.Dense(4, "tanh"), layers.Dense(1)])
-    model.compile(keras.optimizers.Adam(0.3), "mse")  # a rate at which the loss goes up and down
+    model.compile(optimizers.Adam(0.3), "mse")  # a rate at which the loss goes up and down
     return model
 
 
@@ -128,7 +128,7 @@ def left_by(folder: Path) -> dict[str, Any]:
     """Returns what a run leaves."""
     result = read(folder / "result.json")
     model = saved_model(folder)
-    best = keras.saving.load_model(folder / "best.keras", compile=False)
+    best = saving.load_model(folder / "best.keras", compile=False)
     rows = (folder / "log.csv").read_text().splitlines()
     return {
         "history": result["history"],

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import keras
 import tensorflow as tf
-from keras import Input, Model, Sequential
+from keras import Input, Model, Sequential, layers
 
 from benchmarks.trainer_loop import setup_of, traced_steps
 from tests.fixtures import Capture, Patch, parametrize
@@ -37,17 +36,17 @@ CLASSIFIER = f"--model={__name__}:classifier"
 
 def classifier(config: TrainConfig, dataset: Dataset) -> Model:
     """Returns what most users would write."""
-    layers = keras.layers
+    parts = layers
     model = Sequential(
         [
             Input(dataset.image_shape),
-            layers.Rescaling(1 / 255),
-            layers.Conv2D(4, 3, activation="relu"),
-            layers.BatchNormalization(),
-            layers.MaxPooling2D(),
-            layers.Flatten(),
-            layers.Dropout(0.5),
-            layers.Dense(10),
+            parts.Rescaling(1 / 255),
+            parts.Conv2D(4, 3, activation="relu"),
+            parts.BatchNormalization(),
+            parts.MaxPooling2D(),
+            parts.Flatten(),
+            parts.Dropout(0.5),
+            parts.Dense(10),
         ]
     )
     return compiled(model, metrics=["accuracy"])

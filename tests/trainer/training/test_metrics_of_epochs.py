@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import Model, Sequential, layers, ops
+from keras import Model, Sequential, initializers, layers, ops, optimizers, saving
 from numpy.random import default_rng
 from numpy.testing import assert_allclose
 
@@ -24,7 +24,7 @@ BATCH = 8
 
 
 def network() -> Sequential:
-    first, second = (keras.initializers.GlorotUniform(seed) for seed in (1, 2))
+    first, second = (initializers.GlorotUniform(seed) for seed in (1, 2))
     hidden = layers.Dense(8, "tanh", kernel_initializer=first)
     return Sequential([hidden, layers.Dense(1, kernel_initializer=second)])
 
@@ -74,7 +74,7 @@ def build(config: Any, dataset: Any, *, kind: str = "own_step") -> Model:
         model = network()
         metrics = [Largest(), "mae", keras.metrics.RootMeanSquaredError()]
     model(np.zeros((1, 4)))
-    model.compile(keras.optimizers.SGD(1e-2), "mse", metrics=metrics)
+    model.compile(optimizers.SGD(1e-2), "mse", metrics=metrics)
     return model
 
 
@@ -105,7 +105,7 @@ def run(
         )
     )
     lines = read_lines(folder / "stats.jsonl")
-    model = keras.saving.load_model(
+    model = saving.load_model(
         folder / "model" / "model.keras", compile=False, custom_objects={"OwnStep": OwnStep}
     )
     return {

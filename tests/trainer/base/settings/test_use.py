@@ -4,8 +4,7 @@ is used instead."""
 from pathlib import Path
 from typing import Any
 
-import keras
-from keras import Input, Model, Sequential
+from keras import Input, Model, Sequential, layers, optimizers
 from numpy.random import default_rng
 
 from tests.fixtures import parametrize
@@ -39,14 +38,14 @@ def rows(config: TrainConfig) -> Any:
 
 def own_optimizer(config: TrainConfig, dataset: Any) -> Model:
     """Is how a script that calls fit compiles its model."""
-    model = Sequential([Input((4,)), keras.layers.Dense(1)])
+    model = Sequential([Input((4,)), layers.Dense(1)])
     model.compile("adam", loss="mse")
     return model
 
 
 def its_rate(config: TrainConfig, dataset: Any) -> Model:
     model = own_optimizer(config, dataset)
-    model.compile(keras.optimizers.SGD(config.learning_rate), loss="mse")
+    model.compile(optimizers.SGD(config.learning_rate), loss="mse")
     return model
 
 

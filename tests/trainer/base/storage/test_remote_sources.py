@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
+from keras import applications
 
 from tests.fixtures import Patch, parametrize
 from tests.support import refused, small
@@ -119,7 +119,7 @@ def test_what_fid_looks_with_is_kept_in_cache_dir(
         raise OSError("no weights")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(keras.applications, "InceptionV3", refused)
+    monkeypatch.setattr(applications, "InceptionV3", refused)
     bucket.put(f"c/{name}", b"no network")
     flags = [
         f"--fid_features={bucket.url(f'c/{name}')}",
