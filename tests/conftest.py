@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from deploy.packaging import packages
+from tests.fixtures import Folders
 from tests.trainer.base.storage.emulator import fake_gcs, find_binary
 from trainer.base.errors import UserError
 from trainer.base.log import log, warn_once
-from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import gcs, staging
 from trainer.base.storage.local_files import Address
@@ -27,15 +27,6 @@ with quiet_start():  # or pytest-xdist prints TensorFlow's greeting after the cl
 
     from trainer.run import export, job, rehearsal
 
-SMALL = [
-    "--data=digits",
-    "--image_size=16",
-    "--width=4",
-    "--latent_dim=8",
-    "--global_batch_size=8",
-    "--critic_steps=2",
-    "--steps=4",
-]
 # of all tests, made by the process that starts the others
 _cache: list[tempfile.TemporaryDirectory[str]] = []
 
@@ -115,7 +106,7 @@ def bucket(gcs_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture(scope="session")
-def _built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _built(tmp_path_factory: Folders) -> Path:
     base = tmp_path_factory.getbasetemp()
     return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "dist"
 
@@ -133,10 +124,10 @@ def small_config(tmp_path: Path) -> Callable[..., TrainConfig]:
     `small_config("--replicas=2")`."""
 
     def make(*flags: str) -> TrainConfig:
-        from tests.support import of_model  # imports TensorFlow, not quietly
+        from tests.support import tiny  # imports TensorFlow, not quietly
 
         if not any(flag.startswith(("--model", "--recipe")) for flag in flags):
             flags = ("--model=mlp", *flags)
-        return resolve([*of_model(SMALL, flags), f"--job_dir={tmp_path / 'job'}", *flags]).config
+        return tiny(f"--job_dir={tmp_path / 'job'}", *flags)
 
     return make

@@ -2,22 +2,24 @@
 
 from typing import Any
 
-import keras
 import numpy as np
+from keras import Input, Model, Sequential, layers
+from keras.callbacks import Callback
+from numpy.random import default_rng
 
 ORDER = np.random.permutation(64)
 
 
 def data(config: Any) -> Any:
-    x = np.random.default_rng(0).normal(size=(64, 4))[ORDER]
+    x = default_rng(0).normal(size=(64, 4))[ORDER]
     return x, x.sum(axis=1)
 
 
-def build(config: Any, dataset: Any) -> keras.Model:
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+def build(config: Any, dataset: Any) -> Model:
+    model = Sequential([Input((4,)), layers.Dense(1)])
     model.compile("sgd", "mse")
     return model
 
 
-def callbacks() -> list[keras.callbacks.Callback]:
+def callbacks() -> list[Callback]:
     return []

@@ -1,4 +1,4 @@
-"""Names the types of fixtures, so that signatures fit on a line."""
+"""Names the types of fixtures and the marks of tests, so that signatures fit on a line."""
 
 from collections.abc import Callable
 
@@ -10,3 +10,6 @@ Make = Callable[..., TrainConfig]  # of small_config
 Patch = pytest.MonkeyPatch
 Capture = pytest.CaptureFixture[str]
 Log = pytest.LogCaptureFixture
+Folders = pytest.TempPathFactory
+SLOW = pytest.mark.slow
+parametrize = pytest.mark.parametrize

@@ -3,24 +3,24 @@ line that names it."""
 
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
+from keras import Input, Model, Sequential, callbacks, layers, metrics
 
 from tests import models
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 
 
-def in_build(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return keras.Sequential([keras.layers.Dense(3, activation="rleu")])  # in_build
+def in_build(config: TrainConfig, dataset: Dataset) -> Model:
+    return Sequential([layers.Dense(3, activation="rleu")])  # in_build
 
 
-def takes_one(config: TrainConfig) -> keras.Model:
-    return keras.Sequential()
+def takes_one(config: TrainConfig) -> Model:
+    return Sequential()
 
 
-class _Layer(keras.layers.Layer):
+class _Layer(layers.Layer):
     def call(self, inputs: Any) -> Any:
         return tf.matmul(inputs, tf.zeros((2, 10)))  # in_layer
 
@@ -28,9 +28,9 @@ class _Layer(keras.layers.Layer):
         return (shape[0], 10)
 
 
-def in_layer(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    inputs = keras.Input(dataset.image_shape)
-    model = keras.Model(inputs, _Layer()(keras.layers.Flatten()(inputs)))
+def in_layer(config: TrainConfig, dataset: Dataset) -> Model:
+    inputs = Input(dataset.image_shape)
+    model = Model(inputs, _Layer()(layers.Flatten()(inputs)))
     model.compile("sgd", "sparse_categorical_crossentropy")
     return model
 
@@ -43,7 +43,7 @@ def _rewritten(images: Any) -> Any:
     return total
 
 
-def in_graph(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def in_graph(config: TrainConfig, dataset: Dataset) -> Model:
     return models.Steps(lambda step, data: _rewritten(data[0]))
 
 
@@ -51,7 +51,7 @@ def _of_numpy(images: Any) -> Any:
     return images.reshape(3)  # in_python_function
 
 
-def in_python_function(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def in_python_function(config: TrainConfig, dataset: Dataset) -> Model:
     return models.Steps(
         lambda step, data: tf.reduce_mean(tf.numpy_function(_of_numpy, data[:1], tf.float32))
     )
@@ -62,7 +62,7 @@ def _checked(images: Any) -> Any:
     return tf.reduce_mean(images)
 
 
-def in_operation(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def in_operation(config: TrainConfig, dataset: Dataset) -> Model:
     return models.Steps(lambda step, data: _checked(data[0]))
 
 
@@ -74,12 +74,12 @@ def in_opening(config: TrainConfig) -> Any:
     return np.load("nowhere.npz")  # in_opening
 
 
-class _Callback(keras.callbacks.Callback):
+class _Callback(callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         raise RuntimeError("no room\nfor a second line")  # in_callback
 
 
-def in_callback() -> list[keras.callbacks.Callback]:
+def in_callback() -> list[callbacks.Callback]:
     return [_Callback()]
 
 
@@ -88,20 +88,18 @@ class Misread(models.Subclassed):
         return {"width": self.width}  # in_get_config
 
 
-def in_get_config(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def in_get_config(config: TrainConfig, dataset: Dataset) -> Model:
     return models.called(Misread(), dataset)
 
 
-def stops_on_what_is_not_evaluated() -> list[keras.callbacks.Callback]:
-    return [keras.callbacks.EarlyStopping("val_los")]
+def stops_on_what_is_not_evaluated() -> list[callbacks.Callback]:
+    return [callbacks.EarlyStopping("val_los")]
 
 
-AT_IMPORT = keras.Sequential(
-    [keras.Input((16, 16, 1)), keras.layers.Flatten(), keras.layers.Dense(10)]
-)
+AT_IMPORT = Sequential([Input((16, 16, 1)), layers.Flatten(), layers.Dense(10)])
 
 
-def at_import(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def at_import(config: TrainConfig, dataset: Dataset) -> Model:
     return models.called(AT_IMPORT, dataset)
 
 
@@ -112,13 +110,13 @@ def numbers_to_7(config: TrainConfig) -> list[Any]:
     return [(np.full(1, number), number) for number in numbers]
 
 
-def embeds(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    layers = [keras.layers.Embedding(5, 2), keras.layers.Flatten(), keras.layers.Dense(8)]
-    return models.compiled(keras.Sequential([keras.Input((1,), dtype="int32"), *layers]))
+def embeds(config: TrainConfig, dataset: Dataset) -> Model:
+    parts = [layers.Embedding(5, 2), layers.Flatten(), layers.Dense(8)]
+    return models.compiled(Sequential([Input((1,), dtype="int32"), *parts]))
 
 
-def measures_top_5(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def measures_top_5(config: TrainConfig, dataset: Dataset) -> Model:
     """Has a metric that TensorFlow does not compute in float64."""
     return models.compiled(
-        models.classifier(config, dataset), metrics=[keras.metrics.SparseTopKCategoricalAccuracy(5)]
+        models.classifier(config, dataset), metrics=[metrics.SparseTopKCategoricalAccuracy(5)]
     )

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
+from keras import Input, Model, Sequential, Variable, callbacks, layers, losses, optimizers
 
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import read_cluster
@@ -15,38 +15,28 @@ from trainer.invariance.gradients import sum_and_build
 from trainer.training.checkpoint import variables_of
 
 
-def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def classifier(config: TrainConfig, dataset: Dataset) -> Model:
     """Returns a stock compiled Keras classifier."""
-    model = _network(
-        dataset, keras.layers.Dense(16, activation="relu"), classes=len(dataset.class_names)
-    )
-    return compiled(model, keras.optimizers.Adam(config.learning_rate), metrics=["accuracy"])
+    model = _network(dataset, layers.Dense(16, activation="relu"), classes=len(dataset.class_names))
+    return compiled(model, optimizers.Adam(config.learning_rate), metrics=["accuracy"])
 
 
-def compiled(model: keras.Model, optimizer: Any = "adam", **given: Any) -> keras.Model:
+def compiled(model: Model, optimizer: Any = "adam", **given: Any) -> Model:
     """Compiles a classifier that returns logits."""
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), **given)
+    model.compile(optimizer, losses.SparseCategoricalCrossentropy(from_logits=True), **given)
     return model
 
 
-def _network(dataset: Dataset, *hidden: keras.layers.Layer, classes: int = 10) -> keras.Sequential:
+def _network(dataset: Dataset, *hidden: layers.Layer, classes: int = 10) -> Sequential:
     flat = [
-        keras.Input(dataset.image_shape),
-        keras.layers.Rescaling(1 / 255),
-        keras.layers.Flatten(),
+        Input(dataset.image_shape),
+        layers.Rescaling(1 / 255),
+        layers.Flatten(),
     ]
-    return keras.Sequential([*flat, *hidden, keras.layers.Dense(classes)])
+    return Sequential([*flat, *hidden, layers.Dense(classes)])
 
 
-def measured_by_iou(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    """Returns the same with a metric that is not a mean over examples."""
-    iou = keras.metrics.MeanIoU(len(dataset.class_names), sparse_y_pred=False, name="iou")
-    return compiled(
-        classifier(config, dataset), keras.optimizers.Adam(1e-2), metrics=["accuracy", iou]
-    )
-
-
-class Steps(keras.Model):
+class Steps(Model):
     """Returns `loss(number of the step, from 1, its data)` as the loss of a step, and can be
     exported."""
 
@@ -66,11 +56,7 @@ class Steps(keras.Model):
         return {"loss": self.loss_of(self.count.assign_add(1.0), data)}
 
 
-def failing(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return Steps(lambda step, data: tf.where(step >= 3.0, np.nan, 1.0))
-
-
-def hungry(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def hungry(config: TrainConfig, dataset: Dataset) -> Model:
     """Asks for 640,000 TB, more than any machine can address."""
     side = 400_000_000
     return Steps(
@@ -85,7 +71,7 @@ def not_a_model(config: TrainConfig, dataset: Dataset) -> str:
 HEARD: list[tuple[str, int]] = []
 
 
-class FirstWeights(keras.callbacks.Callback):
+class FirstWeights(callbacks.Callback):
     """Sets the weights of the first epoch in the end, as EarlyStopping(restore_best_weights=True)
     may."""
 
@@ -106,49 +92,35 @@ def first_weights(config: TrainConfig) -> list[Any]:
     return [FirstWeights()]
 
 
-class _StopAt(keras.callbacks.Callback):
+class _StopAt(callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if batch >= 2:  # the third
             self.model.stop_training = True
 
 
-def stop_at_3() -> list[keras.callbacks.Callback]:
+def stop_at_3() -> list[callbacks.Callback]:
     return [_StopAt()]
 
 
-class _SlowDown(keras.callbacks.Callback):
-    """After the first epoch the learning rate is a tenth."""
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if epoch == 0:
-            self.model.optimizer.learning_rate = 0.1 * float(
-                self.model.optimizer.learning_rate.value
-            )
+def by_schedule() -> list[callbacks.Callback]:
+    return [callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)]
 
 
-def slow_down() -> list[keras.callbacks.Callback]:
-    return [_SlowDown()]
-
-
-def by_schedule() -> list[keras.callbacks.Callback]:
-    return [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)]
-
-
-class _WriteVariables(keras.callbacks.Callback):
+class _WriteVariables(callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         if hasattr(self.model, "averaged_generator"):
             # gets its batch statistics where it is used, else on the chief alone
             self.model.averaged_generator()
         copies: dict[str, Any] = {}
         for name, variable in variables_of(self.model).items():
-            held = variable.value if isinstance(variable, keras.Variable) else variable
+            held = variable.value if isinstance(variable, Variable) else variable
             copies[name] = np.stack([np.asarray(copy) for copy in getattr(held, "values", (held,))])
         np.savez(
             Path(os.environ["TRAINER_TEST_VARIABLES"]) / f"{read_cluster().index}.npz", **copies
         )
 
 
-def write_variables() -> list[keras.callbacks.Callback]:
+def write_variables() -> list[callbacks.Callback]:
     """At the end each worker leaves its variables, (devices, …) each, in a file of
     TRAINER_TEST_VARIABLES.
 
@@ -156,7 +128,7 @@ def write_variables() -> list[keras.callbacks.Callback]:
     """
     return [
         _WriteVariables(),
-        keras.callbacks.CSVLogger(f"{os.environ['TRAINER_TEST_VARIABLES']}/{os.getpid()}.csv"),
+        callbacks.CSVLogger(f"{os.environ['TRAINER_TEST_VARIABLES']}/{os.getpid()}.csv"),
     ]
 
 
@@ -164,16 +136,14 @@ def not_callbacks() -> int:
     return 3
 
 
-class _MeanLoss(keras.Model):
+class _MeanLoss(Model):
     """Divides by the rows of one replica, as tutorials do."""
 
     def __init__(self, dataset: Dataset) -> None:
         super().__init__()
-        self.network = keras.Sequential(
-            [keras.Input(dataset.image_shape), keras.layers.Conv2D(1, 3, padding="same")]
-        )
+        self.network = Sequential([Input(dataset.image_shape), layers.Conv2D(1, 3, padding="same")])
         self.adam = sum_and_build(
-            keras.optimizers.Adam(1e-3), self.network.trainable_variables, "float32"
+            optimizers.Adam(1e-3), self.network.trainable_variables, "float32"
         )
 
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -184,56 +154,54 @@ class _MeanLoss(keras.Model):
         return {"loss": loss}
 
 
-def mean_loss(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def mean_loss(config: TrainConfig, dataset: Dataset) -> Model:
     return _MeanLoss(dataset)
 
 
-def own_batch_norm(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return compiled(_network(dataset, keras.layers.Dense(8), keras.layers.BatchNormalization()))
+def own_batch_norm(config: TrainConfig, dataset: Dataset) -> Model:
+    return compiled(_network(dataset, layers.Dense(8), layers.BatchNormalization()))
 
 
-def mixed_rows(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def mixed_rows(config: TrainConfig, dataset: Dataset) -> Model:
     """Returns a classifier that mixes the images of a batch, which no replica can do alone."""
-    layers = [keras.layers.MixUp(), keras.layers.Flatten(), keras.layers.Dense(10)]
-    return compiled(keras.Sequential([keras.Input(dataset.image_shape), *layers]))
+    parts = [layers.MixUp(), layers.Flatten(), layers.Dense(10)]
+    return compiled(Sequential([Input(dataset.image_shape), *parts]))
 
 
-class Tower(keras.layers.Layer):
+class Tower(layers.Layer):
     """Has layers of the same names in each tower, and a recurrent cell, which may drop values."""
 
     def __init__(self, cell: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.rows = keras.layers.TimeDistributed(
-            keras.layers.Dropout(0.2, name="drop"), name="rows"
-        )
-        self.loop = keras.layers.RNN(cell, unroll=True, name="loop")
+        self.rows = layers.TimeDistributed(layers.Dropout(0.2, name="drop"), name="rows")
+        self.loop = layers.RNN(cell, unroll=True, name="loop")
 
     def call(self, values: Any, training: bool = False) -> Any:
         return self.loop(self.rows(values, training=training), training=training)
 
 
-class Stock(keras.Model):
+class Stock(Model):
     """Holds stock layers that draw or normalise, as a user would put them into a model of their
     own."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
-        layers = keras.layers
+        parts = layers
         self.augment = [
-            layers.RandomFlip("horizontal"),
-            layers.RandomCrop(3, 3),
-            layers.Resizing(3, 3),
+            parts.RandomFlip("horizontal"),
+            parts.RandomCrop(3, 3),
+            parts.Resizing(3, 3),
         ]
-        self.embed = layers.Embedding(17, 4)
+        self.embed = parts.Embedding(17, 4)
         self.towers = [
-            Tower(layers.LSTMCell(6, dropout=0.2, recurrent_dropout=0.3), name="tower"),
-            Tower(layers.LSTMCell(6), name="tower"),
+            Tower(parts.LSTMCell(6, dropout=0.2, recurrent_dropout=0.3), name="tower"),
+            Tower(parts.LSTMCell(6), name="tower"),
         ]
-        self.attend = layers.MultiHeadAttention(2, 4, dropout=0.2, use_bias=False)
-        self.norm = layers.BatchNormalization()
-        self.shared = layers.Dropout(0.4)
-        self.noise = layers.GaussianNoise(0.1)
-        self.out = layers.Dense(classes)
+        self.attend = parts.MultiHeadAttention(2, 4, dropout=0.2, use_bias=False)
+        self.norm = parts.BatchNormalization()
+        self.shared = parts.Dropout(0.4)
+        self.noise = parts.GaussianNoise(0.1)
+        self.out = parts.Dense(classes)
 
     def call(self, images: Any, training: bool = False) -> Any:
         for layer in self.augment:
@@ -251,32 +219,32 @@ class Stock(keras.Model):
         return self.out(tf.concat(tf.split(normed, 2), axis=1))
 
 
-def stock_layers(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def stock_layers(config: TrainConfig, dataset: Dataset) -> Model:
     model = Stock(len(dataset.class_names))
     model(tf.zeros((1, *dataset.image_shape)))
-    return compiled(model, keras.optimizers.Adam(config.learning_rate), metrics=["accuracy"])
+    return compiled(model, optimizers.Adam(config.learning_rate), metrics=["accuracy"])
 
 
-class Subclassed(keras.Model):
+class Subclassed(Model):
     def __init__(self) -> None:
         super().__init__()
-        self.dense = keras.layers.Dense(10)
+        self.dense = layers.Dense(10)
 
     def call(self, images: Any, training: bool = False) -> Any:
         return self.dense(tf.reshape(images, (tf.shape(images)[0], 16 * 16)) / 255)
 
 
-def called(model: keras.Model, dataset: Dataset) -> keras.Model:
+def called(model: Model, dataset: Dataset) -> Model:
     """Builds a classifier by calling it, and compiles it."""
     model(tf.zeros((1, *dataset.image_shape)))
     return compiled(model)
 
 
-def subclassed(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def subclassed(config: TrainConfig, dataset: Dataset) -> Model:
     return called(Subclassed(), dataset)
 
 
-def diverging(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def diverging(config: TrainConfig, dataset: Dataset) -> Model:
     """Its loss is NaN from the third step on where the learning rate is above 0.03, and the rate
     elsewhere."""
     rate = config.learning_rate

@@ -6,6 +6,8 @@ from typing import Any, Literal
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import Input, Model, Sequential, layers, losses, ops, optimizers, regularizers
+from numpy.random import default_rng
 
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
@@ -14,7 +16,7 @@ ROWS = 50  # of which 48 are whole batches of 16
 
 
 def _table(rows: int = ROWS, seed: int = 0) -> tuple[Any, Any, Any]:
-    draw = np.random.default_rng(seed)
+    draw = default_rng(seed)
     x = draw.normal(size=(rows, 4))
     return x, x @ [1.0, -2.0, 0.5, 0.0] + 1.0, draw.uniform(0.5, 2.0, rows)
 
@@ -131,7 +133,7 @@ def batches_and_arrays(config: TrainConfig) -> Any:
 def windows(config: TrainConfig) -> Any:
     """Returns batches of whose windows TensorFlow does not know the length, and arrays for
     evaluation."""
-    draw = np.random.default_rng(0).normal(size=(60, 7))
+    draw = default_rng(0).normal(size=(60, 7))
     made = keras.utils.timeseries_dataset_from_array(
         draw, draw[10:, 0], sequence_length=10, batch_size=16
     )
@@ -166,7 +168,7 @@ def _and_first(x: Any, y: Any) -> Any:
 
 
 def masks(config: TrainConfig) -> Any:
-    images = np.random.default_rng(0).integers(0, 256, (ROWS, 8, 8, 3), np.uint8)
+    images = default_rng(0).integers(0, 256, (ROWS, 8, 8, 3), np.uint8)
     return _and_first(images, (images[..., :1] > 128).astype("int32"))
 
 
@@ -188,7 +190,7 @@ def weighted_classes(config: TrainConfig) -> Any:
 
 
 def tokens(config: TrainConfig) -> Any:
-    draw = np.random.default_rng(0)
+    draw = default_rng(0)
     x = draw.integers(1, 20, (ROWS, 6)) * (np.arange(6) < draw.integers(2, 7, ROWS)[:, None])
     return x, (x.sum(axis=1) > 40).astype("int32"), draw.uniform(0.5, 2.0, ROWS)
 
@@ -226,7 +228,7 @@ def nan_inputs(config: TrainConfig) -> Any:
 
 def sentences(config: TrainConfig) -> Any:
     words = np.array(["now", "win", "cash", "home", "see", "you"])
-    chosen = np.random.default_rng(0).integers(0, 6, (ROWS, 5))
+    chosen = default_rng(0).integers(0, 6, (ROWS, 5))
     return np.array([" ".join(each) for each in words[chosen]]), (chosen < 3).mean(axis=1)
 
 
@@ -241,11 +243,11 @@ def colours(config: TrainConfig, *, palette: str = "red green blue") -> Any:
 
 def colour_model(
     config: TrainConfig, dataset: Dataset, *, palette: str = "red green blue"
-) -> keras.Model:
+) -> Model:
     """Has a vocabulary that it takes from a setting that it shares with `colours`."""
-    lookup = keras.layers.StringLookup(vocabulary=palette.split(), output_mode="one_hot")
-    layers = [keras.Input((), dtype="string"), lookup, keras.layers.Dense(1)]
-    return _compiled(keras.Sequential(layers), config, loss="mse")
+    lookup = layers.StringLookup(vocabulary=palette.split(), output_mode="one_hot")
+    stack = [Input((), dtype="string"), lookup, layers.Dense(1)]
+    return _compiled(Sequential(stack), config, loss="mse")
 
 
 def unseeded(config: TrainConfig) -> Any:
@@ -266,155 +268,153 @@ def other_batches(config: TrainConfig) -> Any:
 # Models.
 
 
-def _compiled(model: keras.Model, config: TrainConfig, **given: Any) -> keras.Model:
-    model.compile(keras.optimizers.Adam(config.learning_rate), **given)
+def _compiled(model: Model, config: TrainConfig, **given: Any) -> Model:
+    model.compile(optimizers.Adam(config.learning_rate), **given)
     return model
 
 
-def _chain(config: TrainConfig, dataset: Dataset, *layers: Any, **given: Any) -> keras.Model:
+def _chain(config: TrainConfig, dataset: Dataset, *stack: Any, **given: Any) -> Model:
     """Returns a compiled model of these layers on the data's x."""
-    return _compiled(
-        keras.Sequential([keras.Input(dataset.spec[0].shape), *layers]), config, **given
-    )
+    return _compiled(Sequential([Input(dataset.spec[0].shape), *stack]), config, **given)
 
 
-def regression(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    layers = keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)
-    return _chain(config, dataset, *layers, loss="mse", metrics=["mae"], weighted_metrics=["mape"])
+def regression(config: TrainConfig, dataset: Dataset) -> Model:
+    stack = layers.Dense(8, activation="tanh"), layers.Dense(1)
+    return _chain(config, dataset, *stack, loss="mse", metrics=["mae"], weighted_metrics=["mape"])
 
 
-def stateful(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def stateful(config: TrainConfig, dataset: Dataset) -> Model:
     """Is made for a batch of 16 rows."""
-    layers = [
-        keras.Input(batch_shape=(16, *dataset.spec[0].shape)),
-        keras.layers.SimpleRNN(4, stateful=True),
-        keras.layers.Dense(1),
+    stack = [
+        Input(batch_shape=(16, *dataset.spec[0].shape)),
+        layers.SimpleRNN(4, stateful=True),
+        layers.Dense(1),
     ]
-    return _compiled(keras.Sequential(layers), config, loss="mse")
+    return _compiled(Sequential(stack), config, loss="mse")
 
 
-def regularized(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def regularized(config: TrainConfig, dataset: Dataset) -> Model:
     """Has every kind of loss beside that of compile()."""
-    hidden = keras.layers.Dense(
+    hidden = layers.Dense(
         8,
         "tanh",
-        kernel_regularizer=keras.regularizers.L2(1e-2),
-        bias_regularizer=keras.regularizers.L1L2(1e-2),
+        kernel_regularizer=regularizers.L2(1e-2),
+        bias_regularizer=regularizers.L1L2(1e-2),
     )
-    last = keras.layers.Dense(1, kernel_regularizer="l2", activity_regularizer="l2")
+    last = layers.Dense(1, kernel_regularizer="l2", activity_regularizer="l2")
     return _chain(config, dataset, hidden, last, loss="mse", metrics=["mae"])
 
 
-def uncompiled(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return keras.Sequential([keras.Input(dataset.spec[0].shape), keras.layers.Dense(1)])
+def uncompiled(config: TrainConfig, dataset: Dataset) -> Model:
+    return Sequential([Input(dataset.spec[0].shape), layers.Dense(1)])
 
 
-def without_loss(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return _chain(config, dataset, keras.layers.Dense(1), metrics=["mae"])
+def without_loss(config: TrainConfig, dataset: Dataset) -> Model:
+    return _chain(config, dataset, layers.Dense(1), metrics=["mae"])
 
 
-def penalty_alone(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def penalty_alone(config: TrainConfig, dataset: Dataset) -> Model:
     """Has no loss in compile(), but one of a layer, as a model trained by add_loss."""
-    return _chain(config, dataset, keras.layers.Dense(1, activity_regularizer="l2"))
+    return _chain(config, dataset, layers.Dense(1, activity_regularizer="l2"))
 
 
-def by_weight(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+def by_weight(config: TrainConfig, dataset: Dataset) -> Model:
+    loss = losses.MeanSquaredError(reduction="mean_with_sample_weight")
     model = regression(config, dataset)
     # Adam would hide a wrong factor
-    model.compile(keras.optimizers.SGD(0.1), loss=loss, metrics=["mae"])
+    model.compile(optimizers.SGD(0.1), loss=loss, metrics=["mae"])
     return model
 
 
-def summed(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def summed(config: TrainConfig, dataset: Dataset) -> Model:
     return _compiled(
-        regression(config, dataset), config, loss=keras.losses.MeanSquaredError(reduction="sum")
+        regression(config, dataset), config, loss=losses.MeanSquaredError(reduction="sum")
     )
 
 
-def scalar_loss(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def scalar_loss(config: TrainConfig, dataset: Dataset) -> Model:
     def loss(y: Any, found: Any) -> Any:
-        return keras.ops.mean(keras.ops.square(keras.ops.reshape(y, (-1, 1)) - found))
+        return ops.mean(ops.square(ops.reshape(y, (-1, 1)) - found))
 
     return _compiled(regression(config, dataset), config, loss=loss)
 
 
-def two_outputs(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def two_outputs(config: TrainConfig, dataset: Dataset) -> Model:
     inputs = {
-        name: keras.Input(spec.shape, dtype=spec.dtype.name, name=name)
+        name: Input(spec.shape, dtype=spec.dtype.name, name=name)
         for name, spec in dataset.spec[0].items()
     }
-    kind = keras.layers.Flatten()(keras.layers.Embedding(3, 2)(inputs["kind"]))
-    hidden = keras.layers.Dense(8, activation="tanh")(
-        keras.layers.Concatenate()([inputs["left"], inputs["right"], kind])
+    kind = layers.Flatten()(layers.Embedding(3, 2)(inputs["kind"]))
+    hidden = layers.Dense(8, activation="tanh")(
+        layers.Concatenate()([inputs["left"], inputs["right"], kind])
     )
     outputs = {
-        "value": keras.layers.Dense(1, name="value")(hidden),
-        "positive": keras.layers.Dense(1, activation="sigmoid", name="positive")(hidden),
+        "value": layers.Dense(1, name="value")(hidden),
+        "positive": layers.Dense(1, activation="sigmoid", name="positive")(hidden),
     }
     return _compiled(
-        keras.Model(inputs, outputs),
+        Model(inputs, outputs),
         config,
         loss={"value": "mse", "positive": "binary_crossentropy"},
         metrics={"positive": ["accuracy", "auc"]},
     )
 
 
-def segmenter(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    hidden = keras.layers.Conv2D(4, 3, padding="same", activation="relu")
-    layers = (
-        keras.layers.Rescaling(1 / 255),
+def segmenter(config: TrainConfig, dataset: Dataset) -> Model:
+    hidden = layers.Conv2D(4, 3, padding="same", activation="relu")
+    stack = (
+        layers.Rescaling(1 / 255),
         hidden,
-        keras.layers.Conv2D(1, 1, activation="sigmoid"),
+        layers.Conv2D(1, 1, activation="sigmoid"),
     )
     metrics = ["accuracy", keras.metrics.BinaryIoU(name="iou")]
-    return _chain(config, dataset, *layers, loss="binary_crossentropy", metrics=metrics)
+    return _chain(config, dataset, *stack, loss="binary_crossentropy", metrics=metrics)
 
 
-def multi_label(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def multi_label(config: TrainConfig, dataset: Dataset) -> Model:
     # the last has a number for each label
     metrics = ["accuracy", "auc", keras.metrics.F1Score(threshold=0.5)]
     return _chain(
         config,
         dataset,
-        keras.layers.Dense(4, "sigmoid"),
+        layers.Dense(4, "sigmoid"),
         loss="binary_crossentropy",
         metrics=metrics,
     )
 
 
-def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    last = keras.layers.Dense(4, activation="softmax")
+def classifier(config: TrainConfig, dataset: Dataset) -> Model:
+    last = layers.Dense(4, activation="softmax")
     return _chain(
         config, dataset, last, loss="sparse_categorical_crossentropy", metrics=["accuracy"]
     )
 
 
-def masked_text(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def masked_text(config: TrainConfig, dataset: Dataset) -> Model:
     """Its loss has a mask of the embedding: a mean over the tokens that are there."""
-    layers = [
-        keras.Input(dataset.spec[0].shape, dtype="int64"),
-        keras.layers.Embedding(20, 4, mask_zero=True),
-        keras.layers.LSTM(4, return_sequences=True),
-        keras.layers.Dense(20, activation="softmax"),
+    stack = [
+        Input(dataset.spec[0].shape, dtype="int64"),
+        layers.Embedding(20, 4, mask_zero=True),
+        layers.LSTM(4, return_sequences=True),
+        layers.Dense(20, activation="softmax"),
     ]
-    return _compiled(keras.Sequential(layers), config, loss="sparse_categorical_crossentropy")
+    return _compiled(Sequential(stack), config, loss="sparse_categorical_crossentropy")
 
 
-def bag_of_words(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def bag_of_words(config: TrainConfig, dataset: Dataset) -> Model:
     """Reads text by a vocabulary of its own; its layer loses the number of rows before the
     dropout."""
-    vectorize = keras.layers.TextVectorization(output_sequence_length=4)
+    vectorize = layers.TextVectorization(output_sequence_length=4)
     vectorize.adapt(["now win cash", "home see you"])
-    layers = [
-        keras.Input((), dtype="string"),
+    stack = [
+        Input((), dtype="string"),
         vectorize,
-        keras.layers.Embedding(8, 4),
-        keras.layers.GlobalAveragePooling1D(),
-        keras.layers.Dropout(0.2),
-        keras.layers.Dense(1),
+        layers.Embedding(8, 4),
+        layers.GlobalAveragePooling1D(),
+        layers.Dropout(0.2),
+        layers.Dense(1),
     ]
-    return _compiled(keras.Sequential(layers), config, loss="mean_squared_error")
+    return _compiled(Sequential(stack), config, loss="mean_squared_error")
 
 
 def next_tokens(config: TrainConfig) -> Any:
@@ -422,7 +422,7 @@ def next_tokens(config: TrainConfig) -> Any:
     return x, np.roll(x, -1, axis=1)
 
 
-class Autoencoder(keras.Sequential):
+class Autoencoder(Sequential):
     """Has a compute_loss, a test_step and a loss tracker of its own; test_step returns a plain
     value too."""
 
@@ -437,47 +437,47 @@ class Autoencoder(keras.Sequential):
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
     ) -> Any:
-        return keras.ops.mean(keras.ops.square(y_pred - x))
+        return ops.mean(ops.square(y_pred - x))
 
     def test_step(self, data: Any) -> dict[str, Any]:
-        errors = keras.ops.square(self(data) - data)
-        self.tracker.update_state(keras.ops.mean(errors, axis=1))
-        return {"loss": self.tracker.result(), "largest": keras.ops.max(errors)}
+        errors = ops.square(self(data) - data)
+        self.tracker.update_state(ops.mean(errors, axis=1))
+        return {"loss": self.tracker.result(), "largest": ops.max(errors)}
 
 
-def autoencoder(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    layers = [keras.Input((4,)), keras.layers.Dense(2), keras.layers.Dense(4)]
-    return _compiled(Autoencoder(layers), config)
+def autoencoder(config: TrainConfig, dataset: Dataset) -> Model:
+    stack = [Input((4,)), layers.Dense(2), layers.Dense(4)]
+    return _compiled(Autoencoder(stack), config)
 
 
 def too_large_labels(config: TrainConfig) -> Any:
     return inputs_alone(config), np.arange(ROWS) % 5
 
 
-def flat_classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    layers = keras.layers.Flatten(), keras.layers.Dense(4, activation="softmax")
-    return _chain(config, dataset, *layers, loss="categorical_crossentropy")
+def flat_classifier(config: TrainConfig, dataset: Dataset) -> Model:
+    stack = layers.Flatten(), layers.Dense(4, activation="softmax")
+    return _chain(config, dataset, *stack, loss="categorical_crossentropy")
 
 
 def named_pair(config: TrainConfig) -> Any:
     return _and_first(*named_inputs(config))
 
 
-class _Largest(keras.metrics.Metric):
+class Largest(keras.metrics.Metric):
     def __init__(self) -> None:
         super().__init__(name="largest")
         self.largest = self.add_weight(shape=(), initializer="zeros", name="largest")
 
     def update_state(self, y: Any, found: Any, sample_weight: Any = None) -> None:
-        error = keras.ops.max(keras.ops.abs(keras.ops.reshape(y, (-1, 1)) - found))
-        self.largest.assign(keras.ops.maximum(self.largest, error))
+        error = ops.max(ops.abs(ops.reshape(y, (-1, 1)) - found))
+        self.largest.assign(ops.maximum(self.largest, error))
 
     def result(self) -> Any:
-        return self.largest + 0.0
+        return self.largest + 0.0  # else `fit` gives what evaluation left in the variable
 
 
-def largest_error(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return _compiled(regression(config, dataset), config, loss="mse", metrics=[_Largest()])
+def largest_error(config: TrainConfig, dataset: Dataset) -> Model:
+    return _compiled(regression(config, dataset), config, loss="mse", metrics=[Largest()])
 
 
 class _Smoothed(keras.metrics.MeanAbsoluteError):
@@ -488,5 +488,5 @@ class _Smoothed(keras.metrics.MeanAbsoluteError):
         self.count.assign(1.0)
 
 
-def smoothed(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def smoothed(config: TrainConfig, dataset: Dataset) -> Model:
     return _compiled(regression(config, dataset), config, loss="mse", metrics=[_Smoothed()])

@@ -1,7 +1,6 @@
 """Plants the clock by which a job watches its limits, and the use of its GPUs."""
 
-import pytest
-
+from tests.fixtures import Patch
 from trainer.base import limit_watch
 
 
@@ -9,7 +8,7 @@ class PlantedWatch:
     """Stands for the clock and for nvidia-smi: `now` and the `percent` of each GPU change as a test
     says."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *percent: float | None) -> None:
+    def __init__(self, monkeypatch: Patch, *percent: float | None) -> None:
         self.now = 0.0
         self.percent = percent
         monkeypatch.setattr(limit_watch, "time", self)

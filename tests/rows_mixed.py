@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
-from keras import layers
+from keras import Input, Model, Sequential, layers, optimizers
+from numpy.random import default_rng
 
-_DRAWN = np.random.default_rng(0)
+_DRAWN = default_rng(0)
 _X = _DRAWN.normal(size=(320, 8)).astype("float32")
 _TOKENS = _DRAWN.integers(1, 20, size=(320, 6)).astype("int32")
 
@@ -35,7 +35,7 @@ class Function(layers.Layer):
 def _compiled(
     *parts: Any, shape: Any = (8,), dtype: Any = None, optimizer: Any = "adam", loss: Any = "mse"
 ) -> Any:
-    model = keras.Sequential([keras.Input(shape, dtype=dtype), *parts])
+    model = Sequential([Input(shape, dtype=dtype), *parts])
     model.compile(optimizer, loss, metrics=["mae"])
     return model
 
@@ -66,7 +66,7 @@ stateful = _with(lambda x: x + tf.ensure_shape(tf.py_function(np.random.rand, []
 shifted = _with(lambda x: tf.nn.softmax(x - tf.reduce_max(x)))
 asserted = _with(lambda x: (tf.debugging.assert_less(tf.reduce_max(x), 1e6), x)[1])
 of_batch_in_branch = _with(
-    lambda x: tf.cond(tf.reduce_sum(x) > 1e9, lambda: x - tf.reduce_mean(x, 0), lambda: x),
+    lambda x: tf.cond(tf.reduce_sum(x) > 1e9, lambda: x - tf.reduce_mean(x, 0), lambda: x)
 )
 
 
@@ -108,12 +108,12 @@ def faint(config: Any, dataset: Any) -> Any:
 
 def rate_by_replicas(config: Any, dataset: Any) -> Any:
     rate = 1e-3 * tf.distribute.get_strategy().num_replicas_in_sync
-    return _compiled(layers.Dense(1), optimizer=keras.optimizers.SGD(rate))
+    return _compiled(layers.Dense(1), optimizer=optimizers.SGD(rate))
 
 
 def factor_from_step_26(config: Any, dataset: Any) -> Any:
     """Adds a sum over rows that is not divided, once 25 steps are done."""
-    optimizer = keras.optimizers.SGD(1e-2)
+    optimizer = optimizers.SGD(1e-2)
 
     def loss(y: Any, p: Any) -> Any:
         begun = tf.cast(tf.convert_to_tensor(optimizer.iterations) > 25, p.dtype)
@@ -135,13 +135,13 @@ def recurrent(config: Any, dataset: Any) -> Any:
 
 
 def attentive(config: Any, dataset: Any) -> Any:
-    inputs = keras.Input((6,), dtype="int32")
+    inputs = Input((6,), dtype="int32")
     words = layers.Embedding(20, 8, mask_zero=True)(inputs)
     words = layers.LayerNormalization()(
         words + layers.MultiHeadAttention(2, 4, dropout=0.1)(words, words)
     )
-    model = keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(words)))
-    model.compile(keras.optimizers.AdamW(global_clipnorm=1.0, use_ema=True), "huber")
+    model = Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(words)))
+    model.compile(optimizers.AdamW(global_clipnorm=1.0, use_ema=True), "huber")
     return model
 
 

@@ -4,14 +4,12 @@ tests.step_memory FLAGS`.
 They are those of TensorFlow's own allocator, as on a GPU.
 """
 
-import os
-import subprocess
 import sys
 
 import tensorflow as tf
 
-from tests.docs.sources import ROOT
 from tests.support import small
+from tests.workers import ROOT, python
 from trainer.cluster.strategy import make_replicas
 from trainer.run.training_setup import build_setup
 
@@ -25,13 +23,12 @@ def counted(*program: str) -> int:
     """Returns the number that a Python program prints last; in it TensorFlow counts memory on every
     processor."""
     # With the same kernels on every processor: those without oneDNN need memory of their own.
-    counted_as = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_ENABLE_ONEDNN_OPTS": "1"}
-    environment = {**os.environ, **counted_as, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, *program]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+    done = python(
+        *program,
+        TF_CPU_ALLOCATOR_USE_BFC="1",
+        TF_ENABLE_ONEDNN_OPTS="1",
+        PYTHONPATH=str(ROOT),
     )
-    assert done.returncode == 0, done.stderr
     return int(done.stdout.splitlines()[-1])
 
 

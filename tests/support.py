@@ -1,5 +1,6 @@
 """Runs a few steps of a model in this process, on any number of replicas."""
 
+import json
 import os
 import re
 import time
@@ -11,6 +12,8 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from keras import Input, Model, Sequential, layers
+from keras.models import load_model
 
 from tests.models import compiled
 from trainer.base.errors import DONE, UserError
@@ -25,6 +28,16 @@ from trainer.run.training_run import TrainingRun
 from trainer.run.training_setup import build_setup
 from trainer.training.signals import StopRequest
 
+SMALL = [
+    "--data=digits",
+    "--image_size=16",
+    "--width=4",
+    "--latent_dim=8",
+    "--global_batch_size=8",
+    "--critic_steps=2",
+    "--steps=4",
+]
+
 
 @contextmanager
 def refused(line: str) -> Iterator[None]:
@@ -34,9 +47,7 @@ def refused(line: str) -> Iterator[None]:
     assert "\n" not in str(caught.value)
 
 
-def run_steps(
-    config: TrainConfig, steps: int, order: int | None = None
-) -> tuple[keras.Model, StepLogs]:
+def run_steps(config: TrainConfig, steps: int, order: int | None = None) -> tuple[Model, StepLogs]:
     """Returns a fresh model after `steps` steps in one call, and what the call returned.
 
     order: the seed by which the rows of each batch, and what is drawn for them, are permuted.
@@ -74,17 +85,37 @@ class Signals:
         self._stop.signal = "SIGTERM"
 
 
-def classifier_of(
-    shape: tuple[int, ...], *layers: keras.layers.Layer, optimizer: Any = "adam"
-) -> keras.Model:
+def classifier_of(shape: tuple[int, ...], *parts: layers.Layer, optimizer: Any = "adam") -> Model:
     """Returns a compiled classifier: an input of this shape, these layers, and a dense one of ten
     logits."""
-    return compiled(
-        keras.Sequential([keras.Input(shape), *layers, keras.layers.Dense(10)]), optimizer
-    )
+    return compiled(Sequential([Input(shape), *parts, layers.Dense(10)]), optimizer)
 
 
-def weights(model: keras.Model) -> dict[str, Any]:
+def resolved(*flags: str) -> TrainConfig:
+    return resolve(flags).config
+
+
+def read_lines(path: Path) -> list[Any]:
+    """Returns the lines of a file of JSON lines."""
+    return [*map(json.loads, path.read_text().splitlines())]
+
+
+def saved_model(job_dir: Path) -> Model:
+    return load_model(job_dir / "model" / "model.keras", compile=False)
+
+
+def in_float64() -> None:
+    """Lets this process make models in float64."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+
+
+def slow(*values: Any, id: str | None = None) -> Any:
+    """Returns a parameter of a test that only `make test-all` runs."""
+    return pytest.param(*values, id=id, marks=pytest.mark.slow)
+
+
+def weights(model: Model) -> dict[str, Any]:
     """Returns every weight tensor by its position in the model."""
     return {
         f"{i} {tuple(variable.shape)}": np.asarray(variable)
@@ -92,11 +123,10 @@ def weights(model: keras.Model) -> dict[str, Any]:
     }
 
 
-def largest_difference(
-    one: dict[str, Any], other: dict[str, Any], smallest_norm: float = 1e-30
-) -> float:
-    """Returns the largest L2 difference of any tensor, relative to its norm (at least
-    `smallest_norm`)."""
+def largest_difference(one: Any, other: Any, smallest_norm: float = 1e-30) -> float:
+    """Returns the largest L2 difference of any tensor of two models, or of two dictionaries,
+    relative to its norm (at least `smallest_norm`)."""
+    one, other = (each if isinstance(each, dict) else weights(each) for each in (one, other))
     assert one.keys() == other.keys()
     norms = {name: max(float(np.linalg.norm(one[name])), smallest_norm) for name in one}
     return max(float(np.linalg.norm(one[name] - other[name])) / norms[name] for name in one)
@@ -112,7 +142,12 @@ def small(*flags: str) -> TrainConfig:
         "--latent_dim=16",
         "--global_batch_size=16",
     ]
-    return resolve([*of_model([*base, "--critic_steps=2", "--steps=50"], flags), *flags]).config
+    return resolved(*of_model([*base, "--critic_steps=2", "--steps=50"], flags), *flags)
+
+
+def tiny(*flags: str) -> TrainConfig:
+    """Returns settings that train a model, which flags name, in a second."""
+    return resolved(*of_model(SMALL, flags), *flags)
 
 
 def of_model(flags: Sequence[str], others: Sequence[str]) -> list[str]:

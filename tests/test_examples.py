@@ -3,16 +3,24 @@ replicas."""
 
 from pathlib import Path
 
-import keras
 import numpy as np
-import pytest
 import tensorflow as tf
+from numpy.testing import assert_array_equal
 
 from examples import table
+from tests.fixtures import SLOW, parametrize
 from tests.own_runs import EXAMPLES, arguments_of
-from tests.support import largest_difference, real_data, run_job, run_steps, weights
+from tests.support import (
+    largest_difference,
+    real_data,
+    resolved,
+    run_job,
+    run_steps,
+    saved_model,
+    slow,
+    weights,
+)
 from trainer.base.run_files.job_files import read_stats
-from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.sources import load_dataset
 from trainer.user_code.interface import ModelInterface
@@ -22,7 +30,7 @@ SHORT = ["--global_batch_size=8", "--report_every_steps=2", "--evaluation_batch_
 LOSSES = {"conditional_gan": {"generator_loss", "discriminator_loss"}}
 # Its batch norm of maps of one pixel magnifies rounding some tenfold a step: it is not compared.
 LARGE = "fine_tuning"
-SLOW = {
+LONGER = {
     "image_and_metadata",
     "text",
     "segmentation",
@@ -34,15 +42,11 @@ SLOW = {
 
 def settings(name: str, *more: str) -> TrainConfig:
     """Returns the settings of the example's own command, but with a few steps and small batches."""
-    return resolve([*arguments_of(name), *SHORT, *more]).config
+    return resolved(*arguments_of(name), *SHORT, *more)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
-        for name in sorted(EXAMPLES.keys() - {LARGE})
-    ],
+@parametrize(
+    "name", [slow(name) if name in LONGER else name for name in sorted(EXAMPLES.keys() - {LARGE})]
 )
 def test_an_example_runs_by_its_own_command_with_the_same_numbers_on_two_replicas(
     name: str, tmp_path: Path
@@ -55,23 +59,21 @@ def test_an_example_runs_by_its_own_command_with_the_same_numbers_on_two_replica
     assert entry["step"] == STEPS
     assert LOSSES.get(name, {"loss"}) <= entry["losses"].keys()
     assert len([*job_dir.glob("samples/*.png")]) == (name == "conditional_gan")
-    saved = keras.models.load_model(job_dir / "model" / "model.keras", compile=False)
+    saved = saved_model(job_dir)
     alone, _ = run_steps(settings(name, "--precision=float64", f"--steps={STEPS}"), STEPS)
     expected = weights(ModelInterface.of(alone).templates()["model"])
     # Adam moves a weight without effect, as the bias of an attention's keys, by rounding alone.
     assert largest_difference(expected, weights(saved), smallest_norm=config.learning_rate) < 1e-10
 
 
-@pytest.mark.slow
+@SLOW
 def test_the_large_example_runs_by_its_own_command(tmp_path: Path) -> None:
     job_dir = run_job(settings(LARGE, f"--job_dir={tmp_path}", "--steps=2"))
-    assert keras.models.load_model(
-        job_dir / "model" / "model.keras", compile=False
-    ).output_shape == (None, 10)
+    assert saved_model(job_dir).output_shape == (None, 10)
 
 
-@pytest.mark.parametrize(
-    ("name", "flag", "file", "rows"),
+@parametrize(
+    "name, flag, file, rows",
     [
         ("table", "csv", "wine-quality/winequality-red.csv", 1599),
         ("text", "messages", "sms-spam/SMSSpamCollection", 5574),
@@ -87,9 +89,7 @@ def test_an_example_reads_a_real_file(name: str, flag: str, file: str, rows: int
     assert all(map(len, x.numpy())) if x.dtype == tf.string else np.isfinite(x).all()
 
 
-@pytest.mark.parametrize(
-    ("header", "name", "missing"), [("n,colour,y\n", "colour", ""), ("", "column 1", " NA")]
-)
+@parametrize("header, name, missing", [("n,colour,y\n", "colour", ""), ("", "column 1", " NA")])
 def test_a_table_may_have_a_header_missing_cells_and_text(
     header: str, name: str, missing: str, tmp_path: Path
 ) -> None:
@@ -97,6 +97,6 @@ def test_a_table_may_have_a_header_missing_cells_and_text(
         f'{header}1,red,2\r\n{missing},"light, blue",3\r\n', "utf-8-sig"
     )
     x, y = table.data(TrainConfig(), csv=str(tmp_path / "table.csv"))
-    np.testing.assert_array_equal(x["numbers"], [[1], [np.nan]])
+    assert_array_equal(x["numbers"], [[1], [np.nan]])
     assert x["categories"].tolist() == [[f"{name}=red"], [f"{name}=light, blue"]]
     assert y.tolist() == [2, 3]

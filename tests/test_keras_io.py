@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures import Patch
-from tests.support import refused, run_job
+from tests.fixtures import SLOW, Patch, parametrize
+from tests.support import refused, resolved, run_job
 from trainer.base.run_files.job_files import read_stats
-from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.run import replica_check
 
@@ -22,19 +21,17 @@ SERIES = "timeseries_classification_from_scratch"
 def settings(name: str, *more: str) -> TrainConfig:
     """Returns the settings of an example's few steps of a small batch."""
     module = f"tests.keras_io.{name}"
-    return resolve(
-        [
-            f"--model={module}:build",
-            f"--data={module}:data",
-            "--global_batch_size=4",
-            "--steps=2",
-            *more,
-        ]
-    ).config
+    return resolved(
+        f"--model={module}:build",
+        f"--data={module}:data",
+        "--global_batch_size=4",
+        "--steps=2",
+        *more,
+    )
 
 
-@pytest.mark.slow  # quick ones, of our examples: tests/test_examples.py
-@pytest.mark.parametrize("name", ["conditional_gan", SERIES])
+@SLOW  # quick ones, of our examples: tests/test_examples.py
+@parametrize("name", ["conditional_gan", SERIES])
 def test_an_example_trains_on_two_replicas_with_the_numbers_of_one(
     name: str, monkeypatch: Patch
 ) -> None:
@@ -42,7 +39,7 @@ def test_an_example_trains_on_two_replicas_with_the_numbers_of_one(
     assert replica_check.compare_replicas(settings(name)) == ([], [], "in float64")
 
 
-@pytest.mark.slow
+@SLOW
 def test_an_example_whose_numbers_are_of_a_whole_batch_is_told(monkeypatch: Patch) -> None:
     monkeypatch.setattr(replica_check, "COMPARED_STEPS", 1)
     problems, *_ = replica_check.compare_replicas(settings("collaborative_filtering_movielens"))
@@ -56,9 +53,9 @@ def test_an_example_with_a_loop_of_its_own_is_refused() -> None:
 
 
 # A subclassed model of several networks, callbacks, no get_config.
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "loss"),
+@SLOW
+@parametrize(
+    "name, loss",
     [
         ("conditional_gan", "g_loss"),
         (SERIES, "loss"),

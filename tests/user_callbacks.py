@@ -5,8 +5,19 @@ import math
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
+from keras import (
+    Input,
+    Model,
+    Sequential,
+    callbacks,
+    initializers,
+    layers,
+    metrics,
+    ops,
+    optimizers,
+)
+from numpy.random import default_rng
 
 SEEN: dict[str, list[Any]] = {}
 STEPS_PER_EPOCH = 5
@@ -23,7 +34,7 @@ def rows(count: int = STEPS_PER_EPOCH * BATCH) -> tuple[Any, Any]:
     return np.tile([[1.0, -2.0, 0.5]], (count, 1)), np.full((count, 1), 3.0)
 
 
-class Level(keras.metrics.Metric):
+class Level(metrics.Metric):
     """Returns its variable, as the guide of Keras does."""
 
     def __init__(self) -> None:
@@ -31,22 +42,22 @@ class Level(keras.metrics.Metric):
         self.total = self.add_variable((), "zeros", name="total")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        self.total.assign_add(keras.ops.sum(y_true))
+        self.total.assign_add(ops.sum(y_true))
 
     def result(self) -> Any:
         return self.total
 
 
-def build(config: Any = None, dataset: Any = None) -> keras.Model:
-    ones = keras.initializers.Constant(0.1)
-    layers = [
-        keras.Input((3,)),
-        keras.layers.Dense(2, kernel_initializer=ones),
-        keras.layers.Dense(1),
+def build(config: Any = None, dataset: Any = None) -> Model:
+    ones = initializers.Constant(0.1)
+    parts = [
+        Input((3,)),
+        layers.Dense(2, kernel_initializer=ones),
+        layers.Dense(1),
     ]
-    layers[2].kernel_initializer = ones
-    model = keras.Sequential(layers)
-    model.compile(keras.optimizers.SGD(0.01, momentum=0.5), "mse", metrics=["mae", Level()])
+    parts[2].kernel_initializer = ones
+    model = Sequential(parts)
+    model.compile(optimizers.SGD(0.01, momentum=0.5), "mse", metrics=["mae", Level()])
     return model
 
 
@@ -54,7 +65,7 @@ def data(config: Any) -> Any:
     return rows(), rows(4)
 
 
-class WarmUp(keras.callbacks.Callback):
+class WarmUp(callbacks.Callback):
     """Sets the rate before each step, by a count of its own."""
 
     steps = 0
@@ -65,7 +76,7 @@ class WarmUp(keras.callbacks.Callback):
         see("warm_up", batch, float(self.model.optimizer.learning_rate))
 
 
-class OneCycle(keras.callbacks.Callback):
+class OneCycle(callbacks.Callback):
     """Sets the rate after each step, by the optimizer's count and the batch in the epoch."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -75,7 +86,7 @@ class OneCycle(keras.callbacks.Callback):
         see("one_cycle", batch, done, rate)
 
 
-class OldNames(keras.callbacks.Callback):
+class OldNames(callbacks.Callback):
     def on_batch_begin(self, batch: int, logs: Any = None) -> None:
         see("old_begin", batch)
 
@@ -83,7 +94,7 @@ class OldNames(keras.callbacks.Callback):
         see("old_end", batch, logs["loss"], logs["mae"])
 
 
-class WeightLog(keras.callbacks.Callback):
+class WeightLog(callbacks.Callback):
     """Reads variables in every way."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -91,29 +102,12 @@ class WeightLog(keras.callbacks.Callback):
         means = (
             float(np.mean(kernel.numpy())),
             float(np.mean(np.array(kernel))),
-            float(keras.ops.mean(kernel)),
+            float(ops.mean(kernel)),
         )
         see("weights", *means, float(self.model.optimizer.momentums[0].numpy().sum()))
 
 
-class Averaging(keras.callbacks.Callback):
-    """Averages the weights of the epochs, and sets them in the end."""
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self.sums = [np.zeros_like(weight) for weight in self.model.get_weights()]
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.sums = [
-            total + weight
-            for total, weight in zip(self.sums, self.model.get_weights(), strict=True)
-        ]
-
-    def on_train_end(self, logs: Any = None) -> None:
-        self.model.set_weights([total / EPOCHS for total in self.sums])
-        see("averages", *(float(weight.sum()) for weight in self.model.get_weights()))
-
-
-class SaveBest(keras.callbacks.Callback):
+class SaveBest(callbacks.Callback):
     """Saves and loads weights by files of its own."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -126,7 +120,7 @@ class SaveBest(keras.callbacks.Callback):
         )
 
 
-class FloatOfAll(keras.callbacks.Callback):
+class FloatOfAll(callbacks.Callback):
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
         optimizer = self.model.optimizer
         weights = [float(weight[0]) for weight in self.model.weights if len(weight.shape) == 1]
@@ -139,7 +133,7 @@ class FloatOfAll(keras.callbacks.Callback):
         )
 
 
-class BestInMemory(keras.callbacks.Callback):
+class BestInMemory(callbacks.Callback):
     best = math.inf
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -151,7 +145,7 @@ class BestInMemory(keras.callbacks.Callback):
         see("best", self.best, *(float(weight.sum()) for weight in self.model.get_weights()))
 
 
-class OfEvaluation(keras.callbacks.Callback):
+class OfEvaluation(callbacks.Callback):
     def on_test_begin(self, logs: Any = None) -> None:
         see("test_begin", float(self.model.optimizer.iterations))
 
@@ -159,15 +153,15 @@ class OfEvaluation(keras.callbacks.Callback):
         see("test_end", logs["loss"], logs["mae"])
 
 
-class Answers(keras.callbacks.Callback):
+class Answers(callbacks.Callback):
     """Evaluates and predicts rows of its own, of which no batch is as large as the next."""
 
-    x = np.random.default_rng(0).normal(size=(7, 3))
+    x = default_rng(0).normal(size=(7, 3))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         heard: list[Any] = []
-        hook = keras.callbacks.LambdaCallback(on_test_end=lambda logs: heard.append(logs["mae"]))
-        model = keras.Model(self.model.inputs, {"answer": self.model.outputs[0]})
+        hook = callbacks.LambdaCallback(on_test_end=lambda logs: heard.append(logs["mae"]))
+        model = Model(self.model.inputs, {"answer": self.model.outputs[0]})
         found = self.model.evaluate(
             self.x, self.x[:, :1], 3, verbose=0, callbacks=[hook], return_dict=True
         )
@@ -186,7 +180,7 @@ class Answers(keras.callbacks.Callback):
         )
 
 
-class StopByBatch(keras.callbacks.Callback):
+class StopByBatch(callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         see("stop", batch)
         if int(self.model.optimizer.iterations) == 8:
@@ -196,18 +190,18 @@ class StopByBatch(keras.callbacks.Callback):
 FOLDER = Path()
 
 
-def stop_by_batch() -> list[keras.callbacks.Callback]:
+def stop_by_batch() -> list[callbacks.Callback]:
     return [StopByBatch()]
 
 
-def by_epoch() -> list[keras.callbacks.Callback]:
+def by_epoch() -> list[callbacks.Callback]:
     """Callbacks that lose nothing when a call to the device has several steps."""
     return [
-        keras.callbacks.ModelCheckpoint(str(FOLDER / "model.keras")),
-        keras.callbacks.TerminateOnNaN(),
-        keras.callbacks.ReduceLROnPlateau("loss", patience=1),
-        keras.callbacks.EarlyStopping("loss"),
-        keras.callbacks.LambdaCallback(  # a value that later callbacks and the history have too
+        callbacks.ModelCheckpoint(str(FOLDER / "model.keras")),
+        callbacks.TerminateOnNaN(),
+        callbacks.ReduceLROnPlateau("loss", patience=1),
+        callbacks.EarlyStopping("loss"),
+        callbacks.LambdaCallback(  # a value that later callbacks and the history have too
             on_epoch_end=lambda epoch, logs: logs.update(
                 gap=float(logs["val_loss"]) - float(logs["loss"])
             )
@@ -215,11 +209,11 @@ def by_epoch() -> list[keras.callbacks.Callback]:
         BestInMemory(),
         OfEvaluation(),
         Answers(),
-        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: see("lambda_epoch", epoch)),
+        callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: see("lambda_epoch", epoch)),
     ]
 
 
-def all_kinds() -> list[keras.callbacks.Callback]:
+def all_kinds() -> list[callbacks.Callback]:
     def scheduled(epoch: int, rate: float) -> float:
         see("scheduled", epoch, rate)
         return rate * 0.9
@@ -229,23 +223,22 @@ def all_kinds() -> list[keras.callbacks.Callback]:
         OneCycle(),
         OldNames(),
         WeightLog(),
-        Averaging(),
         SaveBest(),
         FloatOfAll(),
-        keras.callbacks.LambdaCallback(
+        callbacks.LambdaCallback(
             on_train_batch_end=lambda batch, logs: see("lambda", batch, logs["loss"])
         ),
-        keras.callbacks.LearningRateScheduler(scheduled),
-        keras.callbacks.ModelCheckpoint(
+        callbacks.LearningRateScheduler(scheduled),
+        callbacks.ModelCheckpoint(
             str(FOLDER / "often.weights.h5"), save_weights_only=True, save_freq=2
         ),
-        keras.callbacks.CSVLogger(str(FOLDER / "log.csv")),
+        callbacks.CSVLogger(str(FOLDER / "log.csv")),
     ]
 
 
-class OfTestBatches(keras.callbacks.Callback):
+class OfTestBatches(callbacks.Callback):
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None: ...
 
 
-def of_test_batches() -> list[keras.callbacks.Callback]:
+def of_test_batches() -> list[callbacks.Callback]:
     return [OfTestBatches()]

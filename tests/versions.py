@@ -55,14 +55,11 @@ WORKERS = "e2e/test_workers.py::test_any_cluster_gives_the_numbers_of_one_worker
 
 
 def find_python(version: str) -> str | None:
-    """Returns a working Python of that version: named by PYTHON310 and so on, on the PATH, or one
-    of pyenv's."""
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    """Returns a working Python of that version: named by PYTHON310 and so on, or on the PATH."""
     named = os.environ.get(f"PYTHON{version.replace('.', '')}")
     candidates: list[Any] = [
         named,
         shutil.which(f"python{version}"),
-        *sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True),
     ]
     for candidate in filter(None, candidates):
         command = [candidate, "-c", "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"]

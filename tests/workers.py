@@ -17,6 +17,22 @@ ROOT = Path(__file__).parents[1]
 LIMIT_SECONDS = 240
 
 
+def python(
+    *words: str, code: int = 0, cwd: Path = ROOT, **environment: str
+) -> "subprocess.CompletedProcess[str]":
+    """Runs Python to its end, which has to be this exit code; returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=2 * LIMIT_SECONDS,
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
 def start(
     addresses: Sequence[str],
     index: int,

@@ -8,42 +8,42 @@ others rightly.
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
-import pytest
-from keras import layers
+from keras import Input, Model, Sequential, layers, losses
+from keras.models import load_model
+from keras.utils import set_random_seed
+from numpy.random import default_rng
 
 from tests import workers
-from trainer.base.settings.request import resolve
+from tests.fixtures import SLOW
+from tests.support import resolved
 from trainer.data.image_arrays import load_digits
 from trainer.measures.fid import neighbour_metrics
 
 
-def generated(generator: keras.Model, labels: Any) -> Any:
+def generated(generator: Model, labels: Any) -> Any:
     """Returns images in [0, 255] of these labels, (rows, 16, 16, 1)."""
     noise = (
-        np.random.default_rng(0)
-        .normal(size=(len(labels), generator.inputs[0].shape[1]))
-        .astype(np.float32)
+        default_rng(0).normal(size=(len(labels), generator.inputs[0].shape[1])).astype(np.float32)
     )
     return np.rint((generator.predict([noise, labels], batch_size=500, verbose=0) + 1) * 127.5)
 
 
-@pytest.mark.slow
+@SLOW
 def test_digits_are_those_that_were_asked_for_and_not_copies_or_one_mode(tmp_path: Path) -> None:
     job_dir = tmp_path / "digits"
     flags = ["--recipe=wgan_gp_digits", "--steps=2000", f"--job_dir={job_dir}"]  # half of its steps
     assert workers.run(1, flags, tmp_path / "log", seconds=900) == [0]
     # In a random order: the last of the data set are those of writers whom a judge of the first
     # would not know.
-    order = np.random.default_rng(0).permutation(1797)
-    digits = load_digits(resolve(["--recipe=wgan_gp_digits"]).config).train.first(1797)
+    order = default_rng(0).permutation(1797)
+    digits = load_digits(resolved("--recipe=wgan_gp_digits")).train.first(1797)
     images, labels = (rows[order] for rows in digits)
     known = len(images) * 4 // 5
-    keras.utils.set_random_seed(0)
-    judge = keras.Sequential(
+    set_random_seed(0)
+    judge = Sequential(
         [
-            keras.Input(images.shape[1:]),
+            Input(images.shape[1:]),
             layers.Rescaling(1 / 255),
             layers.Conv2D(32, 3, padding="same", activation="relu"),
             layers.MaxPooling2D(),
@@ -56,14 +56,14 @@ def test_digits_are_those_that_were_asked_for_and_not_copies_or_one_mode(tmp_pat
             layers.Dense(10),
         ]
     )
-    judge.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    judge.compile("adam", losses.SparseCategoricalCrossentropy(from_logits=True))
     judge.fit(images[:known], labels[:known], batch_size=64, epochs=12, verbose=0)
     assert np.mean(np.argmax(judge.predict(images[known:], verbose=0), 1) == labels[known:]) > 0.95
 
-    generator = keras.models.load_model(job_dir / "model" / "model.keras")
+    generator = load_model(job_dir / "model" / "model.keras")
     asked = np.repeat(np.arange(10, dtype=np.int32), 100)  # so many of each class
     read = np.argmax(judge.predict(generated(generator, asked), verbose=0), 1)
-    features = keras.Model(judge.inputs, judge.get_layer("features").output)
+    features = Model(judge.inputs, judge.get_layer("features").output)
     both = [
         features.predict(each, verbose=0).astype(float)
         for each in (images, generated(generator, labels))

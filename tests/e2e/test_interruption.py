@@ -5,15 +5,16 @@ one.
 longer drill.
 """
 
-import json
 import os
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
-from tests.drill import MOMENTS, drill, last_state, losses, numbers
+from tests.drill import MOMENTS, drill, last_state, losses, numbers, read
+from tests.fixtures import SLOW
 
 KILLS = int(os.environ.get("TRAINER_DRILL_KILLS", "2"))
 SEED = int(os.environ.get("TRAINER_DRILL_SEED", "0"))
@@ -31,7 +32,7 @@ def check_same(one: Path, other: Path, *, tolerance: float = 0.0) -> None:
                 float(np.linalg.norm(value)), 1e-6
             ), name
         else:
-            np.testing.assert_array_equal(value, theirs[name], err_msg=name)
+            assert_array_equal(value, theirs[name], err_msg=name)
     assert numbers(one) == numbers(other)
     assert losses(one) == pytest.approx(losses(other), rel=1e-6)
     pictures = [
@@ -40,13 +41,13 @@ def check_same(one: Path, other: Path, *, tolerance: float = 0.0) -> None:
     ]
     assert pictures[0].keys() == pictures[1].keys()
     assert tolerance or pictures[0] == pictures[1]
-    first, second = (json.loads((folder / "result.json").read_text()) for folder in (one, other))
+    first, second = (read(folder / "result.json") for folder in (one, other))
     assert (first["state"], second["state"], first["steps"]) == ("done", "done", second["steps"])
     assert (one / "model" / "model.keras").is_file()
     assert not list(one.glob("checkpoints/.*"))
 
 
-@pytest.mark.slow  # by SIGINT, and by SIGKILL in a bucket: test_task.py and test_storage_drill.py
+@SLOW  # by SIGINT, and by SIGKILL in a bucket: test_task.py and test_storage_drill.py
 def test_a_run_that_is_killed_many_times_ends_with_the_same_numbers(tmp_path: Path) -> None:
     chance = random.Random(SEED)
     steps = 30 * KILLS
@@ -59,7 +60,7 @@ def test_a_run_that_is_killed_many_times_ends_with_the_same_numbers(tmp_path: Pa
     )
     drill(tmp_path / "control", steps, [], SEED)
     check_same(tmp_path / "drill", tmp_path / "control")
-    result = json.loads((tmp_path / "drill" / "result.json").read_text())
+    result = read(tmp_path / "drill" / "result.json")
     assert result["restarts"] <= KILLS
     print(
         f"\n{KILLS} kills: {result['restarts']} restarts, {result['steps_repeated']} of {steps}"
@@ -67,7 +68,7 @@ def test_a_run_that_is_killed_many_times_ends_with_the_same_numbers(tmp_path: Pa
     )
 
 
-@pytest.mark.slow
+@SLOW
 def test_one_of_two_workers_is_killed(tmp_path: Path) -> None:
     for name, kills in (("drill", ["saving, SIGKILL"]), ("control", [])):
         drill(tmp_path / name, 60, kills, SEED, count=(2,), flags=["--deterministic"])

@@ -14,11 +14,13 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pytest
+from numpy.random import default_rng
+from numpy.testing import assert_array_equal
 
 from tests.drill import last_state
+from tests.fixtures import SLOW, Patch
 from tests.trainer.base.storage.fault_proxy import fault_proxy
-from tests.workers import ROOT, until
+from tests.workers import ROOT, python, until
 from trainer.base.errors import DONE
 from trainer.base.storage import gcs
 
@@ -58,13 +60,13 @@ def step_of(log: Path) -> int:
     )
 
 
-@pytest.mark.slow
+@SLOW
 def test_kills_behind_random_faults_change_no_bit(
-    gcs_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gcs_server: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     chance = random.Random(int(os.environ.get("TRAINER_DRILL_SEED", "0")))
     log = tmp_path / "log"
-    images = np.random.default_rng(0).integers(0, 255, (320, 8, 8), np.uint8)
+    images = default_rng(0).integers(0, 255, (320, 8, 8), np.uint8)
     np.savez(tmp_path / "data.npz", images=images, labels=np.arange(320) % 4)
     with fault_proxy(gcs_server) as proxy:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
@@ -93,15 +95,13 @@ def test_kills_behind_random_faults_change_no_bit(
         names = [blob.name for blob in client.list_blobs(bucket.name)]
     gcs._connect.cache_clear()
     control = [*FLAGS, f"--data={tmp_path / 'data.npz'}", f"--job_dir={tmp_path / 'control'}"]
-    subprocess.run(
-        [sys.executable, "-m", "trainer.task", *control], cwd=ROOT, check=True, capture_output=True
-    )
+    python("-m", "trainer.task", *control)
     (folder,) = cache.glob("*/run")
     ours = last_state(folder)
     undisturbed = last_state(tmp_path / "control")
     assert ours.keys() == undisturbed.keys()
     for name, value in ours.items():
-        np.testing.assert_array_equal(value, undisturbed[name], err_msg=name)
+        assert_array_equal(value, undisturbed[name], err_msg=name)
     assert not [name for name in names if ".probe" in name or name.endswith(".part")]
     checkpoints = {name.split("/")[2] for name in names if name.startswith("run/checkpoints/")}
     assert all(f"run/checkpoints/{folder}/manifest.json" in names for folder in checkpoints)

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.drill import last_state
-from tests.support import run_job, run_steps
-from trainer.base.settings.request import resolve
+from tests.drill import last_state, read
+from tests.fixtures import SLOW, parametrize
+from tests.support import resolved, run_job, run_steps, slow
 from trainer.training.checkpoint import variables_of
 
 ROOT = Path(__file__).parents[2]
@@ -43,11 +43,11 @@ MLP = ["--model=mlp", "--data=digits", "--image_size=16", "--width=8", "--global
 AFTER_A_GAN = [r"pictures  .*/samples", r"next      python -m trainer.generate .*"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "loss", "ends"),
+@parametrize(
+    "flags, loss, ends",
     [
         ([*MLP, "--steps=6"], "loss", [r"next      python -m trainer.serve .*"]),
-        pytest.param(SMALL, "critic_loss", AFTER_A_GAN, marks=pytest.mark.slow),
+        slow(SMALL, "critic_loss", AFTER_A_GAN),
     ],
     ids=["mlp", "wgan_gp"],
 )
@@ -78,7 +78,7 @@ def test_a_run_on_two_replicas_prints_its_decisions(
         assert re.fullmatch(pattern, line), line
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.processor
 def test_on_vertex_every_line_is_json(tmp_path: Path) -> None:
     """Runs with an NVIDIA driver in sight: what is set for GPUs is one of the lines, and kept.
@@ -109,31 +109,15 @@ def test_on_vertex_every_line_is_json(tmp_path: Path) -> None:
     }
     shown = ", ".join(f"{name}={value}" for name, value in variables.items())
     assert logged[0]["message"] == f"GPU settings: {shown} (a variable that you set stays as it is)"
-    assert json.loads((tmp_path / "base" / "run.json").read_text())["gpu_environment"] == variables
-    (peak,) = json.loads((tmp_path / "base" / "result.json").read_text())["peak_device_memory_gib"]
+    assert read(tmp_path / "base" / "run.json")["gpu_environment"] == variables
+    (peak,) = read(tmp_path / "base" / "result.json")["peak_device_memory_gib"]
     report = json.loads((tmp_path / "base" / "stats.jsonl").read_text().splitlines()[0])
     assert 0 < report["peak_device_memory_gib"][0] <= peak
     assert (tmp_path / "base" / "model" / "model.keras").is_file()
-    assert json.loads(metrics.read_text())["global_step"] == "6"
+    assert read(metrics)["global_step"] == "6"
 
 
-@pytest.mark.parametrize(
-    ("flags", "line"),
-    [
-        (["--recipe=wgan_gp_digit"], "no such recipe; did you mean 'wgan_gp_digits'?"),
-        ([*SMALL, "--job_dir=/proc/nothing"], "cannot write there"),
-    ],
-    ids=lambda value: value[-1] if isinstance(value, list) else "",
-)
-def test_a_mistake_is_exit_2_and_one_line(tmp_path: Path, flags: list[str], line: str) -> None:
-    done = run(f"--job_dir={tmp_path}", *flags)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert line in done.stderr
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.slow
+@SLOW
 def test_ctrl_c_saves_and_the_same_command_gives_the_undisturbed_numbers(tmp_path: Path) -> None:
     """Calls are as long as they get: the signal arrives within one. The drills send SIGTERM."""
     # jit_compile=auto would compile, to measure, for a run of so many steps.
@@ -154,12 +138,12 @@ def test_ctrl_c_saves_and_the_same_command_gives_the_undisturbed_numbers(tmp_pat
                 break
         rest = process.stdout.read()
         assert process.wait(timeout=60) == 75
-    result = json.loads((tmp_path / "result.json").read_text())
+    result = read(tmp_path / "result.json")
     assert result["state"] == "interrupted"
     assert f"state saved at step {result['steps']:,};" in rest
     steps = result["steps"] + 2
-    run_job(resolve([*flags, f"--steps={steps}"]).config)
-    undisturbed, _ = run_steps(resolve([*flags, f"--steps={steps}"]).config, steps)
+    run_job(resolved(*flags, f"--steps={steps}"))
+    undisturbed, _ = run_steps(resolved(*flags, f"--steps={steps}"), steps)
     undisturbed.averaged_generator()  # as sampling does: it takes over the batch statistics
     ended = last_state(tmp_path)
     expected = variables_of(undisturbed)

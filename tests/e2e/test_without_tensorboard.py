@@ -5,9 +5,10 @@ import os
 from pathlib import Path
 
 import keras
-import pytest
+from keras.callbacks import Callback
 
 from tests.e2e.test_task import ROOT, run
+from tests.fixtures import SLOW, parametrize
 
 FLAGS = [
     "--model=tests.user_callbacks:build",
@@ -17,12 +18,12 @@ FLAGS = [
 ]
 
 
-def needing() -> list[keras.callbacks.Callback]:
+def needing() -> list[Callback]:
     return [keras.callbacks.TensorBoard("logs")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("callbacks", ["", f"{__name__}:needing"])
+@SLOW
+@parametrize("callbacks", ["", f"{__name__}:needing"])
 def test_tensorboard_is_not_needed(callbacks: str, tmp_path: Path) -> None:
     (tmp_path / "lib" / "tensorboard").mkdir(parents=True)
     missing = "raise ModuleNotFoundError(\"No module named 'tensorboard'\", name='tensorboard')\n"

@@ -5,25 +5,21 @@ The control of every comparison are the same steps with their rows in another or
 what rounding alone changes.
 """
 
-import dataclasses
-import platform
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tests.golden.comparison import losses_apart, moment
-from trainer.base.settings.request import resolve
+from tests.support import resolved
 from trainer.base.settings.train_config import TrainConfig
 from trainer.checks.on_gpus import ORDERS, runner_and_rows
 from trainer.cluster.strategy import make_replicas
 from trainer.run.training_setup import TrainingSetup, build_setup, starting_weights
 from trainer.training.checkpoint import snapshot, variables_of
 
-# Processor features by which TensorFlow and its libraries choose kernels, the widest vectors first.
-_INSTRUCTIONS = ("amx_tile", "avx512_bf16", "avx512f", "avx2", "avx", "sve", "asimd")
 # variables by name, losses and metrics
 State = tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, float]]
 
@@ -31,17 +27,12 @@ State = tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, float]]
 def measure(
     flags: Sequence[str], steps: Sequence[int], replicas: int = 1, *, control: bool = False
 ) -> dict[str, Any]:
-    """Returns the run's numbers after each of `steps`, in the form of a golden file without its
-    digests.
+    """Returns the run's numbers after each of `steps`, in the form of a golden file.
 
     control: whether to also measure how much the numbers change if the rows are in another order.
     """
-    config = dataclasses.replace(
-        resolve(flags).config,
-        replicas=replicas,
-        strategy="auto",
-        expect_devices=0,
-        jit_compile="false",
+    config = replace(
+        resolved(*flags), replicas=replicas, strategy="auto", expect_devices=0, jit_compile="false"
     )
     setup = _build_start(config)
     states = list(_states(setup, steps))
@@ -73,14 +64,6 @@ def measure(
             rounded = [float(f"{norm:.1e}") for norm in norms]
             content["control"][str(step)] = {"tensors": rounded, "losses": float(f"{apart:.1e}")}
     return content
-
-
-def instructions() -> str:
-    """Returns the widest vector instructions of this processor, or its architecture."""
-    cpuinfo = Path("/proc/cpuinfo")
-    text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.exists() else ""
-    line = next((line for line in text.splitlines() if line.startswith(("flags", "Features"))), "")
-    return next((name for name in _INSTRUCTIONS if name in line.split()), platform.machine())
 
 
 def _build_start(config: TrainConfig) -> TrainingSetup:

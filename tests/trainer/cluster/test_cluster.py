@@ -5,10 +5,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 
-from tests.fixtures import Patch
+from tests.fixtures import Patch, parametrize
 from tests.fuzz import examples, json_like, one_line
 from tests.support import refused
 from trainer.cluster.cluster_spec import Cluster, gpu_environment, read_cluster, set_gpu_environment
@@ -26,7 +25,7 @@ def tf_config(cluster: Any, kind: str = "chief", index: Any = 0) -> dict[str, st
     }
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "environment",
     [
         {},
@@ -42,8 +41,8 @@ def test_none_and_a_chief_alone_are_one_machine(environment: dict[str, str]) -> 
     assert (cluster.workers, cluster.several, cluster.is_chief) == (1, False, True)
 
 
-@pytest.mark.parametrize(
-    ("cluster", "tasks"),
+@parametrize(
+    "cluster, tasks",
     [
         ({"chief": [CHIEF], "worker": [ONE, TWO]}, [("chief", 0), ("worker", 0), ("worker", 1)]),
         # worker 0 is the chief
@@ -57,8 +56,8 @@ def test_the_chief_comes_first_and_alone_writes(cluster: Any, tasks: list[tuple[
         assert (worker.is_chief, worker.name(2)) == (index == 0, f"worker 2 ({TWO})")
 
 
-@pytest.mark.parametrize(
-    ("environment", "message"),
+@parametrize(
+    "environment, message",
     [
         ({"TF_CONFIG": "{"}, "not valid JSON"),
         ({"TF_CONFIG": "3"}, "the variable must be a JSON object"),
@@ -111,8 +110,8 @@ SCRATCH = {"TF_CUDNN_WORKSPACE_LIMIT_IN_MB": "1024"}
 SET = {**MODE, "CUDA_CACHE_MAXSIZE": "4294967296"}
 
 
-@pytest.mark.parametrize(
-    ("mib", "given", "kept"),
+@parametrize(
+    "mib, given, kept",
     [
         (15360, {}, {**SET, **SCRATCH, "CUDA_CACHE_PATH": "cache/cuda"}),
         (

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from deploy.platform.local import free_addresses
-from tests.fixtures import Log, Make, Patch
+from tests.fixtures import Log, Make, Patch, parametrize
 from tests.support import refused
 from tests.workers import until
 from trainer.base.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
@@ -63,7 +63,7 @@ def check_connected(*workers: Peers) -> None:
     end_watching(*workers)
 
 
-@pytest.mark.parametrize("kind", HELLOS)
+@parametrize("kind", HELLOS)
 def test_strangers_do_not_keep_a_worker_out(kind: str) -> None:
     """Two of them come first; then the worker meets the chief, and both are still there a moment
     later."""
@@ -109,7 +109,7 @@ def joining(answer: bytes, seconds: float) -> Iterator[Future[Peers]]:
             yield worker
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "answer", [b"", b"x" * 600_000, b'{"start": 1}\n', b'{"refused": ["x"]}\n', b"SSH-2.0\r\n"]
 )
 def test_what_answers_in_the_chiefs_place_is_not_taken_for_it(
@@ -167,14 +167,9 @@ def test_a_port_in_use_is_one_line() -> None:
         meet(Cluster(tuple(addresses)), {}, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("host", "index", "warned"),
-    [
-        ("8.8.8.8", 1, True),
-        ("10.0.0.7", 0, False),
-        ("127.0.0.1", 0, True),
-        ("127.0.0.1", 1, False),
-    ],
+@parametrize(
+    "host, index, warned",
+    [("8.8.8.8", 1, True), ("10.0.0.7", 0, False), ("127.0.0.1", 0, True), ("127.0.0.1", 1, False)],
 )
 def test_ports_that_others_reach_are_warned_of_once(
     host: str, index: int, warned: bool, caplog: Log
@@ -207,7 +202,7 @@ def met(monkeypatch: Patch) -> Iterator[tuple[Peers, Peers]]:
     end_watching(chief, worker)
 
 
-@pytest.mark.parametrize("code", [USER_MUST_CHANGE, FAULT, INTERRUPTED])
+@parametrize("code", [USER_MUST_CHANGE, FAULT, INTERRUPTED])
 def test_a_worker_that_fails_is_reported_with_its_exit_code(
     met: tuple[Peers, Peers], code: int
 ) -> None:
@@ -251,7 +246,7 @@ def test_a_worker_is_lost_only_if_its_count_does_not_rise(
     assert lines == ["it made no progress for 10 seconds while the others did"]
 
 
-@pytest.mark.parametrize("late", ["worker", "chief"])
+@parametrize("late", ["worker", "chief"])
 def test_at_the_end_both_wait_for_the_late_one_and_the_chief_ends_last(
     met: tuple[Peers, Peers], late: str
 ) -> None:
@@ -282,7 +277,7 @@ def test_a_worker_whose_chief_is_lost_while_it_exports_does_not_leave_as_done(
         ending.result()
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "line",
     [
         b"[" * 100_000,
@@ -363,7 +358,7 @@ def test_a_mistake_of_another_worker_is_not_repeated_by_a_restart(
         refuse_hopeless_restart(config, job_dir.read_result())
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@parametrize("index", [0, 1])
 def test_a_late_worker_may_come_the_next_time(
     small_config: Make, monkeypatch: Patch, index: int
 ) -> None:

@@ -1,20 +1,18 @@
 """Tests how the devices of this machine become replicas, and the sentence about the batch."""
 
-import pkgutil
 from typing import Any
 
-import pytest
 import tensorflow as tf
 
-from tests.fixtures import Patch
+from tests.fixtures import Patch, parametrize
 from tests.support import refused
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import ONE_MACHINE, local_devices, make_replicas
 
 
-@pytest.mark.parametrize(
-    ("config", "sentence", "mirrored"),
+@parametrize(
+    "config, sentence, mirrored",
     [
         (TrainConfig(), "global batch 64 = 1 replica x 64", False),
         (TrainConfig(strategy="one_device"), "global batch 64 = 1 replica x 64", False),
@@ -46,13 +44,9 @@ def test_gpus_that_are_hidden_are_not_used(monkeypatch: Patch) -> None:
     assert local_devices(TrainConfig(replicas=2), ONE_MACHINE) == ("CPU:0", "CPU:1")
 
 
-@pytest.mark.parametrize(
-    ("config", "used"),
-    [
-        (TrainConfig(), 4),
-        (TrainConfig(replicas=2), 2),
-        (TrainConfig(strategy="one_device"), 1),
-    ],
+@parametrize(
+    "config, used",
+    [(TrainConfig(), 4), (TrainConfig(replicas=2), 2), (TrainConfig(strategy="one_device"), 1)],
 )
 def test_gpus_beyond_the_replicas_are_hidden(
     config: TrainConfig, used: int, monkeypatch: Patch
@@ -68,8 +62,8 @@ def test_gpus_beyond_the_replicas_are_hidden(
     assert calls == [(gpus[:used], "GPU"), *((gpu, True) for gpu in gpus[:used])]
 
 
-@pytest.mark.parametrize(
-    ("config", "line"),
+@parametrize(
+    "config, line",
     [
         (TrainConfig(replicas=3, global_batch_size=100), "take 99 or 102"),
         (TrainConfig(expect_devices=4), "expect_devices=4, but no accelerators are visible"),
@@ -82,7 +76,7 @@ def test_a_machine_or_batch_that_does_not_fit_is_refused(config: TrainConfig, li
         make_replicas(config)
 
 
-@pytest.mark.parametrize(("device", "expected"), [("GPU:0", "nccl"), ("CPU:0", "ring")])
+@parametrize("device, expected", [("GPU:0", "nccl"), ("CPU:0", "ring")])
 def test_workers_with_gpus_sum_by_nccl(device: str, expected: str, monkeypatch: Patch) -> None:
     """Looks at what the strategy is given: a real one of several workers needs a process each."""
     given: list[Any] = []
@@ -96,29 +90,8 @@ def test_workers_with_gpus_sum_by_nccl(device: str, expected: str, monkeypatch: 
     assert resolver.num_accelerators() == ({"GPU": 1} if device == "GPU:0" else {})
 
 
-def test_tensorflow_waits_for_a_silent_worker_as_long_as_was_asked(monkeypatch: Patch) -> None:
-    """Its heartbeats would end all workers after ten seconds; tests/e2e/test_workers.py pauses
-    one."""
-    asked: list[Any] = []
-    context = pkgutil.resolve_name("tensorflow.python.eager.context.context")()
-    monkeypatch.setattr(
-        context,
-        "configure_coordination_service",
-        lambda service_type, heartbeat_timeout_in_ms=0: asked.append(
-            (service_type, heartbeat_timeout_in_ms)
-        ),
-    )
-    monkeypatch.setattr(
-        tf.distribute,
-        "MultiWorkerMirroredStrategy",
-        lambda *_: context.configure_coordination_service("standalone"),
-    )
-    make_replicas(TrainConfig(worker_timeout_seconds=7), Cluster(("host0:1", "host1:1")))
-    assert asked == [("standalone", 7000)]
-
-
-@pytest.mark.parametrize(
-    ("build", "shown"),
+@parametrize(
+    "build, shown",
     [
         (
             {"is_cuda_build": True, "cuda_version": "12.5.1"},

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.drill import read
-from tests.fixtures import Make
+from tests.fixtures import Make, parametrize
 from tests.support import refused
 from tests.support import run_job as run
 from trainer.base.settings.train_config import TrainConfig
@@ -52,7 +52,7 @@ def test_names_sizes_and_content_of_files_count_and_times_and_hidden_files_do_no
     assert known(folder)["files of data"] == 199
 
 
-@pytest.mark.parametrize("at", [0, 999_999, 550_000, 123_456])
+@parametrize("at", [0, 999_999, 550_000, 123_456])
 def test_one_file_is_sampled_at_several_places(tmp_path: Path, at: int) -> None:
     file = tmp_path / "data.npz"
     file.write_bytes(bytes(1_000_000))

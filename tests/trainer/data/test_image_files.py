@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image, features
 
+from tests.fixtures import parametrize
 from tests.support import real_data
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.image_files import IMAGE_SUFFIXES, BadImage, decode
@@ -30,7 +31,7 @@ def pixel(image: Image.Image, channels: int = 3, kind: str = "PNG", **options: A
     return array[4, 4].tolist()
 
 
-@pytest.mark.parametrize("level", [0, 1, 255, 256, 32896, 65535])
+@parametrize("level", [0, 1, 255, 256, 32896, 65535])
 def test_sixteen_bits_are_scaled_not_clipped(level: int) -> None:
     image = Image.fromarray(np.full((16, 16), level, np.uint16))
     assert pixel(image, channels=1) == [round(level / 257)]
@@ -77,8 +78,8 @@ PALETTE = Image.new("P", (16, 16), 1)
 PALETTE.putpalette([0, 0, 0, 200, 100, 50])
 
 
-@pytest.mark.parametrize(
-    ("image", "options", "expected"),
+@parametrize(
+    "image, options, expected",
     [
         # transparency lies over white
         (Image.new("RGBA", (16, 16), (10, 20, 30, 0)), {}, [255, 255, 255]),
@@ -96,7 +97,7 @@ def test_modes_and_transparency_become_the_channels_asked_for(
     assert pixel(image, len(expected), **options) == expected
 
 
-@pytest.mark.parametrize("orientation", [1, 6])
+@parametrize("orientation", [1, 6])
 def test_orientation_is_applied(orientation: int) -> None:
     """Stores a picture, whose bright corner is at the top left when upright, as it is and
     turned."""

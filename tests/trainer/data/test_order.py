@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
+from tests.fixtures import parametrize
 from tests.support import refused
 from tests.trainer.data.test_batches import part_of
 from trainer.base.settings.schedule import Schedule
@@ -36,7 +36,7 @@ def deviation(counts: Any, fixed: int = 1) -> float:
     return float(((counts - expected) ** 2 / expected).sum() - free) / math.sqrt(2 * free)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 7, 16, 17, 64, 103, 1000, 65536])
+@parametrize("rows", [1, 2, 3, 7, 16, 17, 64, 103, 1000, 65536])
 def test_an_order_has_every_row_once_and_any_part_of_it_can_be_computed_alone(rows: int) -> None:
     whole = orders(rows, 3)
     assert (np.sort(whole) == np.arange(rows)).all()
@@ -44,7 +44,7 @@ def test_an_order_has_every_row_once_and_any_part_of_it_can_be_computed_alone(ro
     assert np.array_equal(shuffled(some, rows, 11, "test", 2), whole[2, some])
 
 
-@pytest.mark.parametrize("rows", [2, 3, 4, 5, 6])
+@parametrize("rows", [2, 3, 4, 5, 6])
 def test_all_orders_of_few_rows_are_equally_frequent(rows: int) -> None:
     codes = np.concatenate(
         [
@@ -57,7 +57,7 @@ def test_all_orders_of_few_rows_are_equally_frequent(rows: int) -> None:
     assert abs(deviation(counts)) < 4
 
 
-@pytest.mark.parametrize(("rows", "keys"), [(100, 20_000), (10_000, 400)])
+@parametrize("rows, keys", [(100, 20_000), (10_000, 400)])
 def test_rows_positions_neighbours_and_epochs_are_independent(rows: int, keys: int) -> None:
     found = orders(rows, keys)
     bins = min(rows, 100)
@@ -88,7 +88,7 @@ class Made(Examples):
         return (rows,)
 
 
-@pytest.mark.parametrize("first_step", [0, 10**7 - 1])
+@parametrize("first_step", [0, 10**7 - 1])
 def test_a_billion_rows_need_no_memory(first_step: int) -> None:
     schedule = Schedule(LARGE, 100, 1, seed=0)
     tracemalloc.start()
@@ -108,7 +108,7 @@ def test_a_billion_rows_need_no_memory(first_step: int) -> None:
     assert peak < 20e6
 
 
-@pytest.mark.parametrize("count", [10, 1001])
+@parametrize("count", [10, 1001])
 def test_both_parts_of_a_split_have_each_row_once_for_arrays_and_for_other_examples(
     count: int,
 ) -> None:

@@ -4,7 +4,6 @@ memory."""
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
 
-from tests.fixtures import Capture, Patch
+from tests.drill import read
+from tests.fixtures import SLOW, Capture, Patch, parametrize
 from tests.support import refused
 from tests.trainer.data.test_sources import png, write_tfrecord
-from tests.workers import ROOT
+from tests.workers import python
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data import prepare as prepare_module
@@ -65,7 +66,7 @@ def levels_of(part: Any) -> list[int]:
 
 
 @pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("memory", [4096, 0])
+@parametrize("memory", [4096, 0])
 def test_pieces_hold_what_the_source_holds(photos: Path, tmp_path: Path, memory: int) -> None:
     index = prepare(photos, tmp_path / "prepared")
     assert [entry["examples"] for entry in index["splits"]["train"]] == [10] * 5
@@ -107,10 +108,10 @@ def test_pieces_of_something_else_are_left_alone(photos: Path, tmp_path: Path) -
     destination = tmp_path / "prepared"
     index = prepare(photos, destination)
     assert prepare(photos, destination) == index
-    with pytest.raises(UserError, match="other data or settings: use another"):
+    with refused("other data or settings: use another"):
         prepare(photos, destination, image_size=32)
     (photos / "train" / "a" / "000.png").write_bytes(png(77))
-    with pytest.raises(UserError, match="other data or settings: use another"):
+    with refused("other data or settings: use another"):
         prepare(photos, destination)
 
 
@@ -125,7 +126,7 @@ def test_a_fraction_of_prepared_data_is_refused(photos: Path, tmp_path: Path) ->
 
 def test_bad_images_are_told_and_may_be_left_out(photos: Path, tmp_path: Path) -> None:
     (photos / "train" / "a" / "zzz.png").write_bytes(b"no image")
-    with pytest.raises(UserError, match="1 image files cannot be decoded"):
+    with refused("1 image files cannot be decoded"):
         prepare(photos, tmp_path / "prepared")
     index = prepare(photos, tmp_path / "prepared", skip_bad_images=True)
     assert len(index["skipped"]) == 1
@@ -180,8 +181,8 @@ def test_other_sources_can_be_prepared(tmp_path: Path) -> None:
         assert levels_of(found.train) == levels_of(given.train)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
+@parametrize(
+    "arguments, line",
     [
         (["nothing", "prepared", "--image_size=zero"], "image_size"),
         (["nothing", "prepared", "--width=3"], "width"),
@@ -205,8 +206,8 @@ def test_prepare_says_what_is_wrong(arguments: list[str], line: str, capsys: Cap
 Damage = Callable[[Path], object]
 
 
-@pytest.mark.parametrize(
-    ("damage", "line"),
+@parametrize(
+    "damage, line",
     [
         (lambda f: (f / "pieces.json").write_text("{"), "pieces.json is damaged"),
         (
@@ -244,13 +245,13 @@ def flip(path: Path) -> None:
 
 
 def changed(folder: Path, **changes: Any) -> None:
-    index = json.loads((folder / "pieces.json").read_text())
+    index = read(folder / "pieces.json")
     index["splits"]["train"][0].update(changes)
     (folder / "pieces.json").write_text(json.dumps(index))
 
 
-@pytest.mark.parametrize(
-    ("damage", "line"),
+@parametrize(
+    "damage, line",
     [
         (Path.unlink, "train-00000.x.npy cannot be read any more (No such file or directory)"),
         (
@@ -299,16 +300,13 @@ del rows  # ends prefetching before the interpreter exits
 """
 
 
-@pytest.mark.slow
+@SLOW
 def test_memory_stays_flat_while_a_set_of_four_times_the_limit_streams(tmp_path: Path) -> None:
-    images = np.random.default_rng(0).integers(0, 256, (5500, 64, 64, 3), np.uint8)  # 64 MiB
+    images = default_rng(0).integers(0, 256, (5500, 64, 64, 3), np.uint8)  # 64 MiB
     np.savez(tmp_path / "images.npz", images=images)
     flags = ["--image_size=64", "--channels=3"]
     assert main([str(tmp_path / "images.npz"), str(tmp_path / "prepared"), *flags]) == 0
-    command = [sys.executable, "-c", _STREAM, str(tmp_path / "prepared"), "16"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=240, check=True, cwd=ROOT
-    )
+    done = python("-c", _STREAM, str(tmp_path / "prepared"), "16")
     kind, count, taken_mib, grown_mib = done.stdout.split()[-4:]
     assert (kind, count) == (PieceRows.__name__, "5500")
     assert int(taken_mib) < 48, "more than the pipeline alone: the set, or much of it, is in memory"

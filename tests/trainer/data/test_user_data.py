@@ -1,18 +1,25 @@
 """Tests that data of a user's function are the same on any replicas, workers and restarts, or
 refused in one line."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from numpy.testing import assert_array_equal
 
-from tests.fixtures import Log, Patch
-from tests.support import largest_difference, refused, run_job, run_steps, weights
-from trainer.base.settings.request import resolve
+from tests.drill import read
+from tests.fixtures import SLOW, Log, Patch, parametrize
+from tests.support import (
+    largest_difference,
+    refused,
+    resolved,
+    run_job,
+    run_steps,
+    saved_model,
+    slow,
+)
 from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
@@ -31,9 +38,9 @@ KINDS = [
     "rows",
     "batches",
     "tf_batches",
-    *(
-        pytest.param(kind, marks=pytest.mark.slow)
-        for kind in (
+    *map(
+        slow,
+        (
             "tf_endless",
             "named_inputs",
             "batches_and_arrays",
@@ -41,7 +48,7 @@ KINDS = [
             "list_of_rows",
             "tf_examples",
             "both",
-        )
+        ),
     ),
 ]
 
@@ -52,9 +59,9 @@ def settings(data: str, model: str = "regression", *flags: str) -> TrainConfig:
         f"--model=tests.own_data:{model}",
         "--precision=float64",
     ]
-    return resolve(
-        [*own, f"--global_batch_size={BATCH}", "--steps=8", "--learning_rate=0.01", *flags]
-    ).config
+    return resolved(
+        *own, f"--global_batch_size={BATCH}", "--steps=8", "--learning_rate=0.01", *flags
+    )
 
 
 def loaded(config: TrainConfig) -> Dataset:
@@ -93,10 +100,10 @@ def joined(workers: list[list[Any]]) -> list[Any]:
 
 def same(one: list[Any], other: list[Any]) -> None:
     for a, b in zip(one, other, strict=True):
-        tf.nest.map_structure(np.testing.assert_array_equal, a, b)
+        tf.nest.map_structure(assert_array_equal, a, b)
 
 
-@pytest.mark.parametrize("data", KINDS)
+@parametrize("data", KINDS)
 def test_steps_have_the_same_rows_on_replicas_workers_and_after_a_restart(data: str) -> None:
     alone = steps_of(data, 0, 1, 1, 0, 8)
     assert not all(
@@ -134,8 +141,8 @@ def test_batches_end_each_epoch_once_and_leave_out_the_last_small_one() -> None:
     assert train._source.epochs in (8, 11)
 
 
-@pytest.mark.parametrize(
-    ("data", "line"),
+@parametrize(
+    "data, line",
     [
         (
             "uneven_windows",
@@ -180,22 +187,20 @@ def test_examples_that_are_drawn_train_as_in_fit_on_one_replica_alone(caplog: Lo
 
 
 @pytest.mark.exports
-@pytest.mark.slow
+@SLOW
 def test_a_model_of_a_fixed_batch_trains_and_is_saved_as_in_fit(tmp_path: Path) -> None:
     config = settings(
         "windows", "stateful", "--precision=float32", f"--job_dir={tmp_path}", "--steps=6"
     )
     run_job(config)
-    trained = keras.models.load_model(tmp_path / "model" / "model.keras", compile=False)
+    trained = saved_model(tmp_path)
     dataset = loaded(config)
     expected = build_model(config, dataset)
     expected.optimizer.apply = type(expected.optimizer).apply.__get__(expected.optimizer)
     for x, y in steps_of("windows", 0, 1, 1, 0, 6):
         expected.train_on_batch(x, y)
-    assert largest_difference(weights(expected), weights(trained)) < 1e-5
-    assert json.loads((tmp_path / "result.json").read_text())["saved_model"].startswith(
-        "model.keras predicts"
-    )
+    assert largest_difference(expected, trained) < 1e-5
+    assert read(tmp_path / "result.json")["saved_model"].startswith("model.keras predicts")
     with refused("Expected batch size: 16 - Received batch size: 8"):
         run_steps(settings("windows", "stateful", "--replicas=2"), 1)
 
@@ -215,8 +220,8 @@ class _Frame:
         return self._values
 
 
-@pytest.mark.parametrize(
-    ("returned", "line"),
+@parametrize(
+    "returned, line",
     [
         (
             (RAGGED, np.zeros(2)),
@@ -291,8 +296,8 @@ X = np.zeros((BATCH, 7))
 CLASSES = np.arange(BATCH)
 
 
-@pytest.mark.parametrize(
-    ("model", "dataset", "line"),
+@parametrize(
+    "model, dataset, line",
     [
         (
             "tests.user_callbacks:build",
@@ -345,13 +350,13 @@ def test_an_endless_data_set_needs_steps() -> None:
         f"--global_batch_size={BATCH}",
     ]
     with refused("unknown or infinite: give the length of the run with --steps"):
-        load_dataset(resolve([*own, "--epochs=2"]).config)
+        load_dataset(resolved(*own, "--epochs=2"))
 
 
 MODELS = [
     ("two_outputs", "named_inputs"),
     *(
-        pytest.param(*case, marks=pytest.mark.slow)
+        slow(*case)
         for case in (
             ("regression", "weighted"),
             ("segmenter", "masks"),
@@ -365,18 +370,18 @@ MODELS = [
 
 
 # Other models in two passes of each replica: tests/trainer/invariance/test_micro_batches.py
-@pytest.mark.parametrize(("model", "data"), MODELS)
+@parametrize("model, data", MODELS)
 def test_two_replicas_give_the_numbers_of_one(model: str, data: str) -> None:
     (one, logs), (two, logs_of_two) = (
         run_steps(settings(data, model, f"--replicas={n}"), 8) for n in (1, 2)
     )
-    agree = largest_difference(weights(one), weights(two)) < 1e-12
+    agree = largest_difference(one, two) < 1e-12
     assert agree == (not depends_on_replicas(two, replicas=2))
     if agree:
         assert logs_of_two.means() == pytest.approx(logs.means(), rel=1e-10)
 
 
-@pytest.mark.parametrize("data", ["classes", "classes_as_floats"])
+@parametrize("data", ["classes", "classes_as_floats"])
 def test_class_weights_are_those_of_fit(data: str) -> None:
     flags = ("--class_weight=0:1,1:3", "--replicas=2")
     config = settings(data, "classifier", *flags)
@@ -390,12 +395,10 @@ def test_class_weights_are_those_of_fit(data: str) -> None:
         expected.fit(
             x, y, batch_size=BATCH, class_weight={0: 1.0, 1: 3.0}, shuffle=False, verbose=0
         )
-    assert largest_difference(weights(expected), weights(found)) < 1e-12
+    assert largest_difference(expected, found) < 1e-12
 
 
-@pytest.mark.parametrize(
-    ("weights", "line"), [("cat:2", "written as 0:1,1:6.5"), ("0:-1", "must be at least 0")]
-)
+@parametrize("weights, line", [("cat:2", "written as 0:1,1:6.5"), ("0:-1", "must be at least 0")])
 def test_class_weights_that_cannot_be_read_are_refused(weights: str, line: str) -> None:
     with refused(line):
         settings("classes", "classifier", f"--class_weight={weights}")
@@ -410,8 +413,8 @@ def test_losses_of_layers_are_enough_to_train_on() -> None:
     assert run_steps(settings("arrays", "penalty_alone"), 2)[1].means()["loss"] > 0
 
 
-@pytest.mark.parametrize(
-    ("model", "data", "line", "flags"),
+@parametrize(
+    "model, data, line, flags",
     [
         (
             "regression",

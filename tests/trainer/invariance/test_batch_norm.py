@@ -4,24 +4,25 @@ in float32 too."""
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
-import pytest
 import tensorflow as tf
+from keras import layers
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 
-from tests.fixtures import Patch
-from tests.support import refused
+from tests.fixtures import SLOW, Patch, parametrize
+from tests.support import refused, slow
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.invariance.batch_norm import normalize_in_place, separate_groups
 from trainer.invariance.step import StepContext, in_step
 
-RANDOM = np.random.default_rng(0)
+RANDOM = default_rng(0)
 TOLERANCE = {"float32": 3e-5, "float64": 1e-12, "mixed_bfloat16": 0.02}
 ROWS = 8
 
 
-def computed(layer: keras.layers.Layer, inputs: tf.Tensor, mask: Any = None) -> list[np.ndarray]:
+def computed(layer: layers.Layer, inputs: tf.Tensor, mask: Any = None) -> list[np.ndarray]:
     """Returns outputs, gradients by inputs and weights, the new moving statistics, and the outputs
     at inference."""
     weights = [weight.value for weight in layer.trainable_variables]
@@ -38,10 +39,10 @@ def computed(layer: keras.layers.Layer, inputs: tf.Tensor, mask: Any = None) -> 
     return [np.asarray(tf.cast(value, tf.float64)) for value in found]
 
 
-def pair(shape: tuple[int, ...], **settings: Any) -> tuple[keras.layers.Layer, keras.layers.Layer]:
+def pair(shape: tuple[int, ...], **settings: Any) -> tuple[layers.Layer, layers.Layer]:
     """Returns our layer and Keras's with the same weights."""
     values = [RANDOM.uniform(0.5, 1.5, shape[-1]) for _ in range(4)]
-    ours, stock = (keras.layers.BatchNormalization(momentum=0.9, **settings) for _ in range(2))
+    ours, stock = (layers.BatchNormalization(momentum=0.9, **settings) for _ in range(2))
     normalize_in_place(ours, synchronized=False)
     for layer in (ours, stock):
         layer.build((None, *shape[1:]))
@@ -49,9 +50,9 @@ def pair(shape: tuple[int, ...], **settings: Any) -> tuple[keras.layers.Layer, k
     return ours, stock
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), TOLERANCE.items())
-@pytest.mark.parametrize(
-    ("shape", "settings", "masked"),
+@parametrize("precision, tolerance", TOLERANCE.items())
+@parametrize(
+    "shape, settings, masked",
     [
         ((8, 6, 6, 5), {}, False),
         ((8, 6, 6, 5), {"scale": False, "center": False}, False),
@@ -66,18 +67,16 @@ def test_one_replica_normalises_as_keras_does(
     precision: str, tolerance: float, shape: Any, settings: Any, masked: bool
 ) -> None:
     ours, stock = pair(shape, dtype=precision, **settings)
-    assert type(ours) is keras.layers.BatchNormalization
+    assert type(ours) is layers.BatchNormalization
     assert ours.get_config() | {"name": ""} == stock.get_config() | {"name": ""}
     inputs = tf.cast(RANDOM.normal(2.0, 3.0, shape), ours.compute_dtype)
     mask = tf.constant(RANDOM.uniform(size=shape[:-1]) < 0.6) if masked else None
     for one, other in zip(computed(ours, inputs, mask), computed(stock, inputs, mask), strict=True):
         # Of two values a channel, gradients by the inputs cancel to nearly 0.
-        np.testing.assert_allclose(
-            one, other, rtol=tolerance, atol=tolerance * max(np.abs(other).max(), 0.1)
-        )
+        assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(np.abs(other).max(), 0.1))
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@parametrize("dynamic", [False, True])
 def test_one_value_a_channel_gives_no_nan_even_if_the_kernels_variance_is(
     dynamic: bool, monkeypatch: Patch
 ) -> None:
@@ -97,7 +96,7 @@ def test_one_value_a_channel_gives_no_nan_even_if_the_kernels_variance_is(
     )
     assert np.isfinite(outputs).all()
     # moved by a variance of 0
-    np.testing.assert_allclose(ours.moving_variance, ours.momentum * before, rtol=1e-6)
+    assert_allclose(ours.moving_variance, ours.momentum * before, rtol=1e-6)
 
 
 def over_replicas(
@@ -111,7 +110,7 @@ def over_replicas(
     """
     strategy = make_replicas(TrainConfig(replicas=replicas, global_batch_size=ROWS)).strategy
     with strategy.scope():
-        layer = keras.layers.BatchNormalization(dtype=precision, epsilon=1e-12, **settings)
+        layer = layers.BatchNormalization(dtype=precision, epsilon=1e-12, **settings)
         layer.build((None, *shape[1:]))
     normalize_in_place(layer, synchronized=True)
 
@@ -145,7 +144,7 @@ def error(found: Any, exact: Any) -> float:
     return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
 
 
-@pytest.mark.slow  # a quick one in float32: the next test
+@SLOW
 def test_in_float32_several_replicas_are_as_exact_as_one() -> None:
     """A channel's mean is up to 1,000 standard deviations: a difference of means of squares loses
     the variance."""
@@ -167,20 +166,13 @@ def test_in_float32_several_replicas_are_as_exact_as_one() -> None:
             assert (several <= 3 * np.maximum(alone, 1e-6)).all(), (ratio, alone, together)
 
 
-@pytest.mark.parametrize(
-    ("precision", "tolerance", "shape", "settings", "masked"),
+@parametrize(
+    "precision, tolerance, shape, settings, masked",
     [
         ("float64", 1e-10, (ROWS, 3, 4, 5), {}, False),
-        pytest.param(
-            "float64",
-            1e-10,
-            (ROWS, 5, 6),
-            {"axis": 1, "center": False},
-            False,
-            marks=pytest.mark.slow,
-        ),
+        slow("float64", 1e-10, (ROWS, 5, 6), {"axis": 1, "center": False}, False),
         ("float64", 1e-10, (ROWS, 7, 5), {"scale": False}, True),
-        pytest.param("float32", 1e-3, (ROWS, 3, 4, 5), {}, False, marks=pytest.mark.slow),
+        slow("float32", 1e-3, (ROWS, 3, 4, 5), {}, False),
     ],
 )
 def test_replicas_normalise_as_one_does(
@@ -198,13 +190,11 @@ def test_replicas_normalise_as_one_does(
     )
     for other in others:
         for found, exact in zip(other, one, strict=True):
-            np.testing.assert_allclose(
-                found, exact, rtol=tolerance, atol=tolerance * np.abs(exact).max()
-            )
+            assert_allclose(found, exact, rtol=tolerance, atol=tolerance * np.abs(exact).max())
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), TOLERANCE.items())
-@pytest.mark.parametrize("shape", [(ROWS, 6, 6, 5), (1, 1, 1, 5)])
+@parametrize("precision, tolerance", TOLERANCE.items())
+@parametrize("shape", [(ROWS, 6, 6, 5), (1, 1, 1, 5)])
 def test_groups_of_one_pass_are_normalised_as_in_passes_of_their_own(
     precision: str, tolerance: float, shape: Any
 ) -> None:
@@ -219,19 +209,17 @@ def test_groups_of_one_pass_are_normalised_as_in_passes_of_their_own(
     for one, other in zip(found, expected, strict=True):
         # Of one value a channel, the gradient is 0: a difference of two products with 1 /
         # sqrt(epsilon), which is 32.
-        np.testing.assert_allclose(
-            one, other, rtol=tolerance, atol=tolerance * max(np.abs(other).max(), 1.0)
-        )
+        assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(np.abs(other).max(), 1.0))
 
 
-@pytest.mark.parametrize("traced", [False, True])
+@parametrize("traced", [False, True])
 def test_a_gradients_gradient_is_that_of_keras(traced: bool) -> None:
     """As in a penalty on gradients: the formula has a gradient of its own, which has to have one
     too."""
     ours, stock = pair((ROWS, 3, 4, 5), dtype="float64")
     inputs = tf.constant(RANDOM.normal(3.0, 2.0, (2 * ROWS, 3, 4, 5)))
 
-    def second(layer: keras.layers.Layer) -> Any:
+    def second(layer: layers.Layer) -> Any:
         with tf.GradientTape() as outer:
             outer.watch(inputs)
             with tf.GradientTape() as inner:
@@ -246,7 +234,7 @@ def test_a_gradients_gradient_is_that_of_keras(traced: bool) -> None:
     with separate_groups(2):
         found = (tf.function(second) if traced else second)(ours)
     for one, other in zip(found, second(stock), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
+        assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 
 
 def test_rows_of_all_passes_are_refused_with_virtual_replicas() -> None:
@@ -266,4 +254,4 @@ def test_compiled_by_xla_it_keeps_the_variance_of_a_mean_far_from_0() -> None:
     inputs = tf.constant(RANDOM.normal(1000.0, 1.0, (ROWS, 6, 6, 5)), tf.float32)
     plain = layer(inputs, training=True)
     compiled = tf.function(lambda values: layer(values, training=True), jit_compile=True)(inputs)
-    np.testing.assert_allclose(compiled, plain, atol=0.01)
+    assert_allclose(compiled, plain, atol=0.01)

@@ -4,12 +4,12 @@ does not."""
 from pathlib import Path
 from typing import Any
 
-import keras
 import pytest
+from keras import Model, layers
 
 from tests import workers
-from tests.fixtures import Capture, Patch
-from tests.support import classifier_of, refused, run_job, run_steps, small
+from tests.fixtures import SLOW, Capture, Patch, parametrize
+from tests.support import classifier_of, refused, run_job, run_steps, slow, small
 from trainer import check
 from trainer.base.errors import DONE, USER_MUST_CHANGE
 from trainer.base.run_files.job_files import read_result, read_run_info
@@ -19,7 +19,6 @@ from trainer.run.replica_check import ReplicaVerdict, compare_few_rows
 from trainer.training.checkpoint import digest_of, snapshot, variables_of
 
 FOUR = "--virtual_replicas=4"
-SLOW = pytest.mark.slow
 # Dropout, augmentation, clipping of the sum and decay; masks, an embedding and attention.
 MLP = ("--model=mlp", "--dropout=0.3", "--augment=flip,crop")
 TEXT = (
@@ -30,25 +29,25 @@ TEXT = (
 NORMAL = ("--model=tests.trainer.invariance.test_micro_batches:normalised",)
 
 
-class Norm(keras.layers.BatchNormalization):
+class Norm(layers.BatchNormalization):
     """Has a `call` of its own, which moves the averages in each micro-batch."""
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         return super().call(inputs, training=training, mask=mask)
 
 
-def own_norm(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return classifier_of(dataset.image_shape, Norm(), keras.layers.Flatten())
+def own_norm(config: TrainConfig, dataset: Dataset) -> Model:
+    return classifier_of(dataset.image_shape, Norm(), layers.Flatten())
 
 
-def swished(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def swished(config: TrainConfig, dataset: Dataset) -> Model:
     """Returns convolutions with swish, which TensorFlow's graph optimizer would fuse in some
     graphs."""
     convolutions = [
-        keras.layers.Conv2D(8, 3, activation="swish"),
-        keras.layers.DepthwiseConv2D(3, activation="swish"),
+        layers.Conv2D(8, 3, activation="swish"),
+        layers.DepthwiseConv2D(3, activation="swish"),
     ]
-    return classifier_of(dataset.image_shape, *convolutions, keras.layers.GlobalAveragePooling2D())
+    return classifier_of(dataset.image_shape, *convolutions, layers.GlobalAveragePooling2D())
 
 
 def digest(replicas: int, *flags: str) -> str:
@@ -56,21 +55,21 @@ def digest(replicas: int, *flags: str) -> str:
     return digest_of(snapshot(variables_of(model)))
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "flags",
     [
-        pytest.param(MLP, id="mlp", marks=SLOW),
+        slow(MLP, id="mlp"),
         pytest.param(NORMAL, id="batch norm"),
-        pytest.param((f"--model={__name__}:swished",), id="swish", marks=SLOW),
-        pytest.param(TEXT, id="masks", marks=SLOW),
-        pytest.param((*NORMAL, "--precision=mixed_bfloat16"), id="bfloat16", marks=SLOW),
+        slow((f"--model={__name__}:swished",), id="swish"),
+        slow(TEXT, id="masks"),
+        slow((*NORMAL, "--precision=mixed_bfloat16"), id="bfloat16"),
     ],
 )
 def test_all_variables_have_the_same_bits(flags: tuple[str, ...]) -> None:
     assert len({digest(count, *flags, FOUR) for count in (1, 2)}) == 1
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_run_resumed_on_more_replicas_says_its_digest(tmp_path: Path) -> None:
     shared = ("--model=mlp", "--dropout=0.3", "--jit_compile=false", FOUR)
     straight = run_job(
@@ -100,7 +99,7 @@ def test_a_run_resumed_on_more_replicas_says_its_digest(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.slow
+@SLOW
 def test_two_workers_have_the_bits_of_one_process(tmp_path: Path) -> None:
     flags = [
         "--recipe=mlp_mnist",
@@ -121,8 +120,8 @@ def test_two_workers_have_the_bits_of_one_process(tmp_path: Path) -> None:
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize(
-    ("model", "line"),
+@parametrize(
+    "model, line",
     [
         ("mixed_rows", "/mix_up mixes the rows of one replica: drop that, or"),
         (
@@ -161,13 +160,12 @@ def test_the_check_compares_bits(monkeypatch: Patch, capsys: Capture) -> None:
     assert "mlp: equal bits: 5 steps on 1 and on 2 replicas" in output
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_run_compares_bits_before_it_trains() -> None:
     verdict = ReplicaVerdict(**compare_few_rows(small("--model=mlp", FOUR)))
     assert verdict == ReplicaVerdict(True, equal_bits=True, precision="in float64")
     correlated = ("--model=tests.planted_dependences:correlation", "--data=tests.own_data:arrays")
     of_shards = ReplicaVerdict(**compare_few_rows(small(*correlated, FOUR)))
-    assert (of_shards.agrees, of_shards.equal_bits) == (
-        False,
-        False,
-    ), "a loss of a shard has equal bits, but is another"
+    assert (of_shards.agrees, of_shards.equal_bits) == (False, False), (
+        "a loss of a shard has equal bits, but is another"
+    )

@@ -3,18 +3,18 @@ overflow."""
 
 import unittest
 import warnings
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import Variable, layers, optimizers
+from numpy.testing import assert_allclose
 
-from tests.support import refused
+from tests.fixtures import SLOW, Patch, parametrize
 from trainer.invariance.batch_norm import normalize_in_place
-from trainer.invariance.gradients import sum_and_build, sum_first, update_average, use_averages
+from trainer.invariance.gradients import sum_first, update_average
 from trainer.invariance.internals import separate_collectives
 
 
@@ -22,53 +22,6 @@ def make_strategy(replicas: int) -> Any:
     separate_collectives()
     names = [f"CPU:{index}" for index in range(replicas)]
     return tf.distribute.MirroredStrategy(names) if replicas > 1 else tf.distribute.get_strategy()
-
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "averages": {"use_ema": True, "ema_momentum": 0.7},
-    "clipping": {"global_clipnorm": 0.3},
-    "clipped_values": {"clipvalue": 0.2},
-    "weight_decay": {"weight_decay": 0.1, "clipnorm": 0.5},
-}
-
-
-@pytest.mark.parametrize(
-    ("options", "scaled"), [*((name, False) for name in OPTIONS), ("averages", True)]
-)
-def test_options_of_optimizers_give_two_replicas_the_numbers_of_keras_on_one_device(
-    options: str, scaled: bool
-) -> None:
-    """Follows the scenarios of Keras's optimizer_distribute_test; that one does not run them with
-    Adam."""
-    found = []
-    for replicas, ours in ((1, False), (1, True), (2, True)):
-        strategy = make_strategy(replicas)
-        with strategy.scope():
-            weights = [
-                keras.Variable(np.linspace(-1.0, 1.0, count), dtype="float64") for count in (2, 5)
-            ]
-            optimizer = keras.optimizers.Adam(0.1, **OPTIONS[options])
-            optimizer = keras.optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer
-            optimizer.build(weights)
-            if ours:
-                sum_first(optimizer)
-
-        def on_replica(step: Any, optimizer: Any, weights: Any, replicas: int) -> None:
-            share = 1.0
-            if replicas > 1:
-                replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-                share = tf.cast(replica + 1, tf.float64) / 3.0
-            gradients = [(tf.sin(3.0 * weight.value) + 0.1 * step) * share for weight in weights]
-            optimizer.apply([optimizer.scale_loss(each) for each in gradients], weights)
-
-        given = {"optimizer": optimizer, "weights": weights, "replicas": replicas}
-        run = tf.function(lambda step: strategy.run(on_replica, (step,), given))  # noqa: B023
-        for step in range(7):
-            run(tf.constant(step, tf.float64))
-        use_averages(optimizer)
-        found.append(np.concatenate([weight.numpy() for weight in weights]))
-    np.testing.assert_allclose(found[1], found[0], rtol=2e-5, atol=1e-5)
-    np.testing.assert_allclose(found[2], found[1], rtol=1e-12)
 
 
 def test_an_embeddings_gradient_is_summed_without_a_wait() -> None:
@@ -80,8 +33,8 @@ def test_an_embeddings_gradient_is_summed_without_a_wait() -> None:
         for replicas in (1, 2):
             strategy = make_strategy(replicas)
             with strategy.scope():
-                table = keras.Variable(np.ones((size, 2)), dtype="float64")
-                optimizer = keras.optimizers.Adam(0.1)
+                table = Variable(np.ones((size, 2)), dtype="float64")
+                optimizer = optimizers.Adam(0.1)
                 optimizer.build([table])
                 sum_first(optimizer)
 
@@ -100,38 +53,12 @@ def test_an_embeddings_gradient_is_summed_without_a_wait() -> None:
             names = {op.type for op in step.get_concrete_function().graph.get_operations()}
             assert names.isdisjoint({"Unique", "CollectiveGatherV2"})
             found.append(table.numpy())
-        np.testing.assert_allclose(found[1], found[0], rtol=1e-12)
+        assert_allclose(found[1], found[0], rtol=1e-12)
         assert np.flatnonzero(found[0][:, 0] != 1.0).tolist() == [0, 1, 3]
 
 
-@pytest.mark.parametrize(
-    ("settings", "advice"),
-    [
-        ({"gradient_accumulation_steps": 3}, "leave it out and use --micro_batches, or"),
-        (
-            {"use_ema": True, "ema_overwrite_frequency": 3},
-            "leave it out: with use_ema the exported model has",
-        ),
-    ],
-)
-def test_what_keras_does_by_branches_is_refused_on_several_replicas(
-    settings: dict[str, Any], advice: str
-) -> None:
-    name, value = list(settings.items())[-1]
-    for replicas in (1, 2):
-        with make_strategy(replicas).scope():
-            weight = keras.Variable([1.0])
-            optimizer = keras.optimizers.Adam(0.1, **settings)
-            with (
-                refused(f"{name}={value}: Adam cannot do this on 2 replicas: {advice}")
-                if replicas > 1
-                else nullcontext()
-            ):
-                sum_and_build(optimizer, [weight], "mixed_float16")
-
-
-def fused_updates(monkeypatch: pytest.MonkeyPatch) -> None:
-    build = keras.optimizers.Adam.build
+def fused_updates(monkeypatch: Patch) -> None:
+    build = optimizers.Adam.build
 
     def changed(self: Any, variables: Any) -> None:
         built = self.built
@@ -139,29 +66,29 @@ def fused_updates(monkeypatch: pytest.MonkeyPatch) -> None:
         if not built:
             sum_first(self)
 
-    monkeypatch.setattr(keras.optimizers.Adam, "build", changed)
+    monkeypatch.setattr(optimizers.Adam, "build", changed)
 
 
-def normalized_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    init = keras.layers.BatchNormalization.__init__
+def normalized_in_place(monkeypatch: Patch) -> None:
+    init = layers.BatchNormalization.__init__
 
     def changed(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         normalize_in_place(self, synchronized=False)
 
-    monkeypatch.setattr(keras.layers.BatchNormalization, "__init__", changed)
+    monkeypatch.setattr(layers.BatchNormalization, "__init__", changed)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("module", "put"),
+@SLOW
+@parametrize(
+    "module, put",
     [
         ("keras.src.optimizers.adam_test", fused_updates),
         ("keras.src.layers.normalization.batch_normalization_test", normalized_in_place),
     ],
 )
 def test_keras_own_tests_pass_with_our_parts_in_place(
-    module: str, put: Any, monkeypatch: pytest.MonkeyPatch
+    module: str, put: Any, monkeypatch: Patch
 ) -> None:
     """Runs the tests that Keras ships: of its optimizer with ours, of its layer with the call that
     we put in place."""
@@ -176,10 +103,10 @@ def test_keras_own_tests_pass_with_our_parts_in_place(
     assert [(str(test), lines[-400:]) for test, lines in (*result.errors, *result.failures)] == []
 
 
-@pytest.mark.parametrize(("step", "kept"), [(0, 0.1), (80, 0.9), (10**6, 0.99)])
+@parametrize("step, kept", [(0, 0.1), (80, 0.9), (10**6, 0.99)])
 def test_a_moving_average_follows_faster_in_its_first_steps(step: int, kept: float) -> None:
     """Its decay is that of tf.train.ExponentialMovingAverage with num_updates."""
-    average = keras.Variable([0.0, 4.0])
-    weights = keras.Variable([1.0, 2.0])
+    average = Variable([0.0, 4.0])
+    weights = Variable([1.0, 2.0])
     update_average([average], [weights], 0.99, tf.constant(step))
-    np.testing.assert_allclose(average.numpy(), [1 - kept, 4 * kept + 2 * (1 - kept)], rtol=1e-6)
+    assert_allclose(average.numpy(), [1 - kept, 4 * kept + 2 * (1 - kept)], rtol=1e-6)

@@ -12,7 +12,6 @@ import pkgutil
 import random
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -23,25 +22,41 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import (
+    Input,
+    Model,
+    Sequential,
+    Variable,
+    initializers,
+    layers,
+    losses,
+    metrics,
+    ops,
+    optimizers,
+    regularizers,
+    saving,
+)
+from keras.utils import set_random_seed
+from numpy.testing import assert_allclose, assert_array_equal
 
 import trainer
-from tests.fixtures import Patch
+from tests.fixtures import SLOW, Patch, parametrize
+from tests.support import slow
 from tests.trainer.invariance.test_draws import WORDS, Noisy, independent, on_replica
 from tests.trainer.invariance.test_gradients import make_strategy
+from tests.workers import ROOT, python
 from trainer.invariance import internals
-from trainer.invariance.batch_norm import normalize_in_place
 from trainer.invariance.gradients import all_reduce_sum, sum_first, use_averages
 from trainer.invariance.losses import reduce_over_replicas
 from trainer.models.optimizers import StepSchedule
 from trainer.run.one_of_several import OneOfSeveral
 from trainer.training.step_operations import flops_of
 
-ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "trainer").rglob("*.py"))
 KINDS = (
-    keras.Model,
-    keras.optimizers.Optimizer,
-    keras.Variable,
+    Model,
+    optimizers.Optimizer,
+    Variable,
     tf.GradientTape,
     tf.distribute.Strategy,
 )
@@ -102,12 +117,12 @@ def test_no_class_overrides_a_private_name_of_keras_or_tensorflow() -> None:
 
 def test_what_is_missing_or_has_changed_fails_in_one_line(monkeypatch: Patch) -> None:
     monkeypatch.delattr("keras.src.utils.naming.reset_uids")
-    monkeypatch.setattr(keras.Model, "_symbolic_build", lambda self, *, other_than_ours: None)
+    monkeypatch.setattr(Model, "_symbolic_build", lambda self, *, other_than_ours: None)
     # which takes no seed from where Keras took it
-    monkeypatch.setattr(keras.initializers, "GlorotUniform", int)
+    monkeypatch.setattr(initializers, "GlorotUniform", int)
     for name, use in {
         "keras.src.utils.naming.reset_uids": internals.reset_layer_names,
-        "keras.Model._symbolic_build": lambda: internals.build_compiled(keras.Sequential(), None),
+        "keras.Model._symbolic_build": lambda: internals.build_compiled(Sequential(), None),
         "keras.src.random.seed_generator.python_random": lambda: internals.seed_initializers(7),
     }.items():
         line = (
@@ -144,13 +159,13 @@ def on_each(strategy: Any, function: Any) -> list[Any]:
 
 @meaning("reset_uids", "python_random")
 def test_names_and_seeds_are_those_of_a_new_process() -> None:
-    keras.layers.Flatten()
+    layers.Flatten()
     internals.reset_layer_names()
-    keras.utils.set_random_seed(7)
+    set_random_seed(7)
     internals.seed_initializers(7)
     random.random()  # as another thread may draw
-    assert [keras.layers.Flatten().name for _ in range(2)] == ["flatten", "flatten_1"]
-    assert keras.initializers.GlorotUniform().seed == random.Random(7).randint(1, int(1e9))
+    assert [layers.Flatten().name for _ in range(2)] == ["flatten", "flatten_1"]
+    assert initializers.GlorotUniform().seed == random.Random(7).randint(1, int(1e9))
 
 
 @meaning("tensorflow.random", "Layer.call", "Layer.__dict__")
@@ -162,20 +177,7 @@ def test_two_parts_of_a_batch_get_the_noise_of_the_whole() -> None:
         on_replica(lambda x: layer(x, training=True), WORDS, *part)
         for part in ((8, 0), (4, 0), (4, 1))
     )
-    np.testing.assert_allclose(np.concatenate(parts), whole, rtol=1e-5, atol=1e-5)
-
-
-@meaning("Layer.call")
-def test_batch_norm_spans_replicas() -> None:
-    with (strategy := make_strategy(2)).scope():
-        layer = keras.layers.BatchNormalization(epsilon=0.75)
-        layer.build((None, 1))
-    normalize_in_place(layer, synchronized=True)
-    outputs = on_each(
-        strategy, lambda replica: layer(tf.fill((1, 1), float(replica)), training=True)
-    )
-    # 0 and 1, of variance 0.25
-    np.testing.assert_allclose(np.ravel(outputs), [-0.5, 0.5], rtol=1e-6)
+    assert_allclose(np.concatenate(parts), whole, rtol=1e-5, atol=1e-5)
 
 
 @meaning("numpy.signbit")
@@ -190,11 +192,9 @@ def test_keras_argmax_compares_the_same_sign_bits_as_uint32(monkeypatch: Patch) 
         x = tf.cast(
             tf.constant(values[:4] if dtype in ("int32", "bool") else values, tf.float64), dtype
         )
-        np.testing.assert_array_equal(module.signbit(x), theirs(x), err_msg=dtype)
+        assert_array_equal(module.signbit(x), theirs(x), err_msg=dtype)
     graph = (
-        tf.function(keras.ops.argmax, autograph=False)
-        .get_concrete_function(tf.TensorSpec((2, 3)))
-        .graph
+        tf.function(ops.argmax, autograph=False).get_concrete_function(tf.TensorSpec((2, 3))).graph
     )
     assert [op.outputs[0].dtype.name for op in graph.get_operations() if op.type == "Bitcast"] == [
         "uint32"
@@ -207,18 +207,18 @@ def test_keras_argmax_compares_the_same_sign_bits_as_uint32(monkeypatch: Patch) 
     "TFE_Py_RegisterGradientFunction",
     "TFE_Py_RegisterVSpace",
 )
-@pytest.mark.parametrize("activation", ["relu", "relu6", "leaky_relu"])
+@parametrize("activation", ["relu", "relu6", "leaky_relu"])
 def test_a_gradient_of_a_gradient_multiplies_no_zeros_and_has_the_same_bits(
     activation: str, monkeypatch: Patch
 ) -> None:
     """Through convolutions, pooling and a residual; what TensorFlow leaves out and what it gives as
     zeros stay so."""
-    inputs = keras.Input((8, 8, 2))
-    first = keras.layers.Conv2D(4, 3, padding="same", activation=activation)(inputs)
-    pooled = keras.layers.MaxPooling2D()(first)
-    second = keras.layers.Conv2D(4, 3, padding="same", activation=activation)(pooled)
-    outputs = keras.layers.Dense(1)(keras.layers.Flatten()(pooled + second))
-    model = keras.Model(inputs, outputs)
+    inputs = Input((8, 8, 2))
+    first = layers.Conv2D(4, 3, padding="same", activation=activation)(inputs)
+    pooled = layers.MaxPooling2D()(first)
+    second = layers.Conv2D(4, 3, padding="same", activation=activation)(pooled)
+    outputs = layers.Dense(1)(layers.Flatten()(pooled + second))
+    model = Model(inputs, outputs)
 
     def penalty(x: Any) -> Any:
         with tf.GradientTape() as outer:
@@ -253,12 +253,12 @@ def test_a_gradient_of_a_gradient_multiplies_no_zeros_and_has_the_same_bits(
 def test_lora_is_float64_and_a_replicated_variable_is_a_number() -> None:
     internals.lora_in_float64()
     internals.floats_of_variables()
-    layer = keras.layers.Dense(2, dtype="float64")
+    layer = layers.Dense(2, dtype="float64")
     layer.build((None, 3))
     layer.enable_lora(1)
     assert {weight.dtype for weight in layer.weights} == {"float64"}
     with make_strategy(2).scope():
-        variable = keras.Variable(2.5)
+        variable = Variable(2.5)
     assert (float(variable.value), int(variable.value)) == (2.5, 2)
 
 
@@ -269,18 +269,18 @@ def test_a_second_strategy_sums_other_types_in_another_order() -> None:
             make_strategy(2),
             lambda replica: all_reduce_sum([tf.constant(replica, x) for x in kinds]),  # noqa: B023
         )
-        np.testing.assert_array_equal(sums, 1)
+        assert_array_equal(sums, 1)
 
 
 @meaning("_flatten_layers")
 def test_layers_have_paths_of_their_own() -> None:
-    class Own(keras.Model):
-        def __init__(self, *parts: keras.layers.Layer, name: str) -> None:
+    class Own(Model):
+        def __init__(self, *parts: layers.Layer, name: str) -> None:
             super().__init__(name=name)
             self.parts = parts
 
-    shared = keras.layers.Dense(1, name="dense")
-    parts = [Own(shared, keras.layers.Dense(1, name="dense"), name="part") for _ in range(2)]
+    shared = layers.Dense(1, name="dense")
+    parts = [Own(shared, layers.Dense(1, name="dense"), name="part") for _ in range(2)]
     assert list(internals.layers_by_path(Own(*parts, name="model"))) == [
         "model",
         "model/part",
@@ -294,11 +294,9 @@ def test_layers_have_paths_of_their_own() -> None:
 @meaning("_losses", "_symbolic_build", "compute_metrics", "loss.scale_loss_for_distribution")
 @meaning("unscale_loss_for_distribution")
 def test_a_compiled_model_is_built_and_its_losses_and_outputs_are_ours() -> None:
-    dense = keras.layers.Dense(
-        1, kernel_initializer="ones", activity_regularizer=keras.regularizers.L2(1.0)
-    )
-    model = keras.Sequential([keras.Input((2,)), dense])
-    model.compile(keras.optimizers.Adam(0.0), loss="mse", metrics=["mae"])
+    dense = layers.Dense(1, kernel_initializer="ones", activity_regularizer=regularizers.L2(1.0))
+    model = Sequential([Input((2,)), dense])
+    model.compile(optimizers.Adam(0.0), loss="mse", metrics=["mae"])
     batch = np.ones((1, 2), np.float32), np.zeros((1, 1), np.float32)
     internals.build_compiled(model, batch)
     assert (model.optimizer.built, len(model.metrics_variables)) == (True, 4)
@@ -324,7 +322,7 @@ def test_a_compiled_model_is_built_and_its_losses_and_outputs_are_ours() -> None
 
 @meaning("reduce_weighted_values")
 def test_a_loss_with_weights_is_that_of_all_rows() -> None:
-    loss = keras.losses.MeanSquaredError("mean_with_sample_weight")
+    loss = losses.MeanSquaredError("mean_with_sample_weight")
     weights = np.array([[3.0], [1.0]])
     with internals.losses_reduced_by(reduce_over_replicas):
         parts = on_each(
@@ -335,8 +333,8 @@ def test_a_loss_with_weights_is_that_of_all_rows() -> None:
 
 @meaning("MetricsList.update_state")
 def test_a_metric_that_cannot_be_computed_is_left_out() -> None:
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Softmax(dtype="float64")])
-    model.compile(loss="mse", metrics=["mae", keras.metrics.TopKCategoricalAccuracy(2)])
+    model = Sequential([Input((3,)), layers.Softmax(dtype="float64")])
+    model.compile(loss="mse", metrics=["mae", metrics.TopKCategoricalAccuracy(2)])
     with internals.metrics_that_run() as left_out:
         results = model.test_on_batch(np.ones((2, 3)), np.eye(3)[:2], return_dict=True)
     assert {*left_out} == {"top_k_categorical_accuracy"}
@@ -344,13 +342,13 @@ def test_a_metric_that_cannot_be_computed_is_left_out() -> None:
 
 
 @meaning("Optimizer.apply", "_all_reduce_sum_gradients")
-@pytest.mark.parametrize("mean", [False, True])
+@parametrize("mean", [False, True])
 def test_gradients_are_summed_once_and_an_overflow_on_one_replica_skips_the_update_on_both(
     mean: bool,
 ) -> None:
     with (strategy := make_strategy(2)).scope():
-        weight = keras.Variable([1.0])
-        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0))
+        weight = Variable([1.0])
+        optimizer = optimizers.LossScaleOptimizer(optimizers.SGD(1.0))
         optimizer.build([weight])
         sum_first(optimizer, mean=mean)
     for gradients in ((0.25, 0.5), (0.25, np.inf), (np.inf, 0.25)):
@@ -361,28 +359,26 @@ def test_gradients_are_summed_once_and_an_overflow_on_one_replica_skips_the_upda
 
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
-    "adam": lambda: keras.optimizers.Adam(0.01, beta_1=0.5),
-    "adamw": lambda: keras.optimizers.AdamW(
-        keras.optimizers.schedules.CosineDecay(0.01, 9), weight_decay=0.1
-    ),
-    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.5),
-    "nesterov": lambda: keras.optimizers.SGD(
+    "adam": lambda: optimizers.Adam(0.01, beta_1=0.5),
+    "adamw": lambda: optimizers.AdamW(optimizers.schedules.CosineDecay(0.01, 9), weight_decay=0.1),
+    "sgd": lambda: optimizers.SGD(0.1, momentum=0.9, clipnorm=0.5),
+    "nesterov": lambda: optimizers.SGD(
         0.1, momentum=0.9, nesterov=True, use_ema=True, ema_momentum=0.7
     ),
-    "rmsprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5),
+    "rmsprop": lambda: optimizers.RMSprop(0.01, momentum=0.5),
 }
 AS_KERAS: dict[str, Callable[[], Any]] = {
-    "amsgrad": lambda: keras.optimizers.Adam(0.01, amsgrad=True),
-    "centered": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5, centered=True),
-    "without momentum": lambda: keras.optimizers.RMSprop(0.01),
-    "subclass": lambda: type("Mine", (keras.optimizers.Adam,), {})(0.01),
+    "amsgrad": lambda: optimizers.Adam(0.01, amsgrad=True),
+    "centered": lambda: optimizers.RMSprop(0.01, momentum=0.5, centered=True),
+    "without momentum": lambda: optimizers.RMSprop(0.01),
+    "subclass": lambda: type("Mine", (optimizers.Adam,), {})(0.01),
 }
 
 
 def trained(make: Callable[[], Any], dtype: str, *, fused: bool) -> tuple[list[Any], set[str]]:
     """Returns variables of an optimizer and weights after some updates, and the operations of
     one."""
-    weights = [keras.Variable(np.linspace(-1.0, 1.0, count), dtype=dtype) for count in (2, 5)]
+    weights = [Variable(np.linspace(-1.0, 1.0, count), dtype=dtype) for count in (2, 5)]
     optimizer = make()
     optimizer.build(weights)
     if fused:
@@ -398,8 +394,8 @@ def trained(make: Callable[[], Any], dtype: str, *, fused: bool) -> tuple[list[A
 
 @meaning("update_step", "_get_variable_index", "Adam._momentums", "Adam._velocities")
 @meaning("RMSprop._momentums", "RMSprop._velocities")
-@pytest.mark.parametrize(
-    ("name", "dtype"),
+@parametrize(
+    "name, dtype",
     [
         *((name, dtype) for name in OPTIMIZERS for dtype in ("float32", "float64")),
         *((name, "float32") for name in AS_KERAS),
@@ -417,13 +413,13 @@ def test_keras_own_optimizers_update_in_one_operation_as_keras_does(name: str, d
     )
     tolerance = 2e-5 if name.startswith("adam") else 2e-6
     for variable, other in zip(ours, of_keras, strict=True):
-        np.testing.assert_allclose(variable, other, rtol=tolerance, atol=1e-9)
+        assert_allclose(variable, other, rtol=tolerance, atol=1e-9)
 
 
 @meaning("_trainable_variables")
 def test_averages_replace_the_weights_that_they_are_of() -> None:
-    weights = [keras.Variable([value]) for value in (0.0, 10.0)]
-    optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+    weights = [Variable([value]) for value in (0.0, 10.0)]
+    optimizer = optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
     for _ in range(2):
         optimizer.apply([tf.ones(1), tf.ones(1)], weights)
     use_averages(optimizer)
@@ -467,11 +463,11 @@ def test_what_is_traced_inside_of_functions_branches_and_xla_is_known() -> None:
 def test_a_layer_of_a_fixed_dtype_computes_in_float64() -> None:
     with internals.in_float64():
         wide = [
-            keras.layers.Dense(1, dtype=of)
+            layers.Dense(1, dtype=of)
             for of in ("float32", "mixed_float16", keras.DTypePolicy("bfloat16"))
         ]
     assert [(of.compute_dtype, of.variable_dtype) for of in wide] == [("float64", "float64")] * 3
-    assert keras.layers.Dense(1, dtype="float32").compute_dtype == "float32"
+    assert layers.Dense(1, dtype="float32").compute_dtype == "float32"
 
 
 @meaning("execute.execute")
@@ -493,8 +489,8 @@ def test_an_operation_of_a_graph_is_run_by_itself() -> None:
 @meaning("_use_merge_call", "apply_aggregation_replica_context")
 def test_xla_compiles_a_replicas_update() -> None:
     with (strategy := make_strategy(2)).scope():
-        weight = keras.Variable([1.0])
-        optimizer = keras.optimizers.Adam(0.1)
+        weight = Variable([1.0])
+        optimizer = optimizers.Adam(0.1)
         optimizer.build([weight])
         internals.disable_gradient_sum(optimizer)
 
@@ -549,19 +545,12 @@ print(totals, service.heartbeat_timeout_in_ms)
 """
 
 
-@pytest.mark.slow  # a process of TensorFlow
+@SLOW  # a process of TensorFlow
 @meaning("_initialize_local_devices", "context.context", "configure_coordination_service")
 def test_a_worker_has_several_devices_and_waits_for_silent_ones() -> None:
     with socket.create_server(("localhost", 0)) as server:
         address = f"localhost:{server.getsockname()[1]}"
-    done = subprocess.run(
-        [sys.executable, "-c", WORKER, address],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.stdout.split("\n")[-2:] == ["[3.0, 3.0] 70000", ""], done.stderr[-2000:]
+    assert python("-c", WORKER, address).stdout.endswith("[3.0, 3.0] 70000\n")
 
 
 FAILURES: dict[str, Any] = {
@@ -580,14 +569,14 @@ FAILURES: dict[str, Any] = {
         lambda: tf.Variable(1.0).numpy()
     ),
     "in user code:": tf.function(lambda: int("a")),
-    "Exception encountered when calling": lambda: keras.layers.Lambda(lambda x: x + tf.zeros(3))(
+    "Exception encountered when calling": lambda: layers.Lambda(lambda x: x + tf.zeros(3))(
         tf.zeros(2)
     ),
-    "incompatible with the layer": lambda: keras.layers.LSTM(1)(tf.zeros(2)),
+    "incompatible with the layer": lambda: layers.LSTM(1)(tf.zeros(2)),
     "Detected unsupported operations": tf.function(
         lambda: tf.unique_with_counts(tf.zeros(2)), jit_compile=True
     ),
-    "Could not locate ": lambda: keras.saving.deserialize_keras_object(
+    "Could not locate ": lambda: saving.deserialize_keras_object(
         {"module": "nowhere", "class_name": "Nothing", "registered_name": "Nothing", "config": {}}
     ),
     "not compatible with expected shape": lambda: tf.ensure_shape(tf.zeros(2), (3,)),
@@ -596,12 +585,12 @@ FAILURES: dict[str, Any] = {
 
 
 @meaning(*FAILURES)
-@pytest.mark.parametrize(
+@parametrize(
     "text",
     [
         # it waits ten seconds
         *list(FAILURES)[:-1],
-        pytest.param("OOM when allocating", marks=pytest.mark.slow),
+        slow("OOM when allocating"),
     ],
 )
 def test_errors_are_told_apart_by_their_texts(text: str) -> None:
@@ -610,9 +599,9 @@ def test_errors_are_told_apart_by_their_texts(text: str) -> None:
 
 
 @meaning("keras.Model.fit", "keras.Model.evaluate", "keras.Model.predict")
-@pytest.mark.parametrize("name", ["fit", "evaluate", "predict"])
+@parametrize("name", ["fit", "evaluate", "predict"])
 def test_models_of_all_classes_have_a_replaced_method(name: str) -> None:
-    model = type("Own", (keras.Sequential,), {})([keras.layers.Dense(1)])
+    model = type("Own", (Sequential,), {})([layers.Dense(1)])
     with internals.wrapped(f"keras.Model.{name}", lambda original, model, x: (model, x)):
         assert getattr(model, name)(3) == (model, 3)
     assert "wrapped" not in repr(getattr(model, name))
@@ -631,8 +620,8 @@ def test_no_scope_of_a_strategy_reaches_into_a_block_outside_of_scopes() -> None
 @meaning("Variable._value", "Variable._initialize", "Variable._unique_id")
 def test_an_optimizer_updates_the_plain_values_of_variables_alone() -> None:
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
-        weight = keras.Variable([3.0])
-        optimizer = keras.optimizers.SGD(1.0, momentum=0.5)
+        weight = Variable([3.0])
+        optimizer = optimizers.SGD(1.0, momentum=0.5)
         optimizer.build([weight])
     with internals.plain_variables([weight, *optimizer.variables]):
         for _ in range(2):

@@ -3,11 +3,11 @@ need less memory."""
 
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
+from keras import Model, layers
 
-from tests.fixtures import Patch
+from tests.fixtures import SLOW, Patch, parametrize
 from tests.step_memory import peak
 from tests.support import (
     classifier_of,
@@ -15,15 +15,15 @@ from tests.support import (
     refused,
     run_job,
     run_steps,
+    saved_model,
+    slow,
     small,
-    weights,
 )
 from trainer.base.run_files.job_files import read_run_info
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.invariance.layers import depends_on_replicas
 
-SLOW = pytest.mark.slow
 OWN = ("--global_batch_size=16", "--learning_rate=0.01")
 # 16 rows = 4 x 4 = 2 replicas x 2 x 4.
 WAYS = (("--replicas=1", "--micro_batches=4"), ("--replicas=2", "--micro_batches=2"))
@@ -36,20 +36,18 @@ def own(model: str, data: str) -> tuple[str, ...]:
 ONE_REPLICA_TOO = ("--model=mlp", "--dropout=0.3", "--augment=flip,crop", "--class_weight=1:3")
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "flags",
     [
         pytest.param(ONE_REPLICA_TOO, id="mlp"),
-        pytest.param(
-            ("--model=wgan_gp", "--diff_augment=color,translation,cutout"), id="wgan_gp", marks=SLOW
-        ),
-        pytest.param(("--model=r3gan",), id="r3gan", marks=SLOW),
-        pytest.param(("--model=dcgan",), id="dcgan", marks=SLOW),
-        pytest.param(("--model=wgan_gp", "--conditional"), id="conditional", marks=SLOW),
-        pytest.param(("--model=examples.conditional_gan:build",), id="own train_step", marks=SLOW),
-        pytest.param(own("by_weight", "weighted"), id="by_weight", marks=SLOW),
+        slow(("--model=wgan_gp", "--diff_augment=color,translation,cutout"), id="wgan_gp"),
+        slow(("--model=r3gan",), id="r3gan"),
+        slow(("--model=dcgan",), id="dcgan"),
+        slow(("--model=wgan_gp", "--conditional"), id="conditional"),
+        slow(("--model=examples.conditional_gan:build",), id="own train_step"),
+        slow(own("by_weight", "weighted"), id="by_weight"),
         *(
-            pytest.param(own(*names), id=names[0], marks=SLOW)
+            slow(own(*names), id=names[0])
             for names in [
                 ("masked_text", "next_tokens"),
                 ("regularized", "weighted"),
@@ -64,16 +62,14 @@ def test_in_float64_passes_agree_to_1e_10(flags: tuple[str, ...], monkeypatch: P
     ways = WAYS if flags == ONE_REPLICA_TOO else WAYS[1:]
     one, *others = (run_steps(small(*flags, "--precision=float64", *way), 3) for way in ((), *ways))
     for model, logs in others:
-        agree = largest_difference(weights(one[0]), weights(model)) < 1e-10
+        agree = largest_difference(one[0], model) < 1e-10
         assert agree == (not depends_on_replicas(model, replicas=2, micro_batches=2))
         if agree:
             assert logs.means() == pytest.approx(one[1].means(), rel=1e-10)
 
 
-def normalised(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return classifier_of(
-        dataset.image_shape, keras.layers.Flatten(), keras.layers.BatchNormalization()
-    )
+def normalised(config: TrainConfig, dataset: Dataset) -> Model:
+    return classifier_of(dataset.image_shape, layers.Flatten(), layers.BatchNormalization())
 
 
 def test_batch_norm_normalises_each_pass_and_moves_its_averages_once() -> None:
@@ -102,7 +98,7 @@ def test_a_step_of_the_users_that_takes_all_rows_at_once_is_refused() -> None:
         run_steps(small("--model=tests.models:mean_loss", *WAYS[0]), 1)
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_resumed_run_may_change_how_steps_are_computed(tmp_path: Path) -> None:
     flags = (
         "--model=cnn",
@@ -115,12 +111,12 @@ def test_a_resumed_run_may_change_how_steps_are_computed(tmp_path: Path) -> None
     for steps, micro_batches in ((2, 4), (4, 2)):
         own = (f"--job_dir={tmp_path}", f"--steps={steps}", f"--micro_batches={micro_batches}")
         job_dir = run_job(small(*flags, *own))
-    resumed = keras.saving.load_model(job_dir / "model" / "model.keras", compile=False)
-    assert largest_difference(weights(straight), weights(resumed)) < 1e-10
+    resumed = saved_model(job_dir)
+    assert largest_difference(straight, resumed) < 1e-10
     assert read_run_info(job_dir)[0]["batch"] == "global batch 16 = 1 replica x 2 micro-batches x 8"
 
 
-@pytest.mark.slow
+@SLOW
 def test_passes_need_less_memory() -> None:
     flags = (
         "--model=cnn",

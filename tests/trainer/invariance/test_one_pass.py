@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tests.fixtures import Patch
+from tests.fixtures import SLOW, Patch, parametrize
 from tests.step_memory import counted
-from tests.support import largest_difference, run_steps, small, weights
+from tests.support import largest_difference, run_steps, slow, small
 from trainer.data.sample_grids import from_uint8
 from trainer.invariance.step import current_step
 from trainer.models.dcgan import DCGAN, _cross_entropy
@@ -112,16 +112,14 @@ def plain_r3gan_step(self: R3GAN, data: Any) -> dict[str, Any]:
     return {"critic_loss": loss, "gradient_penalty": penalty, "generator_loss": generator_loss}
 
 
-@pytest.mark.parametrize(
-    ("model", "flags", "many_rows"),
+@parametrize(
+    "model, flags, many_rows",
     [
         ("wgan_gp", ("--critic_steps=3", "--diff_augment=color,translation,cutout"), False),
-        pytest.param("wgan_gp", ("--replicas=2",), True, marks=pytest.mark.slow),
-        pytest.param("wgan_gp", ("--conditional", "--replicas=2"), False, marks=pytest.mark.slow),
-        pytest.param("dcgan", ("--conditional",), True, marks=pytest.mark.slow),
-        pytest.param(
-            "r3gan", ("--conditional", "--gradient_penalty_weight=3"), False, marks=pytest.mark.slow
-        ),
+        slow("wgan_gp", ("--replicas=2",), True),
+        slow("wgan_gp", ("--conditional", "--replicas=2"), False),
+        slow("dcgan", ("--conditional",), True),
+        slow("r3gan", ("--conditional", "--gradient_penalty_weight=3"), False),
     ],
 )
 def test_a_step_has_the_numbers_of_a_plain_one(
@@ -139,7 +137,7 @@ def test_a_step_has_the_numbers_of_a_plain_one(
     monkeypatch.setattr(DCGAN, "train_step", plain_dcgan_step)
     monkeypatch.setattr(R3GAN, "train_step", plain_r3gan_step)
     plain, plain_logs = run_steps(config, 5)
-    assert largest_difference(weights(found), weights(plain)) < 1e-10
+    assert largest_difference(found, plain) < 1e-10
     assert logs.means() == pytest.approx(plain_logs.means(), rel=1e-10)
 
 
@@ -165,7 +163,7 @@ print(min(peaks[1:]))
 """
 
 
-@pytest.mark.slow
+@SLOW
 def test_joined_passes_need_little_more_memory_than_plain_ones() -> None:
     """Found: 0.98 to 1.08; with the generator's passes joined too, 1.4."""
     flags = ("--model=dcgan", "--image_size=32", "--width=32", "--global_batch_size=128")

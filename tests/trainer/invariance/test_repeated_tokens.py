@@ -4,14 +4,12 @@ says so."""
 from pathlib import Path
 from typing import Any
 
-import keras
-import numpy as np
 import tensorflow as tf
-from keras import layers
+from keras import Input, Model, Sequential, initializers, layers, ops, optimizers
+from numpy.random import default_rng
 
 from tests.fixtures import Log
-from tests.support import largest_difference, prepared, run_steps, weights
-from trainer.base.settings.request import resolve
+from tests.support import in_float64, largest_difference, prepared, resolved, run_steps, weights
 
 ROWS = 48
 BATCH = 8
@@ -23,32 +21,26 @@ class Table(layers.Layer):
     sums."""
 
     def build(self, shape: Any) -> None:
-        initializer = keras.initializers.RandomNormal(seed=1)
+        initializer = initializers.RandomNormal(seed=1)
         self.table = self.add_weight(shape=(TOKENS, 3), initializer=initializer, name="table")
 
     def call(self, inputs: Any) -> Any:
-        return keras.ops.one_hot(inputs, TOKENS, dtype=self.compute_dtype) @ self.table
+        return ops.one_hot(inputs, TOKENS, dtype=self.compute_dtype) @ self.table
 
 
 def batches(config: Any = None) -> Any:
-    tokens = np.random.default_rng(0).integers(0, TOKENS, (ROWS, 3)).astype("int32")
+    tokens = default_rng(0).integers(0, TOKENS, (ROWS, 3)).astype("int32")
     return tf.data.Dataset.from_tensor_slices((tokens, tokens.sum(1, keepdims=True) - 4.0)).batch(
         BATCH
     )
 
 
-def build(
-    config: Any, dataset: Any, *, by_product: bool = False, rule: str = "adam"
-) -> keras.Model:
-    first, second = (keras.initializers.RandomNormal(seed=seed) for seed in (1, 2))
+def build(config: Any, dataset: Any, *, by_product: bool = False, rule: str = "adam") -> Model:
+    first, second = (initializers.RandomNormal(seed=seed) for seed in (1, 2))
     table = Table() if by_product else layers.Embedding(TOKENS, 3, embeddings_initializer=first)
     last = layers.Dense(1, kernel_initializer=second)
-    model = keras.Sequential(
-        [keras.Input((3,), dtype="int32"), table, layers.GlobalAveragePooling1D(), last]
-    )
-    model.compile(
-        {"adam": keras.optimizers.Adam(0.125), "sgd": keras.optimizers.SGD(0.125)}[rule], "mse"
-    )
+    model = Sequential([Input((3,), dtype="int32"), table, layers.GlobalAveragePooling1D(), last])
+    model.compile({"adam": optimizers.Adam(0.125), "sgd": optimizers.SGD(0.125)}[rule], "mse")
     return model
 
 
@@ -59,13 +51,12 @@ def config_of(*flags: str) -> Any:
         f"--global_batch_size={BATCH}",
         "--steps=6",
     ]
-    return resolve([*words, "--precision=float64", *flags]).config
+    return resolved(*words, "--precision=float64", *flags)
 
 
 def test_slices_of_a_token_are_summed_first() -> None:
     """Keras rounds the rates of Adam to float32, in float64 too."""
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
+    in_float64()
     fitted = [build(None, None, by_product=by_product) for by_product in (False, True)]
     for model in fitted:
         model.fit(batches(), shuffle=False, verbose=0)

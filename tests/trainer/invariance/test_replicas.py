@@ -2,71 +2,38 @@
 Keras's RematScope."""
 
 from contextlib import nullcontext
-from functools import cache
-from typing import Any
 
 import keras
 import numpy as np
-import pytest
+from keras import Model, layers
 
-from tests.support import classifier_of, largest_difference, run_steps, small, weights
+from tests.fixtures import SLOW, parametrize
+from tests.support import classifier_of, largest_difference, run_steps, slow, small, weights
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 
-# ten times the default: fifty steps then move the weights well
-LEARNING_RATE = "--learning_rate=1e-3"
 
-
-@cache
-def trained(replicas: int, *flags: str) -> tuple[dict[str, Any], Any]:
-    model, logs = run_steps(small(f"--replicas={replicas}", *flags), 50)
-    return weights(model), logs
-
-
-@pytest.mark.slow
-def test_fifty_steps_move_every_kernel() -> None:
-    untrained, _ = run_steps(small("--precision=float64"), 0)
-    before = weights(untrained)
-    (after, _) = trained(1, "--precision=float64", LEARNING_RATE)
-    kernels = [name for name in after if after[name].ndim > 1]
-    assert (
-        min(
-            np.linalg.norm(after[name] - before[name]) / np.linalg.norm(before[name])
-            for name in kernels
-        )
-        > 0.05
-    )
-
-
-@pytest.mark.slow  # loss scaling: test_gradients.py and test_micro_batches.py
-@pytest.mark.parametrize(
-    ("precision", "tolerance", "replicas"),
-    [
-        ("mixed_float16", 0.002, 1),
-        ("mixed_float16", 0.002, 2),
-        ("mixed_bfloat16", 0.02, 1),
-        ("mixed_bfloat16", 0.02, 2),
-    ],
-)
-def test_mixed_precision_stays_near_float32(
-    precision: str, tolerance: float, replicas: int
+@SLOW  # loss scaling: test_gradients.py and test_micro_batches.py
+@parametrize("precision, tolerance", [("mixed_float16", 0.002), ("mixed_bfloat16", 0.02)])
+def test_mixed_precision_on_two_replicas_stays_near_float32_on_one(
+    precision: str, tolerance: float
 ) -> None:
     """Checks that the losses of fifty steps are within `tolerance` of float32's, relative to the
     largest loss."""
-    (_, single) = trained(1)
-    (_, mixed) = trained(replicas, f"--precision={precision}")
+    _, single = run_steps(small(), 50)
+    _, mixed = run_steps(small("--replicas=2", f"--precision={precision}"), 50)
     assert np.isfinite(mixed.values).all()
     assert single.names == mixed.names
     assert np.abs(single.values - mixed.values).max() < tolerance * np.abs(single.values).max()
 
 
-def recomputing(config: TrainConfig, dataset: Dataset, *, mode: str = "") -> keras.Model:
+def recomputing(config: TrainConfig, dataset: Dataset, *, mode: str = "") -> Model:
     with keras.RematScope(mode=mode) if mode else nullcontext():
-        layers = [keras.layers.Conv2D(8, 3, padding="same", activation="gelu") for _ in range(2)]
-    return classifier_of(dataset.image_shape, *layers, keras.layers.GlobalAveragePooling2D())
+        parts = [layers.Conv2D(8, 3, padding="same", activation="gelu") for _ in range(2)]
+    return classifier_of(dataset.image_shape, *parts, layers.GlobalAveragePooling2D())
 
 
-@pytest.mark.parametrize("mode", ["full", pytest.param("activations", marks=pytest.mark.slow)])
+@parametrize("mode", ["full", slow("activations")])
 def test_layers_that_keras_recomputes_train_to_the_same_numbers_on_any_number_of_replicas(
     mode: str,
 ) -> None:

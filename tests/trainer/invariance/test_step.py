@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.fixtures import parametrize
 from trainer.invariance.step import NORMAL, UNIFORM, StepContext, current_step, in_step
 
 
@@ -15,10 +16,8 @@ def context(step: int = 3, first_row: int = 0, rows: int = 8, seed: int = 1) -> 
     return StepContext(seed, tf.constant(step, tf.int64), first_row, rows, 8)
 
 
-@pytest.mark.parametrize(
-    ("shape", "rows"), [((3,), 4), ((5, 2), 2), ((3, 3), 4), ((3,), 2), ((), 4)]
-)
-@pytest.mark.parametrize("kind", ["normal", "uniform"])
+@parametrize("shape, rows", [((3,), 4), ((5, 2), 2), ((3, 3), 4), ((3,), 2), ((), 4)])
+@parametrize("kind", ["normal", "uniform"])
 def test_a_replica_draws_its_own_rows_alone_bit_by_bit(
     kind: str, shape: tuple[int, ...], rows: int
 ) -> None:

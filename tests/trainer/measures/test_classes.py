@@ -4,11 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import Input, Sequential, layers, losses
+from numpy.random import default_rng
 
+from tests.drill import read
+from tests.fixtures import parametrize
 from tests.support import run_job, small
 from tests.trainer.measures.test_evaluation import setup_of
 from trainer import evaluate
@@ -20,7 +23,7 @@ CLASSES = 12
 
 
 def test_the_numbers_are_those_of_their_definitions() -> None:
-    draw = np.random.default_rng(1)
+    draw = default_rng(1)
     outputs = draw.normal(size=(200, CLASSES))
     labels = draw.integers(0, CLASSES - 1, 200)
     counts = confusion(tf.constant(labels[:, None]), tf.constant(outputs)).numpy()
@@ -41,8 +44,8 @@ def test_the_numbers_are_those_of_their_definitions() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("model", "data", "counts"),
+@parametrize(
+    "model, data, counts",
     [
         ("classifier", "classes", True),
         ("multi_label", "several_labels", False),
@@ -66,19 +69,19 @@ def test_counts_do_not_depend_on_replicas_remainders_or_batch(
     assert json.loads(found[0])["examples"] == 21
 
 
-@pytest.mark.parametrize(
-    ("classes", "loss", "counted"),
+@parametrize(
+    "classes, loss, counted",
     [
         (MOST_CLASSES, "sparse_categorical_crossentropy", MOST_CLASSES),
         (MOST_CLASSES + 1, "sparse_categorical_crossentropy", 0),
-        (3, keras.losses.SparseCategoricalCrossentropy(from_logits=True), 3),
-        (3, keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1), 0),
+        (3, losses.SparseCategoricalCrossentropy(from_logits=True), 3),
+        (3, losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1), 0),
     ],
 )
 def test_more_classes_than_a_matrix_has_and_a_loss_that_ignores_one_are_not_counted(
     classes: int, loss: Any, counted: int
 ) -> None:
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(classes)])
+    model = Sequential([Input((2,)), layers.Dense(classes)])
     model.compile(loss=loss)
     assert counted_classes(model) == counted
 
@@ -93,9 +96,7 @@ def test_a_run_and_the_command_write_the_same(tmp_path: Path) -> None:
             "--checkpoint_every_steps=4",
         )
     )
-    result, found = (
-        json.loads((run / name).read_text()) for name in ("result.json", "classes.json")
-    )
+    result, found = (read(run / name) for name in ("result.json", "classes.json"))
     about = {"formulas": 1, "examples": 180}
     assert result["classes"] == {"step": 8, **about, "file": "classes.json"}
     metrics = result["final"]["metrics"]
@@ -103,8 +104,5 @@ def test_a_run_and_the_command_write_the_same(tmp_path: Path) -> None:
     assert found["classes"][-1]["name"] == "9"
     assert np.sum(found["confusion"]) == 180
     assert evaluate.main([str(run), f"--out={tmp_path / 'v.json'}"]) == 0
-    stated = json.loads((tmp_path / "v.json").read_text())
-    assert (
-        json.loads((tmp_path / stated["classes"]["file"]).read_text())["confusion"]
-        == found["confusion"]
-    )
+    stated = read(tmp_path / "v.json")
+    assert read(tmp_path / stated["classes"]["file"])["confusion"] == found["confusion"]

@@ -1,29 +1,28 @@
 """Tests that evaluation gives the numbers of `model.evaluate` on one device, on any number of
 replicas."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
+from keras import optimizers
 
-from tests.fixtures import Log
+from tests.drill import read
+from tests.fixtures import Log, parametrize
 from tests.own_data import regression
-from tests.support import refused, run_job
+from tests.support import refused, run_job, saved_model, slow
 from tests.trainer.data.test_user_data import settings
 from trainer.base.run_files.job_files import read_stats
 from trainer.cluster.strategy import make_replicas
 from trainer.measures.evaluation import Evaluation, evaluation
 from trainer.run.training_setup import TrainingSetup, build_setup
-from trainer.training.callbacks import higher_is_better
 from trainer.user_code.interface import numbers_of
 
 CASES: list[Any] = [
     ("regression", "weighted_pair"),
     *(
-        pytest.param(*case, marks=pytest.mark.slow)
+        slow(*case)
         for case in [
             ("two_outputs", "named_pair"),
             ("multi_label", "several_labels"),
@@ -53,7 +52,7 @@ def by_keras(setup: TrainingSetup, evaluate: Evaluation) -> dict[str, float]:
     return {f"val_{name}": value for name, value in numbers_of(found).items()}
 
 
-@pytest.mark.parametrize(("model", "data"), CASES)
+@parametrize("model, data", CASES)
 def test_values_are_those_of_keras_with_a_remainder_and_on_more_replicas(
     model: str, data: str
 ) -> None:
@@ -69,7 +68,7 @@ def test_values_are_those_of_keras_with_a_remainder_and_on_more_replicas(
 
 def test_each_number_of_a_metric_with_several_has_a_name(tmp_path: Path) -> None:
     folder = run_job(settings("several_labels", "multi_label", f"--job_dir={tmp_path}"))
-    history = json.loads((folder / "result.json").read_text())["history"]
+    history = read(folder / "result.json")["history"]
     assert {
         f"{part}f1_score_{number}" for part in ("", "val_") for number in range(4)
     } < history.keys()
@@ -106,7 +105,7 @@ def test_a_metric_that_does_not_add_up_is_computed_on_one_replica(caplog: Log) -
 def run(job_dir: Path, data: str, *flags: str) -> tuple[list[Any], dict[str, Any]]:
     """Returns the lines of stats.jsonl and result.json of a whole run."""
     run_job(settings(data, "regression", f"--job_dir={job_dir}", "--report_every_steps=1", *flags))
-    return read_stats(job_dir)[0], json.loads((job_dir / "result.json").read_text())
+    return read_stats(job_dir)[0], read(job_dir / "result.json")
 
 
 def test_training_counts_are_not_touched(tmp_path: Path) -> None:
@@ -119,7 +118,7 @@ def test_training_counts_are_not_touched(tmp_path: Path) -> None:
     assert one == other
 
 
-@pytest.mark.parametrize("flag", ["early_stopping=val_mape", "best_metric=val_mae"])
+@parametrize("flag", ["early_stopping=val_mape", "best_metric=val_mae"])
 def test_values_of_evaluation_need_data_for_it(flag: str, tmp_path: Path) -> None:
     with refused(f"{flag}: nothing is evaluated"):
         run(tmp_path, "arrays", f"--{flag}")
@@ -143,17 +142,9 @@ def test_any_value_of_evaluation_stops_early_and_chooses_the_best(tmp_path: Path
     assert (tmp_path / "checkpoints" / f"step-{min(values, key=values.__getitem__):08}").is_dir()
 
 
-def test_keras_metrics_decide_whether_higher_is_better() -> None:
-    setup, _ = setup_of("multi_label", "several_labels")
-    assert higher_is_better(setup.model, "val_auc", "best_metric")
-    assert not higher_is_better(setup.model, "val_loss", "best_metric")
-
-
 def averaging(config: Any, dataset: Any) -> Any:
     model = regression(config, dataset)
-    model.compile(
-        keras.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.9), "mse", metrics=["mae"]
-    )
+    model.compile(optimizers.SGD(0.01, use_ema=True, ema_momentum=0.9), "mse", metrics=["mae"])
     return model
 
 
@@ -161,9 +152,9 @@ def test_the_weights_are_evaluated_and_their_averages_exported(tmp_path: Path, c
     own = f"--model={__name__}:averaging"
     config = settings("pair", "regression", own, f"--job_dir={tmp_path / 'run'}")
     setup = build_setup(config, make_replicas(config))
-    final = json.loads((run_job(config) / "result.json").read_text())["final"]
+    final = read(run_job(config) / "result.json")["final"]
     assert "sets the weights to their moving averages (use_ema)" in caplog.text
-    model = keras.models.load_model(tmp_path / "run" / "model" / "model.keras", compile=False)
+    model = saved_model(tmp_path / "run")
     setup.model.set_weights(model.get_weights())
     evaluate = evaluation(setup.model, setup.replicas, setup.dataset, config.evaluation_batch)
     assert evaluate

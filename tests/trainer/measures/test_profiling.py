@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-import pytest
 import tensorflow as tf
 
-from tests.fixtures import Log
-from tests.support import refused, run_job
+from tests.fixtures import Log, parametrize
+from tests.support import refused, resolved, run_job
 from trainer.base.settings.request import resolve
 from trainer.invariance.internals import parse_profile
 
@@ -20,15 +19,9 @@ def trained(folder: Path, *flags: str) -> Path:
         f"--rows={16 * BATCHES}",
     ]
     return run_job(
-        resolve(
-            [
-                *own,
-                f"--job_dir={folder}",
-                "--global_batch_size=16",
-                "--report_every_steps=10",
-                *flags,
-            ]
-        ).config
+        resolved(
+            *own, f"--job_dir={folder}", "--global_batch_size=16", "--report_every_steps=10", *flags
+        )
     )
 
 
@@ -82,8 +75,8 @@ def test_another_profiler_that_runs_is_left_alone(tmp_path: Path, caplog: Log) -
     assert "profile_steps: TensorFlow's profiler cannot start" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("steps", "line"),
+@parametrize(
+    "steps, line",
     [
         (
             "1..5",

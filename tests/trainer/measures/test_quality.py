@@ -1,8 +1,7 @@
 """Tests that evaluation counts each example once, and that FID, KID and nearest neighbours follow
 formulas."""
 
-import dataclasses
-import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +10,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import Input, Model, Sequential, applications, layers
+from keras.utils import set_random_seed
+from numpy.testing import assert_allclose
 
-from tests.conftest import SMALL
-from tests.drill import losses, numbers
-from tests.fixtures import Log, Make, Patch
-from tests.support import Signals, of_model, refused, run_job, small
+from tests.drill import losses, numbers, read
+from tests.fixtures import SLOW, Folders, Log, Make, Patch, parametrize
+from tests.support import Signals, refused, run_job, small, tiny
 from trainer.base.errors import DONE, INTERRUPTED, UserError
-from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.sources import load_dataset
@@ -34,32 +34,28 @@ def test_only_models_with_a_loss_are_evaluated(caplog: Log) -> None:
     model = build_model(config, digits)
     one = make_replicas(config)
     assert evaluation(model, one, digits, 16) is not None
-    assert evaluation(model, one, dataclasses.replace(digits, evaluation=None), 16) is None
+    assert evaluation(model, one, replace(digits, evaluation=None), 16) is None
     assert evaluation(build_model(small(), digits), one, digits, 16) is None
-    without_loss = keras.Sequential(
-        [keras.Input((16, 16, 1)), keras.layers.Flatten(), keras.layers.Dense(10)]
-    )
+    without_loss = Sequential([Input((16, 16, 1)), layers.Flatten(), layers.Dense(10)])
     without_loss.compile()
     assert evaluation(without_loss, one, digits, 16) is None
     assert "Sequential is not compiled with a loss, and has no test_step of its own" in caplog.text
 
 
 @pytest.fixture(scope="module")
-def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def features(tmp_path_factory: Folders) -> Path:
     return saved_classifier(tmp_path_factory.mktemp("classifier"))
 
 
 def saved_classifier(folder: Path) -> Path:
     """Saves a classifier of 16-pixel digits."""
-    keras.utils.set_random_seed(1)
+    set_random_seed(1)
     hidden = [
-        keras.layers.Rescaling(1 / 255),
-        keras.layers.Flatten(),
-        keras.layers.Dense(8, activation="relu"),
+        layers.Rescaling(1 / 255),
+        layers.Flatten(),
+        layers.Dense(8, activation="relu"),
     ]
-    keras.Sequential([keras.Input((16, 16, 1)), *hidden, keras.layers.Dense(10)]).save(
-        folder / "model.keras"
-    )
+    Sequential([Input((16, 16, 1)), *hidden, layers.Dense(10)]).save(folder / "model.keras")
     return folder / "model.keras"
 
 
@@ -87,7 +83,7 @@ def test_fid_does_not_depend_on_replicas_and_keeps_real_features(
     assert found[1]["kid"] == pytest.approx(found[0]["kid"], rel=1e-2)
 
 
-@pytest.mark.parametrize("tf32", [True, False])
+@parametrize("tf32", [True, False])
 def test_features_are_never_computed_in_tf32(features: Path, tf32: bool) -> None:
     enabled = tf.config.experimental.tensor_float_32_execution_enabled
     set_precision_and_seed(
@@ -117,24 +113,24 @@ def features_in(precision: str, name: str) -> tuple[str, np.ndarray]:
     return extract.identity, found.numpy()
 
 
-@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16", "float64"])
+@parametrize("precision", ["mixed_bfloat16", "mixed_float16", "float64"])
 def test_features_do_not_depend_on_precision(
     precision: str, features: Path, monkeypatch: Patch
 ) -> None:
-    def small_network(input_shape: tuple[int, int, int], **given: object) -> keras.Model:
+    def small_network(input_shape: tuple[int, int, int], **given: object) -> Model:
         """Replaces InceptionV3, which is slow to build."""
-        layers = [keras.layers.Conv2D(8, 9, strides=9), keras.layers.GlobalAveragePooling2D()]
-        return keras.Sequential([keras.Input(input_shape), *layers])
+        parts = [layers.Conv2D(8, 9, strides=9), layers.GlobalAveragePooling2D()]
+        return Sequential([Input(input_shape), *parts])
 
-    monkeypatch.setattr(keras.applications, "InceptionV3", small_network)
+    monkeypatch.setattr(applications, "InceptionV3", small_network)
     for name in ("inception", str(features)):
         one, other = (features_in(each, name) for each in ("float32", precision))
         assert one[0] == other[0]
-        np.testing.assert_allclose(one[1], other[1], rtol=1e-6)
+        assert_allclose(one[1], other[1], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
+@parametrize(
+    "name, line",
     [
         ("text.keras", "use a classifier of yours"),
         ("inception", "use its weights of ImageNet, without the top, with --fid_features=PATH.h5"),
@@ -146,16 +142,16 @@ def test_a_network_that_cannot_be_loaded_says_what_to_do(
     def offline(**given: object) -> None:
         raise OSError("Name or service not known")
 
-    monkeypatch.setattr(keras.applications, "InceptionV3", offline)
+    monkeypatch.setattr(applications, "InceptionV3", offline)
     (tmp_path / "text.keras").write_text("no model")
     with pytest.raises(UserError, match=rf"cannot be loaded \(.*: {line}"):
         Extractor(name if name == "inception" else str(tmp_path / name))
 
 
-@pytest.mark.slow  # it builds InceptionV3
+@SLOW  # it builds InceptionV3
 def test_inception_gives_its_pooled_features(tmp_path: Path) -> None:
     shape = (299, 299, 3)
-    network = keras.applications.InceptionV3(
+    network = applications.InceptionV3(
         include_top=False, weights=None, pooling="avg", input_shape=shape
     )
     network.save_weights(tmp_path / "i.weights.h5")
@@ -166,20 +162,20 @@ def test_inception_gives_its_pooled_features(tmp_path: Path) -> None:
     resized = tf.image.resize(
         tf.repeat(tf.cast(images, tf.float32), 3, axis=-1), shape[:2], antialias=True
     )
-    np.testing.assert_allclose(found, network(resized / 127.5 - 1), rtol=1e-4, atol=1e-5)
+    assert_allclose(found, network(resized / 127.5 - 1), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(8, 16, 1), (64,)])
+@parametrize("shape", [(8, 16, 1), (64,)])
 def test_features_come_from_a_classifier_of_square_images(
     shape: tuple[int, ...], tmp_path: Path
 ) -> None:
-    layers = [
-        keras.Input(shape),
-        keras.layers.Flatten(),
-        keras.layers.Dense(4),
-        keras.layers.Dense(10),
+    parts = [
+        Input(shape),
+        layers.Flatten(),
+        layers.Dense(4),
+        layers.Dense(10),
     ]
-    keras.Sequential(layers).save(file := tmp_path / "model.keras")
+    Sequential(parts).save(file := tmp_path / "model.keras")
     line = f"its input is {(None, *shape)}: a classifier of square images is required"
     with refused(f"fid_features={file}: {line}"):
         Extractor(str(file))
@@ -187,24 +183,21 @@ def test_features_come_from_a_classifier_of_square_images(
 
 def fid_config(features: Path, folder: Path) -> TrainConfig:
     flags = ["--model=dcgan", "--fid_every_steps=2", "--fid_samples=20", "--report_every_steps=2"]
-    own = [*of_model(SMALL, flags), *flags, f"--fid_features={features}"]
-    return resolve([*own, f"--job_dir={folder}"]).config
+    return tiny(*flags, f"--fid_features={features}", f"--job_dir={folder}")
 
 
 @pytest.fixture(scope="module")
-def measured(features: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def measured(features: Path, tmp_path_factory: Folders) -> Path:
     """Runs a GAN that measures FID."""
     return run_job(fid_config(features, tmp_path_factory.mktemp("measured") / "job"))
 
 
 def test_a_gan_run_reports_fid(small_config: Make, features: Path, measured: Path) -> None:
-    result = json.loads((measured / "result.json").read_text())
+    result = read(measured / "result.json")
     assert result["final"]["quality"]["features"] == str(features)
     assert result["final"]["metrics"]["fid"] > 0
     assert [step for kind, step, _ in numbers(measured) if kind == "quality"] == [2, 4]
-    with pytest.raises(
-        UserError, match="has no averaged_generator and no latent_dim: FID needs a generator"
-    ):
+    with refused("has no averaged_generator and no latent_dim: FID needs a generator"):
         job.run(small_config("--model=tests.models:classifier", "--fid_every_steps=2"), [], 0.0)
 
 

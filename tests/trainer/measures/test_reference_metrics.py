@@ -7,6 +7,7 @@ rows, metric_prc with five neighbours), pytorch-fid 0.3.0 (calculate_frechet_dis
 
 import numpy as np
 import pytest
+from numpy.random import Generator
 
 from trainer.measures.fid import frechet_distance, kernel_distance, neighbour_metrics
 
@@ -32,7 +33,7 @@ STORED: dict[str, dict[str, float]] = {
 def test_ours_are_the_stored_numbers() -> None:
     """Compares features (240, 12) of real and of generated images; some generated ones are near
     copies."""
-    draw = np.random.Generator(np.random.Philox(28))
+    draw = Generator(np.random.Philox(28))
     mixed = np.eye(12) + 0.3 * draw.standard_normal((12, 12))
     real, fake, _ = draw.standard_normal((3, 240, 12)) @ mixed
     fake = 0.9 * fake + 0.2

@@ -8,12 +8,15 @@ from types import MethodType
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
-from keras import ops
+from keras import Input, Model, layers, losses, metrics, ops, optimizers
+from keras.callbacks import Callback
+from keras.utils import set_random_seed
+from numpy.random import default_rng
 
 from benchmarks.drawn_models import Penalized, difference, found_in, launched
+from tests.fixtures import SLOW, Log, Patch, parametrize
 from tests.support import refused
 
 PAGE = Path(__file__).parents[3] / "docs" / "training.md"
@@ -21,28 +24,28 @@ PAGE = Path(__file__).parents[3] / "docs" / "training.md"
 ROWS = 44
 BATCH = 8
 EPOCHS = 2
-_DRAW = np.random.default_rng(0)
+_DRAW = default_rng(0)
 X = _DRAW.normal(size=(ROWS, 4))
 Y = X.sum(1, keepdims=True) + 0.5
 WEIGHTS = _DRAW.uniform(0.5, 2.0, ROWS)
 
 
 def network(
-    kind: type[keras.Model] = keras.Model,
+    kind: type[Model] = Model,
     loss: Any = "mse",
     optimizer: Any = None,
     outputs: int = 1,
     **compiled: Any,
 ) -> Any:
-    x = keras.Input((4,))
-    hidden = keras.layers.Dense(6, "tanh")(x)
-    heads = [keras.layers.Dense(1, name=f"head{number}")(hidden) for number in range(outputs)]
+    x = Input((4,))
+    hidden = layers.Dense(6, "tanh")(x)
+    heads = [layers.Dense(1, name=f"head{number}")(hidden) for number in range(outputs)]
     model = kind(x, heads if outputs > 1 else heads[0])
-    model.compile(optimizer or keras.optimizers.SGD(1e-2), loss, **compiled)
+    model.compile(optimizer or optimizers.SGD(1e-2), loss, **compiled)
     return model
 
 
-class OwnStep(keras.Model):
+class OwnStep(Model):
     def train_step(self, data: Any) -> dict[str, Any]:
         x, y, weight = data
         with tf.GradientTape() as tape:
@@ -57,10 +60,10 @@ class OwnStep(keras.Model):
         return self.compute_metrics(x, y, 2 * self(x, training=False), weight)
 
 
-class Renamed(keras.Model):
+class Renamed(Model):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.gap = keras.metrics.Mean(name="gap")
+        self.gap = metrics.Mean(name="gap")
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
@@ -82,7 +85,7 @@ class Renamed(keras.Model):
         }
 
 
-class Derived(keras.Model):
+class Derived(Model):
     def compute_metrics(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
     ) -> dict[str, Any]:
@@ -90,27 +93,27 @@ class Derived(keras.Model):
         return results | {"root": ops.sqrt(results["loss"])}
 
 
-class HalfReset(keras.Model):
+class HalfReset(Model):
     def reset_metrics(self) -> None:
         self.metrics[0].reset_state()
 
 
-class OwnFunction(keras.Model):
+class OwnFunction(Model):
     def make_train_function(self, force: bool = False) -> None:
         super().make_train_function(force)
 
 
-class OwnCalls(keras.Model):
+class OwnCalls(Model):
     def evaluate(self, *given: Any, **named: Any) -> Any:
         return super().evaluate(*given, **named)
 
 
-class Signs(keras.optimizers.SGD):
+class Signs(optimizers.SGD):
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         self.assign_sub(variable, ops.cast(learning_rate, variable.dtype) * ops.sign(gradient))
 
 
-class Moments(keras.layers.BatchNormalization):
+class Moments(layers.BatchNormalization):
     def _moments(self, inputs: Any, mask: Any) -> Any:
         mean, variance = super()._moments(inputs, mask)
         return 0.5 * mean, variance + 1.0
@@ -123,19 +126,19 @@ def on_the_object() -> Any:
 
 
 def own_parts() -> Any:
-    x = keras.Input((4,))
-    model = keras.Model(x, keras.layers.Dense(1)(Moments()(keras.layers.Dense(6)(x))))
+    x = Input((4,))
+    model = Model(x, layers.Dense(1)(Moments()(layers.Dense(6)(x))))
     model.compile(
         Signs(1e-2), lambda y, p: ops.abs(y - p) ** 3, metrics=[lambda y, p: ops.abs(y - p)]
     )
     return model
 
 
-class OfBatches(keras.callbacks.Callback):
+class OfBatches(Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
 
 
-MSE = keras.losses.MeanSquaredError
+MSE = losses.MeanSquaredError
 LOSSES = (
     "`loss_weights`, `weighted_metrics`, every `reduction` of a loss, `auto_scale_loss`, settings"
     " of optimizers"
@@ -180,8 +183,8 @@ CASES: list[tuple[str, str, Callable[[], Any], str]] = [
         LOSSES,
         AS_FIT,
         lambda: network(
-            optimizer=keras.optimizers.LossScaleOptimizer(
-                keras.optimizers.Adam(1e-2, clipnorm=0.5, use_ema=True, weight_decay=1e-3)
+            optimizer=optimizers.LossScaleOptimizer(
+                optimizers.Adam(1e-2, clipnorm=0.5, use_ema=True, weight_decay=1e-3)
             ),
             loss_weights=0.1,
         ),
@@ -219,7 +222,7 @@ CASES: list[tuple[str, str, Callable[[], Any], str]] = [
     (
         ONE_ALONE,
         "refused on several replicas",
-        lambda: network(optimizer=keras.optimizers.SGD(1e-2, gradient_accumulation_steps=2)),
+        lambda: network(optimizer=optimizers.SGD(1e-2, gradient_accumulation_steps=2)),
         "gradient_accumulation_steps=2",
     ),
     (REFUSED, "refused", lambda: network(run_eagerly=True), "it runs eagerly"),
@@ -230,6 +233,21 @@ CASES: list[tuple[str, str, Callable[[], Any], str]] = [
         lambda: network(OwnCalls),
         "its own evaluate is not called",
     ),
+    *(
+        (
+            LOSSES,
+            AS_FIT,
+            lambda clipped=clipped: network(optimizer=optimizers.SGD(1e-2, **clipped)),
+            "",
+        )
+        for clipped in ({"global_clipnorm": 0.1}, {"clipvalue": 0.05})
+    ),
+    (
+        ONE_ALONE,
+        "refused on several replicas",
+        lambda: network(optimizer=optimizers.SGD(1e-2, use_ema=True, ema_overwrite_frequency=2)),
+        "ema_overwrite_frequency=2",
+    ),
 ]
 QUICK = (5, 7, 13, 14, 15, 16)
 
@@ -237,7 +255,7 @@ QUICK = (5, 7, 13, 14, 15, 16)
 def trained(build: Callable[[], Any], policy: str = "float64") -> Any:
     keras.config.set_floatx("float64" if policy == "float64" else "float32")
     keras.config.set_dtype_policy(policy)
-    keras.utils.set_random_seed(1)
+    set_random_seed(1)
     model = build()
     y, weights = (
         (Y, WEIGHTS) if len(model.outputs) == 1 else ((Y, Y**2), (WEIGHTS, WEIGHTS[::-1].copy()))
@@ -260,21 +278,21 @@ def trained(build: Callable[[], Any], policy: str = "float64") -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _seeds_of_keras(monkeypatch: pytest.MonkeyPatch) -> None:
+def _seeds_of_keras(monkeypatch: Patch) -> None:
     """Seeds initializers as Keras does, also after a test in whose process a run has seeded
     them."""
     monkeypatch.setattr("keras.src.random.seed_generator.python_random", random)
 
 
-@pytest.mark.parametrize(
-    ("says", "build", "line"),
+@parametrize(
+    "says, build, line",
     [
         pytest.param(*case[1:], id=str(number), marks=[] if number in QUICK else pytest.mark.slow)
         for number, case in enumerate(CASES)
     ],
 )
 def test_a_run_does_what_the_page_says(
-    says: str, build: Callable[[], Any], line: str, caplog: pytest.LogCaptureFixture
+    says: str, build: Callable[[], Any], line: str, caplog: Log
 ) -> None:
     if line and "refused" in says:
         with refused(line):
@@ -296,8 +314,8 @@ def test_limits_of_keras_are_refused() -> None:
         keras.config.set_max_epochs(None)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scales", [True, False])
+@SLOW
+@parametrize("scales", [True, False])
 def test_a_loss_is_scaled_as_in_fit(scales: bool) -> None:
     expected = trained(lambda: network(auto_scale_loss=scales), "mixed_float16")
     found, _ = launched(

@@ -6,7 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from numpy.random import default_rng
+from numpy.testing import assert_allclose, assert_array_equal
 
+from tests.fixtures import parametrize
 from trainer.base.settings.model_settings import DIFF_AUGMENTATIONS
 from trainer.data.augmentation import crop, flip
 from trainer.invariance.step import StepContext, in_step
@@ -14,7 +17,7 @@ from trainer.models.image_layers import DiffAugment, color, cutout, translation
 
 ROWS = 1000
 SIZE = 16
-RANDOM = np.random.default_rng(0)
+RANDOM = default_rng(0)
 NUMBERS = tf.constant(RANDOM.random((ROWS, 7)))
 IMAGES = RANDOM.uniform(-1, 1, (ROWS, SIZE, SIZE, 3))
 
@@ -25,7 +28,7 @@ def test_color_follows_the_paper() -> None:
     for factor, axes in ((2 * saturation, 3), (contrast + 0.5, (1, 2, 3))):
         mean = expected.mean(axes, keepdims=True)
         expected = (expected - mean) * factor + mean
-    np.testing.assert_allclose(color(tf.constant(IMAGES), NUMBERS[:, :3]), expected, atol=1e-12)
+    assert_allclose(color(tf.constant(IMAGES), NUMBERS[:, :3]), expected, atol=1e-12)
 
 
 # Images whose pixels are their row and column, from 1.
@@ -47,9 +50,7 @@ def test_translation_moves_rows_by_up_to_an_eighth_and_fills_with_grey() -> None
     found = translation(COORDINATES, NUMBERS[:, :2]).numpy()
     for image, (down, right) in zip(found, moves(found), strict=True):
         inside = (np.abs(Y + down - 8.5) < 8) & (np.abs(X + right - 8.5) < 8)
-        np.testing.assert_array_equal(
-            image, np.stack([Y + down, X + right], -1) * inside[..., None]
-        )
+        assert_array_equal(image, np.stack([Y + down, X + right], -1) * inside[..., None])
 
 
 CONTEXT = StepContext(0, tf.constant(0, tf.int64), 0, ROWS, ROWS)
@@ -72,13 +73,13 @@ def test_cutout_makes_a_square_of_half_the_size_grey() -> None:
     found = cutout(tf.ones((ROWS, SIZE, SIZE, 1), tf.float64), NUMBERS[:, :2]).numpy()[..., 0]
     assert set(np.unique(found)) == {0.0, 1.0}
     heights, widths = ((found == 0).any(axis).sum(axis=1) for axis in (2, 1))
-    np.testing.assert_array_equal((found == 0).sum((1, 2)), heights * widths)
+    assert_array_equal((found == 0).sum((1, 2)), heights * widths)
     # Its centre may be anywhere, from one border to the other: 9 of 17 places lie wholly inside.
     assert (set(heights), set(widths)) == ({4, 5, 6, 7, 8},) * 2
     assert np.mean(heights == 8) == pytest.approx(9 / 17, abs=0.05)
 
 
-@pytest.mark.parametrize("shape", [(SIZE, SIZE, 3), (24, 24, 1)])
+@parametrize("shape", [(SIZE, SIZE, 3), (24, 24, 1)])
 def test_gradients_flow_back_and_xla_computes_the_same(shape: tuple[int, ...]) -> None:
     """All changes are affine in the images, so differences of any size give the derivative."""
     augment = DiffAugment(DIFF_AUGMENTATIONS)
@@ -96,9 +97,7 @@ def test_gradients_flow_back_and_xla_computes_the_same(shape: tuple[int, ...]) -
     assert float(tf.reduce_sum(upstream * change)) == pytest.approx(
         float(tf.reduce_sum(found * direction)), rel=1e-9
     )
-    np.testing.assert_allclose(
-        tf.function(gradient, jit_compile=True)(images, numbers), found, atol=1e-12
-    )
+    assert_allclose(tf.function(gradient, jit_compile=True)(images, numbers), found, atol=1e-12)
 
 
 def drawn(first_row: int, rows: int, step: int = 0) -> list[Any]:
@@ -112,6 +111,6 @@ def test_each_call_of_a_step_draws_others_and_a_row_has_its_own_anywhere() -> No
     assert [each.shape for each in found] == [(16, 5), (8, 5)]
     assert len(np.unique(np.concatenate([*found, *drawn(0, 8, step=1)]))) == 2 * 24 * 5
     halves = [drawn(first, 4) for first in (0, 4)]
-    np.testing.assert_array_equal(np.concatenate([half[1] for half in halves]), found[1])
+    assert_array_equal(np.concatenate([half[1] for half in halves]), found[1])
     twice = [half[0].reshape(2, 4, 5) for half in halves]
-    np.testing.assert_array_equal(np.concatenate(twice, axis=1).reshape(16, 5), found[0])
+    assert_array_equal(np.concatenate(twice, axis=1).reshape(16, 5), found[0])

@@ -1,47 +1,32 @@
 """Tests GANs that are given the class of each image: replicas, refusals, and a whole run with what
 it writes."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.fixtures import Capture
-from tests.support import refused, run_job, run_steps, small
+from tests.fixtures import Capture, Folders, parametrize
+from tests.support import read_lines, refused, resolved, run_job, run_steps, small
 from tests.trainer.measures.test_quality import saved_classifier
 from trainer import generate
 from trainer.base.run_files.job_files import read_result
-from trainer.base.settings.model_settings import GANConfig
-from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset, NestedArrays
-from trainer.data.sample_grids import noise, noise_and_labels
-from trainer.models.gan import build_generator
+from trainer.data.sample_grids import noise
 from trainer.run import served_model
 
 CLASSES = 10
 SMALL = ("--model=dcgan", "--image_size=16", "--width=2", "--latent_dim=8", "--global_batch_size=8")
 
 
-def test_the_class_lies_beside_the_noise_as_long_as_it_is_on_average() -> None:
-    network = build_generator(GANConfig(image_size=16, width=2, latent_dim=9), classes=CLASSES)
-    drawn, labels = noise_and_labels(0, 2, (3, 0, 9), latent_dim=9)
-    first = next(layer for layer in network.layers if isinstance(layer, keras.layers.Dense))
-    found = keras.Model(network.inputs, first.input)([drawn, labels])
-    np.testing.assert_array_equal(
-        found, np.concatenate([drawn, 3.0 * np.eye(CLASSES)[labels]], axis=1)
-    )
-
-
 LABELLED = f"--data={__name__}:labelled"
 
 
-@pytest.mark.parametrize(
-    ("flags", "line"),
+@parametrize(
+    "flags, line",
     [
         (
             ("--model=cnn", "--image_size=24"),
@@ -88,7 +73,7 @@ def labelled(config: TrainConfig, *, labels: str = "none") -> Any:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: Folders) -> Path:
     """Runs a conditional GAN that measures FID."""
     folder = tmp_path_factory.mktemp("trained")
     quality = [
@@ -103,7 +88,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--checkpoint_every_steps=2",
         *quality,
     ]
-    return run_job(resolve([*SMALL, *flags, f"--job_dir={folder / 'job'}"]).config)
+    return run_job(resolved(*SMALL, *flags, f"--job_dir={folder / 'job'}"))
 
 
 def test_a_run_draws_a_class_a_row_and_measures_them(trained: Path) -> None:
@@ -111,12 +96,12 @@ def test_a_run_draws_a_class_a_row_and_measures_them(trained: Path) -> None:
     assert tf.io.decode_png(newest.read_bytes()).shape == (10 * 66 + 2, 10 * 66 + 2, 1)
     quality = read_result(trained)[0]["final"]["quality"]
     assert quality["samples"] == 40
-    lines = [json.loads(line) for line in (trained / "stats.jsonl").read_text().splitlines()]
+    lines = read_lines(trained / "stats.jsonl")
     assert [line["quality"] for line in lines if line["kind"] == "quality"][1:] == [quality]
 
 
-@pytest.mark.parametrize(
-    ("flags", "rows", "columns"),
+@parametrize(
+    "flags, rows, columns",
     [
         (("--label=7", "--count=6"), 2, 3),
         (("--label=7,0", "--count=3"), 2, 3),
@@ -137,7 +122,7 @@ def test_generate_draws_the_classes_asked_for(
         assert np.abs(picture[68:132:4, 68:132:4] - image[0].astype(int)).max() <= 1
 
 
-@pytest.mark.parametrize("label", ["10", "-1", "cat", "1,,2"])
+@parametrize("label", ["10", "-1", "cat", "1,,2"])
 def test_generate_refuses_classes_that_the_model_has_not(
     trained: Path, label: str, capsys: Capture
 ) -> None:

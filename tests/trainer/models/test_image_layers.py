@@ -1,41 +1,40 @@
 """Tests that layers between images and features equal Keras's, with their first and second
 gradients."""
 
-import keras
-import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers
+from keras import Input, Model, layers
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 
+from tests.fixtures import parametrize
+from tests.support import in_float64
 from trainer.models.image_layers import CONVOLUTION, ImageConv2D, ImageConv2DTranspose
 from trainer.run.export import plain_copy
 
-RANDOM = np.random.default_rng(0)
+RANDOM = default_rng(0)
 
 
 @pytest.fixture(autouse=True)
 def _float64() -> None:
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
+    in_float64()
 
 
-def networks(channels: int, size: int) -> list[tuple[keras.Model, keras.Model]]:
+def networks(channels: int, size: int) -> list[tuple[Model, Model]]:
     """Returns networks with our layers, each with its template of Keras's layers and the same
     weights."""
-    images = keras.Input((size, size, channels))
-    features = keras.Input((size // 2, size // 2, 8))
+    images = Input((size, size, channels))
+    features = Input((size // 2, size // 2, 8))
     ours = [
-        keras.Model(images, layers.LeakyReLU()(ImageConv2D(8, **CONVOLUTION)(images))),
-        keras.Model(
-            features, ImageConv2DTranspose(channels, **CONVOLUTION, activation="tanh")(features)
-        ),
+        Model(images, layers.LeakyReLU()(ImageConv2D(8, **CONVOLUTION)(images))),
+        Model(features, ImageConv2DTranspose(channels, **CONVOLUTION, activation="tanh")(features)),
     ]
     for network in ours:
         network.set_weights([RANDOM.normal(size=weight.shape) for weight in network.get_weights()])
     return [(network, plain_copy(network)) for network in ours]
 
 
-def computed(network: keras.Model, inputs: tf.Tensor) -> list[tf.Tensor]:
+def computed(network: Model, inputs: tf.Tensor) -> list[tf.Tensor]:
     """Returns outputs, gradients by inputs and weights, and the weights' gradients of a gradient
     penalty."""
     weights = [weight.value for weight in network.trainable_variables]
@@ -56,7 +55,7 @@ def computed(network: keras.Model, inputs: tf.Tensor) -> list[tf.Tensor]:
     ]
 
 
-@pytest.mark.parametrize(("channels", "size"), [(1, 8), (3, 6)])
+@parametrize("channels, size", [(1, 8), (3, 6)])
 def test_as_keras_does(channels: int, size: int) -> None:
     for ours, plain in networks(channels, size):
         assert {type(layer) for layer in plain.layers}.isdisjoint(
@@ -66,4 +65,4 @@ def test_as_keras_does(channels: int, size: int) -> None:
         for graph in (False, True):
             function = tf.function(computed) if graph else computed
             for one, other in zip(function(ours, inputs), function(plain, inputs), strict=True):
-                np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10)
+                assert_allclose(one, other, rtol=1e-10, atol=1e-10)

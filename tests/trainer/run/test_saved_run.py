@@ -11,30 +11,35 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import Input, Model, Sequential, layers, ops
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 
-from tests.fixtures import Capture
-from tests.support import run_job
+from tests.drill import read
+from tests.fixtures import SLOW, Capture, Folders, parametrize
+from tests.support import read_lines, resolved, run_job, saved_model, slow, tiny
 from tests.trainer.data.test_user_data import settings
 from trainer import evaluate, predict
 from trainer.base.run_files.job_files import TOO_OLD
-from trainer.base.settings.request import Overrides, resolve
+from trainer.base.settings.request import Overrides
 from trainer.cluster.strategy import make_replicas
 from trainer.measures.prediction import named_outputs
 from trainer.measures.prediction import predict as predictions
 from trainer.run.training_setup import build_setup
+from trainer.training.checkpoint import read_checkpoint
 
 Runs = Callable[..., Path]
 CASES: list[Any] = [
     ("regression", "weighted_pair"),
-    pytest.param("two_outputs", "named_pair", marks=pytest.mark.slow),
-    pytest.param("segmenter", "masks", marks=pytest.mark.slow),
+    slow("two_outputs", "named_pair"),
+    slow("segmenter", "masks"),
 ]
 SMALL = ("--tensorboard=false", "--checkpoint_every_steps=4", "--steps_per_loop=4")
 MORE = "--data=tests.own_data:more"
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def runs(tmp_path_factory: Folders) -> Runs:
     """Returns the job directory of a finished run, trained once."""
     kept: dict[Any, Path] = {}
 
@@ -60,21 +65,17 @@ def copied(runs: Runs, tmp_path: Path) -> Path:
 def by_keras(run: Path, checkpoint: str = "") -> tuple[dict[str, float], dict[str, Any]]:
     """Returns what Keras's evaluate and predict, the outputs by name, give on one device, in
     batches of 6."""
-    stored: dict[str, Any] = json.loads((run / "run.json").read_text())["config"]
+    stored: dict[str, Any] = read(run / "run.json")["config"]
     config = Overrides.read(
         {name: value for name, value in stored.items() if value not in (None, "")}
     ).resolve()
     setup = build_setup(config, make_replicas(config))
     model = setup.model
-    saved = keras.models.load_model(run / "model" / "model.keras", compile=False)
+    saved = saved_model(run)
     if checkpoint:
-        reader = tf.train.load_checkpoint(str(run / "checkpoints" / checkpoint / "variables"))
-        values = [
-            reader.get_tensor(name)
-            for name in sorted(reader.get_variable_to_shape_map())
-            if "model/" in name
-        ]
-        saved.set_weights(values[: len(model.weights)])
+        _, values = read_checkpoint(run / "checkpoints" / checkpoint)
+        of_model = [values[name] for name in sorted(values) if name.startswith("model/")]
+        saved.set_weights(of_model[: len(model.weights)])
     model.set_weights(saved.get_weights())
     held = setup.dataset.evaluation
     parts = held.gather(tf.range(held.count))
@@ -98,7 +99,7 @@ def by_keras(run: Path, checkpoint: str = "") -> tuple[dict[str, float], dict[st
 def evaluated(run: Path, out: Path, *flags: str) -> dict[str, float]:
     arguments = [str(run), "--evaluation_batch_size=6", f"--out={out / 'values.json'}", *flags]
     assert evaluate.main(arguments) == 0
-    values: dict[str, float] = json.loads((out / "values.json").read_text())["values"]
+    values: dict[str, float] = read(out / "values.json")["values"]
     return values
 
 
@@ -117,10 +118,10 @@ def check_as_keras(run: Path, out: Path, *flags: str, checkpoint: str = "") -> N
         name: of.dtype for name, of in outputs.items()
     }
     for name, array in outputs.items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-12)
+        assert_allclose(found[name], array, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("model", "data"), CASES)
+@parametrize("model, data", CASES)
 def test_both_are_kerass_own_with_a_remainder_on_two_replicas(
     model: str, data: str, runs: Runs, tmp_path: Path
 ) -> None:
@@ -128,12 +129,8 @@ def test_both_are_kerass_own_with_a_remainder_on_two_replicas(
     check_as_keras(runs(model, data), tmp_path, "--replicas=2")
 
 
-@pytest.mark.parametrize(
-    ("wanted", "name", "replicas"),
-    [
-        ("4", "step-00000004", 2),
-        pytest.param("newest", "step-00000008", 1, marks=pytest.mark.slow),
-    ],
+@parametrize(
+    "wanted, name, replicas", [("4", "step-00000004", 2), slow("newest", "step-00000008", 1)]
 )
 def test_a_checkpoint_is_taken_on_request(
     wanted: str, name: str, replicas: int, runs: Runs, tmp_path: Path
@@ -148,7 +145,7 @@ def test_the_best_checkpoint_is_that_of_the_best_metric(runs: Runs, tmp_path: Pa
     run = runs(
         "regression", "pair", "--steps=9", "--learning_rate=0.5", "--checkpoint_every_steps=3"
     )
-    lines = [json.loads(line) for line in (run / "stats.jsonl").read_text().splitlines()]
+    lines = read_lines(run / "stats.jsonl")
     losses = {
         one["step"]: one["losses"]["val_loss"] for one in lines if one["kind"] == "evaluation"
     }
@@ -157,19 +154,19 @@ def test_the_best_checkpoint_is_that_of_the_best_metric(runs: Runs, tmp_path: Pa
     assert found["loss"] == pytest.approx(losses[best], rel=1e-10)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("replicas", ["--replicas=1", "--replicas=2"])
+@SLOW
+@parametrize("replicas", ["--replicas=1", "--replicas=2"])
 def test_other_data_are_all_of_their_rows(replicas: str, runs: Runs, tmp_path: Path) -> None:
     """13 rows are fewer than a global batch; the data function has settings of its own; weights may
     be added."""
     run = runs("regression", "pair")
-    draw = np.random.default_rng(7)
+    draw = default_rng(7)
     x = draw.normal(size=(13, 4))
-    saved = keras.models.load_model(run / "model" / "model.keras", compile=False)
+    saved = saved_model(run)
     outputs = saved.predict(x, batch_size=6, verbose=0)
     for flags in (["--parts=1"], ["--parts=2"], ["--parts=1", "--checkpoint=newest"]):
         found = predicted(run, tmp_path, MORE, "--rows=13", *flags, replicas)["predictions"]
-        np.testing.assert_allclose(found, outputs, rtol=1e-12)
+        assert_allclose(found, outputs, rtol=1e-12)
     targets = x @ [1.0, -2.0, 0.5, 0.0] + 1.0
     errors = np.abs(outputs[:, 0] - targets)
     for parts, weight in ((2, 1.0), (3, draw.uniform(0.5, 2.0, 13))):
@@ -186,7 +183,7 @@ def test_a_dataset_without_row_numbers_is_read_to_its_end(runs: Runs, tmp_path: 
     whole, two = (predicted(run, tmp_path, *of)["predictions"] for of in flags)
     other = predicted(run, tmp_path, "--data=tests.own_data:other_batches")["predictions"]
     assert whole.shape == other.shape == (50, 1)
-    np.testing.assert_allclose(np.sort(two, axis=0), np.sort(whole, axis=0), rtol=1e-12)
+    assert_allclose(np.sort(two, axis=0), np.sort(whole, axis=0), rtol=1e-12)
     alone, shared = (evaluated(run, tmp_path, *of) for of in flags)
     assert shared == pytest.approx(alone, rel=1e-10)
 
@@ -200,17 +197,15 @@ def test_built_in_models_and_sources(tmp_path: Path, capsys: Capture) -> None:
         "--steps=2",
         "--evaluation_fraction=0.1",
     ]
-    job_dir = run_job(resolve([*flags, *SMALL, f"--job_dir={tmp_path / 'run'}"]).config)
+    job_dir = run_job(resolved(*flags, *SMALL, f"--job_dir={tmp_path / 'run'}"))
     images = predicted(job_dir, tmp_path)["predictions"]
     assert images.shape == (180, 10)
-    lines = [json.loads(line) for line in (job_dir / "stats.jsonl").read_text().splitlines()]
-    (values,) = [one["losses"] | one["metrics"] for one in lines if one["kind"] == "evaluation"][
-        -1:
-    ]
+    lines = read_lines(job_dir / "stats.jsonl")
+    values = [one["losses"] for one in lines if one["kind"] == "evaluation"][-1]
     found = evaluated(job_dir, tmp_path, "--evaluation_batch_size=64")
     assert found["loss"] == pytest.approx(values["val_loss"], rel=1e-6)
     evaluated(job_dir, tmp_path, "--data=digits", "--replicas=2")
-    assert json.loads((tmp_path / "values.json").read_text())["examples"] == 1797
+    assert read(tmp_path / "values.json")["examples"] == 1797
     text = (job_dir / "run.json").read_text()
     (job_dir / "run.json").write_text(text.replace('"3"', '"drei"'))
     assert evaluate.main([str(job_dir), "--data=digits"]) == 2
@@ -220,39 +215,31 @@ def test_built_in_models_and_sources(tmp_path: Path, capsys: Capture) -> None:
     )
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_generator_predicts_from_noise(tmp_path: Path) -> None:
-    flags = [
-        "--image_size=16",
-        "--width=4",
-        "--latent_dim=4",
-        "--global_batch_size=4",
-        "--critic_steps=1",
-    ]
-    job_dir = run_job(
-        resolve([*flags, *SMALL, "--steps=1", f"--job_dir={tmp_path / 'run'}"]).config
-    )
+    own = ("--model=wgan_gp", "--latent_dim=4", "--steps=1", f"--job_dir={tmp_path / 'run'}")
+    job_dir = run_job(tiny(*own, *SMALL))
     images = predicted(job_dir, tmp_path, MORE, "--parts=1")["predictions"]
     assert images.shape == (11, 16, 16, 1)
     drawn = predicted(job_dir, tmp_path, MORE, "--parts=1", "--checkpoint=newest")["predictions"]
-    np.testing.assert_allclose(drawn, images, rtol=1e-5, atol=1e-6)
+    assert_allclose(drawn, images, rtol=1e-5, atol=1e-6)
 
 
 def test_outputs_of_nests_have_names(tmp_path: Path) -> None:
-    class Nested(keras.Model):
+    class Nested(Model):
         def call(self, x: Any) -> Any:
             return {"box": {"left": x, "right": [2 * x, 3 * x]}, "file": x[:, 0]}
 
     class Scalar(Nested):
         def call(self, x: Any) -> Any:
-            return keras.ops.sum(x)
+            return ops.sum(x)
 
     config = settings("pair", "regression", "--evaluation_batch_size=6")
     setup = build_setup(config, make_replicas(config))
     held = setup.dataset.evaluation
     assert held is not None
 
-    def found(model: keras.Model) -> dict[str, Any]:
+    def found(model: Model) -> dict[str, Any]:
         return dict(
             named_outputs(predictions(model, setup.replicas, held, 6, setup.dataset.as_fit), [])
         )
@@ -265,13 +252,13 @@ def test_outputs_of_nests_have_names(tmp_path: Path) -> None:
         "box.right.1": (21, 4),
         "file": (21,),
     }
-    np.testing.assert_allclose(named["box.right.1"], 3 * x)
+    assert_allclose(named["box.right.1"], 3 * x)
     with pytest.raises(Exception, match="one row each is needed"):
         found(Scalar())
 
 
-@pytest.mark.parametrize(
-    ("command", "flags", "line"),
+@parametrize(
+    "command, flags, line",
     [
         ("evaluate", [f"{MORE}", "--columns=3"], "an example is float64 (3,), but "),
         ("predict", [f"{MORE}", "--columns=3"], "which does not fit the model of "),
@@ -326,7 +313,7 @@ def test_a_mistake_is_one_line(
 
 
 def change(run: Path, **settings: Any) -> None:
-    info = json.loads((run / "run.json").read_text())
+    info = read(run / "run.json")
     info["config"] |= settings
     (run / "run.json").write_text(json.dumps(info))
 
@@ -336,11 +323,11 @@ def cut(path: Path) -> None:
 
 
 def other_weights(run: Path) -> None:
-    keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]).save(run / "model" / "model.keras")
+    Sequential([Input((4,)), layers.Dense(3)]).save(run / "model" / "model.keras")
 
 
 def of_0_2(run: Path) -> None:
-    info = json.loads((run / "run.json").read_text())
+    info = read(run / "run.json")
     info["versions"]["trainer"] = "0.2.0"
     (run / "run.json").write_text(json.dumps(info))
 
@@ -348,8 +335,8 @@ def of_0_2(run: Path) -> None:
 NEWEST = "checkpoints/step-00000008"
 
 
-@pytest.mark.parametrize(
-    ("damage", "flags", "line"),
+@parametrize(
+    "damage, flags, line",
     [
         (lambda run: (run / "run.json").unlink(), [], "is not the job directory of a run: "),
         (of_0_2, [], f": {TOO_OLD}"),
@@ -413,15 +400,13 @@ def test_what_a_run_needed_to_train_is_not_needed_to_use_it(copied: Path, tmp_pa
     change(copied, recipe="gone.yaml", callbacks="gone:stop", patience_of_mine=3)
     assert evaluated(copied, tmp_path) == values
     assert predicted(copied, tmp_path, "--checkpoint=newest", MORE)["predictions"].shape == (11, 1)
-    layers = [keras.Input((4,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)]
+    stack = [Input((4,)), layers.Dense(8, activation="relu"), layers.Dense(1)]
     # of code that has changed since
-    keras.Sequential(layers).save(copied / "model" / "model.keras")
+    Sequential(stack).save(copied / "model" / "model.keras")
     assert predicted(copied, tmp_path)["predictions"].shape == (21, 1)
 
 
-@pytest.mark.parametrize(
-    "palette", ["red green blue black", pytest.param("blue", marks=pytest.mark.slow)]
-)
+@parametrize("palette", ["red green blue black", slow("blue")])
 def test_other_data_of_a_shared_setting_keep_the_vocabulary_of_the_run(
     palette: str, runs: Runs, tmp_path: Path
 ) -> None:

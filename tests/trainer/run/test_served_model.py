@@ -14,16 +14,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import keras
 import numpy as np
 import pytest
 import requests
 import tensorflow as tf
 import uvicorn
+from keras import Input, Model, Sequential, layers, losses, ops
+from keras.models import load_model
+from keras.utils import set_random_seed
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 from PIL import Image
 
-from tests.fixtures import Capture, Log
-from tests.support import refused
+from tests.drill import read
+from tests.fixtures import Capture, Folders, Log, Patch, parametrize
+from tests.support import read_lines, refused
 from tests.workers import until
 from trainer import predict as command
 from trainer import serve
@@ -34,31 +39,31 @@ from trainer.base.storage.local_files import Address
 from trainer.run import http_server as server_module
 from trainer.run.export import export, load_template
 from trainer.run.http_server import MOST_BYTES, Server
-from trainer.run.served_model import PART_ROWS, BadRow, ServedModel
+from trainer.run.served_model import BadRow, ServedModel
 
 pytestmark = pytest.mark.exports
 
 
-def network() -> keras.Model:
-    keras.utils.set_random_seed(3)
-    image = keras.Input((12, 12, 1), name="image")
-    x = keras.layers.Conv2D(16, 3, activation="relu")(keras.layers.Rescaling(1 / 255)(image))
-    x = keras.layers.Dense(64, activation="relu")(keras.layers.Flatten()(x))
-    return keras.Model(image, keras.layers.Dense(10, activation="softmax")(x))
+def network() -> Model:
+    set_random_seed(3)
+    image = Input((12, 12, 1), name="image")
+    x = layers.Conv2D(16, 3, activation="relu")(layers.Rescaling(1 / 255)(image))
+    x = layers.Dense(64, activation="relu")(layers.Flatten()(x))
+    return Model(image, layers.Dense(10, activation="softmax")(x))
 
 
-def two_inputs() -> keras.Model:
-    keras.utils.set_random_seed(4)
-    size = keras.Input((3,), name="size")
-    word = keras.Input((), dtype="string", name="word")
-    hashed = keras.layers.Hashing(8, output_mode="one_hot")(keras.layers.Reshape((1,))(word))
-    both = keras.layers.Concatenate()([size, hashed])
-    outputs = {"price": keras.layers.Dense(1)(both), "kind": keras.layers.Dense(2)(both)}
-    return keras.Model({"size": size, "word": word}, outputs)
+def two_inputs() -> Model:
+    set_random_seed(4)
+    size = Input((3,), name="size")
+    word = Input((), dtype="string", name="word")
+    hashed = layers.Hashing(8, output_mode="one_hot")(layers.Reshape((1,))(word))
+    both = layers.Concatenate()([size, hashed])
+    outputs = {"price": layers.Dense(1)(both), "kind": layers.Dense(2)(both)}
+    return Model({"size": size, "word": word}, outputs)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: Folders) -> Path:
     path = tmp_path_factory.mktemp("image") / "model"
     export(network(), path, None, image=(12, 12, 1), class_names=())
     return path
@@ -102,7 +107,17 @@ def url(model: ServedModel) -> Iterator[str]:
 
 
 def images(count: int) -> Any:
-    return np.random.default_rng(0).integers(0, 256, (count, 12, 12, 1), np.uint8)
+    return default_rng(0).integers(0, 256, (count, 12, 12, 1), np.uint8)
+
+
+def predictions(url: str, rows: Any) -> Any:
+    return np.array(post(url, rows).json()["predictions"])
+
+
+def served(network: Model, folder: Path, **about: Any) -> ServedModel:
+    """Returns what serves a network that is exported below a folder."""
+    export(network, folder / "model", None, **about)
+    return ServedModel(folder / "model", "run")
 
 
 def answered(model: ServedModel, instances: list[Any]) -> list[Any]:
@@ -112,26 +127,28 @@ def answered(model: ServedModel, instances: list[Any]) -> list[Any]:
     return model.answer(columns)
 
 
-def test_an_answer_is_the_same_up_to_rounding_in_every_batch(folder: Path, url: str) -> None:
+def lines_of(out: Path, name: str, parts: int = 1) -> list[Any]:
+    """Returns the lines of the first parts of what a prediction wrote under a name."""
+    files = (out / f"{name}-{part:05}.jsonl" for part in range(parts))
+    return [line for file in files for line in read_lines(file)]
+
+
+def test_an_answer_is_the_same_up_to_rounding_in_every_batch(
+    folder: Path, model: ServedModel, url: str
+) -> None:
     rows = images(40)
     draw = random.Random(1)
-    loaded = keras.models.load_model(folder / "model.keras")
-    called = [
-        loaded(tf.cast(rows[at : at + 8], tf.float32), training=False) for at in range(0, 40, 8)
-    ]
-    model = ServedModel(folder, "run")
-    alone = np.array([answered(model, [row.tolist()])[0] for row in rows], np.float32)
-    assert alone == pytest.approx(np.concatenate(called), abs=1e-6)
+    loaded = load_model(folder / "model.keras")
+    alone = np.array([answered(model, [row.tolist()])[0] for row in rows])
+    assert_allclose(alone, loaded(tf.cast(rows, tf.float32), training=False), atol=1e-6)
     for _ in range(5):
-        answers: Any = []
-        while len(answers) < len(rows):
-            answers += post(url, rows[len(answers) :][: draw.randint(1, 15)].tolist()).json()[
-                "predictions"
-            ]
-        assert np.array(answers) == pytest.approx(alone, abs=1e-6)
-    assert np.array(post(url, rows.tolist()).json()["predictions"]) == pytest.approx(
-        alone, abs=1e-6
-    )
+        first = 0
+        while first < len(rows):
+            last = first + draw.randint(1, 15)
+            found = predictions(url, rows[first:last].tolist())
+            assert_allclose(found, alone[first:last], atol=1e-6)
+            first = last
+    assert_allclose(predictions(url, rows.tolist()), alone, atol=1e-6)
 
 
 def test_images_are_decoded_as_in_training(url: str) -> None:
@@ -139,15 +156,12 @@ def test_images_are_decoded_as_in_training(url: str) -> None:
     buffer = io.BytesIO()
     Image.fromarray(row[..., 0]).save(buffer, "PNG")
     coded = {"b64": base64.b64encode(buffer.getvalue()).decode()}
-    first, *others = np.array(
-        post(url, [row.tolist(), coded, {"image": coded}]).json()["predictions"]
-    )
-    assert np.array(others) == pytest.approx(np.array([first, first]), abs=1e-6)
+    first, *others = predictions(url, [row.tolist(), coded, {"image": coded}])
+    assert_allclose(others, [first, first], atol=1e-6)
 
 
 def test_inputs_have_names(tmp_path: Path) -> None:
-    export(two_inputs(), tmp_path / "model", None)
-    model = ServedModel(tmp_path / "model", "run")
+    model = served(two_inputs(), tmp_path)
     row = {"size": [1, 2.5, 3], "word": "ä"}
     (answer,) = answered(model, [row])
     assert {name: len(values) for name, values in answer.items()} == {"kind": 2, "price": 1}
@@ -173,15 +187,14 @@ def test_inputs_have_names(tmp_path: Path) -> None:
         assert str(errors[1]).startswith(line)
 
 
-def tokens() -> keras.Model:
-    word = keras.Input((2,), dtype="int32", name="word")
-    return keras.Model(word, keras.layers.Flatten()(keras.layers.Embedding(5, 3)(word)))
+def tokens() -> Model:
+    word = Input((2,), dtype="int32", name="word")
+    return Model(word, layers.Flatten()(layers.Embedding(5, 3)(word)))
 
 
 def test_a_row_that_the_model_cannot_compute_fails_alone(tmp_path: Path) -> None:
     """The rows of other requests in its batch, and the other lines of its file, are answered."""
-    export(tokens(), tmp_path / "model", None)
-    model = ServedModel(tmp_path / "model", "run")
+    model = served(tokens(), tmp_path)
     problem = "the model cannot compute it: indices[0,1] = 9 is not in [0, 5)"
     good = answered(model, [[1, 2], [4, 0]])
 
@@ -195,37 +208,28 @@ def test_a_row_that_the_model_cannot_compute_fails_alone(tmp_path: Path) -> None
     assert isinstance(refused_one, BadRow)
     assert str(refused_one) == problem
     (tmp_path / "rows.jsonl").write_text("[1, 2]\n[3, 9]\n[4, 0]\n{")
-    assert (
-        command.main(
-            [f"{tmp_path}/model", f"--rows_file={tmp_path}/rows.jsonl", f"--out={tmp_path}/out"]
-        )
-        == 0
-    )
-    answers, errors = (
-        [
-            json.loads(line)
-            for line in (tmp_path / "out" / f"{name}-00000.jsonl").read_text().splitlines()
-        ]
-        for name in ("predictions", "errors")
-    )
-    assert answers == [{"row": 0, "prediction": good[0]}, {"row": 2, "prediction": good[1]}]
-    assert [error["row"] for error in errors] == [1, 3]
-    assert errors[0]["error"] == problem
+    out = tmp_path / "out"
+    flags = [f"--rows_file={tmp_path}/rows.jsonl", f"--out={out}"]
+    assert command.main([f"{tmp_path}/model", *flags]) == 0
+    assert lines_of(out, "predictions") == [
+        {"row": 0, "prediction": good[0]},
+        {"row": 2, "prediction": good[1]},
+    ]
+    first_error, second_error = lines_of(out, "errors")
+    assert first_error == {"row": 1, "error": problem}
+    assert second_error["row"] == 3
 
 
 def test_a_generator_draws_by_seed_and_label(tmp_path: Path) -> None:
-    noise = keras.Input((4,))
-    label = keras.Input((), dtype="int32")
-    both = keras.layers.Concatenate()(
-        [noise, keras.layers.CategoryEncoding(3, output_mode="one_hot")(label)]
-    )
-    image = keras.layers.Reshape((4, 4, 1))(keras.layers.Dense(16, activation="tanh")(both))
-    generator = keras.Model([noise, label], image)
+    noise = Input((4,))
+    label = Input((), dtype="int32")
+    both = layers.Concatenate()([noise, layers.CategoryEncoding(3, output_mode="one_hot")(label)])
+    image = layers.Reshape((4, 4, 1))(layers.Dense(16, activation="tanh")(both))
+    generator = Model([noise, label], image)
     generator.sample = lambda *_: None
     generator.latent_dim = 4
     generator.generated_classes = 3
-    export(generator, tmp_path / "model", None, image=(4, 4, 1))
-    model = ServedModel(tmp_path / "model", "run")
+    model = served(generator, tmp_path, image=(4, 4, 1))
     # Clients of protobuf write whole numbers as 7.0.
     first, again, other, _ = answered(
         model, [{"seed": seed, "label": seed % 3} for seed in (7, 7.0, 8, 0)]
@@ -244,25 +248,20 @@ def test_a_generator_draws_by_seed_and_label(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_is_not_finite_is_an_error_of_its_row(tmp_path: Path) -> None:
-    x = keras.Input((3,))
-    export(keras.Model(x, keras.ops.log(x)), tmp_path / "model", None)
-    first, second = answered(
-        ServedModel(tmp_path / "model", "run"), [[1.0, 0.0, -1.0], [1.0, 1.0, 1.0]]
-    )
+    x = Input((3,))
+    model = served(Model(x, ops.log(x)), tmp_path)
+    first, second = answered(model, [[1.0, 0.0, -1.0], [1.0, 1.0, 1.0]])
     assert "the model answers with inf or nan" in str(first)
     assert second == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("from_logits", [True, False])
+@parametrize("from_logits", [True, False])
 def test_a_classifier_answers_with_label_and_probabilities(
     from_logits: bool, tmp_path: Path
 ) -> None:
-    network = keras.Sequential(
-        [keras.Input((3,)), keras.layers.Activation("linear" if from_logits else "softmax")]
-    )
-    network.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits))
-    export(network, tmp_path / "model", None, class_names=("ant", "bee", "cat"))
-    model = ServedModel(tmp_path / "model", "run")
+    network = Sequential([Input((3,)), layers.Activation("linear" if from_logits else "softmax")])
+    network.compile(loss=losses.SparseCategoricalCrossentropy(from_logits=from_logits))
+    model = served(network, tmp_path, class_names=("ant", "bee", "cat"))
     (answer,) = answered(model, [[0.0, 1.0, -800.0]])
     assert answer["label"] == "bee"
     assert answer["probabilities"] == pytest.approx([1 / (1 + np.e), np.e / (1 + np.e), 0])
@@ -274,20 +273,13 @@ def test_a_classifier_answers_with_label_and_probabilities(
 
 
 def test_rows_of_several_lengths_are_answered_together(tmp_path: Path) -> None:
-    x = keras.Input((None,))
-    export(keras.Model(x, keras.ops.sum(x, axis=1, keepdims=True)), tmp_path / "model", None)
-    model = ServedModel(tmp_path / "model", "run")
+    x = Input((None,))
+    model = served(Model(x, ops.sum(x, axis=1, keepdims=True)), tmp_path)
     with serving(lambda: model) as url:
-        assert post(url, [[1], [1, 2], [3], [1, 2, 3]]).json()["predictions"] == [
-            [1.0],
-            [3.0],
-            [3.0],
-            [6.0],
-        ]
-        assert requests.get(f"{url}/v2/models/model", timeout=30).json()["inputs"][0]["shape"] == [
-            -1,
-            -1,
-        ]
+        found = predictions(url, [[1], [1, 2], [3], [1, 2, 3]])
+        shown = requests.get(f"{url}/v2/models/model", timeout=30).json()
+    assert found.tolist() == [[1.0], [3.0], [3.0], [6.0]]
+    assert shown["inputs"][0]["shape"] == [-1, -1]
 
 
 HOSTILE = [
@@ -338,7 +330,7 @@ def test_hostile_requests_are_refused_in_one_line_and_the_server_lives(url: str)
 
 
 def test_a_body_that_does_not_come_or_is_too_large_by_its_header_is_refused(
-    url: str, monkeypatch: pytest.MonkeyPatch, caplog: Log
+    url: str, monkeypatch: Patch, caplog: Log
 ) -> None:
     monkeypatch.setattr(server_module, "_BODY_S", 0.2)
     port = int(url.rpartition(":")[2])
@@ -353,12 +345,9 @@ def test_a_body_that_does_not_come_or_is_too_large_by_its_header_is_refused(
     assert "a request failed" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("most_rows", "expected"),
-    [
-        (8, [[1] * 8, [2, 3, 3, 1, 1]]),
-        (2, [[1] * 2, [2], [3, 3], *[[1] * 2] * 4]),
-    ],
+@parametrize(
+    "most_rows, expected",
+    [(8, [[1] * 8, [2, 3, 3, 1, 1]]), (2, [[1] * 2, [2], [3, 3], *[[1] * 2] * 4])],
 )
 def test_requests_that_wait_share_a_call(most_rows: int, expected: list[list[int]]) -> None:
     """A large request waits for its next part behind the others, and each gets the answers to its
@@ -424,7 +413,7 @@ def test_a_request_that_the_stopping_server_gives_up_is_told_so() -> None:
     assert b"the server stops" in sent[-1]["body"]
 
 
-def test_requests_that_are_too_many_are_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_are_too_many_are_refused(url: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(server_module, "_WAITING_BYTES", 5_000)
     sent = post(url, images(1).tolist())
     assert (sent.status_code, sent.headers["Retry-After"]) == (503, "2")
@@ -455,7 +444,7 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
 def test_a_model_of_a_version_before_0_3_is_refused_and_one_of_0_3_is_read(
     folder: Path, tmp_path: Path
 ) -> None:
-    content = json.loads((folder / "serving.json").read_text())
+    content = read(folder / "serving.json")
     file = tmp_path / "serving.json"
     file.write_text(json.dumps({**content, "fixed_batch": 8}))  # as 0.3.0 wrote it
     assert read_servable(tmp_path, "x", whole=False).inputs == content["inputs"]
@@ -476,9 +465,7 @@ def test_a_server_says_503_until_its_model_is_loaded_and_stops_without_one(tmp_p
         until(lambda: [type(error) for error in failed] == [UserError])
 
 
-def test_in_a_container_of_vertex_ai_its_variables_count(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_a_container_of_vertex_ai_its_variables_count(folder: Path, monkeypatch: Patch) -> None:
     """Here the server binds to this machine alone."""
     served: list[Any] = []
     monkeypatch.setattr(
@@ -499,13 +486,10 @@ def test_in_a_container_of_vertex_ai_its_variables_count(
 
 
 def test_a_lambda_is_served_and_never_unpickled(tmp_path: Path) -> None:
-    network = keras.Sequential(
-        [keras.Input((2,)), keras.layers.Lambda(lambda x: 2 * x, output_shape=(2,))]
-    )
-    export(network, tmp_path / "model", None)
+    doubled = layers.Lambda(lambda x: 2 * x, output_shape=(2,))
+    model = served(Sequential([Input((2,)), doubled]), tmp_path)
     with pytest.raises(UserError, match=r"Keras cannot load it: .*[Ll]ambda"):
         load_template(tmp_path / "model" / "model.keras", "run")
-    model = ServedModel(tmp_path / "model", "run")
     assert answered(model, [[1, 2.5]]) == [[2.0, 5.0]]
 
 
@@ -515,67 +499,45 @@ def test_rows_of_a_bucket_are_answered_into_a_bucket(
     connect().upload(json.dumps(images(1)[0].tolist()).encode(), bucket / "rows.jsonl")
     assert command.main([str(folder), f"--rows_file={bucket}rows.jsonl", f"--out={bucket}out"]) == 0
     (written,) = (
-        remote for remote in connect().list(bucket / "out") if "predictions" in remote.address.name
+        one for one in connect().list(bucket / "out") if "predictions" in str(one.address)
     )
-    assert json.loads(connect().read(written))["prediction"] == pytest.approx(
-        answered(model, images(1).tolist())[0], abs=1e-6
-    )
+    found = json.loads(connect().read(written))["prediction"]
+    assert_allclose(found, answered(model, images(1).tolist())[0], atol=1e-6)
 
 
 def test_rows_of_a_file_are_answered_as_by_a_server(
-    folder: Path,
-    model: ServedModel,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Capture,
+    folder: Path, model: ServedModel, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """Lines that cannot be read are named; the same command again goes on after the parts that are
     there."""
-    assert PART_ROWS > 1000
     monkeypatch.setattr("trainer.run.served_model.PART_ROWS", 10)
     lines = [json.dumps(row.tolist()) for row in images(25)]
     lines[3] = "{"
     lines[12] = "[[1]]"
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
-    flags = [str(folder), f"--rows_file={tmp_path}/rows.jsonl", f"--out={tmp_path}/out"]
+    out = tmp_path / "out"
+    flags = [str(folder), f"--rows_file={tmp_path}/rows.jsonl", f"--out={out}"]
     assert command.main(flags) == 0
-    (tmp_path / "out" / "predictions-00001.jsonl").unlink()
-    (tmp_path / "out" / "predictions-00002.jsonl").write_text("kept")
+    (out / "predictions-00001.jsonl").unlink()
+    (out / "predictions-00002.jsonl").write_text("kept")
     assert command.main(flags) == 0
-    assert f"{tmp_path}/out holds 23 answers; 2 rows have none" in capsys.readouterr().out
-    written = tmp_path / "out"
-    assert json.loads((written / "answers_of.json").read_text())["model"] == dict(model.about.files)
-    assert (written / "predictions-00002.jsonl").read_text() == "kept"
-    answers, errors = (
-        [
-            json.loads(line)
-            for part in (0, 1)
-            for line in (written / f"{name}-{part:05}.jsonl").read_text().splitlines()
-        ]
-        for name in ("predictions", "errors")
-    )
-    assert [entry["row"] for entry in errors] == [3, 12]
+    assert f"{out} holds 23 answers; 2 rows have none" in capsys.readouterr().out
+    assert read(out / "answers_of.json")["model"] == dict(model.about.files)
+    assert (out / "predictions-00002.jsonl").read_text() == "kept"
+    assert [entry["row"] for entry in lines_of(out, "errors", 2)] == [3, 12]
+    answers = lines_of(out, "predictions", 2)
     assert [entry["row"] for entry in answers] == [*range(3), *range(4, 12), *range(13, 20)]
-    assert answers[4]["prediction"] == pytest.approx(
-        answered(model, [json.loads(lines[5])])[0], abs=1e-6
-    )
+    expected = answered(model, [json.loads(lines[5])])[0]
+    assert_allclose(answers[4]["prediction"], expected, atol=1e-6)
 
     (tmp_path / "other.jsonl").write_text("\n".join([*lines, "[[2]]"]))
     (tmp_path / "wrong.jsonl").write_text("{")
-    for rows, out, line in (
+    for rows, where, line in (
         ("rows", "answers.jsonl", "it becomes a folder of several files: use a name without a dot"),
-        (
-            "other",
-            "out",
-            f"out={written}: its answers differ from these in rows: use another --out",
-        ),
+        ("other", "out", f"out={out}: its answers differ from these in rows: use another --out"),
         ("missing", "out", "missing.jsonl: there is no such file"),
         ("wrong", "new", ""),  # no row was answered
     ):
-        assert (
-            command.main(
-                [str(folder), f"--rows_file={tmp_path / rows}.jsonl", f"--out={tmp_path / out}"]
-            )
-            == USER_MUST_CHANGE
-        )
+        flags = [f"--rows_file={tmp_path / rows}.jsonl", f"--out={tmp_path / where}"]
+        assert command.main([str(folder), *flags]) == USER_MUST_CHANGE
         assert line in capsys.readouterr().err

@@ -8,10 +8,11 @@ from typing import Any
 
 import keras
 import pytest
+from keras.callbacks import Callback
 
 from tests.drill import lines, read
 from tests.e2e.test_interruption import check_same
-from tests.fixtures import Make, Patch
+from tests.fixtures import SLOW, Make, Patch
 from tests.planted_watch import PlantedWatch
 from tests.support import Signals
 from tests.support import run_job as run
@@ -52,7 +53,7 @@ class Stalling:
             until(lambda: cls.step is None or cls.signals._stop.reason)
 
 
-def callbacks() -> list[keras.callbacks.Callback]:
+def callbacks() -> list[Callback]:
     at_step: Any = keras.callbacks.LambdaCallback(
         on_train_begin=lambda logs: Stalling.pass_hour(0),
         on_train_batch_end=lambda batch, logs: Stalling.pass_hour(
@@ -62,7 +63,7 @@ def callbacks() -> list[keras.callbacks.Callback]:
     return [at_step]
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_job_ends_itself_and_the_same_command_goes_on(
     small_config: Make, tmp_path: Path, monkeypatch: Patch
 ) -> None:

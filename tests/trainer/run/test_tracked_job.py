@@ -10,6 +10,7 @@ import pytest
 
 from tests.drill import lines, read
 from tests.fixtures import Make, Patch
+from tests.support import refused
 from tests.support import run_job as run
 from trainer.base.errors import UserError
 from trainer.base.tracker import Opened, Point, TrackedRun, TrackerAddress
@@ -74,7 +75,7 @@ def test_restarts_on_more_replicas_go_on_with_the_same_run(kept: Kept, small_con
 def test_a_refusal_ends_the_run_before_training(kept: Kept, small_config: Make) -> None:
     kept.refusal = "track=x: the server refuses it (401)"
     config = small_config("--model=mlp", "--steps=3", TRACK)
-    with pytest.raises(UserError, match=r"refuses it \(401\)"):
+    with refused("refuses it (401)"):
         run(config)
     result = read(Path(config.job_dir) / "result.json")
     assert (result["state"], result["error"]) == ("failed", kept.refusal)
@@ -86,7 +87,7 @@ def test_a_new_start_with_other_settings_after_a_failure_is_another_run(
 ) -> None:
     flags = ("--model=tests.models:diverging", "--steps=6", "--checkpoint_every_steps=0", TRACK)
     for rate in ("0.1", "0.1", "0.2"):
-        with pytest.raises(UserError, match="NaN"):
+        with refused("NaN"):
             run(small_config(*flags, f"--learning_rate={rate}"))
     assert len(kept.points) == 2
     assert (kept.runs[-1].state, "NaN" in kept.runs[-1].tags["error"]) == ("failed", True)

@@ -12,11 +12,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from keras import Input, Model, Sequential, layers, optimizers, saving
+from keras.callbacks import Callback
+from numpy.random import default_rng
 
 from tests import workers
-from tests.support import run_job
+from tests.drill import read
+from tests.fixtures import SLOW, Log
+from tests.support import resolved, run_job, saved_model
 from trainer.base.errors import DONE
-from trainer.base.settings.request import resolve
 from trainer.run.run_state import drop_epochs
 from trainer.training.callback_states import AttributeValue, CallbackStates, decoded
 
@@ -26,7 +30,7 @@ ROWS = 32
 BATCH = 8
 
 
-class Best(keras.callbacks.Callback):
+class Best(Callback):
     """Keeps state of all kinds, as users do."""
 
     def __init__(self, patience: int = 1) -> None:
@@ -59,7 +63,7 @@ class Best(keras.callbacks.Callback):
 SEEN: dict[int, Any] = {}
 
 
-class Killer(keras.callbacks.Callback):
+class Killer(Callback):
     """Kills its process in the middle of an epoch, once, if a file asks for it."""
 
     def __init__(self, mark: Path) -> None:
@@ -72,16 +76,14 @@ class Killer(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def build(config: Any, dataset: Any) -> keras.Model:
-    model = keras.Sequential(
-        [keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
-    )
-    model.compile(keras.optimizers.Adam(0.3), "mse")  # a rate at which the loss goes up and down
+def build(config: Any, dataset: Any) -> Model:
+    model = Sequential([Input((3,)), layers.Dense(4, "tanh"), layers.Dense(1)])
+    model.compile(optimizers.Adam(0.3), "mse")  # a rate at which the loss goes up and down
     return model
 
 
 def data(config: Any) -> Any:
-    x = np.random.default_rng(0).normal(size=(ROWS, 3))
+    x = default_rng(0).normal(size=(ROWS, 3))
     return (x, x.sum(1, keepdims=True)), (x[:8], np.abs(x[:8]).sum(1, keepdims=True))
 
 
@@ -118,15 +120,15 @@ def trained(folder: Path, *parts: int) -> dict[str, Any]:
     """Returns what a run leaves that ends, and goes on, after each of these numbers of steps."""
     SEEN.clear()
     for steps in parts:
-        run_job(resolve([*FLAGS, f"--steps={steps}", f"--job_dir={folder}"]).config)
+        run_job(resolved(*FLAGS, f"--steps={steps}", f"--job_dir={folder}"))
     return left_by(folder)
 
 
 def left_by(folder: Path) -> dict[str, Any]:
     """Returns what a run leaves."""
-    result = json.loads((folder / "result.json").read_text())
-    model = keras.saving.load_model(folder / "model" / "model.keras", compile=False)
-    best = keras.saving.load_model(folder / "best.keras", compile=False)
+    result = read(folder / "result.json")
+    model = saved_model(folder)
+    best = saving.load_model(folder / "best.keras", compile=False)
     rows = (folder / "log.csv").read_text().splitlines()
     return {
         "history": result["history"],
@@ -139,9 +141,7 @@ def left_by(folder: Path) -> dict[str, Any]:
     }
 
 
-def test_an_interrupted_run_ends_as_one_that_never_was(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_interrupted_run_ends_as_one_that_never_was(tmp_path: Path, caplog: Log) -> None:
     calm = trained(tmp_path / "calm", 4 * EPOCHS)
     parts = trained(tmp_path / "parts", 6, 15, 4 * EPOCHS)
     for name, values in calm.pop("history").items():
@@ -153,7 +153,7 @@ def test_an_interrupted_run_ends_as_one_that_never_was(
     assert "CSVLogger" not in caplog.text
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_killed_run_ends_as_a_calm_one_bit_by_bit(tmp_path: Path) -> None:
     for name, ends in (("calm", [DONE]), ("killed", [-signal.SIGKILL, DONE])):
         folder = tmp_path / name

@@ -11,14 +11,23 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import Input, Model, Sequential, layers
+from keras.models import load_model
+from keras.utils import set_random_seed
+from numpy.testing import assert_allclose, assert_array_equal
 
-from tests.conftest import SMALL
-from tests.fixtures import Log, Make
+from tests.fixtures import Folders, Log, Make, Patch, parametrize
 from tests.step_memory import counted
-from tests.support import largest_difference, of_model, prepared, refused, weights
+from tests.support import (
+    largest_difference,
+    prepared,
+    refused,
+    saved_model,
+    tiny,
+    weights,
+)
 from tests.support import run_job as run
-from trainer.base.errors import NotFinite, UserError
-from trainer.base.settings.request import resolve
+from trainer.base.errors import NotFinite
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.training import checkpoint
@@ -32,10 +41,10 @@ from trainer.training.checkpoint import (
 FILES = ("manifest.json", "variables.index", "variables.data-00000-of-00001")
 
 
-def small_model(seed: int = 1) -> keras.Model:
+def small_model(seed: int = 1) -> Model:
     """Returns a model with weights, random state (Dropout) and an optimizer with momentum."""
-    keras.utils.set_random_seed(seed)
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(2)])
+    set_random_seed(seed)
+    model = Sequential([Input((3,)), layers.Dropout(0.5), layers.Dense(2)])
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     optimizer.build(model.trainable_variables)
     model.helper = optimizer
@@ -43,15 +52,15 @@ def small_model(seed: int = 1) -> keras.Model:
 
 
 @pytest.fixture
-def model() -> keras.Model:
+def model() -> Model:
     return small_model()
 
 
-def checkpoints_of(model: keras.Model, folder: Path, keep: int = 3) -> Checkpoints:
+def checkpoints_of(model: Model, folder: Path, keep: int = 3) -> Checkpoints:
     return Checkpoints(model, make_replicas(TrainConfig()), folder, keep)
 
 
-def fill(model: keras.Model, value: float) -> None:
+def fill(model: Model, value: float) -> None:
     for variable in model.trainable_variables:
         variable.assign(tf.fill(variable.shape, value))
 
@@ -78,7 +87,7 @@ def test_a_snapshot_does_not_hold_the_state_twice_on_the_device() -> None:
     assert counted("-c", _SNAPSHOT) < 2**20
 
 
-def save(checkpoints: Checkpoints, model: keras.Model, *steps: int, **state: Any) -> None:
+def save(checkpoints: Checkpoints, model: Model, *steps: int, **state: Any) -> None:
     """Checkpoints in which every weight is the step."""
     for step in steps:
         fill(model, float(step))
@@ -104,10 +113,10 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", [truncate, flip, Path.unlink])
+@parametrize("name", FILES)
+@parametrize("damage", [truncate, flip, Path.unlink])
 def test_a_damaged_file_is_named_and_the_one_before_is_taken(
-    tmp_path: Path, model: keras.Model, caplog: Log, name: str, damage: Callable[[Path], None]
+    tmp_path: Path, model: Model, caplog: Log, name: str, damage: Callable[[Path], None]
 ) -> None:
     save(checkpoints_of(model, tmp_path), model, 2, 4)
     damage(tmp_path / "step-00000004" / name)
@@ -119,22 +128,18 @@ def test_a_damaged_file_is_named_and_the_one_before_is_taken(
     assert f"step-00000004/{name}" in line
 
 
-def test_without_a_usable_checkpoint_nothing_is_overwritten(
-    tmp_path: Path, model: keras.Model
-) -> None:
+def test_without_a_usable_checkpoint_nothing_is_overwritten(tmp_path: Path, model: Model) -> None:
     save(checkpoints_of(model, tmp_path), model, 2, 4)
     for folder in checkpoint_folders(tmp_path):
         truncate(folder / FILES[2])
     before = contents(tmp_path)
-    with pytest.raises(
-        UserError, match=r"none of its checkpoints can be read \(step-00000004/variables.data"
-    ):
+    with refused("none of its checkpoints can be read (step-00000004/variables.data"):
         checkpoints_of(model, tmp_path).restore()
     assert contents(tmp_path) == before
 
 
 def test_what_a_kill_left_half_written_is_no_checkpoint_and_is_swept_away(
-    tmp_path: Path, model: keras.Model
+    tmp_path: Path, model: Model
 ) -> None:
     save(checkpoints_of(model, tmp_path), model, 2)
     shutil.copytree(tmp_path / "step-00000002", tmp_path / ".step-00000004.part")
@@ -145,7 +150,7 @@ def test_what_a_kill_left_half_written_is_no_checkpoint_and_is_swept_away(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000005"]
 
 
-def test_weights_momentum_and_random_state_come_back(tmp_path: Path, model: keras.Model) -> None:
+def test_weights_momentum_and_random_state_come_back(tmp_path: Path, model: Model) -> None:
     inputs = tf.ones((4, 3))
     for _ in range(3):
         model(inputs, training=True)
@@ -166,8 +171,8 @@ def test_weights_momentum_and_random_state_come_back(tmp_path: Path, model: kera
         "iteration",
     }
     for name, variable in ours.items():
-        np.testing.assert_array_equal(variable, theirs[name], err_msg=name)
-    np.testing.assert_array_equal(model(inputs, training=True), other(inputs, training=True))
+        assert_array_equal(variable, theirs[name], err_msg=name)
+    assert_array_equal(model(inputs, training=True), other(inputs, training=True))
 
 
 class _Holder:
@@ -178,9 +183,7 @@ class _Holder:
         self.me = self
 
 
-@pytest.mark.parametrize(
-    "hold", [lambda x: [x], lambda x: {"a": (x,)}, _Holder, lambda x: [_Holder({"b": x})]]
-)
+@parametrize("hold", [lambda x: [x], lambda x: {"a": (x,)}, _Holder, lambda x: [_Holder({"b": x})]])
 def test_optimizers_and_variables_in_containers_and_plain_objects_count(
     hold: Callable[[Any], Any],
 ) -> None:
@@ -195,7 +198,7 @@ def test_optimizers_and_variables_in_containers_and_plain_objects_count(
 
 
 def test_the_newest_and_the_best_are_kept_and_a_damaged_newest_one_does_not_crowd_them_out(
-    tmp_path: Path, model: keras.Model
+    tmp_path: Path, model: Model
 ) -> None:
     save(checkpoints_of(model, tmp_path, keep=2), model, 1, 2, 3, 4, 6, best={"step": 2})
     assert names(tmp_path) == [2, 4, 6]
@@ -208,7 +211,7 @@ def test_the_newest_and_the_best_are_kept_and_a_damaged_newest_one_does_not_crow
 
 
 def test_a_step_with_pending_hooks_is_written_again_when_they_have_run(
-    tmp_path: Path, model: keras.Model
+    tmp_path: Path, model: Model
 ) -> None:
     save(checkpoints_of(model, tmp_path), model, 3, pending=True)
     checkpoints = checkpoints_of(model, tmp_path)
@@ -222,7 +225,7 @@ def test_a_step_with_pending_hooks_is_written_again_when_they_have_run(
 
 
 def test_the_background_writes_the_state_of_the_save(
-    tmp_path: Path, model: keras.Model, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: Model, monkeypatch: Patch
 ) -> None:
     """Changes weights and state before the writer starts."""
     may_write = threading.Event()
@@ -252,7 +255,7 @@ def test_the_background_writes_the_state_of_the_save(
 
 
 def test_a_failed_write_is_raised_once_and_changes_nothing(
-    tmp_path: Path, model: keras.Model, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: Model, monkeypatch: Patch
 ) -> None:
     checkpoints = checkpoints_of(model, tmp_path)
     save(checkpoints, model, 1)
@@ -263,16 +266,14 @@ def test_a_failed_write_is_raised_once_and_changes_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "write_json", full)
         checkpoints.save(2, {})
-        with pytest.raises(
-            UserError, match="step-00000002 cannot be written: No space left on device: free"
-        ):
+        with refused("step-00000002 cannot be written: No space left on device: free"):
             checkpoints.save(3, {})
     checkpoints.wait()
     assert names(tmp_path) == [1]
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_state_with_nan_is_not_kept(tmp_path: Path, model: keras.Model) -> None:
+def test_a_state_with_nan_is_not_kept(tmp_path: Path, model: Model) -> None:
     checkpoints = checkpoints_of(model, tmp_path)
     save(checkpoints, model, 1)
     fill(model, float("nan"))
@@ -289,22 +290,15 @@ KINDS = {"GAN": ("--model=dcgan",), "classifier": MLP}
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def trained(tmp_path_factory: Folders) -> dict[str, Path]:
     """Holds a finished run of each kind."""
     folder = tmp_path_factory.mktemp("trained")
-    return {
-        kind: run(resolve([*of_model(SMALL, flags), f"--job_dir={folder / kind}", *flags]).config)
-        for kind, flags in KINDS.items()
-    }
+    return {kind: run(tiny(f"--job_dir={folder / kind}", *flags)) for kind, flags in KINDS.items()}
 
 
-@pytest.mark.parametrize(
-    ("kind", "where"),
-    [
-        ("GAN", ""),
-        ("classifier", "checkpoints"),
-        ("classifier", "checkpoints/step-00000004"),
-    ],
+@parametrize(
+    "kind, where",
+    [("GAN", ""), ("classifier", "checkpoints"), ("classifier", "checkpoints/step-00000004")],
 )
 def test_initial_checkpoint_sets_the_weights(
     kind: str, where: str, small_config: Make, trained: dict[str, Path]
@@ -318,14 +312,14 @@ def test_initial_checkpoint_sets_the_weights(
     _, values = read_checkpoint(trained[kind] / "checkpoints" / "step-00000004")
     for name, variable in variables_of(begun.setup.model).items():
         if name.startswith("model/"):
-            np.testing.assert_array_equal(variable, values[name], err_msg=name)
+            assert_array_equal(variable, values[name], err_msg=name)
     optimizers = [
         v for name, v in variables_of(begun.setup.model).items() if name.endswith("iteration")
     ]
     assert [int(np.asarray(variable)) for variable in optimizers] == [0] * len(optimizers)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@parametrize("kind", KINDS)
 def test_initial_model_sets_the_weights_of_templates(
     small_config: Make, trained: dict[str, Path], kind: str
 ) -> None:
@@ -334,8 +328,8 @@ def test_initial_model_sets_the_weights_of_templates(
     ).setup.model
     networks = model.templates() if kind == "GAN" else {"model": model}
     for name, network in networks.items():
-        saved = keras.models.load_model(trained[kind] / "model" / f"{name}.keras", compile=False)
-        assert largest_difference(weights(network), weights(saved)) == 0.0
+        saved = load_model(trained[kind] / "model" / f"{name}.keras", compile=False)
+        assert largest_difference(network, saved) == 0.0
 
 
 def test_the_jobs_own_checkpoint_comes_before_another_runs(
@@ -350,8 +344,8 @@ def test_the_jobs_own_checkpoint_comes_before_another_runs(
     )
 
 
-@pytest.mark.parametrize(
-    ("flags", "line"),
+@parametrize(
+    "flags, line",
     [
         (["--initial_checkpoint={GAN}", "--width=8"], "it is of another model"),
         (["--initial_checkpoint={classifier}"], "it is of another model"),
@@ -375,9 +369,9 @@ def test_first_weights_that_do_not_fit_are_refused_in_one_line(
         prepared(small_config(*KINDS["GAN"], *(flag.format(**places) for flag in flags)))
 
 
-def schedule_free(config: Any, dataset: Any) -> keras.Model:
+def schedule_free(config: Any, dataset: Any) -> Model:
     """Its optimizer copies the weights when it is built, and so does any Lookahead of a user."""
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+    model = Sequential([Input((4,)), layers.Dense(3), layers.Dense(1)])
     model.compile(keras.optimizers.ScheduleFreeAdamW(1e-9), "mse")
     model.optimizer.build(model.trainable_variables)
     return model
@@ -396,6 +390,6 @@ def test_an_optimizer_that_copied_the_weights_gets_the_loaded_ones(
     start.set_weights([weight + 1 for weight in start.get_weights()])
     start.save(tmp_path / "start.keras")
     folder = run(small_config(*own, f"--initial_model={tmp_path / 'start.keras'}"))
-    trained = keras.saving.load_model(folder / "model" / "model.keras", compile=False)
+    trained = saved_model(folder)
     for before, after in zip(start.get_weights(), trained.get_weights(), strict=True):
-        np.testing.assert_allclose(after, before, atol=1e-5)
+        assert_allclose(after, before, atol=1e-5)

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import keras
-import pytest
 import tensorflow as tf
+from keras import Input, Model, Sequential, layers
 
 from benchmarks.trainer_loop import setup_of, traced_steps
-from tests.fixtures import Capture, Patch
+from tests.fixtures import Capture, Patch, parametrize
 from tests.gpu_graph import GpuStep, optimised
 from tests.models import compiled
+from tests.support import slow
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 
@@ -22,34 +22,31 @@ RECIPES = {path.stem for path in Path(__file__).parents[3].glob("trainer/recipes
 # the trace of DEEP on two replicas takes minutes
 QUICK = {"mlp_mnist"}
 DEEP = {"efficientnet_photos"}
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in sorted(RECIPES - QUICK - DEEP)]
 
-# Copies from a device to the host that have to be, as patterns of `producer -> consumer`, and why.
+# Copies from a device to the host that have to be in mixed_float16, as patterns of `producer ->
+# consumer`, and why.
 ALLOWED = {
-    "mixed_float16": {
-        r"All \S+ -> Switch": (
-            "whether gradients overflowed decides, on the host, whether LossScaleOptimizer updates"
-        ),
-        r"Equal \S+ -> Switch": (
-            "whether 2,000 updates were made decides whether it doubles the scale"
-        ),
-    },
+    r"All \S+ -> Switch": (
+        "whether gradients overflowed decides, on the host, whether LossScaleOptimizer updates"
+    ),
+    r"Equal \S+ -> Switch": "whether 2,000 updates were made decides whether it doubles the scale",
 }
+CLASSIFIER = f"--model={__name__}:classifier"
 
 
-def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def classifier(config: TrainConfig, dataset: Dataset) -> Model:
     """Returns what most users would write."""
-    layers = keras.layers
-    model = keras.Sequential(
+    parts = layers
+    model = Sequential(
         [
-            keras.Input(dataset.image_shape),
-            layers.Rescaling(1 / 255),
-            layers.Conv2D(4, 3, activation="relu"),
-            layers.BatchNormalization(),
-            layers.MaxPooling2D(),
-            layers.Flatten(),
-            layers.Dropout(0.5),
-            layers.Dense(10),
+            Input(dataset.image_shape),
+            parts.Rescaling(1 / 255),
+            parts.Conv2D(4, 3, activation="relu"),
+            parts.BatchNormalization(),
+            parts.MaxPooling2D(),
+            parts.Flatten(),
+            parts.Dropout(0.5),
+            parts.Dense(10),
         ]
     )
     return compiled(model, metrics=["accuracy"])
@@ -75,7 +72,7 @@ def check(step: GpuStep, allowed: Iterable[str] = ()) -> None:
     assert step.without_kernel() == []
 
 
-@pytest.mark.parametrize("recipe", [*sorted(QUICK), *SLOW])
+@parametrize("recipe", [*sorted(QUICK), *map(slow, sorted(RECIPES - QUICK - DEEP))])
 def test_no_recipe_makes_the_host_wait_and_each_keeps_to_its_budget(
     recipe: str, monkeypatch: Patch, capsys: Capture
 ) -> None:
@@ -98,54 +95,42 @@ def test_no_recipe_makes_the_host_wait_and_each_keeps_to_its_budget(
     assert (found["all-reduces"], found["updates"]) == (all_reduces, updates)
 
 
-@pytest.mark.parametrize(
+EFFICIENTNET = (  # all blocks of B0 train
+    "--recipe=efficientnet_photos",
+    "--weights=none",
+    "--fine_tune_from=",
+    "--fine_tune_after_steps=0",
+    "--evaluation_fraction=0.1",
+    "--variant=B0",
+    "--image_size=32",
+    "--global_batch_size=8",
+)
+
+
+@parametrize(
     "flags",
     [
-        ("--replicas=1", "--augment=flip,crop", "--micro_batches=2"),
-        ("--replicas=2", "--augment=crop", "--precision=mixed_bfloat16", "--class_weight=0:1,1:2"),
-        ("--replicas=1", "--precision=mixed_float16"),
-        *(
-            pytest.param(flags, marks=pytest.mark.slow)
-            for flags in [
-                ("--replicas=2", "--model=wgan_gp", "--critic_steps=1", "--jit_compile"),
-                ("--replicas=1", "--model=dcgan"),
-                ("--replicas=2", "--model=r3gan", "--diff_augment=color,translation,cutout"),
-            ]
+        (CLASSIFIER, "--augment=flip,crop", "--micro_batches=2"),
+        (CLASSIFIER, "--replicas=2", "--precision=mixed_bfloat16", "--class_weight=0:1,1:2"),
+        (CLASSIFIER, "--precision=mixed_float16"),
+        slow(("--replicas=2", "--critic_steps=1", "--jit_compile", "--width=8")),
+        slow(("--model=dcgan", "--width=8")),
+        slow(
+            (
+                "--replicas=2",
+                "--model=r3gan",
+                "--width=8",
+                "--diff_augment=color,translation,cutout",
+            )
         ),
+        slow(EFFICIENTNET),
     ],
 )
 def test_other_steps_do_not_make_it_wait_either(flags: tuple[str, ...], monkeypatch: Patch) -> None:
     """A user's compiled classifier, and GANs."""
-    model = (
-        ()
-        if any(flag.startswith("--model") for flag in flags)
-        else (f"--model={__name__}:classifier",)
-    )
-    width = () if model else ("--width=8",)
-    allowed = ALLOWED["mixed_float16"] if "--precision=mixed_float16" in flags else {}
-    check(
-        step_on_gpus(monkeypatch, *model, "--data=digits", "--image_size=16", *width, *flags),
-        allowed,
-    )
-
-
-@pytest.mark.slow
-def test_efficientnet_does_not_make_it_wait_either(monkeypatch: Patch) -> None:
-    """All blocks of B0 train, on one replica."""
-    flags = (
-        "--weights=none",
-        "--fine_tune_from=",
-        "--fine_tune_after_steps=0",
-        "--evaluation_fraction=0.1",
-    )
-    small = (
-        "--variant=B0",
-        "--image_size=32",
-        "--global_batch_size=8",
-        "--data=digits",
-        "--replicas=1",
-    )
-    check(step_on_gpus(monkeypatch, "--recipe=efficientnet_photos", *small, *flags))
+    allowed = ALLOWED if "--precision=mixed_float16" in flags else {}
+    step = step_on_gpus(monkeypatch, "--data=digits", "--image_size=16", "--replicas=1", *flags)
+    check(step, allowed)
 
 
 def loop_over(body: Any, counter: Any = tf.int32) -> GpuStep:

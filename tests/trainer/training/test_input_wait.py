@@ -1,13 +1,11 @@
 """Tests how much time is lost for input: queues with a known answer, simulated, on a CPU and on a
 GPU."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
-from tests.docs.sources import ROOT
+from tests.fixtures import SLOW, parametrize
+from tests.workers import python
 from trainer.training.steps import input_wait
 
 
@@ -34,9 +32,9 @@ def simulated(
     return np.array(asked), np.array(ready), np.array(device)
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
-@pytest.mark.parametrize(
-    ("produce", "start", "compute"),
+@parametrize("runs_ahead", [False, True])
+@parametrize(
+    "produce, start, compute",
     [
         (0.020, 0.001, 0.030),
         (0.030, 0.001, 0.020),
@@ -57,7 +55,7 @@ def test_the_time_lost_is_what_a_run_with_batches_at_once_would_save(
         assert found < 0.05 * end < 0.5 * end < np.sum(ready - asked)
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
+@parametrize("runs_ahead", [False, True])
 def test_a_call_of_one_step_loses_its_wait(runs_ahead: bool) -> None:
     assert input_wait(
         np.array([1.0]), np.array([1.5]), 2.5, runs_ahead=runs_ahead
@@ -67,7 +65,7 @@ def test_a_call_of_one_step_loses_its_wait(runs_ahead: bool) -> None:
     assert input_wait(np.array([5.0]), np.array([7.0]), 4.0, runs_ahead=runs_ahead) == 0.0
 
 
-@pytest.mark.slow
+@SLOW
 def test_the_time_is_known_when_tensorflow_is_deterministic() -> None:
     """In a process of its own: determinism cannot be ended. TensorFlow's own operation fails
     then."""
@@ -78,5 +76,4 @@ def test_the_time_is_known_when_tensorflow_is_deterministic() -> None:
         "before = time.time()\n"
         "print(before <= float(tf.function(lambda: timestamp(tf.constant(1)))()) <= time.time())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout == "True\n", done.stderr
+    assert python("-c", code).stdout == "True\n"

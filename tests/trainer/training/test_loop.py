@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 import pytest
+from keras import Model
 
+from tests.fixtures import parametrize
 from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
@@ -27,7 +29,7 @@ class Steps:
         self.calls: list[tuple[int, int]] = []
         self.nan_at = nan_at
         self.stop_at = stop_at
-        self.model = keras.Model()
+        self.model = Model()
         self.model.stop_training = False
 
     def __call__(self, iterator: Any, first_step: int, count: int) -> StepLogs:
@@ -112,13 +114,9 @@ def test_nan_names_the_step_and_what_is_broken() -> None:
         run(Steps(nan_at=17), 100, [Hook(0, at([]))])
 
 
-@pytest.mark.parametrize(
-    ("names", "stopped"),
-    [
-        (("loss", "recall"), "loss"),
-        (("recall", "critic_loss"), ""),
-        (("recall", "elbo"), "recall"),
-    ],
+@parametrize(
+    "names, stopped",
+    [(("loss", "recall"), "loss"), (("recall", "critic_loss"), ""), (("recall", "elbo"), "recall")],
 )
 def test_a_metric_may_be_nan_beside_a_loss(names: tuple[str, ...], stopped: str) -> None:
     logs = StepLogs(names, np.array([[1.0, 1.0], [np.nan, 1.0]]), {})

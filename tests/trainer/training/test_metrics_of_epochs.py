@@ -1,7 +1,6 @@
 """Metrics live for an epoch, as in `fit`: however many steps a call to the device has, and after a
 resume."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import ops
+from keras import Model, Sequential, initializers, layers, ops, optimizers, saving
+from numpy.random import default_rng
+from numpy.testing import assert_allclose
 
-from tests.support import run_job
-from trainer.base.settings.request import resolve
+from tests.drill import read
+from tests.fixtures import parametrize
+from tests.own_data import Largest
+from tests.support import in_float64, read_lines, resolved, run_job, slow
 
 # six steps an epoch
 EPOCHS = 3
@@ -20,35 +23,21 @@ ROWS = 48
 BATCH = 8
 
 
-class Largest(keras.metrics.Metric):
-    """Is the largest error of an epoch, which does not add up over batches."""
-
-    def __init__(self, name: str = "largest", **others: Any) -> None:
-        super().__init__(name=name, **others)
-        self.value = self.add_variable(shape=(), initializer="zeros", name="value")
-
-    def update_state(self, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        error = ops.max(ops.abs(y - y_pred))
-        self.value.assign(ops.maximum(self.value, ops.cast(error, self.value.dtype)))
-
-    def result(self) -> Any:
-        return self.value + 0.0  # else `fit` gives what evaluation left in the variable
+def network() -> Sequential:
+    first, second = (initializers.GlorotUniform(seed) for seed in (1, 2))
+    hidden = layers.Dense(8, "tanh", kernel_initializer=first)
+    return Sequential([hidden, layers.Dense(1, kernel_initializer=second)])
 
 
-def network() -> keras.Sequential:
-    first, second = (keras.initializers.GlorotUniform(seed) for seed in (1, 2))
-    hidden = keras.layers.Dense(8, "tanh", kernel_initializer=first)
-    return keras.Sequential([hidden, keras.layers.Dense(1, kernel_initializer=second)])
-
-
-class OwnStep(keras.Model):
-    """Weighs its loss by a metric so far, and returns another one under a key of its own."""
+class OwnStep(Model):
+    """Weighs its loss by a metric so far, and keeps it in one named as Keras's own loss tracker,
+    which it never updates."""
 
     def __init__(self, **others: Any) -> None:
         super().__init__(**others)
         self.network = network()
         self.share = keras.metrics.Mean(name="share")
-        self.total = keras.metrics.Mean(name="total_loss")
+        self.total = keras.metrics.Mean(name="loss")
         self.resets = self.add_weight(shape=(), initializer="zeros", trainable=False, name="resets")
 
     def call(self, inputs: Any, training: bool = False) -> Any:
@@ -78,19 +67,19 @@ class OwnStep(keras.Model):
             self.resets.assign_add(1.0)
 
 
-def build(config: Any, dataset: Any, *, kind: str = "own_step") -> keras.Model:
+def build(config: Any, dataset: Any, *, kind: str = "own_step") -> Model:
     metrics = None
-    model: keras.Model = OwnStep()
+    model: Model = OwnStep()
     if kind == "plain":
         model = network()
         metrics = [Largest(), "mae", keras.metrics.RootMeanSquaredError()]
     model(np.zeros((1, 4)))
-    model.compile(keras.optimizers.SGD(1e-2), "mse", metrics=metrics)
+    model.compile(optimizers.SGD(1e-2), "mse", metrics=metrics)
     return model
 
 
 def batches() -> Any:
-    x = np.random.default_rng(0).normal(size=(ROWS, 4))
+    x = default_rng(0).normal(size=(ROWS, 4))
     return tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True) + 0.5)).batch(BATCH)
 
 
@@ -103,37 +92,32 @@ def run(
 ) -> dict[str, Any]:
     """Returns the history of a run, its lines of stats.jsonl, and its weights."""
     run_job(
-        resolve(
-            [
-                f"--model={__name__}:build",
-                f"--kind={kind}",
-                f"--data={__name__}:data",
-                f"--steps={steps}",
-                "--precision=float64",
-                f"--job_dir={folder}",
-                f"--global_batch_size={BATCH}",
-                "--tensorboard=false",
-                *flags,
-            ]
-        ).config
+        resolved(
+            f"--model={__name__}:build",
+            f"--kind={kind}",
+            f"--data={__name__}:data",
+            f"--steps={steps}",
+            "--precision=float64",
+            f"--job_dir={folder}",
+            f"--global_batch_size={BATCH}",
+            "--tensorboard=false",
+            *flags,
+        )
     )
-    lines = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
-    model = keras.saving.load_model(
-        folder / "model" / "model.keras",
-        compile=False,
-        custom_objects={"OwnStep": OwnStep},
+    lines = read_lines(folder / "stats.jsonl")
+    model = saving.load_model(
+        folder / "model" / "model.keras", compile=False, custom_objects={"OwnStep": OwnStep}
     )
     return {
-        "history": json.loads((folder / "result.json").read_text())["history"],
+        "history": read(folder / "result.json")["history"],
         "reports": [line for line in lines if line["kind"] == "report"],
         "weights": [weight.tolist() for weight in model.get_weights()],
     }
 
 
-@pytest.mark.parametrize("kind", ["own_step", "plain"])
+@parametrize("kind", ["own_step", "plain"])
 def test_metrics_live_for_an_epoch(tmp_path: Path, kind: str) -> None:
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
+    in_float64()
     model = build(None, None, kind=kind)
     expected = model.fit(
         batches(), epochs=EPOCHS, validation_data=batches().take(2), shuffle=False, verbose=0
@@ -144,7 +128,7 @@ def test_metrics_live_for_an_epoch(tmp_path: Path, kind: str) -> None:
     for found in runs:
         assert expected.keys() <= found["history"].keys()
         for name, values in expected.items():
-            np.testing.assert_allclose(found["history"][name], values, rtol=1e-6, err_msg=name)
+            assert_allclose(found["history"][name], values, rtol=1e-6, err_msg=name)
         assert found["history"] == runs[0]["history"]
         assert found["weights"] == runs[0]["weights"]
 
@@ -161,13 +145,7 @@ def test_a_report_is_of_its_steps(tmp_path: Path) -> None:
     assert largest[:6] == sorted(largest[:6])  # of the epoch so far, as a maximum does not add up
 
 
-@pytest.mark.parametrize(
-    ("kind", "replicas"),
-    [
-        ("own_step", 1),
-        pytest.param("plain", 2, marks=pytest.mark.slow),
-    ],
-)
+@parametrize("kind, replicas", [("own_step", 1), slow("plain", 2)])
 def test_a_resumed_epoch_has_the_numbers_of_a_calm_one(
     tmp_path: Path, kind: str, replicas: int
 ) -> None:

@@ -1,7 +1,6 @@
 """Tests what ends a run early: signals, a budget, NaN; and early stopping, which an interruption
 must not undo."""
 
-import json
 import os
 import shutil
 import signal
@@ -14,21 +13,18 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import SMALL
-from tests.drill import numbers
+from tests.drill import numbers, read
 from tests.e2e.test_interruption import check_same
-from tests.fixtures import Make
-from tests.support import Signals, of_model
+from tests.fixtures import SLOW, Folders, Log, Make, Patch, parametrize
+from tests.support import Signals, read_lines, tiny
 from tests.support import run_job as run
 from tests.workers import ROOT, until
 from trainer.base.errors import INTERRUPTED, UserError
 from trainer.base.run_files.job_files import write_json
-from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.measures.evaluation import Evaluation
 from trainer.run import job
-from trainer.run.training_run import TrainingRun
 from trainer.training import signals
 from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
 from trainer.training.loop import Control
@@ -37,7 +33,7 @@ from trainer.training.steps import StepRunner
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "result.json").read_text())
+    return read(folder / "result.json")
 
 
 def test_a_save_is_due_every_so_many_minutes() -> None:
@@ -54,9 +50,7 @@ def test_a_save_is_due_every_so_many_minutes() -> None:
     assert not control
 
 
-def test_the_first_signal_is_a_request_and_the_second_leaves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_signal_is_a_request_and_the_second_leaves(monkeypatch: Patch) -> None:
     left: list[str] = []
     monkeypatch.setattr(signals, "end_process", lambda: left.append("at once"))
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -73,10 +67,8 @@ def test_the_first_signal_is_a_request_and_the_second_leaves(
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-@pytest.mark.parametrize("compiling", [True, False])
-def test_a_signal_leaves_while_a_step_is_compiled(
-    compiling: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@parametrize("compiling", [True, False])
+def test_a_signal_leaves_while_a_step_is_compiled(compiling: bool, monkeypatch: Patch) -> None:
     left = threading.Event()
     monkeypatch.setattr(signals, "_COMPILING_SECONDS", 0.2)
     monkeypatch.setattr(signals, "_POLL_SECONDS", 0.02)
@@ -101,7 +93,7 @@ with stop_on_signals():
 """
 
 
-@pytest.mark.slow
+@SLOW
 def test_two_signals_within_one_call_to_the_device_leave_at_once() -> None:
     """Covers a long call, during which Python runs no handler and would see one signal."""
     command = [sys.executable, "-c", LONG_CALL]
@@ -160,7 +152,7 @@ DIVERGES = ("--model=tests.models:diverging", "--steps_per_loop=1", "--checkpoin
 
 
 def test_on_vertex_a_hopeless_restart_ends_before_training(
-    small_config: Make, monkeypatch: pytest.MonkeyPatch
+    small_config: Make, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("CLOUD_ML_JOB_ID", "7")
     config = small_config(*DIVERGES, "--learning_rate=0.1", "--steps=6")
@@ -194,17 +186,9 @@ STOPS = (
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(tmp_path_factory: Folders) -> Path:
     """Runs a job that stops early."""
-    folder = run(
-        resolve(
-            [
-                *of_model(SMALL, STOPS),
-                *STOPS,
-                f"--job_dir={tmp_path_factory.mktemp('undisturbed') / 'job'}",
-            ]
-        ).config
-    )
+    folder = run(tiny(*STOPS, f"--job_dir={tmp_path_factory.mktemp('undisturbed') / 'job'}"))
     assert 12 <= result_of(folder)["steps"] < 200
     return folder
 
@@ -222,9 +206,9 @@ def check_stopped_alike(folder: Path, undisturbed: Path) -> None:
     assert stopping["values"] == pytest.approx(expected["values"], rel=1e-5)
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_signal_before_or_in_the_midst_of_a_measurement_leaves_it_to_the_same_command(
-    small_config: Make, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+    small_config: Make, undisturbed: Path, monkeypatch: Patch
 ) -> None:
     signals = Signals(monkeypatch)
     call = StepRunner.__call__
@@ -260,40 +244,9 @@ def test_a_signal_before_or_in_the_midst_of_a_measurement_leaves_it_to_the_same_
     check_stopped_alike(run(config), undisturbed)
 
 
-class Killed(BaseException):
-    pass
-
-
-@pytest.mark.slow
-def test_early_stopping_survives_restarts(
-    small_config: Make, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stopped_at = result_of(undisturbed)["steps"]
-    config = small_config(*STOPS)
-    save = TrainingRun.save
-    saves = []
-
-    def killed_at_the_third(self: TrainingRun, **pending: bool) -> None:
-        save(self, **pending)
-        saves.append(self.state.progress.step)
-        if len(saves) == 3 or self.state.progress.finished:
-            self.checkpoints.wait()
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingRun, "save", killed_at_the_third)
-        for _ in range(60):
-            with pytest.raises(Killed):
-                run(config)
-            if saves[-1] == stopped_at:
-                break
-            saves.clear()
-    check_stopped_alike(run(config), undisturbed)
-
-
-@pytest.mark.slow
+@SLOW
 def test_a_run_that_stopped_early_reports_it_and_how_to_continue(
-    small_config: Make, undisturbed: Path, caplog: pytest.LogCaptureFixture
+    small_config: Make, undisturbed: Path, caplog: Log
 ) -> None:
     folder = Path(small_config().job_dir)
     steps = result_of(undisturbed)["steps"]
@@ -313,7 +266,7 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(small_config: Make) -> No
     folder = run(
         small_config(*flags, "--steps=48", "--keep_checkpoints=1", "--best_metric=val_loss")
     )
-    lines = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
+    lines = read_lines(folder / "stats.jsonl")
     best = min(
         (line["losses"]["val_loss"], line["step"]) for line in lines if line["kind"] == "evaluation"
     )

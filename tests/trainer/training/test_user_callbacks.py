@@ -2,21 +2,21 @@
 two."""
 
 import inspect
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
-import pytest
+from keras import Model
+from numpy.testing import assert_allclose
 
 from tests import user_callbacks
-from tests.support import run_job
+from tests.drill import read
+from tests.fixtures import Log, Patch, parametrize
+from tests.support import resolved, run_job, slow
 from tests.user_callbacks import BATCH, EPOCHS, SEEN
 from trainer.base.log import log
-from trainer.base.settings.request import resolve
 from trainer.training.callbacks import acts_on_batches, load_callbacks, most_steps_of_a_call
 
 
@@ -27,21 +27,19 @@ def trained(tmp_path: Path, callbacks: str, replicas: int) -> dict[str, list[Any
     user_callbacks.FOLDER.mkdir()
     if replicas:
         run_job(
-            resolve(
-                [
-                    "--model=tests.user_callbacks:build",
-                    "--data=tests.user_callbacks:data",
-                    f"--epochs={EPOCHS}",
-                    f"--callbacks=tests.user_callbacks:{callbacks}",
-                    f"--global_batch_size={BATCH}",
-                    "--precision=float64",
-                    f"--replicas={replicas}",
-                    f"--job_dir={user_callbacks.FOLDER / 'run'}",
-                    "--tensorboard=false",
-                ]
-            ).config
+            resolved(
+                "--model=tests.user_callbacks:build",
+                "--data=tests.user_callbacks:data",
+                f"--epochs={EPOCHS}",
+                f"--callbacks=tests.user_callbacks:{callbacks}",
+                f"--global_batch_size={BATCH}",
+                "--precision=float64",
+                f"--replicas={replicas}",
+                f"--job_dir={user_callbacks.FOLDER / 'run'}",
+                "--tensorboard=false",
+            )
         )
-        history = json.loads((user_callbacks.FOLDER / "run" / "result.json").read_text())["history"]
+        history = read(user_callbacks.FOLDER / "run" / "result.json")["history"]
     else:
         keras.config.set_floatx("float64")
         keras.config.set_dtype_policy("float64")
@@ -59,30 +57,21 @@ def trained(tmp_path: Path, callbacks: str, replicas: int) -> dict[str, list[Any
     return {name: list(values) for name, values in (SEEN | history).items()}
 
 
-@pytest.mark.parametrize(
-    "callbacks",
-    [
-        "by_epoch",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("all_kinds", "stop_by_batch")),
-    ],
-)
+@parametrize("callbacks", ["by_epoch", *map(slow, ("all_kinds", "stop_by_batch"))])
 def test_callbacks_see_what_they_see_in_fit(tmp_path: Path, callbacks: str) -> None:
     in_fit, *runs = (trained(tmp_path, callbacks, replicas) for replicas in (0, 1, 2))
     for replicas, seen in enumerate(runs, 1):
         assert seen.keys() == in_fit.keys()
         for name, values in in_fit.items():
-            np.testing.assert_allclose(
-                seen[name], values, rtol=1e-6, err_msg=f"{name} on {replicas} replicas"
-            )
+            assert_allclose(seen[name], values, rtol=1e-6, err_msg=f"{name} on {replicas} replicas")
 
 
 def test_every_hook_that_fit_calls_is_called_here_or_named_in_a_line(
-    small_config: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    small_config: Callable[..., Any], caplog: Log
 ) -> None:
     """A Keras with another hook fails here: call it, or say that it is not called."""
     sources = [
-        inspect.getsource(inspect.unwrap(function))
-        for function in (keras.Model.fit, keras.Model.evaluate)
+        inspect.getsource(inspect.unwrap(function)) for function in (Model.fit, Model.evaluate)
     ]
     hooks = set(re.findall(r"callbacks\.(on_\w+)\(", "".join(sources)))
     called = {
@@ -102,9 +91,7 @@ def test_every_hook_that_fit_calls_is_called_here_or_named_in_a_line(
     )
 
 
-def test_a_call_is_one_step_only_for_callbacks_of_single_batches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_call_is_one_step_only_for_callbacks_of_single_batches(monkeypatch: Patch) -> None:
     lines: list[str] = []
     monkeypatch.setattr(log, "info", lines.append)
     kept = [keras.callbacks.TensorBoard, keras.callbacks.OrbaxCheckpoint]
@@ -120,7 +107,7 @@ def test_a_call_is_one_step_only_for_callbacks_of_single_batches(
     )
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "make",
     [
         lambda: keras.callbacks.ModelCheckpoint("x.keras", save_freq=5),

@@ -3,7 +3,7 @@ traced step."""
 
 import pytest
 
-from tests.fixtures import Patch
+from tests.fixtures import SLOW, Patch
 from tests.support import small
 from trainer.data.sources import load_dataset
 from trainer.planning.planner import MeasuredStep, work_of_replicas
@@ -14,7 +14,7 @@ MOST_BYTES = 1.4
 MOST_OPERATIONS = 1.9
 
 
-@pytest.mark.slow
+@SLOW
 def test_each_of_two_replicas_does_what_a_traced_step_of_two_does_and_little_more_than_one(
     monkeypatch: Patch,
 ) -> None:

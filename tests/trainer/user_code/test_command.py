@@ -9,9 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-from tests.fixtures import Capture
+from tests.fixtures import Capture, parametrize
 from trainer import check, generate, task
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.log import ANSWER, log
@@ -34,8 +32,8 @@ def in_a_module_in_c(arguments: object) -> int:
     raise ImportError("initialization failed") from KeyboardInterrupt()
 
 
-@pytest.mark.parametrize(
-    ("work", "code", "line"),
+@parametrize(
+    "work, code, line",
     [
         (raising(UserError("x=1: give 2")), 2, "error: x=1: give 2\n"),
         (
@@ -101,7 +99,7 @@ def test_a_reader_that_ends_ends_no_training() -> None:
     assert ended.stderr == "error: the end\n"
 
 
-@pytest.mark.parametrize("module", ["tensorflow.of_another_version", "keras.src.nothing"])
+@parametrize("module", ["tensorflow.of_another_version", "keras.src.nothing"])
 def test_a_python_without_the_right_tensorflow_is_named(module: str, capsys: Capture) -> None:
     imports: Any = functools.partial(importlib.import_module, module)
     assert command("starts from scratch")(imports)([]) == 2
@@ -112,7 +110,7 @@ def test_a_python_without_the_right_tensorflow_is_named(module: str, capsys: Cap
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("main", [task.main, check.main, generate.main, prepare.main])
+@parametrize("main", [task.main, check.main, generate.main, prepare.main])
 def test_every_command_ends_so(main: object, capsys: Capture) -> None:
     assert callable(main)
     assert main(["--no-such-flag=1", "digits", "x"]) == 2

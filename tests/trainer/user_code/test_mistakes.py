@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tests import mistakes
 from tests.drill import read
-from tests.fixtures import Capture, Make, Patch
+from tests.fixtures import Capture, Make, Patch, parametrize
 from tests.support import refused, run_job
 from trainer import task
 from trainer.base.errors import UserError, reason
@@ -31,8 +31,8 @@ def line_of(name: str) -> int:
     return number
 
 
-@pytest.mark.parametrize(
-    ("name", "flags", "line"),
+@parametrize(
+    "name, flags, line",
     [
         (
             "in_build",
@@ -112,8 +112,8 @@ def test_the_traceback_is_printed_if_asked_for(tmp_path: Path, capsys: Capture) 
     assert "keras" in found.out
 
 
-@pytest.mark.parametrize(
-    ("model", "value"),
+@parametrize(
+    "model, value",
     [
         (
             "own_data:classifier",
@@ -135,8 +135,8 @@ def test_a_number_beyond_the_models_is_a_mistake_in_the_data(
         run_job(config)
 
 
-@pytest.mark.parametrize(
-    ("flags", "line"),
+@parametrize(
+    "flags, line",
     [
         (["--augment=flip"], "augment=flip: it is for images (height, width, channels): drop it"),
         (
@@ -172,8 +172,8 @@ def test_a_schedule_is_found_in_a_wrapped_optimizer(small_config: Make) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("content", "line"),
+@parametrize(
+    "content, line",
     [
         (
             "import tensorflow\nimport no_such_package\n",
@@ -211,8 +211,8 @@ PYTHON = (
 )
 
 
-@pytest.mark.parametrize(
-    ("error", "line"),
+@parametrize(
+    "error, line",
     [
         (
             tf.errors.InvalidArgumentError(
@@ -246,8 +246,8 @@ IN_USER_CODE = (
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "message"),
+@parametrize(
+    "text, line, message",
     [
         ("a\n" * 150, "a " * 149 + "a", "ValueError: " + "a " * 143 + "a …"),
         ("word " * 300, "word " * 60 + "…", "ValueError: " + "word " * 57 + "wor …"),

@@ -1,14 +1,11 @@
 """Tests where a run writes its files, and that no file is ever half written."""
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests.fixtures import Patch
+from tests.fixtures import Patch, parametrize
 from tests.support import refused
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.job_files import read_result, record_failure, write_json
@@ -25,8 +22,8 @@ def test_every_folder_is_in_job_dir(tmp_path: Path, monkeypatch: Patch) -> None:
     assert not job_dir.samples.exists()  # the first grid creates it
 
 
-@pytest.mark.parametrize(
-    ("folder", "line"),
+@parametrize(
+    "folder, line",
     [
         ("", "job_dir is missing"),
         ("gs:/bucket/run", "did you mean gs://bucket/run?"),
@@ -159,15 +156,3 @@ def test_the_first_failure_is_recorded(tmp_path: Path) -> None:
     for error in ("first", "second"):
         record_failure(tmp_path, error)
     assert read_result(tmp_path) == ({"steps": 5, "state": "failed", "error": "first"}, "")
-
-
-def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
-    write_json(
-        tmp_path / "x.json",
-        {"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": float("-inf")}},
-    )
-    assert json.loads((tmp_path / "x.json").read_text()) == {
-        "a": None,
-        "b": [1.0, None],
-        "c": {"d": None},
-    }

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fixtures import parametrize
 from tests.fuzz import examples
-from tests.support import refused
+from tests.support import refused, resolved
 from trainer.base.settings.fields import (
     Field,
     coerce,
@@ -93,8 +93,8 @@ class Options:
 FIELDS = fields_of(Options)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
+@parametrize(
+    "name, value, expected",
     [
         ("names", ["a", "b"], ("a", "b")),
         ("names", "a, b,", ("a", "b")),
@@ -121,8 +121,8 @@ def test_a_value_becomes_that_of_its_field(name: str, value: Any, expected: Any)
     assert coerce(FIELDS[name], expected) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "line"),
+@parametrize(
+    "name, value, line",
     [
         ("names", 5, "names=5 must be one or several names, separated by commas"),
         ("pairs", "a", "pairs='a' must be pairs"),
@@ -141,8 +141,8 @@ def test_a_value_that_does_not_fit_is_one_line(name: str, value: Any, line: str)
         coerce(FIELDS[name], value)
 
 
-@pytest.mark.parametrize(
-    ("words", "texts"),
+@parametrize(
+    "words, texts",
     [
         (["a", "--switch", "b"], {"switch": "true", "tiers": ["a", "b"]}),
         (
@@ -158,8 +158,8 @@ def test_a_command_line_is_read(words: list[str], texts: dict[str, Any]) -> None
     assert read_flags(words, FIELDS) == texts
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
+@parametrize(
+    "words, line",
     [
         (["--text", "--switch"], "--text has no value: write --text=VALUE"),
         (["--text"], "--text has no value"),
@@ -196,8 +196,8 @@ def test_flags_are_written_as_they_are_read() -> None:
     } == values
 
 
-@pytest.mark.parametrize(
-    ("flag", "line"),
+@parametrize(
+    "flag, line",
     [
         (
             "--warmup_steps=30",
@@ -218,8 +218,5 @@ def test_a_setting_without_the_one_that_it_belongs_to_is_refused(flag: str, line
     with refused(line):
         resolve(["--model=mlp", "--steps=20", flag])
     assert (
-        resolve(
-            ["--recipe=efficientnet_photos", "--data=digits", "--early_stopping="]
-        ).config.patience
-        == 5
+        resolved("--recipe=efficientnet_photos", "--data=digits", "--early_stopping=").patience == 5
     )

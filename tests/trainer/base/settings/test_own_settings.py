@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from numpy.testing import assert_array_equal
 
 from deploy.__main__ import main as deploy
-from tests.fixtures import Capture, Patch
-from tests.support import refused, run_job
+from tests.drill import read
+from tests.fixtures import Capture, Patch, parametrize
+from tests.support import refused, resolved, run_job
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.settings.own_settings import (
     read_parameters,
@@ -86,9 +88,9 @@ def mine(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
 
 
 def test_they_are_flags_and_fields_like_ours(mine: Path) -> None:
-    config = resolve(
-        [*OWN, "--rows=1e2", "--my-lambda", "0.5", "--no_bias", "--depth=4", "--l2=none"]
-    ).config
+    config = resolved(
+        *OWN, "--rows=1e2", "--my-lambda", "0.5", "--no_bias", "--depth=4", "--l2=none"
+    )
     found = {
         name: getattr(config, name)
         for name in ("my_lambda", "depth", "units", "act", "l2", "bias", "rows")
@@ -103,20 +105,17 @@ def test_they_are_flags_and_fields_like_ours(mine: Path) -> None:
         "rows": 100,
     }
     assert {*asdict(config)} - {field.name for field in fields(TrainConfig)} == {*found}
-    assert (
-        config
-        == resolve(
-            [*OWN, "--rows=100", "--my_lambda=.5", "--bias=no", "--depth=4", "--l2=None"]
-        ).config
+    assert config == resolved(
+        *OWN, "--rows=100", "--my_lambda=.5", "--bias=no", "--depth=4", "--l2=None"
     )
-    assert resolve(["--model=mlp", "--data=mine.data:load", "--rows=9"]).config.model == "mlp"
+    assert resolved("--model=mlp", "--data=mine.data:load", "--rows=9").model == "mlp"
 
 
 def test_they_are_keys_of_a_recipe(mine: Path, tmp_path: Path) -> None:
-    config = resolve([*OWN, "--rows=9", "--l2=none", "--act=relu"]).config
+    config = resolved(*OWN, "--rows=9", "--l2=none", "--act=relu")
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(to_recipe(config))
-    again = resolve([f"--recipe={recipe}", "--depth=4"]).config
+    again = resolved(f"--recipe={recipe}", "--depth=4")
     changed: dict[str, Any] = {"recipe": "", "depth": 2}
     assert replace(again, **changed) == config
     recipe.write_text("model: mine.nets:build\ndepht: 4\n")
@@ -125,7 +124,7 @@ def test_they_are_keys_of_a_recipe(mine: Path, tmp_path: Path) -> None:
 
 
 def test_those_of_another_built_in_model_are_left_out_of_a_recipe_and_refused_as_flags() -> None:
-    config = vars(resolve(["--recipe=wgan_gp_digits", "--model=dcgan"]).config)
+    config = vars(resolved("--recipe=wgan_gp_digits", "--model=dcgan"))
     assert (config["conditional"], config["ema_decay"], "critic_steps" in config) == (
         True,
         0.998,
@@ -137,8 +136,8 @@ def test_those_of_another_built_in_model_are_left_out_of_a_recipe_and_refused_as
         resolve(["--recipe=wgan_gp_digits", "--model=dcgan", "--critic_steps=2"])
 
 
-@pytest.mark.parametrize(
-    ("flags", "line"),
+@parametrize(
+    "flags, line",
     [
         (
             ["--rows=9", "--my_lamda=1"],
@@ -166,8 +165,8 @@ def test_a_wrong_value_is_one_line(mine: Path, flags: list[str], line: str) -> N
         resolve([*OWN, *flags])
 
 
-@pytest.mark.parametrize(
-    ("source", "line"),
+@parametrize(
+    "source, line",
     [
         (
             "def build(c, d, *, learning_rate=0.1): pass",
@@ -179,10 +178,6 @@ def test_a_wrong_value_is_one_line(mine: Path, flags: list[str], line: str) -> N
             "mine/nets.py:1: its setting a has a default that is not a literal",
         ),
         (
-            "import os\ndef build(c, d, *, a: str = os.getcwd()): pass",
-            "nets.py:2: its setting a has a default that is not",
-        ),
-        (
             "A = len('x')\ndef build(c, d, *, a: int = A): pass",
             "its setting a has a default that is not a literal",
         ),
@@ -191,16 +186,8 @@ def test_a_wrong_value_is_one_line(mine: Path, flags: list[str], line: str) -> N
             "its setting a is of type list[int]: use bool, int, float, str, a",
         ),
         (
-            "def build(c, d, *, a: int | str = 1): pass",
-            "its setting a is of type int | str: use bool",
-        ),
-        (
             "from typing import Literal\ndef build(c, d, *, a: Literal[1, 'x'] = 1): pass",
             "is of type Literal[1, 'x']: use",
-        ),
-        (
-            "import mod\ndef build(c, d, *, a: mod.Kind = 1): pass",
-            "its setting a is of type mod.Kind: use bool",
         ),
         ("def build(c, d, *, a=None): pass", "its setting a has no type: use bool"),
         (
@@ -208,16 +195,8 @@ def test_a_wrong_value_is_one_line(mine: Path, flags: list[str], line: str) -> N
             "its setting a is int = None: the default must be of its type",
         ),
         (
-            "def build(c, d, *, a: bool = 1): pass",
-            "its setting a is bool = 1: the default must be of its type",
-        ),
-        (
             f"{ANNOTATED}int, Setting('x', minimum=2)] = 1): pass",
             "its default does not fit: a=1 must be at least 2",
-        ),
-        (
-            f"{ANNOTATED}int, Setting('x', least=2)] = 1): pass",
-            "of type Annotated[int, Setting('x', least=2)]: use bool",
         ),
         (
             f"{ANNOTATED}str, Setting('x', minimum=2)] = ''): pass",
@@ -257,8 +236,8 @@ def test_what_cannot_be_a_setting_is_one_line_that_names_the_place(
         resolve([*OWN, "--rows=9"])
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
+@parametrize(
+    "source, expected",
     [
         ("def build(c, d, *, a=1): pass\ndef build(c, d, *, a=2): pass", "int = 2"),
         ("from .other import make as build", "float = 0.5"),
@@ -299,7 +278,7 @@ def test_definitions_of_all_kinds_are_read(mine: Path, source: str, expected: st
     assert {name: type_and_default(field) for name, field in parameters.items()} == {"a": expected}
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "source",
     [
         "from functools import partial\ndef f(c, d, *, a): pass\nbuild = partial(f, a=3)",
@@ -324,8 +303,8 @@ def test_what_does_not_stand_in_a_source_has_no_settings(mine: Path, source: str
         resolve([OWN[0], "--a=3"])
 
 
-@pytest.mark.parametrize(
-    ("model", "line"),
+@parametrize(
+    "model, line",
     [
         (
             "mime.nets:build",
@@ -415,8 +394,8 @@ def test_a_run_uses_records_and_guards_them_and_those_of_callbacks_alone_may_cha
         "--steps_per_loop=1",
     ]
     flags += ["--callbacks=mine.stops:stop"]
-    job_dir = run_job(resolve([*flags, "--steps=1"]).config)
-    stored = json.loads((job_dir / "run.json").read_text())
+    job_dir = run_job(resolved(*flags, "--steps=1"))
+    stored = read(job_dir / "run.json")
     assert {name: stored["config"][name] for name in ("my_lambda", "units", "rows")} == {
         "my_lambda": 0.5,
         "units": 3,
@@ -424,15 +403,15 @@ def test_a_run_uses_records_and_guards_them_and_those_of_callbacks_alone_may_cha
     }
     assert stored["data"]["examples"] == 24
     with refused("contains another run (my_lambda: 0.5 before, 0.6 now): use another --job_dir"):
-        open_job_dir(resolve([*flags, "--my_lambda=0.6"]).config)
-    run_job(resolve([*flags, "--steps=9", "--after=2"]).config)
+        open_job_dir(resolved(*flags, "--my_lambda=0.6"))
+    run_job(resolved(*flags, "--steps=9", "--after=2"))
     assert [
         json.loads(line)["step"] for line in (job_dir / "stats.jsonl").read_text().splitlines()
     ][-1] == 2
 
 
-@pytest.mark.parametrize(
-    ("source", "line"),
+@parametrize(
+    "source, line",
     [
         (
             (
@@ -466,7 +445,7 @@ def test_the_imported_function_must_take_what_its_source_shows(
     from trainer.user_code.mistakes import load_function
 
     write(mine.parent, __init__="", data=f"import numpy\nX = numpy.ones((9, 4))\n{source}\n")
-    config = resolve([OWN[1], "--global_batch_size=1"]).config
+    config = resolved(OWN[1], "--global_batch_size=1")
     with refused(line) if line else nullcontext():
         examples = load_function(config.data, "data", ("config",), config)(config)
-        np.testing.assert_array_equal(examples, np.full((9, 4), 0.5))
+        assert_array_equal(examples, np.full((9, 4), 0.5))

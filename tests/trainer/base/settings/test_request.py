@@ -1,21 +1,18 @@
 """Recipe and flags -> TrainConfig: who wins, and one teaching line for every mistake."""
 
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
-
-from tests.fixtures import Patch
-from tests.support import refused
+from tests.fixtures import Patch, parametrize
+from tests.support import refused, resolved
+from tests.workers import python
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.model_settings import FROM_SCRATCH
 from trainer.base.settings.request import recipe_names, resolve, to_recipe
 from trainer.base.settings.yaml_file import read_yaml
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"),
+@parametrize(
+    "flags, expected",
     [
         (
             ["--recipe=wgan_gp_digits", "--global-batch-size=32"],
@@ -43,12 +40,12 @@ from trainer.base.settings.yaml_file import read_yaml
 def test_a_flag_in_any_form_wins_over_the_recipe_and_the_recipe_over_the_default(
     flags: list[str], expected: dict[str, object]
 ) -> None:
-    config = vars(resolve(flags).config)
+    config = vars(resolved(*flags))
     assert {name: config[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize(
-    ("flags", "line"),
+@parametrize(
+    "flags, line",
     [
         (["steps=4"], "'steps=4' is not a flag"),
         (["--steps=many"], "steps='many' must be a whole number"),
@@ -145,8 +142,8 @@ def test_a_mistake_is_one_line_that_says_what_to_do(
         resolve(flags)
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
+@parametrize(
+    "text, line",
     [
         ("stepz: 4", "unknown setting 'stepz'; did you mean 'steps'?"),
         ("steps: 4\nsteps: 5", "steps is listed twice"),
@@ -175,22 +172,20 @@ def test_keys_that_a_mapping_merges_are_those_of_its_anchor(tmp_path: Path) -> N
 
 def test_models_and_measures_that_are_not_known_before_they_run_are_let_through() -> None:
     own = ["--model=tests.models:classifier", "--data=digits"]
-    assert resolve([*own, "--early_stopping=f1", "--best_metric=fid", "--fid_every_steps=5"]).config
-    assert resolve([*own, "--tuning_metric=f1"]).config
-    assert resolve(["--tuning_metric=wasserstein_distance"]).config
-    assert resolve(
-        ["--best_metric=kid", "--fid_every_steps=5", "--early_stopping=critic_loss"]
-    ).config
+    assert resolved(*own, "--early_stopping=f1", "--best_metric=fid", "--fid_every_steps=5")
+    assert resolved(*own, "--tuning_metric=f1")
+    assert resolved("--tuning_metric=wasserstein_distance")
+    assert resolved("--best_metric=kid", "--fid_every_steps=5", "--early_stopping=critic_loss")
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@parametrize("name", recipe_names())
 def test_every_recipe_resolves_and_print_config_shows_one_for_the_same_run(
     name: str, tmp_path: Path
 ) -> None:
     data = ["--data=digits"] if name.endswith("_photos") else []
-    config = resolve([f"--recipe={name}", "--seed=3", *data]).config
+    config = resolved(f"--recipe={name}", "--seed=3", *data)
     (tmp_path / "again.yaml").write_text(to_recipe(config))
-    again = resolve([f"--recipe={tmp_path / 'again.yaml'}"]).config
+    again = resolved(f"--recipe={tmp_path / 'again.yaml'}")
     assert {**vars(again), "recipe": name} == vars(config)
 
 
@@ -203,14 +198,11 @@ def test_settings_and_local_paths_import_neither_tensorflow_nor_cloud_storage() 
         " 'google.cloud.storage', 'google.auth', 'requests')\nprint('LOADED', [name for name in"
         " heavy if name in sys.modules], code)"
     )
-    shown = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout
-    assert "LOADED [] 0" in shown
+    assert "LOADED [] 0" in python("-c", program).stdout
 
 
-@pytest.mark.parametrize(
-    ("name", "known", "hint"),
+@parametrize(
+    "name, known, hint",
     [
         ("l4xl", ("l4x1", "l4x2", "l4x8"), "; did you mean 'l4x1'?"),  # as close to each: the first
         ("us-nowhere9", ("us-west4", "us-south1"), "."),

@@ -4,10 +4,10 @@ is used instead."""
 from pathlib import Path
 from typing import Any
 
-import keras
-import numpy as np
-import pytest
+from keras import Input, Model, Sequential, layers, optimizers
+from numpy.random import default_rng
 
+from tests.fixtures import parametrize
 from tests.support import refused
 from trainer.base.settings.fields import fields_of
 from trainer.base.settings.request import resolve
@@ -32,20 +32,20 @@ OWN = [
 
 
 def rows(config: TrainConfig) -> Any:
-    x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+    x = default_rng(0).normal(size=(32, 4)).astype("float32")
     return x, x.sum(axis=1)
 
 
-def own_optimizer(config: TrainConfig, dataset: Any) -> keras.Model:
+def own_optimizer(config: TrainConfig, dataset: Any) -> Model:
     """Is how a script that calls fit compiles its model."""
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model = Sequential([Input((4,)), layers.Dense(1)])
     model.compile("adam", loss="mse")
     return model
 
 
-def its_rate(config: TrainConfig, dataset: Any) -> keras.Model:
+def its_rate(config: TrainConfig, dataset: Any) -> Model:
     model = own_optimizer(config, dataset)
-    model.compile(keras.optimizers.SGD(config.learning_rate), loss="mse")
+    model.compile(optimizers.SGD(config.learning_rate), loss="mse")
     return model
 
 
@@ -57,7 +57,7 @@ def train(folder: Path, *flags: str) -> int:
     )
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@parametrize("name", FIELDS)
 def test_each_is_refused_alone_by_a_model_that_does_not_use_it(name: str, tmp_path: Path) -> None:
     value = VALUES.get(name, "1")
     with refused(f" has no effect, as {FIELDS[name].metadata['used_by']}; or drop --{name}"):

@@ -1,13 +1,12 @@
 """Tests how paths are parsed, and the suggestions for typos."""
 
-import pytest
-
+from tests.fixtures import parametrize
 from tests.support import refused
 from trainer.base.storage import Address, output_address, parse
 
 
-@pytest.mark.parametrize(
-    ("path", "address"),
+@parametrize(
+    "path, address",
     [
         ("gs://my-bucket/photos/a b/", Address("my-bucket", "photos/a b")),
         ("gs://my-bucket", Address("my-bucket", "")),
@@ -20,8 +19,8 @@ def test_paths(path: str, address: Address | None) -> None:
     assert parse(path, "data") == address
 
 
-@pytest.mark.parametrize(
-    ("path", "line"),
+@parametrize(
+    "path, line",
     [
         ("gs:/bucket/x", "not an address: did you mean gs://bucket/x?"),
         ("gs:bucket/x", "not an address: did you mean gs://bucket/x?"),

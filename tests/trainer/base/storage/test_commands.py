@@ -1,19 +1,15 @@
 """Tests the commands with data in a bucket."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from tests.fixtures import Capture
+from tests.drill import read
+from tests.fixtures import Capture, parametrize
 from tests.support import run_job
 from tests.trainer.base.storage.conftest import Bucket
 from tests.trainer.data.test_user_data import settings
-from tests.workers import ROOT
+from tests.workers import python
 from trainer import evaluate, predict
 
 SMALL = [
@@ -27,8 +23,8 @@ SMALL = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("flag", "line"),
+@parametrize(
+    "flag, line",
     [
         ("--data=npz:gs://BUCKET/none", "data=gs://BUCKET/none: no objects found"),
         ("--fid_features=gs:///x/model.keras", "fid_features=gs:///x/model.keras: not an address"),
@@ -46,12 +42,8 @@ def test_a_mistake_is_exit_2_and_one_line_before_anything_slow(
         f"--job_dir={tmp_path}",
         "--fid_every_steps=9",
     ]
-    command = [sys.executable, "-W", "error::UserWarning", "-m", "trainer.task", *flags]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "slow")}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 2
+    words = ("-W", "error::UserWarning", "-m", "trainer.task", *flags)
+    done = python(*words, code=2, PYTHONPATH=str(tmp_path / "slow"))
     assert done.stderr.startswith("error: " + line.replace("BUCKET", bucket.name))
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "result.json").exists()
@@ -72,12 +64,7 @@ def test_a_run_in_a_bucket_is_evaluated_and_predicts(
             evaluate.main([run, f"--out={tmp_path / 'x.json'}", "--checkpoint=newest", *more]) == 0
         )
         with np.load(tmp_path / "x.npz") as arrays:
-            found.append(
-                (
-                    arrays["predictions"].tolist(),
-                    json.loads((tmp_path / "x.json").read_text())["values"],
-                )
-            )
+            found.append((arrays["predictions"].tolist(), read(tmp_path / "x.json")["values"]))
     assert found[0] == found[1]
     assert not [*(tmp_path / "cache").rglob("saved_model.pb")], "only what is needed is downloaded"
     capsys.readouterr()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures import Patch
+from tests.fixtures import Patch, parametrize
 from tests.support import refused
 from tests.trainer.base.storage.conftest import QUICK, Bucket
 from tests.trainer.base.storage.fault_proxy import FOREVER, Fault, Proxy
@@ -36,8 +36,8 @@ def files(folder: Path) -> list[Path]:
 KINDS = (503, 429, 500, 408, 401, "reset", "short", "flip", "stall", "drip", "lost")
 
 
-@pytest.mark.parametrize(
-    ("kind", "path", "requests"),
+@parametrize(
+    "kind, path, requests",
     [
         *((kind, "alt=media", 6) for kind in KINDS),
         *((kind, "/o?", 1) for kind in (503, 401, "drip")),
@@ -53,8 +53,8 @@ def test_a_fault_that_passes_leaves_no_trace(
     assert proxy.count("GET", path) >= requests + 2
 
 
-@pytest.mark.parametrize(
-    ("kind", "method", "path"),
+@parametrize(
+    "kind, method, path",
     [
         *((kind, "GET", "alt=media") for kind in (503, "short", "stall", "drip")),
         ("drip", "GET", "/o?"),
@@ -99,7 +99,7 @@ def test_a_damaged_object_is_fetched_again_and_never_kept(
     assert all(file.name != "3" for file in files(tmp_path / "two"))
 
 
-@pytest.mark.parametrize("kind", ["drip", 503])
+@parametrize("kind", ["drip", 503])
 def test_ctrl_c_ends_downloads_that_wait(
     filled: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str
 ) -> None:
@@ -121,8 +121,8 @@ def test_ctrl_c_ends_downloads_that_wait(
     assert files(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind", "line"),
+@parametrize(
+    "fault, kind, line",
     [
         (
             Fault(403, times=FOREVER, after=3),
@@ -152,7 +152,7 @@ def test_what_no_retry_can_help_is_reported_at_once(
     assert len(files(stage(filled.url("d"), "data", str(tmp_path)))) == 6
 
 
-@pytest.mark.parametrize("size", [10, 3 * 2**20])  # one piece, three pieces
+@parametrize("size", [10, 3 * 2**20])  # one piece, three pieces
 def test_what_is_replaced_once_it_was_listed_is_never_taken_for_it(
     bucket: Bucket, tmp_path: Path, size: int
 ) -> None:
@@ -175,7 +175,7 @@ def test_a_reset_late_in_a_long_object_costs_one_piece(
     assert proxy.count("GET", "alt=media") == 3 + 1
 
 
-@pytest.mark.parametrize("kind", [503, 401, "lost", "stall", "reset"])
+@parametrize("kind", [503, 401, "lost", "stall", "reset"])
 def test_an_upload_arrives_once(
     bucket: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str
 ) -> None:

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import keras
 import pytest
+from keras import callbacks
 
-from tests.fixtures import Capture
+from tests.fixtures import SLOW, Capture, parametrize
 from tests.workers import until
 from trainer import task
 from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
@@ -39,9 +39,9 @@ def act(step: int) -> None:
         PLAN["act"]()
 
 
-def filling() -> list[keras.callbacks.Callback]:
+def filling() -> list[callbacks.Callback]:
     return [
-        keras.callbacks.LambdaCallback(
+        callbacks.LambdaCallback(
             on_train_batch_end=lambda batch, logs: act(min(batch + 1, 39)),
             on_train_end=lambda logs: act(40),
         )
@@ -87,8 +87,8 @@ CASES = {  # flags, step, last checkpoint, free bytes, the path that cannot be w
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("what", CASES)
+@SLOW
+@parametrize("what", CASES)
 @pytest.mark.exports
 def test_a_full_disk_is_one_line_and_nothing_is_lost(
     disk: Path, capsys: Capture, what: str

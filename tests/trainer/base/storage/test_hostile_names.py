@@ -5,15 +5,15 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fixtures import Folders
 from tests.fuzz import WORDS, examples, one_line
+from tests.support import resolved
 from tests.trainer.base.storage.conftest import Bucket
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.serving_file import fetch_checkpoint, fetch_model
-from trainer.base.settings.request import resolve
 from trainer.base.storage.staging import stage
 from trainer.data.sources import load_dataset
 
@@ -55,8 +55,8 @@ _names = st.lists(
 def readers(url: str, cache: str) -> list[Callable[[], Any]]:
     """Returns everything that downloads an address to `cache`."""
     flags = [f"--cache_dir={cache}", "--model=mlp", "--image_size=8"]
-    job = resolve([*flags, f"--job_dir={url}"]).config
-    data = resolve([*flags, f"--data={url}"]).config
+    job = resolved(*flags, f"--job_dir={url}")
+    data = resolved(*flags, f"--data={url}")
 
     def checkpoints() -> None:
         job_dir = open_job_dir(job)
@@ -74,9 +74,7 @@ def readers(url: str, cache: str) -> list[Callable[[], Any]]:
 
 @examples(4)
 @given(names=_names)
-def test_names_in_a_bucket(
-    bucket: Bucket, tmp_path_factory: pytest.TempPathFactory, names: list[str]
-) -> None:
+def test_names_in_a_bucket(bucket: Bucket, tmp_path_factory: Folders, names: list[str]) -> None:
     base = tmp_path_factory.mktemp("names")
     prefix = base.name
     for number, name in enumerate(names):

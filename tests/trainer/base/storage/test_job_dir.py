@@ -10,18 +10,17 @@ from contextlib import closing
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import keras
 import pytest
+from keras import callbacks
 
-from tests.fixtures import Log, Patch
-from tests.support import refused
+from tests.fixtures import SLOW, Log, Patch, parametrize
+from tests.support import refused, resolved
 from tests.trainer.base.storage.conftest import Bucket
 from tests.trainer.base.storage.fault_proxy import FOREVER, Fault, Proxy
 from trainer import generate
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.run_files import mirror as mirror_module
 from trainer.base.run_files.job_directory import open_job_dir, outputs
-from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage.staging import preflight
 from trainer.run import job
@@ -41,10 +40,10 @@ FLAGS = [
 KILLED = ["--steps=1000000", "--steps_per_loop=4", f"--callbacks={__name__}:killing"]
 
 
-def killing() -> list[keras.callbacks.Callback]:
+def killing() -> list[callbacks.Callback]:
     """Sends this process a SIGTERM after step 13."""
     return [
-        keras.callbacks.LambdaCallback(
+        callbacks.LambdaCallback(
             on_train_batch_end=lambda batch, logs: (
                 os.kill(os.getpid(), signal.SIGTERM) if batch == 12 else None
             )
@@ -53,9 +52,7 @@ def killing() -> list[keras.callbacks.Callback]:
 
 
 def config_of(bucket: Bucket, cache: Path, *flags: str) -> TrainConfig:
-    return resolve(
-        [*FLAGS, f"--job_dir={bucket.url('runs/7')}", f"--cache_dir={cache}", *flags]
-    ).config
+    return resolved(*FLAGS, f"--job_dir={bucket.url('runs/7')}", f"--cache_dir={cache}", *flags)
 
 
 def run(config: TrainConfig) -> int:
@@ -163,7 +160,7 @@ def test_the_folders_that_vertex_names(bucket: Bucket, tmp_path: Path, monkeypat
     monkeypatch.setenv("AIP_MODEL_DIR", bucket.url("base/model/"))
     monkeypatch.setenv("AIP_CHECKPOINT_DIR", f"/gcs/{bucket.name}/base/checkpoints/")
     monkeypatch.setenv("AIP_TENSORBOARD_LOG_DIR", bucket.url("board/logs/"))
-    config = resolve([*FLAGS, "--steps=10", f"--cache_dir={tmp_path / 'one'}"]).config
+    config = resolved(*FLAGS, "--steps=10", f"--cache_dir={tmp_path / 'one'}")
     assert list(outputs(config)) == [
         "AIP_MODEL_DIR",
         "AIP_CHECKPOINT_DIR",
@@ -181,11 +178,11 @@ def test_the_folders_that_vertex_names(bucket: Bucket, tmp_path: Path, monkeypat
         "base/model/model.keras",
     } <= set(names)
     assert {name.rpartition("/")[0] for name in names if "events" in name} == {"board/logs"}
-    assert run(resolve([*FLAGS, "--steps=15", f"--cache_dir={tmp_path / 'two'}"]).config) == DONE
+    assert run(resolved(*FLAGS, "--steps=15", f"--cache_dir={tmp_path / 'two'}")) == DONE
     assert result(bucket, "base/result.json")["steps"] == 15
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.exports
 def test_one_run_begins_from_another(bucket: Bucket, tmp_path: Path, caplog: Log) -> None:
     gan = [
@@ -197,17 +194,13 @@ def test_one_run_begins_from_another(bucket: Bucket, tmp_path: Path, caplog: Log
         "--replicas=1",
         f"--cache_dir={tmp_path / 'cache'}",
     ]
-    assert run(resolve([*gan, "--steps=2", f"--job_dir={bucket.url('runs/gan')}"]).config) == DONE
+    assert run(resolved(*gan, "--steps=2", f"--job_dir={bucket.url('runs/gan')}")) == DONE
     trained = {name: bucket.content(name) for name in bucket.names()}
     for flag in ("initial_checkpoint=runs/gan", "initial_model=runs/gan/model/model.keras"):
         name, _, below = flag.partition("=")
         local = tmp_path / name
         assert (
-            run(
-                resolve(
-                    [*gan, "--steps=1", f"--{name}={bucket.url(below)}", f"--job_dir={local}"]
-                ).config
-            )
+            run(resolved(*gan, "--steps=1", f"--{name}={bucket.url(below)}", f"--job_dir={local}"))
             == DONE
         )
     assert {name: bucket.content(name) for name in bucket.names()} == trained
@@ -232,8 +225,8 @@ def test_a_worker_that_is_not_the_chief_asks_for_nothing(
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize("folder", ["model", "checkpoints", "samples"])
-@pytest.mark.parametrize("remote", [True, False])
+@parametrize("folder", ["model", "checkpoints", "samples"])
+@parametrize("remote", [True, False])
 def test_folders_of_someone_else_are_left_alone(
     bucket: Bucket, tmp_path: Path, folder: str, remote: bool
 ) -> None:

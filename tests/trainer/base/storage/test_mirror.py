@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures import Log, Patch
+from tests.fixtures import Log, Patch, parametrize
 from tests.trainer.base.storage.conftest import Bucket
 from tests.trainer.base.storage.fault_proxy import FOREVER, Fault, Proxy
 from tests.workers import until
@@ -95,7 +95,7 @@ def test_logs_go_along_once_a_minute_and_at_the_end(
     until(lambda: bucket.content("runs/7/logs/events") == b"12")
 
 
-@pytest.mark.parametrize("status", [503, 401])
+@parametrize("status", [503, 401])
 def test_an_outage_is_outlived(
     bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path, status: int
 ) -> None:

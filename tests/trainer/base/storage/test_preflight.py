@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from tests.fixtures import Patch
+from tests.fixtures import Patch, parametrize
 from tests.trainer.base.storage.conftest import Bucket
 from tests.trainer.base.storage.fault_proxy import FOREVER, Fault, Proxy
 from trainer.base.errors import PlatformFault, UserError
@@ -21,8 +21,8 @@ def test_all_is_well_and_nothing_stays(bucket: Bucket) -> None:
     staging.preflight({"data": "digits"}, {"job_dir": "runs/demo"})
 
 
-@pytest.mark.parametrize(
-    ("fault", "line"),
+@parametrize(
+    "fault, line",
     [
         (
             Fault(403, "GET", "/o?", FOREVER),

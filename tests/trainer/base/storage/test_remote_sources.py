@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
+from keras import applications
 
-from tests.fixtures import Patch
+from tests.fixtures import Patch, parametrize
 from tests.support import refused, small
 from tests.trainer.base.storage.conftest import Bucket
 from tests.trainer.base.storage.fault_proxy import Proxy
@@ -90,7 +90,7 @@ def filled(bucket: Bucket, folder: Path, kind: str) -> tuple[Path, str]:
     return folder / name, bucket.url(f"d/{name}")
 
 
-@pytest.mark.parametrize("kind", DATA_KINDS)
+@parametrize("kind", DATA_KINDS)
 def test_the_same_examples_and_pieces_as_from_local_files(
     bucket: Bucket, proxy: Proxy, tmp_path: Path, kind: str
 ) -> None:
@@ -111,7 +111,7 @@ def test_the_same_examples_and_pieces_as_from_local_files(
     assert pieces[0]
 
 
-@pytest.mark.parametrize("name", ["network", "weights.h5"])
+@parametrize("name", ["network", "weights.h5"])
 def test_what_fid_looks_with_is_kept_in_cache_dir(
     name: str, bucket: Bucket, tmp_path: Path, monkeypatch: Patch
 ) -> None:
@@ -119,7 +119,7 @@ def test_what_fid_looks_with_is_kept_in_cache_dir(
         raise OSError("no weights")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(keras.applications, "InceptionV3", refused)
+    monkeypatch.setattr(applications, "InceptionV3", refused)
     bucket.put(f"c/{name}", b"no network")
     flags = [
         f"--fid_features={bucket.url(f'c/{name}')}",

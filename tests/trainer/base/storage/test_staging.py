@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures import Patch
+from tests.fixtures import Patch, parametrize
 from tests.support import refused
 from tests.trainer.base.storage.conftest import Bucket
 from tests.trainer.base.storage.fault_proxy import Proxy
@@ -105,8 +105,8 @@ def test_a_full_disk_is_refused_with_the_sizes(
         staged(bucket, "d", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
+@parametrize(
+    "name, line",
     [
         *(
             (name, "it contains an empty part")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
-from tests.fixtures import Capture, Patch
+from tests.fixtures import Capture, Folders, Patch, parametrize
 from tests.trainer.base.run_files.tracking.runs import (
     LOSSES,
     mlflow_files,
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:D
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+def store(tmp_path_factory: Folders) -> str:
     """Returns the address of an empty database; a new one takes seconds, so each test has an
     experiment of its own."""
     pytest.importorskip("mlflow", reason="mlflow-skinny is not installed here")
@@ -92,12 +92,9 @@ def test_changed_settings_and_odd_names_reach_mlflow(store: str, tmp_path: Path)
     assert mlflow_history(store, known, "loss") == LOSSES[:2]
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "line"),
-    [
-        (401, 2, "the server refuses it (401)"),
-        (503, 1, "run is not sent: "),
-    ],
+@parametrize(
+    "status, code, line",
+    [(401, 2, "the server refuses it (401)"), (503, 1, "run is not sent: ")],
 )
 def test_a_refused_login_is_no_outage(
     status: int, code: int, line: str, store: str, tmp_path: Path, capsys: Capture
@@ -243,8 +240,8 @@ def test_a_tracker_that_hangs_holds_nothing_up(
     assert ended.endswith(SEND)
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
+@parametrize(
+    "text, line",
     [
         ("mlfow:http://x#y", "track=mlfow:http://x#y: no such tracker: write mlflow:http"),
         ("mlflow:http://x", "track=mlflow:http://x: not of the form of this tracker"),
@@ -264,7 +261,7 @@ def test_an_address_of_another_form_is_refused(
     assert "secret" not in error
 
 
-@pytest.mark.parametrize("started", ["2026-11-01T00:00:00Z", "2026-11-01T01:00:00+01:00"])
+@parametrize("started", ["2026-11-01T00:00:00Z", "2026-11-01T01:00:00+01:00"])
 def test_points_have_the_times_of_their_lines_or_the_start_of_the_run(
     started: str, tmp_path: Path
 ) -> None:

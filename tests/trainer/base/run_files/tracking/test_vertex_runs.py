@@ -11,7 +11,7 @@ from google.auth.credentials import AnonymousCredentials
 import tests.trainer.base.run_files.tracking.experiments  # noqa: F401 (its addresses become those of the emulator)
 from deploy.__main__ import main
 from tests.deploy.emulator import Emulator, Fault
-from tests.fixtures import Capture, Patch
+from tests.fixtures import Capture, Patch, parametrize
 from tests.trainer.base.run_files.tracking.runs import LOSSES, plant_run
 from trainer.base.run_files.job_files import drop_stats_after
 from trainer.base.run_files.tracking import vertex_runs
@@ -79,12 +79,9 @@ def test_what_is_there_is_used_unless_it_is_something_else(
     assert "track=vertex:gan-tests: project and region are not known" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "line"),
-    [
-        (403, 2, "Vertex AI refuses it (403): "),
-        (503, 1, "run is not sent: 503 Server Error"),
-    ],
+@parametrize(
+    "status, code, line",
+    [(403, 2, "Vertex AI refuses it (403): "), (503, 1, "run is not sent: 503 Server Error")],
 )
 def test_a_refusal_names_the_role_and_an_outage_is_retried_later(
     google: Emulator, tmp_path: Path, capsys: Capture, status: int, code: int, line: str
