@@ -4,6 +4,7 @@ planted ones not."""
 import pytest
 
 from benchmarks.drawn_models import MODELS, TOLERANCE, compared
+from tests.fixtures import Patch
 from trainer.run.proof import PROVED
 from trainer.run.replica_check import SKIP
 
@@ -20,7 +21,7 @@ def test_a_drawn_script_does_what_fit_does(number: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [*range(6), 17, 21, 110, 120])
-def test_drawn_scripts_are_proved(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawn_scripts_are_proved(number: int, monkeypatch: Patch) -> None:
     monkeypatch.delenv(SKIP)
     difference, verdict = compared(number, 2)
     assert difference < TOLERANCE
@@ -29,8 +30,6 @@ def test_drawn_scripts_are_proved(number: int, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [MODELS, MODELS + 1, MODELS + 2])
-def test_what_mixes_rows_from_a_step_on_is_not_proved(
-    number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_mixes_rows_from_a_step_on_is_not_proved(number: int, monkeypatch: Patch) -> None:
     monkeypatch.delenv(SKIP)
     assert compared(number, 2)[1] != PROVED

@@ -18,19 +18,19 @@ import tests.deploy.registry_emulator  # noqa: F401 (its addresses become those 
 from deploy.__main__ import main
 from deploy.base.console import printed_on
 from deploy.cli import compare
-from deploy.platform.gcloud_and_sdk import Session
+from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.rest import Platform
 from deploy.platform.retries import Clock
 from deploy.report.collection import collect
 from deploy.report.measures import TierSummary, summarize
 from tests.deploy.emulator import Emulator
-from tests.deploy.planted import noisy, plant, sample
+from tests.deploy.planted import content, noisy, plant, sample
+from tests.fixtures import Capture, Json, Patch
 from trainer.base.errors import UserError
 from trainer.base.storage import gcs
 from trainer.base.storage.local_files import Address, parse
 
-Job = dict[str, Any]
-Capture = pytest.CaptureFixture[str]
+Job = Json
 Command = Callable[..., str]
 ROOT = Path(__file__).parents[2]
 WHERE = ["--region=us-central1", "--bucket=gs://my-bucket"]
@@ -56,7 +56,7 @@ def _printed() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_folder(tmp_path: Path, dist: Path, monkeypatch: Patch) -> None:
     """Sets a temporary working folder, shared built packages and an empty gcloud configuration."""
     work = tmp_path / "work"
     work.mkdir()
@@ -66,9 +66,7 @@ def _own_folder(tmp_path: Path, dist: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture(autouse=True)
-def _pictures_of_reports_alone(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _pictures_of_reports_alone(request: pytest.FixtureRequest, monkeypatch: Patch) -> None:
     """Draws no picture but in tests of reports: matplotlib takes a second for each."""
     if "report" not in request.node.path.as_posix():
         monkeypatch.setattr("deploy.report.plots.picture", lambda *plot, **look: b"")
@@ -79,17 +77,6 @@ def put(folder: Path, address: Address) -> None:
     for file in sorted(folder.rglob("*")):
         if file.is_file():
             gcs.connect().upload(file, address / file.relative_to(folder).as_posix())
-
-
-@pytest.fixture
-def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
-    """Yields the emulator, and directs gcloud and the SDK to it."""
-    token = tmp_path / "token"
-    token.write_text("not-a-secret")
-    with Emulator() as google:
-        for name, value in google.environment(token).items():
-            monkeypatch.setenv(name, value)
-        yield google
 
 
 @pytest.fixture(scope="session")
@@ -135,9 +122,24 @@ def flying() -> FlyingClock:
 
 
 @pytest.fixture
-def session(cloud: Emulator, flying: FlyingClock) -> Session:
-    """Returns a session with the real backends, the emulator and the fast clock."""
-    return Session(Clock(lambda: flying.time, flying.sleep), AnonymousCredentials())
+def cloud(tmp_path: Path, flying: FlyingClock, monkeypatch: Patch) -> Iterator[Emulator]:
+    """Yields the emulator, and directs gcloud, the SDK and every command to it; a command has the
+    fast clock."""
+    token = tmp_path / "token"
+    token.write_text("not-a-secret")
+    clock = Clock(lambda: flying.time, flying.sleep)
+    for name, replacement in (("clock", clock), ("login", AnonymousCredentials())):
+        monkeypatch.setitem(vars(SESSION), name, replacement)
+    with Emulator() as google:
+        for name, value in google.environment(token).items():
+            monkeypatch.setenv(name, value)
+        yield google
+
+
+@pytest.fixture
+def session(cloud: Emulator) -> Session:
+    """Returns the session of every command, with the emulator and the fast clock."""
+    return SESSION
 
 
 @pytest.fixture(params=[pytest.param("gcloud", marks=needs_gcloud), "sdk"])
@@ -149,11 +151,12 @@ def run(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, **more)
 
 
-def stand_in(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def stand_in(script: str, monkeypatch: Patch) -> None:
     """Puts a fake gcloud first on the PATH, since the real one does not fail on demand."""
-    (folder / "gcloud").write_text(f"#!/bin/sh\n{script}\n")
-    (folder / "gcloud").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    gcloud = Path("gcloud").absolute()
+    gcloud.write_text(f"#!/bin/sh\n{script}\n")
+    gcloud.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{gcloud.parent}:{os.environ['PATH']}")
 
 
 def error_of(call: Callable[..., object], *arguments: Any, **named: Any) -> str:
@@ -161,6 +164,19 @@ def error_of(call: Callable[..., object], *arguments: Any, **named: Any) -> str:
     with pytest.raises(UserError) as caught:
         call(*arguments, **named)
     return str(caught.value)
+
+
+@pytest.fixture
+def typed(capsys: Capture) -> Command:
+    """Returns a function that runs a command, expects its exit code, and returns what it printed:
+    the document alone, or all, with the notes and errors at the end."""
+
+    def run(*words: str, code: int = 0) -> str:
+        assert main([*words]) == code
+        out, error = capsys.readouterr()
+        return out if {"--json", "--spec"} & {*words} and not code else out + error
+
+    return run
 
 
 @pytest.fixture
@@ -177,10 +193,25 @@ def refused(capsys: Capture) -> Command:
     return run
 
 
-def attempts() -> list[dict[str, Any]]:
+def attempts() -> list[Json]:
     """Returns the attempts of the one submission of this test."""
     (file,) = Path("runs/submitted").glob("*.json")
-    return json.loads(file.read_text())["attempts"]
+    return content(file)["attempts"]
+
+
+def task_of(job: Json) -> Json:
+    """Returns the container of the first pool of a job, or of a spec."""
+    task: Json = job.get("jobSpec", job)["workerPoolSpecs"][0]["containerSpec"]
+    return task
+
+
+def variables_of(task: Json) -> dict[str, str]:
+    return {variable["name"]: variable["value"] for variable in task["env"]}
+
+
+def start_of(task: Json) -> Any:
+    """Returns what the start command of a plain image is told."""
+    return json.loads(variables_of(task)["TRAINER_START"])
 
 
 def tier_of(job: Job) -> str:
@@ -219,13 +250,13 @@ def trains(folder: Path) -> Callable[[Emulator, Job], None]:
 
 
 @pytest.fixture
-def target(bucket: Address, tmp_path: Path) -> list[str]:
+def target(bucket: Address) -> list[str]:
     """Returns the flags of a comparison on Vertex AI: where it runs, and --out."""
     return [
         "--on=vertex",
         "--region=us-central1",
         f"--bucket={bucket}".rstrip("/"),
-        f"--out={tmp_path / 'out'}",
+        "--out=out",
     ]
 
 
@@ -249,8 +280,8 @@ def command(
     return run
 
 
-def rows(tmp_path: Path) -> list[TierSummary]:
-    return summarize(collect([str(tmp_path / "out")]))
+def rows() -> list[TierSummary]:
+    return summarize(collect(["out"]))
 
 
 def is_alive(process: str) -> bool:

@@ -12,15 +12,18 @@ from urllib.parse import quote, unquote
 
 from google_crc32c import Checksum
 
+from tests.fixtures import Json
+
+Match = re.Match[str]
 Query = dict[str, str]
-Response = tuple[int, dict[str, Any] | bytes]
+Response = tuple[int, Json | bytes]
 
 
 def now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def error(status: int, message: str, name: str = "") -> dict[str, Any]:
+def error(status: int, message: str, name: str = "") -> Json:
     """Returns the content of a failed response."""
     names = {
         400: "INVALID_ARGUMENT",
@@ -37,14 +40,14 @@ def error(status: int, message: str, name: str = "") -> dict[str, Any]:
     return {"error": {"code": status, "message": message, "status": name or names[status]}}
 
 
-def _object(google: Any, match: re.Match[str], query: Query, body: bytes) -> Response:
+def _object(google: Any, match: Match, query: Query, body: bytes) -> Response:
     name = f"{match[1]}/{unquote(match[2])}"
     if name not in google.objects:
         return 404, error(404, f"No such object: {name}")
     return 200, google.objects[name] if query.get("alt") == "media" else _metadata(google, name)
 
 
-def _delete(google: Any, match: re.Match[str], query: Query, body: bytes) -> Response:
+def _delete(google: Any, match: Match, query: Query, body: bytes) -> Response:
     name = f"{match[1]}/{unquote(match[2])}"
     found = _metadata(google, name) if name in google.objects else {}
     if found and all(
@@ -56,7 +59,7 @@ def _delete(google: Any, match: re.Match[str], query: Query, body: bytes) -> Res
     return 412, error(412, _CONDITION)
 
 
-def _upload(google: Any, match: re.Match[str], query: Query, body: bytes) -> Response:
+def _upload(google: Any, match: Match, query: Query, body: bytes) -> Response:
     """Reads the content alone, or multipart/related: the object's metadata, then its content."""
     if query.get("uploadType") == "media":
         return _store(google, f"{match[1]}/{query['name']}", query, body)
@@ -82,7 +85,7 @@ def _store(google: Any, name: str, query: Query, content: bytes) -> Response:
     return 200, _metadata(google, name)
 
 
-def _patch(google: Any, match: re.Match[str], query: Query, body: bytes) -> Response:
+def _patch(google: Any, match: Match, query: Query, body: bytes) -> Response:
     name = f"{match[1]}/{unquote(match[2])}"
     if name in google.objects:
         google.updated.setdefault(name, [LONG_AGO]).append(now())
@@ -93,7 +96,7 @@ LONG_AGO = "2026-11-20T10:00:00.000000Z"
 _CONDITION = "At least one of the pre-conditions you specified did not hold."
 
 
-def _metadata(google: Any, name: str) -> dict[str, Any]:
+def _metadata(google: Any, name: str) -> Json:
     content = google.objects[name]
     times = google.updated.get(name, [LONG_AGO])
     bucket, _, inner = name.partition("/")

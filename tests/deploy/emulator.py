@@ -22,7 +22,8 @@ from google.cloud.aiplatform_v1.types import CustomJob
 from google.protobuf.json_format import MessageToDict, ParseError
 
 from tests.deploy import emulated_storage as storage
-from tests.deploy.emulated_storage import Query, Response, error, now
+from tests.deploy.emulated_storage import Match, Query, Response, error, now
+from tests.fixtures import Json
 
 PARENT = "/v1/projects/my-proj/locations/us-central1"
 POSTS = "POST /v1/projects/my-proj/locations/[^/]+/customJobs$"
@@ -63,17 +64,17 @@ class Emulator:
     failed, which its client takes for a fault of Google's.
     """
 
-    def __init__(self, run: Callable[["Emulator", dict[str, Any]], None] | None = None) -> None:
+    def __init__(self, run: Callable[["Emulator", Json], None] | None = None) -> None:
         self.run: Any = run
-        self.jobs: dict[str, dict[str, Any]] = {}
-        self.tuning_jobs: list[dict[str, Any]] = []  # of us-east4
-        self.logs: list[dict[str, Any]] = []
-        self.models: list[dict[str, Any]] = []  # versions of the registry
-        self.skus: dict[str, list[dict[str, Any]]] = {}  # of the Billing Catalog, by service
+        self.jobs: dict[str, Json] = {}
+        self.tuning_jobs: list[Json] = []  # of us-east4
+        self.logs: list[Json] = []
+        self.models: list[Json] = []  # versions of the registry
+        self.skus: dict[str, list[Json]] = {}  # of the Billing Catalog, by service
         self.billed: list[list[str]] = []  # rows of the billing export
-        self.queries: list[dict[str, Any]] = []  # of the export
-        self.resources: dict[str, dict[str, Any]] = {}  # of metadata stores and TensorBoards
-        self.points: dict[str, list[dict[str, Any]]] = {}  # of time series
+        self.queries: list[Json] = []  # of the export
+        self.resources: dict[str, Json] = {}  # of metadata stores and TensorBoards
+        self.points: dict[str, list[Json]] = {}  # of time series
         self.objects: dict[str, bytes] = {}
         self.generations: dict[str, int] = {}  # of replaced objects; 1 for the others
         # times at which an object was stored and touched; others: long ago
@@ -88,7 +89,7 @@ class Emulator:
         self.lists_nothing = 0  # number of list requests that return no jobs yet
         self.faults: list[Fault] = []
         self.requests: list[str] = []
-        self.bodies: list[dict[str, Any]] = []  # of the requests that created jobs
+        self.bodies: list[Json] = []  # of the requests that created jobs
         self.errors: list[str] = []  # of the emulator itself
         self.lock = threading.RLock()
         self.threads: list[threading.Thread] = []
@@ -139,7 +140,7 @@ class Emulator:
             assert not self.errors, self.errors
             assert not unused, f"never triggered: {unused}"
 
-    def create(self, parent: str, content: dict[str, Any]) -> dict[str, Any]:
+    def create(self, parent: str, content: Json) -> Json:
         """Creates a PENDING job, and starts `run` for it."""
         with self.lock:
             job = MessageToDict(CustomJob.pb(CustomJob.from_json(json.dumps(content))))
@@ -162,12 +163,12 @@ class Emulator:
         except Exception as error:
             self.errors.append(f"{source}: {error!r}")
 
-    def begin(self, job: dict[str, Any]) -> None:
+    def begin(self, job: Json) -> None:
         """Sets the job to RUNNING."""
         with self.lock:
             job |= {"state": "JOB_STATE_RUNNING", "startTime": now()}
 
-    def end(self, job: dict[str, Any], state: str, error: str = "") -> None:
+    def end(self, job: Json, state: str, error: str = "") -> None:
         """Sets the job to a final state, unless it was cancelled."""
         with self.lock:
             if "CANCEL" not in job["state"] or state == "CANCELLED":
@@ -175,9 +176,7 @@ class Emulator:
                 if error:
                     job["error"] = {"code": 3, "message": error}
 
-    def log(
-        self, job: dict[str, Any], text: str, worker: str = "workerpool0-0", time: str = ""
-    ) -> None:
+    def log(self, job: Json, text: str, worker: str = "workerpool0-0", time: str = "") -> None:
         """Adds one log entry, as for a worker's line of JSON."""
         with self.lock:
             self.logs.append(
@@ -193,6 +192,11 @@ class Emulator:
                 }
             )
 
+    def loses_a_job(self) -> None:
+        """Loses the answer to the next job, which is not listed either."""
+        self.faults = [Fault(POSTS, 503, after=True)]
+        self.lists_nothing = 10**6
+
     def take_fault(self, request: str) -> Fault | None:
         """Returns the fault that this request triggers."""
         with self.lock:
@@ -205,7 +209,7 @@ class Emulator:
                 fault.triggered = True
             return fault
 
-    def issue(self, account: str) -> dict[str, Any]:
+    def issue(self, account: str) -> Json:
         """Returns a new token that gcloud and Google's clients take for one that ends soon, so they
         keep none."""
         with self.lock:
@@ -230,10 +234,10 @@ class Emulator:
         return self.accounts.get(authorization.removeprefix("Bearer "))
 
 
-def ends(state: str, error: str = "") -> Callable[[Emulator, dict[str, Any]], None]:
+def ends(state: str, error: str = "") -> Callable[[Emulator, Json], None]:
     """Returns a job that runs at once to its end."""
 
-    def run(google: Emulator, job: dict[str, Any]) -> None:
+    def run(google: Emulator, job: Json) -> None:
         google.begin(job)
         google.end(job, state, error)
 
@@ -329,7 +333,7 @@ def _missing(content: Any, name: str = "customJob") -> Iterator[str]:
             yield from _missing(item, name)
 
 
-def _create(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+def _create(google: Emulator, match: Match, query: Query, body: bytes) -> Response:
     content = json.loads(body)
     google.bodies.append(content)
     if missing := [*_missing(content)]:
@@ -337,7 +341,7 @@ def _create(google: Emulator, match: re.Match[str], query: Query, body: bytes) -
     return 200, google.create(match[1], content)
 
 
-def _list(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+def _list(google: Emulator, match: Match, query: Query, body: bytes) -> Response:
     """Filters jobs by label as Vertex AI does, in pages of two."""
     region = match[1].rsplit("/", 1)[-1]
     if google.lists_nothing:
@@ -355,15 +359,13 @@ def _list(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> 
     return 200, _page("customJobs", jobs, 2, query)
 
 
-def _page(
-    key: str, found: list[dict[str, Any]], size: int, request: dict[str, Any]
-) -> dict[str, Any]:
+def _page(key: str, found: list[Json], size: int, request: Json) -> Json:
     first = int(request.get("pageToken") or 0)
     more = {"nextPageToken": str(first + size)} if len(found) > first + size else {}
     return {key: found[first : first + size], **more}
 
 
-def _get(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+def _get(google: Emulator, match: Match, query: Query, body: bytes) -> Response:
     job = google.jobs.get(match[1])
     answer = (200, dict(job)) if job else (404, error(404, f"customJobs {match[1]} is not found"))
     # its machines are down when it is asked for again
@@ -372,7 +374,7 @@ def _get(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> R
     return answer
 
 
-def _cancel(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+def _cancel(google: Emulator, match: Match, query: Query, body: bytes) -> Response:
     job = google.jobs.get(match[1])
     if not job:
         return _get(google, match, query, body)
@@ -380,7 +382,7 @@ def _cancel(google: Emulator, match: re.Match[str], query: Query, body: bytes) -
     return 200, {}
 
 
-def _entries(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+def _entries(google: Emulator, match: Match, query: Query, body: bytes) -> Response:
     """Returns entries of a job since a time, in pages of three."""
     request = json.loads(body)
     since = re.search(r'timestamp>="([^"]+)"', request["filter"])
@@ -394,13 +396,13 @@ def _entries(google: Emulator, match: re.Match[str], query: Query, body: bytes) 
     return 200, _page("entries", found, 3, request)
 
 
-def _token(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+def _token(google: Emulator, match: Match, query: Query, body: bytes) -> Response:
     """Returns a token of the account that signed the assertion."""
     claims = parse_qs(body.decode())["assertion"][0].split(".")[1]
     return 200, google.issue(json.loads(base64.urlsafe_b64decode(claims + "=="))["iss"])
 
 
-def _secret(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+def _secret(google: Emulator, match: Match, query: Query, body: bytes) -> Response:
     if match[1] not in google.secrets:
         return 403, error(403, f"Permission 'secretmanager.versions.access' denied on {match[1]}")
     return 200, {

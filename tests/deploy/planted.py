@@ -1,12 +1,16 @@
 """Writes job directories with given times, in the format of the trainer."""
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
+from deploy.packaging.images import BuiltImage, remember
+from deploy.packaging.packages import packages_with
+from tests.fixtures import Json
 from trainer.base.run_files.plan_file import (
     CpuSteps,
     LinearInRows,
@@ -14,16 +18,17 @@ from trainer.base.run_files.plan_file import (
     StepPlan,
     StepWork,
     Work,
+    kept_plan,
     plan_key,
     write_plan,
 )
-from trainer.base.settings.request import resolve
+from trainer.base.settings.request import Overrides, resolve
 
 EXAMPLES = 6_000
 
 
 def planted_plan(
-    folder: Path, precision: str = "float32", /, row_gib: float = 0.01, gflop: float = 1.0
+    precision: str = "float32", place: str = ".", /, row_gib: float = 0.01, gflop: float = 1.0
 ) -> Path:
     """Writes a plan of mlp_mnist: 1 GiB of state and so much a row; 100 products of so many GFLOP,
     and 50 MB, a row.
@@ -42,6 +47,7 @@ def planted_plan(
         [products, StepWork("Mul", times, LinearInRows(0.0, 0.0), LinearInRows(1.0, 0.0))]
         for times in (900, 1000)
     )
+    folder = Path(place)
     folder.mkdir(parents=True, exist_ok=True)
     plan = StepPlan(
         config.model,
@@ -63,8 +69,15 @@ def planted_plan(
     return folder / "plan.json"
 
 
+def keep_plan(flags: Sequence[str], **numbers: float) -> None:
+    """Writes such a plan where that of these settings is kept."""
+    path = kept_plan(Overrides.parse(flags).resolve())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(planted_plan(**numbers), path)
+
+
 def plant(
-    folder: Path,
+    place: Path | str,
     seconds: Sequence[float],
     *,
     devices: Sequence[str] = ("GPU:0",),
@@ -92,7 +105,7 @@ def plant(
     steps = per_epoch if epochs else steps_per_report
     losses = losses or [1 / (number + 1) for number in range(len(seconds))]
     now = 0.0
-    lines: list[dict[str, Any]] = []
+    lines: list[Json] = []
     for number, (each, loss) in enumerate(zip(seconds, losses, strict=True), start=1):
         now += steps * each
         lines.append(
@@ -134,7 +147,7 @@ def plant(
         "command": "python -m trainer.task --recipe=x",
         "started": "2026-11-20T10:00:00Z",
     }
-    result: dict[str, Any] = {
+    result: Json = {
         "state": state,
         "error": error,
         "steps": total,
@@ -148,6 +161,7 @@ def plant(
             **({"quality": dict(quality)} if quality else {}),
         },
     }
+    folder = Path(place)
     folder.mkdir(parents=True)
     (folder / "stats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "run.json").write_text(json.dumps(run))
@@ -155,10 +169,31 @@ def plant(
     return folder
 
 
-def edit(file: Path, **changes: Any) -> None:
+def write_files(files: Mapping[str, str], place: Path | str = ".") -> Path:
+    """Writes texts below a folder, which it returns."""
+    for name, text in files.items():
+        file = Path(place, name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return Path(place)
+
+
+def remember_built(tensorflow: str = "", **more: str) -> None:
+    """Records an image with the sources of this folder, and `more`."""
+    sources = {package.name: package.digest for package in packages_with("")}
+    uri = "us-docker.pkg.dev/p/r/mine:1"
+    remember(BuiltImage(uri, tensorflow, {**sources, **more}, "2026-11-22"))
+
+
+def content(file: Path | str) -> Any:
+    """Returns what a JSON file holds."""
+    return json.loads(Path(file).read_text())
+
+
+def edit(file: Path | str, **changes: Any) -> None:
     """Changes top-level keys of a JSON file; None removes one."""
-    content = {**json.loads(file.read_text()), **changes}
-    file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+    kept = {key: value for key, value in {**content(file), **changes}.items() if value is not None}
+    Path(file).write_text(json.dumps(kept))
 
 
 def sample(folder: Path, side: int = 8) -> None:

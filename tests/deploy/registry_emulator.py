@@ -1,18 +1,19 @@
 """Emulates Vertex AI's Model Registry, as the SDK's own messages read them."""
 
 import json
-import re
 from typing import Any
 
 from google.cloud.aiplatform_v1.types import Model
 from google.protobuf.json_format import MessageToDict
 
+from tests.deploy.emulated_storage import Match
 from tests.deploy.emulator import _ROUTES, Emulator, Response, _page, error, now
+from tests.fixtures import Json
 
 PLACE = r"/v1/(projects/[^/]+/locations/[^/]+)"
 
 
-def _upload(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> Response:
+def _upload(google: Emulator, match: Match, query: Any, body: bytes) -> Response:
     """Makes a version. modelId names a new model; parentModel is one that exists."""
     request = json.loads(body)
     model = MessageToDict(Model.pb(Model.from_json(json.dumps(request["model"]))))
@@ -38,7 +39,7 @@ def _upload(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> 
     return 200, {"name": operation, "done": False}
 
 
-def _listed(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> Response:
+def _listed(google: Emulator, match: Match, query: Any, body: bytes) -> Response:
     found = [
         version for version in google.models if version["name"].endswith(f"/models/{match[2]}")
     ]
@@ -49,7 +50,7 @@ def _listed(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> 
     )
 
 
-def _of(google: Emulator, name: str, reference: str) -> dict[str, Any] | None:
+def _of(google: Emulator, name: str, reference: str) -> Json | None:
     found = [version for version in google.models if version["name"].endswith(f"/models/{name}")]
     return next(
         (
@@ -61,12 +62,12 @@ def _of(google: Emulator, name: str, reference: str) -> dict[str, Any] | None:
     )
 
 
-def _get(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> Response:
+def _get(google: Emulator, match: Match, query: Any, body: bytes) -> Response:
     version = _of(google, match[2], match[3] or "default")
     return (200, version) if version else (404, error(404, f"{match[2]}@{match[3]} is not found"))
 
 
-def _merge(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> Response:
+def _merge(google: Emulator, match: Match, query: Any, body: bytes) -> Response:
     """Gives aliases to a version, and takes them from the others."""
     aliases = json.loads(body)["versionAliases"]
     version = _of(google, match[2], match[3])

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.fixtures import Json, Patch
 from tests.fuzz import NUMBERS, at_most, damaged, examples, json_like, one_line
 from trainer.base.errors import UserError
 from trainer.base.settings.request import resolve
@@ -129,7 +130,7 @@ class Runs:
         return Path.touch, (Path("was-run"),)
 
 
-def test_npz_pickles_and_lone_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_npz_pickles_and_lone_arrays(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     np.savez(tmp_path / "pickle.npz", x_train=np.array([Runs()], object))
     assert "cannot be read" in refused(tmp_path / "pickle.npz")
@@ -189,7 +190,7 @@ PIECE = {
     "train-00000.x.npy": saved(IMAGES[..., np.newaxis]),
     "train-00000.y.npy": saved(LABELS.astype("<i4")),
 }
-INDEX: dict[str, Any] = {
+INDEX: Json = {
     "format": "trainer-pieces-1",
     "image_shape": [8, 8, 1],
     "class_names": ["a", "b", "c"],
@@ -276,4 +277,5 @@ def test_images(content: bytes, size: int, channels: int) -> None:
     except BadImage as error:
         assert str(error)
     else:
-        assert (image.shape, image.dtype) == ((size, size, channels), np.uint8)
+        assert image.shape == (size, size, channels)
+        assert image.dtype == np.uint8

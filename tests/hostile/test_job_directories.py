@@ -3,6 +3,8 @@ traceback."""
 
 import json
 import shutil
+import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ from deploy.report.measures import summarize
 from deploy.report.run_reader import RunRecord
 from deploy.report.table import notes, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
-from tests.deploy.planted import plant
+from tests.deploy.planted import content as read
+from tests.deploy.planted import edit, plant
+from tests.fixtures import Json
 from tests.fuzz import WORDS, at_most, examples, json_like, like, one_line
 from tests.support import refused
 from trainer.base.errors import DONE
@@ -61,53 +65,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 _NAMES = ("run.json", "result.json", "stats.jsonl")
-RUN: dict[str, Any] = {
-    "config": {
-        "model": "mlp",
-        "global_batch_size": 100,
-        "seed": 0,
-        "learning_rate": 0.1,
-        "recipe": "x",
-    },
-    "cluster": {"workers": 1, "replicas": 1, "rows_per_replica": 100},
-    "devices": ["GPU:0"],
-    "simulated": False,
-    "data": {"examples": 6000, "examples_per_step": 100, "steps_per_epoch": 60},
-    "versions": {"tensorflow": "2.21.0"},
-    "command": "python -m trainer.task",
-    "started": "2026-11-20T10:00:00Z",
-}
-RESULT: dict[str, Any] = {
-    "state": "done",
-    "error": None,
-    "steps": 30,
+_FOLDER = plant(f"{tempfile.mkdtemp()}/run", [0.1], fid=12.0)
+RUN: Json = read(_FOLDER / "run.json")
+RESULT: Json = read(_FOLDER / "result.json") | {
     "asked_steps": 30,
-    "wall_seconds": 9.5,
-    "startup_seconds": 5.0,
-    "training_seconds": 4.0,
-    "peak_memory_gib": 1.5,
     "restarts": 1,
     "saving_seconds": 0.1,
     "steps_repeated": 2,
     "exit_code": 2,
     "vertex_job": "1",
     "settings": "x",
-    "final": {"losses": {"loss": 0.5}, "metrics": {"accuracy": 0.9, "fid": 12.0}},
 }
-LINE: dict[str, Any] = {
-    "kind": "report",
-    "step": 10,
-    "epoch": 0.5,
-    "seconds": 3.0,
-    "images_per_second": 90.0,
-    "step_seconds": 0.1,
-    "losses": {"loss": 0.5},
-    "metrics": {"accuracy": 0.9},
-    "gpus": [{"memory_gib": 1.0}],
-    "untimed_steps": 1,
-    "input_wait_seconds": 0.05,
-}
-COMPARISON: dict[str, Any] = {
+LINE: Json = read(_FOLDER / "stats.jsonl") | {"gpus": [{"memory_gib": 1.0}], "untimed_steps": 1}
+COMPARISON: Json = {
     "tiers": [
         {
             "name": "a",
@@ -163,12 +133,13 @@ def reseal(folder: Path, manifest: Any) -> None:
     (folder / "manifest.json").write_text(json.dumps(sealed))
 
 
-def manifest_of(folder: Path) -> dict[str, Any]:
-    content = json.loads((folder / "manifest.json").read_text())
-    return {name: value for name, value in content.items() if name != "sha256"}
+def manifest_of(folder: Path) -> Json:
+    manifest: Json = read(folder / "manifest.json")
+    del manifest["sha256"]
+    return manifest
 
 
-def copied(run: Path, root: Path) -> tuple[Path, dict[str, Any]]:
+def copied(run: Path, root: Path) -> tuple[Path, Json]:
     """Copies the run's checkpoint into `root`; returns its folder and its manifest."""
     folder = shutil.copytree(
         run / "checkpoints" / "step-00000002", root / "step-00000002", dirs_exist_ok=True
@@ -191,9 +162,7 @@ def test_a_manifest_with_the_right_checksum(
     assert values
 
 
-@pytest.mark.parametrize(
-    "name", [*WORDS, "/dev/zero", "../../../../../../dev/zero"], ids=range(len(WORDS) + 2)
-)
+@pytest.mark.parametrize("name", [*WORDS, "/dev/zero", "../../../../../../dev/zero"])
 def test_files_that_a_manifest_names(name: str, run: Path, tmp_path: Path) -> None:
     folder, manifest = copied(run, tmp_path)
     reseal(folder, {**manifest, "files": {**manifest["files"], name: {"bytes": 1, "sha256": "x"}}})
@@ -206,13 +175,8 @@ def test_damaged_variables(run: Path, tmp_path: Path) -> None:
     folder, manifest = copied(run, tmp_path)
     for content in (b"", b"x" * 1000, (folder / "variables.index").read_bytes()[:-20]):
         (folder / "variables.index").write_bytes(content)
-        reseal(
-            folder,
-            {
-                **manifest,
-                "files": {name: _fingerprint(folder / name) for name in manifest["files"]},
-            },
-        )
+        files = {name: _fingerprint(folder / name) for name in manifest["files"]}
+        reseal(folder, {**manifest, "files": files})
         with pytest.raises(Damaged):
             read_checkpoint(folder)
 
@@ -269,10 +233,9 @@ def test_a_report(
 def test_html_in_every_text(tmp_path: Path) -> None:
     script = "<script>alert(1)</script>"
     plant(tmp_path / "a", [0.5, 0.1, 0.1], devices=(script,), error=script, state=script)
-    about = json.loads((tmp_path / "a" / "run.json").read_text())
-    about |= {"command": script, "started": script, "versions": {"tensorflow": script}}
-    about["config"] |= {"model": script, "recipe": script, script: script}
-    (tmp_path / "a" / "run.json").write_text(json.dumps(about))
+    about = {"command": script, "started": script, "versions": {"tensorflow": script}}
+    config = {**RUN["config"], "model": script, "recipe": script, script: script}
+    edit(tmp_path / "a" / "run.json", config=config, **about)
     plant(tmp_path / "b", [0.5, 0.1, 0.1])
     assert RunRecord(tmp_path / "a").state == script
     write_report([str(tmp_path)], str(tmp_path / "out"))
@@ -281,19 +244,7 @@ def test_html_in_every_text(tmp_path: Path) -> None:
 
 RECORD = {
     "submission": "x",
-    "attempts": [
-        {
-            "tier": "a",
-            "project": "p",
-            "region": "r",
-            "usd_per_hour": 1.0,
-            "output": "gs://b/x",
-            "state": "FAILED",
-            "job": "projects/1/x",
-            "error": "",
-            "spent_usd": None,
-        }
-    ],
+    "attempts": [asdict(record.Attempt("a", "p", "r", 1.0, "gs://b/x", "FAILED", "projects/1/x"))],
 }
 
 

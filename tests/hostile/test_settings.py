@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from deploy.__main__ import main as deploy
 from deploy.tiers.spec_rules import MESSAGES
 from deploy.tiers.tier import JOB_CONFIGS, load_tier
-from tests.fixtures import Capture
+from tests.fixtures import Capture, Json
 from tests.fuzz import MANY, at_most, examples, like, one_line, scalars, texts, values
 from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
@@ -87,7 +87,7 @@ def test_a_recipe(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.mark.hypothesis  # make test-hostile runs it too
-@pytest.mark.parametrize(("number", "text"), [*enumerate(TEXTS)], ids=range(len(TEXTS)))
+@pytest.mark.parametrize(("number", "text"), [*enumerate(TEXTS)])
 def test_files_that_blow_up_are_refused_in_every_place(
     number: int, text: str, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -105,7 +105,7 @@ def test_files_that_blow_up_are_refused_in_every_place(
     assert "Traceback" not in capsys.readouterr().err
 
 
-_SPEC: dict[str, Any] = yaml.safe_load((JOB_CONFIGS / "l4x1-2workers.yaml").read_text())
+_SPEC: Json = yaml.safe_load((JOB_CONFIGS / "l4x1-2workers.yaml").read_text())
 _SPEC["scheduling"] = {"strategy": "FLEX_START", "timeout": "3600s", "maxWaitDuration": "60s"}
 
 

@@ -1,6 +1,6 @@
 """Provides the emulated services of tests/deploy/."""
 
-from tests.deploy.conftest import (
+from tests.deploy.conftest import (  # noqa: F401 (fixtures)
     _own_folder,
     _pictures_of_reports_alone,
     cloud,
@@ -9,13 +9,3 @@ from tests.deploy.conftest import (
     session,
     target,
 )
-
-__all__ = [
-    "_own_folder",
-    "_pictures_of_reports_alone",
-    "cloud",
-    "command",
-    "flying",
-    "session",
-    "target",
-]

@@ -15,48 +15,37 @@ from deploy.api.request import VerbRequest, call_verb, parse_verb
 from deploy.api.submit import USAGE as SUBMIT
 from deploy.api.submit import SubmitOptions
 from tests.deploy.conftest import error_of
+from tests.fixtures import Json
 from trainer.base.errors import UserError
-from trainer.base.settings.request import Overrides
-from vertex_trainer import attach, compare, fit, jobs, plan, submit, train
+from vertex_trainer import attach, fit, jobs, plan, submit
 
 # name, its value in Python, and the texts of its flags
 SETTINGS: list[tuple[str, Any, list[str]]] = [
     ("augment", ["flip", "crop"], ["flip,crop"]),
-    ("augment", "flip", ["flip"]),
     ("augment", "", [""]),
     ("track", ["wandb:a", "wandb:b"], ["wandb:a,wandb:b"]),
     ("class_weight", {0: 1, 1: 6.5}, ["0:1,1:6.5"]),
     ("learning_rate", None, []),
-    ("learning_rate", "1e-3", ["1e-3"]),
     ("learning_rate", "", [""]),
-    ("recipe", "", [""]),
     ("recipe", Path("mlp_mnist"), ["mlp_mnist"]),
-    ("recipe", None, []),
-    ("steps", "5", ["5"]),
     ("steps", "none", ["none"]),
     ("steps", "many", ["many"]),
-    ("model", "", [""]),
     ("data", Path("a/b"), ["a/b"]),
-    ("job_dir", "", [""]),
     ("tensorboard", "no", ["no"]),
     ("jit_compile", True, ["true"]),
 ]
 OPTIONS: list[tuple[str, Any, list[str]]] = [
     ("region", ["us-central1", "us-east4"], ["us-central1,us-east4"]),
-    ("region", None, []),
     ("bucket", "", [""]),
     ("labels", {"team": "vision", "cost": "42"}, ["team=vision,cost=42"]),
-    ("max_cost", "20", ["20"]),
     ("max_cost", "", [""]),
     ("max_cost", "lots", ["lots"]),
     ("spot", "yes", ["yes"]),
     ("spot", None, []),
     ("timeout", "2h", ["2h"]),
-    ("timeout", "7200", ["7200"]),
     ("include", ["a", "b"], ["a", "b"]),
     ("env", {"A": "b,c", "D": "e"}, ["A=b,c", "D=e"]),
     ("package", Path("mine.py"), ["mine.py"]),
-    ("backend", "rest", ["rest"]),
 ]
 
 
@@ -86,53 +75,16 @@ def test_a_call_is_the_command(
         assert called == in_settings == typed
 
 
-@pytest.mark.parametrize(("name", "value", "texts"), SETTINGS)
-def test_a_call_that_trains_here_is_the_command(name: str, value: Any, texts: list[str]) -> None:
-    def values(read: Callable[[], Overrides]) -> Any:
-        try:
-            return read().values
-        except UserError as error:
-            return str(error)
-
-    keywords = {key: given for key, given in {"seed": 7, name: value}.items() if given is not None}
-    assert values(lambda: Overrides.read(keywords)) == values(
-        lambda: Overrides.parse(["--seed=7", *(f"--{name}={text}" for text in texts)])
-    )
-
-
-CALLS: list[tuple[Any, dict[str, Any]]] = [
+CALLS: list[tuple[Any, Json]] = [
     (submit, {"max_cost": ["a"]}),
-    (submit, {"learning_rate": ["a"]}),
-    (submit, {"recipe": ""}),
     (plan, {"within": [8]}),
-    (plan, {"recipe": ""}),
-    (compare, {"recipe": ""}),
-    (compare, {"repeats": "many"}),
     (fit, {"recipe": ""}),
     (fit, {"steps": ["a"]}),
-    (fit, {"steps": "many", "on": "l4x1"}),
-    (fit, {"on": ""}),
     (jobs, {"limit": "many"}),
-    (jobs, {"state": ""}),
-    (train, {"job_dir": ""}),
-    (train, {"job_dir": "runs/x", "settings": {"steps": ""}}),
     (attach, {"region": "nowhere"}),
 ]
 
 
 @pytest.mark.parametrize(("function", "keywords"), CALLS)
-def test_a_wrong_value_is_one_line_of_every_function(
-    function: Any, keywords: dict[str, Any]
-) -> None:
+def test_a_wrong_value_is_one_line_of_every_function(function: Any, keywords: Json) -> None:
     assert "\n" not in error_of(function, **keywords)
-
-
-def test_a_plan_is_asked_in_the_units_of_the_command() -> None:
-    from deploy.api.plan import Plan
-
-    nothing: Any = None
-    made = Plan(nothing, [], "a run", [], None, None, {})
-    assert "within='8 hours' must be a time of up to 30 days with its unit" in error_of(
-        made.best, within="8 hours"
-    )
-    assert "budget=-1.0 must be above 0" in error_of(made.best, budget=-1)

@@ -17,14 +17,15 @@ import vertex_trainer
 from deploy.api.plan import USAGE, PlanOptions
 from deploy.api.request import call_verb
 from deploy.platform.errors import STATE_UNKNOWN
-from deploy.platform.gcloud_and_sdk import Session
-from tests.deploy.conftest import ROOT, Capture, FlyingClock, error_of, output_of, put, run
+from tests.deploy.conftest import ROOT, Capture, FlyingClock, Job, error_of, output_of, put, run
 from tests.deploy.emulator import QUOTA, Emulator, Fault, ends
 from tests.deploy.planted import plant, planted_plan
+from tests.fixtures import Json
+from tests.support import refused
 from trainer.base.storage.local_files import Address
-from vertex_trainer import PlatformFault, UserError, attach, compare, fit, jobs, plan, submit, train
+from vertex_trainer import PlatformFault, attach, compare, fit, jobs, plan, submit, train
 
-TINY: dict[str, Any] = {
+TINY: Json = {
     "model": "mlp",
     "data": "digits",
     "image_size": 8,
@@ -32,7 +33,7 @@ TINY: dict[str, Any] = {
     "report_every_steps": 2,
     "global_batch_size": 8,
 }
-WHERE: dict[str, Any] = {
+WHERE: Json = {
     "region": "us-central1",
     "bucket": "gs://my-bucket",
     "image": "us-docker.pkg.dev/p/r/x:1",
@@ -95,55 +96,41 @@ print(heavy & set(sys.modules), {"deploy", "trainer", "yaml"} & early)"""
 
 
 def test_submit_waits_reads_the_result_and_loads_the_model(
-    cloud: Emulator, session: Session, capsys: Capture, tmp_path: Path
+    cloud: Emulator, capsys: Capture
 ) -> None:
-    keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]).save(tmp_path / "model.keras")
+    keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]).save("model.keras")
 
-    def trains(google: Emulator, job: dict[str, Any]) -> None:
-        folder = output_of(job)
+    def trains(google: Emulator, job: Job) -> None:
+        folder = f"{output_of(job).bucket}/{output_of(job).name}"
         final = {"losses": {"loss": 0.2}, "metrics": {"val_accuracy": 0.9}}
-        google.objects |= {
-            f"{folder.bucket}/{folder.name}/result.json": (
-                json.dumps({"state": "done", "steps": 4, "final": final}).encode()
-            ),
-            f"{folder.bucket}/{folder.name}/model/model.keras": (
-                (tmp_path / "model.keras").read_bytes()
-            ),
-        }
+        result = json.dumps({"state": "done", "steps": 4, "final": final})
+        google.objects[f"{folder}/result.json"] = result.encode()
+        google.objects[f"{folder}/model/model.keras"] = Path("model.keras").read_bytes()
         ends("SUCCEEDED")(google, job)
 
     cloud.run = trains
-    job = submit("cpu", settings=TINY, session=session, **WHERE)
-    with pytest.raises(
-        UserError, match="not found: check --project=my-proj and --region=us-central1"
-    ):
-        _ = attach(
-            "projects/my-proj/locations/us-central1/customJobs/7", backend="sdk", session=session
-        ).result
+    job = submit("cpu", settings=TINY, **WHERE)
+    with refused("not found: check --project=my-proj and --region=us-central1"):
+        _ = attach("projects/my-proj/locations/us-central1/customJobs/7", backend="sdk").result
     stream = io.StringIO()
     assert job.wait(stream).state == "SUCCEEDED"
     assert "SUCCEEDED after" in stream.getvalue()
-    assert (job.exit_code, job.result.metrics, job.result.steps) == (
-        0,
-        {"loss": 0.2, "val_accuracy": 0.9},
-        4,
-    )
+    assert job.exit_code == 0
+    assert job.result.metrics == {"loss": 0.2, "val_accuracy": 0.9}
+    assert job.result.steps == 4
     assert [list(weights.shape) for weights in job.model().get_weights()] == [[2, 1], [1]]
-    assert [
-        status.name for status in jobs(["us-central1"], state="succeeded", session=session)
-    ] == [job.name]
+    assert [status.name for status in jobs(["us-central1"], state="succeeded")] == [job.name]
     cloud.faults = [Fault("GET .*customJobs", 503) for _ in range(3)]
-    assert (attach(job.name, session=session, backend="sdk").status.state, job.exit_code) == (
-        "SUCCEEDED",
-        0,
-    )
-    assert jobs("us-central1", state="RUNNING", session=session) == []
+    assert attach(job.name, backend="sdk").status.state == "SUCCEEDED"
+    assert job.exit_code == 0
+    assert jobs("us-central1", state="RUNNING") == []
     shown = capsys.readouterr()
-    assert (shown.out, shown.err) == ("", "")
+    assert shown.out == ""
+    assert shown.err == ""
 
 
-def test_a_job_of_a_dry_run_has_no_state_and_no_result(cloud: Emulator, session: Session) -> None:
-    job = submit("cpu", settings=TINY, dry_run=True, session=session, **WHERE)
+def test_a_job_of_a_dry_run_has_no_state_and_no_result(cloud: Emulator) -> None:
+    job = submit("cpu", settings=TINY, dry_run=True, **WHERE)
     calls: list[Callable[[], object]] = [job.wait, job.logs, job.cancel, job.model]
     calls += [lambda: job.status, lambda: job.exit_code, lambda: job.result, lambda: job.output]
     line = "this job was not sent: call its send(), or submit it without dry_run=True"
@@ -151,55 +138,47 @@ def test_a_job_of_a_dry_run_has_no_state_and_no_result(cloud: Emulator, session:
     assert cloud.jobs == {}
 
 
-def test_no_machines_here_are_looked_for_there_and_errors_are_exceptions(
-    cloud: Emulator, session: Session
-) -> None:
+def test_no_machines_here_are_looked_for_there_and_errors_are_exceptions(cloud: Emulator) -> None:
     cloud.run = ends("SUCCEEDED")
     cloud.faults = [Fault("POST .*/us-central1/customJobs$", 429, times=1, message=QUOTA)]
     where = {**WHERE, "region": ["us-central1", "us-east4"]}
-    dry = submit("l4x1", settings=TINY, dry_run=True, session=session, **where)
-    assert (repr(dry).splitlines(), cloud.jobs) == (["<job that is not sent>", *dry.about], {})
-    job = submit("l4x1", settings=TINY, dry_run=False, session=session, **where)
+    dry = submit("l4x1", settings=TINY, dry_run=True, **where)
+    assert repr(dry).splitlines() == ["<job that is not sent>", *dry.about]
+    assert cloud.jobs == {}
+    job = submit("l4x1", settings=TINY, dry_run=False, **where)
     status = job.wait()
-    assert (status.state, repr(job)) == ("SUCCEEDED", f"<job {job.name}>")
+    assert status.state == "SUCCEEDED"
+    assert repr(job) == f"<job {job.name}>"
     assert repr(status) == f"<SUCCEEDED {status.display_name}: {job.name}>"
     assert "/us-east4/" in job.name
-    for wrong, line in (
-        ({"stepz": 1}, "unknown keyword stepz"),
-        ({"spec": True}, "unknown keyword spec"),
-    ):
-        assert line in error_of(
-            submit, "l4x1", settings={**TINY, **wrong}, session=session, **WHERE
-        )
-    assert "not submitted: set a limit, such as --max_cost=20" in error_of(
-        submit, "h100x8", settings=TINY, session=session, **WHERE
-    )
+    wrong = error_of(submit, "l4x1", settings={**TINY, "spec": True}, **WHERE)
+    assert "unknown keyword spec" in wrong
     unpriced: Any = {"machine_type": "a4-highgpu-8g", "accelerator": "NVIDIA_B200:8"}
-    assert (
-        "the price of a4-highgpu-8g-x8 is not known: not submitted: give it, as --prices"
-        in error_of(submit, settings=TINY, session=session, **WHERE, **unpriced)
-    )
+    error = error_of(submit, settings=TINY, **WHERE, **unpriced)
+    assert "the price of a4-highgpu-8g-x8 is not known: not submitted: give it" in error
     cloud.faults = [Fault("customJobs", 503, times=1000)]
     with pytest.raises(PlatformFault) as caught:
-        attach(job.name, session=session, backend="sdk").wait()
+        attach(job.name, backend="sdk").wait()
     assert caught.value.exit_code == STATE_UNKNOWN
     cloud.faults = []
 
 
-def test_two_threads_submit_at_once(cloud: Emulator, session: Session, capsys: Capture) -> None:
+def test_two_threads_submit_at_once(cloud: Emulator, capsys: Capture) -> None:
     """What each prints is in its own stream."""
     cloud.run = ends("SUCCEEDED")
 
     def send(tier: str) -> tuple[str, str, str]:
         stream = io.StringIO()
-        job = submit(tier, settings=TINY, stream=stream, session=session, **WHERE)
+        job = submit(tier, settings=TINY, stream=stream, **WHERE)
         return job.name, job.wait(stream).state, stream.getvalue()
 
     with ThreadPoolExecutor() as threads:
         sent = [*threads.map(send, ("cpu", "l4x1"))]
     assert len({name for name, _, _ in sent}) == len(cloud.jobs) == 2
     for (name, state, shown), other in zip(sent, ("-l4x1-", "-cpu-"), strict=True):
-        assert (state, f"submitted {name}" in shown, other in shown) == ("SUCCEEDED", True, False)
+        assert state == "SUCCEEDED"
+        assert f"submitted {name}" in shown
+        assert other not in shown
     assert capsys.readouterr().out == ""
 
 
@@ -212,29 +191,29 @@ class Interrupted(io.StringIO):
         return super().write(text)
 
 
-def test_ctrl_c_while_the_next_region_is_tried_keeps_its_job(
-    cloud: Emulator, session: Session
-) -> None:
+def test_ctrl_c_while_the_next_region_is_tried_keeps_its_job(cloud: Emulator) -> None:
     """So does the same call after one that followed nothing: it goes on with the regions that are
     left."""
     where = {**WHERE, "region": ["us-central1", "us-east4"]}
-    first = submit("l4x1", settings=TINY, session=session, **where)
+    first = submit("l4x1", settings=TINY, **where)
     cloud.end(
         cloud.jobs[first.name.rsplit("/", 1)[-1]],
         "FAILED",
         "Resources are insufficient in region: us-central1.",
     )
-    job = submit("l4x1", settings=TINY, session=session, **where)
+    job = submit("l4x1", settings=TINY, **where)
     assert job.name == first.name
     status = job.wait(Interrupted())
     assert "/us-east4/" in job.name
-    assert (status.name, status.over, status.output) == (job.name, False, first.output)
-    assert submit("l4x1", settings=TINY, session=session, **where).name == job.name
+    assert status.name == job.name
+    assert not status.over
+    assert status.output == first.output
+    assert submit("l4x1", settings=TINY, **where).name == job.name
     assert len(cloud.jobs) == 2
 
 
-def test_a_job_that_does_not_end_is_not_called_cancelled(cloud: Emulator, session: Session) -> None:
-    job = submit("cpu", settings=TINY, session=session, **WHERE)
+def test_a_job_that_does_not_end_is_not_called_cancelled(cloud: Emulator) -> None:
+    job = submit("cpu", settings=TINY, **WHERE)
     cloud.faults = [Fault("POST .*:cancel", "empty")]
     with pytest.raises(
         PlatformFault, match="still PENDING: `python -m deploy watch` shows its end"
@@ -243,15 +222,16 @@ def test_a_job_that_does_not_end_is_not_called_cancelled(cloud: Emulator, sessio
     assert caught.value.exit_code == STATE_UNKNOWN
 
 
-def test_plan_returns_the_best_offer_and_writes_nothing(tmp_path: Path, capsys: Capture) -> None:
-    flags: dict[str, Any] = {
-        "plan": str(planted_plan(tmp_path)),
+def test_plan_returns_the_best_offer_and_writes_nothing(capsys: Capture) -> None:
+    flags: Json = {
+        "plan": str(planted_plan()),
         "settings": {"global_batch_size": 64, "epochs": 500},
     }
     planned = plan("l4x1", "l4x4", recipe="mlp_mnist", **flags)
     assert [forecast.tier for forecast in planned.forecasts] == ["l4x1", "l4x4"]
     best = planned.best(within="8h", budget=20)
-    assert (best.strategy, best.flags["spot"]) == ("SPOT", True)
+    assert best.strategy == "SPOT"
+    assert best.flags["spot"]
     assert best.usd.middle <= 20
     assert best.hours.middle <= 8
     assert "no tier ends within=1m" in error_of(planned.best, within="1m")
@@ -259,59 +239,36 @@ def test_plan_returns_the_best_offer_and_writes_nothing(tmp_path: Path, capsys: 
     shutil.copy(ROOT / "job_configs" / "l4x1.yaml", "l4x1.yaml")
     of_file = plan("./l4x1.yaml", recipe="mlp_mnist", **flags)
     assert of_file.best().tier == "./l4x1.yaml", "as submit takes it"
-    assert (capsys.readouterr().out, Path("runs/plan").exists()) == ("", False)
+    assert capsys.readouterr().out == ""
+    assert not Path("runs/plan").exists()
 
 
-def test_compare_returns_the_table(
-    cloud: Emulator, session: Session, command: Any, target: list[str]
-) -> None:
+def test_compare_returns_the_table(cloud: Emulator, command: Any, target: list[str]) -> None:
     command("l4x1", "l4x2")
-    flags = {
-        **dict(word.removeprefix("--").split("=", 1) for word in target),
-        "image": WHERE["image"],
-        "backend": "sdk",
-    }
+    flags: Json = dict(word[2:].split("=", 1) for word in target)
+    flags |= {"settings": TINY, "image": WHERE["image"], "backend": "sdk"}
     with ThreadPoolExecutor() as threads:  # as in a notebook's server
-        again = threads.submit(
-            compare, "l4x1", "l4x2", settings=TINY, session=session, **flags
-        ).result()
-    assert (again.exit_code, [tier["tier"] for tier in again.tiers]) == (0, ["l4x1", "l4x2"])
+        again = threads.submit(compare, "l4x1", "l4x2", **flags).result()
+    assert again.exit_code == 0
+    assert [tier["tier"] for tier in again.tiers] == ["l4x1", "l4x2"]
     assert again.verdict
-    with pytest.raises(
-        UserError,
-        match=r"these 2 jobs together may cost .* USD until the timeout; there is no plan: ",
-    ):
-        compare("h100x4", "h100x8", settings=TINY, session=session, **{**flags, "out": "dear"})
+    dear = ["h100x4", "h100x8"]
+    flags["out"] = "dear"
+    assert " USD until the timeout; there is no plan: " in error_of(compare, *dear, **flags)
     assert "as --max_cost=20, or send fewer at once: together 500 USD at most" in error_of(
-        compare,
-        "h100x4",
-        "h100x8",
-        settings=TINY,
-        max_cost=300,
-        session=session,
-        **{**flags, "out": "dear"},
+        compare, *dear, max_cost=300, **flags
     )
     assert len(cloud.jobs) == 2
 
 
 def test_fit_on_a_tier_asks_follows_and_returns_the_history(
-    cloud: Emulator,
-    session: Session,
-    flying: FlyingClock,
-    bucket: Address,
-    tmp_path: Path,
-    capsys: Capture,
+    cloud: Emulator, flying: FlyingClock, bucket: Address, tmp_path: Path, capsys: Capture
 ) -> None:
     """A call that Ctrl-C ended finds its job again; one that fails is an error."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    where: dict[str, Any] = {
-        **WHERE,
-        "bucket": str(bucket).rstrip("/"),
-        "image_size": 8,
-        "epochs": 2,
-    }
+    where: Json = {**WHERE, "bucket": str(bucket).rstrip("/"), "image_size": 8, "epochs": 2}
 
-    def trained(google: Emulator, job: dict[str, Any]) -> None:
+    def trained(google: Emulator, job: Job) -> None:
         folder = plant(tmp_path / "run", [0.1, 0.1], losses=[2.0, 1.0], epochs=True)
         (folder / "model").mkdir()
         model.save(folder / "model" / "model.keras")
@@ -321,66 +278,57 @@ def test_fit_on_a_tier_asks_follows_and_returns_the_history(
 
     flying.asleep = flying.interrupt
     with pytest.raises(KeyboardInterrupt, match="goes on: the same call follows it"):
-        fit("mlp", "digits", on="l4x1", max_cost=5, session=session, **where)
+        fit("mlp", "digits", on="l4x1", max_cost=5, **where)
     assert "l4x1: " in capsys.readouterr().out
     flying.asleep = lambda: [thread.join() for thread in list(cloud.threads)]
-    trained(cloud, next(iter(cloud.jobs.values())))
-    done = fit("mlp", "digits", on="l4x1", max_cost=5, session=session, progress=False, **where)
-    (job,) = cloud.jobs.values()
-    number = job["name"].rsplit("/", 1)[-1]
-    assert (
-        done.url
-        == f"https://console.cloud.google.com/vertex-ai/locations/us-central1/training/{number}?project=my-proj"
-    )
-    assert (done.result.state, done.cost is not None, capsys.readouterr().out) == ("done", True, "")
+    trained(cloud, cloud.jobs["1000"])
+    where["progress"] = False
+    done = fit("mlp", "digits", on="l4x1", max_cost=5, **where)
+    assert done.url.endswith("/locations/us-central1/training/1000?project=my-proj")
+    assert done.result.state == "done"
+    assert done.cost is not None
+    assert capsys.readouterr().out == ""
     assert done.history["loss"] == [2.0, 1.0]
     assert [list(weights.shape) for weights in done.model.get_weights()] == [[2, 1], [1]]
-    again = fit("mlp", "digits", on="l4x1", max_cost=5, session=session, progress=False, **where)
-    assert (again.url, len(cloud.jobs)) == (done.url, 1)  # nothing is paid twice
+    again = fit("mlp", "digits", on="l4x1", max_cost=5, **where)
+    assert again.url == done.url
+    assert len(cloud.jobs) == 1  # nothing is paid twice
     cloud.run = lambda google, job: google.end(job, "FAILED", "out of memory")
     with pytest.raises(PlatformFault, match="out of memory"):
-        fit(
-            "mlp",
-            "digits",
-            on="l4x1",
-            max_cost=5,
-            again=True,
-            session=session,
-            progress=False,
-            **where,
-        )
-    assert "not submitted: set a limit" in error_of(
-        fit, "mlp", "digits", on="h100x8", session=session, progress=False, **where
-    )
+        fit("mlp", "digits", on="l4x1", max_cost=5, again=True, **where)
+    dear = error_of(fit, "mlp", "digits", on="h100x8", **where)
+    assert "not submitted: set a limit" in dear
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
 def test_fit_here_resumes_by_the_same_call_and_has_history_and_model(capsys: Capture) -> None:
-    settings: dict[str, Any] = {"image_size": 8, "epochs": 2, "global_batch_size": 256}
+    settings: Json = {"image_size": 8, "epochs": 2, "global_batch_size": 256}
     done = fit("mlp", "digits", **settings)
     assert "done: " in capsys.readouterr().out
     again = fit("mlp", "digits", progress=False, **settings)
-    assert (len(done.history["loss"]), done.history) == (2, again.history)
-    assert (done.cost, done.result.state, done.url) == (0.0, "done", again.url)
+    assert len(done.history["loss"]) == 2
+    assert done.history == again.history
+    assert done.cost == 0.0
+    assert done.result.state == "done"
+    assert done.url == again.url
     assert done.model.count_params() > 0
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.slow
-def test_train_runs_the_process_that_the_command_is(tmp_path: Path, capsys: Capture) -> None:
+def test_train_runs_the_process_that_the_command_is(capsys: Capture) -> None:
     stream = io.StringIO()
     settings = {name: value for name, value in TINY.items() if name not in ("model", "data")}
-    result = train(
-        "mlp", "digits", settings, job_dir=str(tmp_path / "run"), stream=stream, progress=True
-    )
-    assert (result.state, result.steps, {*result.metrics}) == ("done", 4, {"loss", "accuracy"})
+    result = train("mlp", "digits", settings, job_dir="run", stream=stream, progress=True)
+    assert result.state == "done"
+    assert result.steps == 4
+    assert {*result.metrics} == {"loss", "accuracy"}
     assert "done: 4 steps" in stream.getvalue()
     assert result.model().output_shape == (None, 10)
     assert len(repr(result)) < 200
-    assert "unknown setting 'stepz'" in error_of(
-        train, "mlp", "digits", {"stepz": 4}, job_dir=str(tmp_path / "other")
-    )
+    wrong = error_of(train, "mlp", "digits", {"stepz": 4}, job_dir="other")
+    assert "unknown setting 'stepz'" in wrong
     assert capsys.readouterr().out == ""
 
 
@@ -415,26 +363,17 @@ def test_what_a_function_cannot_do_is_one_line(call: Any, line: str) -> None:
 
 
 def test_values_become_what_a_command_reads() -> None:
-    settings: dict[str, Any] = {"epochs": None, "recipe": Path("mlp_mnist")}
-    keywords: dict[str, Any] = {
-        "steps": 5,
-        "fit": True,
-        "from_": ["a", "b"],
-        "price_per_hour": {"l4x1": 1},
-        "budget": 5,
-    }
+    settings: Json = {"epochs": None, "recipe": Path("mlp_mnist")}
+    prices = {"l4x1": 1}
+    keywords: Json = {"steps": 5, "fit": True, "from_": ["a", "b"], "price_per_hour": prices}
     request = call_verb(PlanOptions, ("l4x1",), keywords, settings, USAGE)
     asked = request.options
-    program = request.program
-    assert (asked.tiers, asked.from_, asked.fit, asked.budget) == (("l4x1",), ("a", "b"), True, 5.0)
-    assert (asked.price_per_hour, "epochs" in program.values, program.values["steps"]) == (
-        {"l4x1": 1.0},
-        False,
-        5,
-    )
-    flags = (
-        "--fit=true --from=a --from=b --price_per_hour=l4x1=1.0 --budget=5.0 --recipe=mlp_mnist"
-        " --steps=5"
-    )
+    assert asked.tiers == ("l4x1",)
+    assert asked.from_ == ("a", "b")
+    assert asked.fit
+    assert asked.price_per_hour == prices
+    assert "epochs" not in request.program.values
+    assert request.program.values["steps"] == 5
+    flags = "--fit=true --from=a --from=b --price_per_hour=l4x1=1.0 --recipe=mlp_mnist --steps=5"
     assert request.command == f"python -m deploy plan l4x1 {flags}"
     assert set(vertex_trainer.__all__) == set(dir(vertex_trainer))

@@ -11,24 +11,18 @@ import numpy as np
 import pytest
 
 from tests.deploy.conftest import error_of
+from tests.fixtures import Capture, Json
 from vertex_trainer import fit
 
 X = np.random.default_rng(0).normal(size=(37, 4))
 Y = X.sum(1, keepdims=True)
-DATA: dict[str, Any] = {"epochs": 3, "batch_size": 10, "shuffle": False, "validation_split": 0.2}
+DATA: Json = {"epochs": 3, "batch_size": 10, "shuffle": False, "validation_split": 0.2}
 
 
-def compiled(kind: type[keras.Model] = keras.Sequential) -> keras.Model:
-    layers = [
-        keras.layers.Dense(8, "tanh", dtype="float64"),
-        keras.layers.Dense(1, dtype="float64"),
-    ]
+def compiled(kind: type[keras.Model] = keras.Model) -> keras.Model:
     inputs = keras.Input((4,), dtype="float64")
-    model = (
-        kind(inputs, layers[1](layers[0](inputs)))
-        if kind is not keras.Sequential
-        else kind([inputs, *layers])
-    )
+    hidden = keras.layers.Dense(8, "tanh", dtype="float64")(inputs)
+    model = kind(inputs, keras.layers.Dense(1, dtype="float64")(hidden))
     model.compile(keras.optimizers.Adam(1e-2), "mse", metrics=["mae"])
     return model
 
@@ -43,9 +37,14 @@ def same(one: Any, other: Any) -> None:
     np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
 
 
+def same_weights(model: keras.Model, expected: keras.Model) -> None:
+    for weight, value in zip(model.get_weights(), expected.get_weights(), strict=True):
+        same(weight, value)
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_two_calls_have_the_numbers_of_keras_and_the_model_is_trained(
-    replicas: int, capsys: pytest.CaptureFixture[str]
+    replicas: int, capsys: Capture
 ) -> None:
     model = compiled()
     expected = twin(model)
@@ -56,11 +55,11 @@ def test_two_calls_have_the_numbers_of_keras_and_the_model_is_trained(
         )
         for name, values in history.items():
             same(done.history[name], values)
-        for weight, value in zip(model.get_weights(), expected.get_weights(), strict=True):
-            same(weight, value)
+        same_weights(model, expected)
         assert ("epoch 3/3" in capsys.readouterr().out) == bool(call)
     assert done.result.state == "done"
-    assert (Path("runs/1/model/model.keras").exists(), done.cost) == (True, 0.0)
+    assert Path("runs/1/model/model.keras").exists()
+    assert done.cost == 0.0
 
 
 def test_ctrl_c_saves_and_the_same_call_goes_on() -> None:
@@ -77,26 +76,24 @@ def test_ctrl_c_saves_and_the_same_call_goes_on() -> None:
         fit(interrupted, X, Y, job_dir="runs/stopped", callbacks=[Interrupt()], **DATA)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     fit(model, X, Y, job_dir="runs/stopped", **DATA)
-    for weight, value in zip(model.get_weights(), expected.get_weights(), strict=True):
-        same(weight, value)
+    same_weights(model, expected)
 
 
-def test_the_same_call_with_more_epochs_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_call_with_more_epochs_goes_on(capsys: Capture) -> None:
     model = compiled()
     expected = twin(model)
     expected.fit(X, Y, verbose=0, **{**DATA, "epochs": 5})
     fit(twin(model), X, Y, job_dir="runs/longer", **DATA)
     fit(model, X, Y, job_dir="runs/longer", **{**DATA, "epochs": 5})
     assert "resumes at step 9" in capsys.readouterr().out
-    for weight, value in zip(model.get_weights(), expected.get_weights(), strict=True):
-        same(weight, value)
+    same_weights(model, expected)
 
 
 class OwnInit(keras.Model):
     def __init__(self, inputs: Any, outputs: Any) -> None:
         super().__init__(inputs, outputs)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Json:
         raise NotImplementedError("OwnInit has no config")
 
 
@@ -119,7 +116,7 @@ class OwnInit(keras.Model):
         ),
     ],
 )
-def test_what_is_refused(options: dict[str, Any], line: str) -> None:
+def test_what_is_refused(options: Json, line: str) -> None:
     model = (
         keras.Sequential([keras.layers.Dense(1)])
         if options.pop("uncompiled", False)

@@ -2,17 +2,16 @@
 twice."""
 
 from functools import partial
-from pathlib import Path
 
 import optuna
-import pytest
 from optuna.trial import FrozenTrial
 
-from deploy.platform.gcloud_and_sdk import Session
 from examples import optuna_study
 from tests.deploy.conftest import FlyingClock, Job, error_of, output_of, put
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import plant
+from tests.fixtures import Json, Patch
+from tests.vertex_trainer.test_functions import WHERE
 from vertex_trainer import submit
 
 
@@ -21,11 +20,7 @@ def trials() -> list[FrozenTrial]:
 
 
 def test_the_same_call_goes_on_and_sends_no_trial_twice(
-    cloud: Emulator,
-    session: Session,
-    flying: FlyingClock,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cloud: Emulator, flying: FlyingClock, monkeypatch: Patch
 ) -> None:
     """Each trial is a job. The first call is interrupted; of three trials the second fails."""
 
@@ -33,32 +28,20 @@ def test_the_same_call_goes_on_and_sends_no_trial_twice(
         google.begin(job)
         number = output_of(job).name[-1]
         if number != "1":
-            put(
-                plant(tmp_path / f"trained-{number}", [0.1], val_accuracy=0.5 + int(number) / 10),
-                output_of(job),
-            )
+            made = plant(f"trained-{number}", [0.1], val_accuracy=0.5 + int(number) / 10)
+            put(made, output_of(job))
         google.end(job, "FAILED" if number == "1" else "SUCCEEDED")
 
-    monkeypatch.setattr(
-        optuna_study,
-        "submit",
-        partial(
-            submit,
-            session=session,
-            backend="sdk",
-            project="my-proj",
-            region="us-central1",
-            image="us-docker.pkg.dev/p/r/x:1",
-        ),
-    )
+    where: Json = {key: value for key, value in WHERE.items() if key != "bucket"}
+    sends = partial(submit, project="my-proj", **where)
+    monkeypatch.setattr(optuna_study, "submit", sends)
     flying.asleep = flying.interrupt
-    assert "there is no result yet: wait for the end of the run" in error_of(
-        optuna_study.main, 1, optuna_study.in_the_cloud
-    )
+    error = error_of(optuna_study.main, 1, optuna_study.in_the_cloud)
+    assert "there is no result yet: wait for the end of the run" in error
     (proposed,) = trials()
     flying.asleep = lambda: None
     cloud.run = trains
-    trains(cloud, next(iter(cloud.jobs.values())))
+    trains(cloud, cloud.jobs["1000"])
     for _ in range(2):
         optuna_study.main(3, optuna_study.in_the_cloud)
     assert [(trial.state.name, trial.value) for trial in trials()] == [
@@ -66,8 +49,6 @@ def test_the_same_call_goes_on_and_sends_no_trial_twice(
         ("FAIL", None),
         ("COMPLETE", 0.7),
     ]
-    assert (proposed.state.name, trials()[0].params, len(cloud.jobs)) == (
-        "RUNNING",
-        proposed.params,
-        3,
-    )
+    assert proposed.state.name == "RUNNING"
+    assert trials()[0].params == proposed.params
+    assert len(cloud.jobs) == 3

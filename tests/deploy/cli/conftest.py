@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploy.platform.local import free_addresses
-from tests.deploy.conftest import FlyingClock, Job
+from tests.deploy.conftest import FlyingClock, Job, variables_of
 from tests.deploy.emulator import PARENT, Emulator
 from tests.deploy.platform.test_backends import SPEC
 
@@ -39,7 +39,7 @@ def runs_spec(google: Emulator, job: Job, python: Path, folder: Path) -> None:
                 "GCE_METADATA_HOST": google.url.removeprefix("http://"),
                 "TMPDIR": str(folder),
             }
-            given |= {variable["name"]: variable["value"] for variable in task["env"]}
+            given |= variables_of(task)
             command = [str(python), *task["command"][1:], *task.get("args", [])]
             workers.append(
                 (
@@ -60,14 +60,11 @@ def runs_spec(google: Emulator, job: Job, python: Path, folder: Path) -> None:
 @pytest.fixture
 def job(cloud: Emulator) -> Job:
     """Returns a job with a price that waits for its machines."""
-    return cloud.create(
-        PARENT,
-        {
-            "displayName": "demo",
-            "jobSpec": SPEC,
-            "labels": {"submission": "s1", "usd-per-hour": "3-6000"},
-        },
-    )
+    return made(cloud, **{"submission": "s1", "usd-per-hour": "3-6000"})
+
+
+def made(cloud: Emulator, **labels: str) -> Job:
+    return cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": labels})
 
 
 @pytest.fixture

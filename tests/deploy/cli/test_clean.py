@@ -6,9 +6,9 @@ import pytest
 
 from deploy.cli import clean
 from deploy.platform.gcloud_and_sdk import Session
-from tests.deploy.conftest import Capture
+from tests.deploy.conftest import Command
 from tests.deploy.emulator import Emulator, Fault
-from trainer.base.errors import UserError
+from tests.support import refused
 
 FLAGS = ["--project=my-proj", "--bucket=gs://my-bucket/x"]
 
@@ -49,24 +49,18 @@ def used(cloud: Emulator) -> Emulator:
     return cloud
 
 
-def test_only_what_ended_jobs_alone_name_is_removed(
-    used: Emulator, session: Session, capsys: Capture
-) -> None:
+def test_only_what_ended_jobs_alone_name_is_removed(used: Emulator, typed: Command) -> None:
     before = dict(used.objects)
-    assert clean.main([*FLAGS, "--json"], session) == 0
-    *shown, document = capsys.readouterr().out.splitlines()
-    assert shown[0].endswith("  gs://my-bucket/x/packages/old")
-    assert shown[1:] == [
-        "found 0.00 MB of 1 packages that only ended jobs name: --yes removes them"
-    ]
-    assert json.loads(document)["packages"] == [
-        {"address": "gs://my-bucket/x/packages/old", "bytes": 3}
-    ]
+    address = "gs://my-bucket/x/packages/old"
+    first, last = typed("clean", *FLAGS).splitlines()
+    assert first.endswith(f"  {address}")
+    assert last.startswith("found 0.00 MB of 1 packages that only ended jobs name: --yes")
+    made = json.loads(typed("clean", *FLAGS, "--json"))
+    assert made["packages"] == [{"address": address, "bytes": 3}]
     assert used.objects == before
-    assert clean.main([*FLAGS, "--yes"], session) == 0
+    typed("clean", *FLAGS, "--yes")
     assert before.keys() - used.objects.keys() == {"my-bucket/x/packages/old/a.whl"}
-    assert clean.main([*FLAGS, "--yes"], session) == 0
-    assert capsys.readouterr().out.endswith(
+    assert typed("clean", *FLAGS, "--yes").endswith(
         "removed 0.00 MB of 0 packages that only ended jobs name\n"
     )
 
@@ -74,6 +68,6 @@ def test_only_what_ended_jobs_alone_name_is_removed(
 def test_nothing_is_removed_if_a_region_cannot_be_asked(used: Emulator, session: Session) -> None:
     used.faults = [Fault("GET .*/asia-east1/customJobs", 403)]
     before = dict(used.objects)
-    with pytest.raises(UserError, match=r"roles/aiplatform\.user"):
+    with refused("roles/aiplatform.user"):
         clean.main([*FLAGS, "--yes"], session)
     assert used.objects == before

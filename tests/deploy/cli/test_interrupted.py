@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -17,22 +16,18 @@ from typing import Any
 
 import pytest
 
-from deploy.cli import jobs, submit
+from deploy.cli import submit
 from deploy.job import sending
 from deploy.platform.errors import STATE_UNKNOWN, JobUnknown
 from deploy.platform.gcloud_and_sdk import Session
+from tests.deploy.cli.conftest import made
 from tests.deploy.cli.test_lost_jobs import PLAIN, RECORD, SDK, SLOW, states
-from tests.deploy.conftest import Capture, FlyingClock, attempts, error_of, needs_gcloud, stand_in
+from tests.deploy.conftest import Command, FlyingClock, attempts, needs_gcloud, stand_in
 from tests.deploy.emulator import PARENT, POSTS, QUOTA, Emulator, Fault, ends
+from tests.fixtures import Json, Patch
 from trainer.base.errors import UserError
 
 CREATES = f"POST {PARENT}/customJobs"
-
-
-def exits(code: int, arguments: list[str], session: Session) -> str:
-    with pytest.raises(KeyboardInterrupt if code == 75 else JobUnknown) as caught:
-        submit.main(arguments, session)
-    return str(caught.value)
 
 
 def interrupts_itself() -> None:
@@ -42,136 +37,85 @@ def interrupts_itself() -> None:
 
 
 def test_ctrl_c_after_a_lost_response_finds_the_job_and_the_same_command_follows_it(
-    cloud: Emulator, session: Session, flying: FlyingClock, capsys: Capture
+    cloud: Emulator, flying: FlyingClock, typed: Command
 ) -> None:
     """The job is listed 20 seconds after the interrupt."""
-    cloud.faults = [Fault(POSTS, 503, after=True)]
-    cloud.lists_nothing = 10**6
+    cloud.loses_a_job()
 
     def interrupt() -> None:
         flying.after(20, lambda: setattr(cloud, "lists_nothing", 0))
         flying.interrupt()
 
     flying.after(10, interrupt)
-    told = exits(75, ["cpu", *SDK], session)
+    shown = typed("submit", "cpu", *SDK, code=75)
     (job,) = cloud.jobs.values()
-    assert told == job["name"]
-    shown = capsys.readouterr().err
-    assert (
-        "stopped while the job is created: looks for it for up to 60 s; Ctrl-C skips that\n"
-        in shown
-    )
-    assert (
-        f"{job['name']} was created and goes on: watch it: python -m deploy watch {job['name']}"
-        in shown
-    )
-    assert (attempts()[0]["state"], attempts()[0]["job"]) == ("INTERRUPTED", job["name"])
+    assert "looks for it for up to 60 s; Ctrl-C skips that\n" in shown
+    assert f"goes on: watch it: python -m deploy watch {job['name']}" in shown
+    assert attempts()[0]["state"] == "INTERRUPTED"
+    assert attempts()[0]["job"] == job["name"]
     flying.asleep = lambda: cloud.end(job, "SUCCEEDED")
-    assert submit.main(["cpu", *SDK], session) == 0
-    assert (
-        f"goes on with {job['name']}, which the same command submitted before"
-        in capsys.readouterr().out
+    assert f"goes on with {job['name']}, which the same command submitted before" in typed(
+        "submit", "cpu", *SDK
     )
-    assert (states(cloud), attempts()[0]["state"]) == (["SUCCEEDED"], "SUCCEEDED")
+    assert states(cloud) == ["SUCCEEDED"]
+    assert attempts()[0]["state"] == "SUCCEEDED"
     cloud.run = ends("SUCCEEDED")
-    assert submit.main(["cpu", *SDK], session) == 0, "it is over: the same command makes another"
+    typed("submit", "cpu", *SDK)
     assert len(cloud.jobs) == 2
 
 
 @pytest.mark.parametrize(
     "find",
     [
-        lambda submission, session: submit.main(["cpu", *SDK], session),
-        lambda submission, session: jobs.run_watch([submission, "--backend=sdk"], session),
-        lambda submission, session: jobs.run_cancel(
-            [submission, "--backend=sdk", "--yes"], session
-        ),
+        ["submit", "cpu", *SDK],
+        ["watch", "", "--backend=sdk"],
+        ["cancel", "", "--backend=sdk", "--yes"],
     ],
-    ids=["submit", "watch", "cancel"],
 )
 def test_a_job_that_appears_after_the_second_ctrl_c_is_found_by_its_label(
-    find: Callable[[str, Session], int],
-    cloud: Emulator,
-    session: Session,
-    flying: FlyingClock,
-    capsys: Capture,
+    find: list[str], cloud: Emulator, flying: FlyingClock, typed: Command
 ) -> None:
-    cloud.faults = [Fault(POSTS, 503, after=True)]
-    cloud.lists_nothing = 10**6
+    cloud.loses_a_job()
     flying.asleep = flying.interrupt  # each time
-    error = exits(STATE_UNKNOWN, ["cpu", *SDK], session)
-    capsys.readouterr()
+    error = typed("submit", "cpu", *SDK, code=STATE_UNKNOWN)
     (submission,) = re.findall(
         r"not listed yet: `python -m deploy watch (\S+)` looks for it again, and so does the", error
     )
     (job,) = cloud.jobs.values()
     flying.asleep = lambda: cloud.end(job, "SUCCEEDED")
     cloud.lists_nothing = 3
-    assert find(submission, session) == 0
-    assert (len(cloud.jobs), attempts()[0]["job"]) == (1, job["name"])
-
-
-def test_a_name_that_is_known_survives_ctrl_c(
-    cloud: Emulator, session: Session, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    """It arrives between the response and its record, after a first response was lost."""
-    cloud.faults = [Fault(POSTS, 503)]
-    monkeypatch.setattr(
-        sending, "tell", lambda line: interrupts_itself() if "a response was lost" in line else None
-    )
-    exits(75, ["cpu", *SDK], session)
-    (job,) = cloud.jobs.values()
+    typed(*(word or submission for word in find))
+    assert len(cloud.jobs) == 1
     assert attempts()[0]["job"] == job["name"]
-    assert "looks for it" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "where", ["GET .*submission.json", "POST .*/upload/.*"], ids=["reading", "reserving"]
-)
-def test_ctrl_c_before_any_request_leaves_nothing(
-    where: str, cloud: Emulator, session: Session
-) -> None:
-    """Nobody looks for a job that was never requested, and its directory is free."""
-    cloud.faults = [Fault(where, 503, after=True, action=interrupts_itself)]
-    with pytest.raises(KeyboardInterrupt):
-        submit.main(["cpu", *SDK, "--name=dup"], session)
-    assert attempts()[0]["state"] == "NOT SUBMITTED"
-    assert not any("customJobs" in request for request in cloud.requests)
-    cloud.run = ends("SUCCEEDED")
-    assert submit.main(["cpu", *SDK, "--name=dup"], session) == 0
 
 
 @needs_gcloud
-@pytest.mark.parametrize("connected", [True, False], ids=["sent", "not yet"])
+@pytest.mark.parametrize("connected", [True, False])
 def test_what_gcloud_sent_is_read_from_its_log(
-    connected: bool,
-    cloud: Emulator,
-    session: Session,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    connected: bool, cloud: Emulator, session: Session, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     line = (
         "DEBUG: Starting new HTTPS connection (1): host"
         if connected
         else "DEBUG: Running [gcloud.ai]"
     )
-    stand_in(
-        tmp_path, f'echo "{line}" >&2\nsleep 0.3\nkill -INT {os.getpid()}\nsleep 30', monkeypatch
-    )
+    stand_in(f'echo "{line}" >&2\nsleep 0.3\nkill -INT {os.getpid()}\nsleep 30', monkeypatch)
     with pytest.raises(JobUnknown if connected else KeyboardInterrupt):
         submit.main(["cpu", *SDK[:-1], "--backend=gcloud"], session)
     assert attempts()[0]["state"] == ("INTERRUPTED" if connected else "NOT SUBMITTED")
 
 
-@pytest.mark.parametrize(("code", "message"), [(400, "x"), (403, "x"), (404, "x"), (429, QUOTA)])
+@pytest.mark.parametrize(("code", "message"), [(400, "x"), (404, "x"), (429, QUOTA)])
 def test_a_refusal_is_final_at_once_and_leaves_the_job_directory_free(
-    code: int, message: str, cloud: Emulator, session: Session, flying: FlyingClock
+    code: int, message: str, cloud: Emulator, flying: FlyingClock, refused: Command, typed: Command
 ) -> None:
     cloud.faults = [Fault(POSTS, code, message=message)]
-    error = error_of(submit.main, ["cpu", *SDK, "--name=dup", "--detach"], session)
+    error = refused("submit", "cpu", *SDK, "--name=dup", "--detach")
     assert ("no quota left" in error) == (code == 429)
-    assert (flying.slept, cloud.requests.count(CREATES), RECORD in cloud.objects) == (0, 1, False)
-    assert submit.main(["cpu", *SDK, "--name=dup", "--detach"], session) == 0
+    assert flying.slept == 0
+    assert cloud.requests.count(CREATES) == 1
+    assert RECORD not in cloud.objects
+    typed("submit", "cpu", *SDK, "--name=dup", "--detach")
 
 
 @pytest.mark.parametrize(
@@ -188,17 +132,15 @@ def test_a_list_that_lags_makes_no_second_job_and_the_name_is_told_as_soon_as_it
     listings: int,
     backend: str,
     cloud: Emulator,
-    session: Session,
     flying: FlyingClock,
+    typed: Command,
 ) -> None:
     cloud.faults = [Fault(POSTS, kind, after=True)]
     cloud.lists_nothing = listings
-    assert submit.main(["cpu", *PLAIN, f"--backend={backend}", "--detach"], session) == 0
-    assert (flying.slept, states(cloud), cloud.requests.count(CREATES)) == (
-        listings * sending.LOOK_S,
-        ["PENDING"],
-        1,
-    )
+    typed("submit", "cpu", *PLAIN, f"--backend={backend}", "--detach")
+    assert flying.slept == listings * sending.LOOK_S
+    assert states(cloud) == ["PENDING"]
+    assert cloud.requests.count(CREATES) == 1
 
 
 def reserved(cloud: Emulator, now: float, **changed: Any) -> None:
@@ -227,46 +169,38 @@ def reserved(cloud: Emulator, now: float, **changed: Any) -> None:
     ],
 )
 def test_what_a_killed_submission_reserved_is_taken_over(
-    changed: dict[str, Any], slept: float, cloud: Emulator, session: Session, flying: FlyingClock
+    changed: Json, slept: float, cloud: Emulator, flying: FlyingClock, typed: Command
 ) -> None:
     reserved(cloud, flying.time - changed.pop("age", 0), **changed)
-    assert submit.main(["cpu", *SDK, "--name=dup", "--detach"], session) == 0
+    typed("submit", "cpu", *SDK, "--name=dup", "--detach")
     assert flying.slept == pytest.approx(slept)
     assert json.loads(cloud.objects[RECORD])["submission"] != "s1"
 
 
-@pytest.mark.parametrize(
-    "changed", [{"machine": "another"}, {"process": os.getpid()}], ids=["elsewhere", "alive"]
-)
+@pytest.mark.parametrize("changed", [{"machine": "another"}, {"process": os.getpid()}])
 def test_what_a_living_submission_reserved_is_not(
-    changed: dict[str, Any], cloud: Emulator, session: Session, flying: FlyingClock
+    changed: Json, cloud: Emulator, flying: FlyingClock, refused: Command
 ) -> None:
     reserved(cloud, flying.time - 100, **changed)
-    error = error_of(submit.main, ["cpu", *SDK, "--name=dup", "--detach"], session)
+    error = refused("submit", "cpu", *SDK, "--name=dup", "--detach")
     assert (
         "began on desk, its last sign of life is 0:01:40 old, and its job is not listed yet: wait"
-        " 0:03:20, or" in error
+        in error
     )
     assert cloud.jobs == {}
 
 
 def test_a_killed_submission_whose_job_is_listed_late_is_refused(
-    cloud: Emulator, session: Session, flying: FlyingClock
+    cloud: Emulator, flying: FlyingClock, typed: Command
 ) -> None:
     reserved(cloud, flying.time, sending=True)
-    flying.after(
-        20,
-        lambda: cloud.create(
-            PARENT, {"displayName": "x", "jobSpec": {}, "labels": {"submission": "s1"}}
-        ),
-    )
-    with pytest.raises(UserError, match=r"a job writes to it already: .*1000 \(PENDING\)"):
-        submit.main(["cpu", *SDK, "--name=dup"], session)
+    flying.after(20, lambda: made(cloud, submission="s1"))
+    assert "1000 (PENDING)" in typed("submit", "cpu", *SDK, "--name=dup", code=2)
     assert len(cloud.jobs) == 1
 
 
 def test_a_laptop_that_slept_does_not_send(
-    cloud: Emulator, session: Session, flying: FlyingClock
+    cloud: Emulator, flying: FlyingClock, typed: Command
 ) -> None:
     """Another machine took the directory between two requests."""
     cloud.faults = [Fault(POSTS, 503)]
@@ -276,10 +210,11 @@ def test_a_laptop_that_slept_does_not_send(
             reserved(cloud, flying.time, submission="s2") or cloud.generations.update({RECORD: 9})
         ),
     )
-    assert "gs://my-bucket/jobs/dup: another submission into it began meanwhile" in error_of(
-        submit.main, ["cpu", *SDK, "--name=dup"], session
+    assert "gs://my-bucket/jobs/dup: another submission into it began meanwhile" in typed(
+        "submit", "cpu", *SDK, "--name=dup", code=2
     )
-    assert (cloud.requests.count(CREATES), cloud.jobs) == (1, {})
+    assert cloud.requests.count(CREATES) == 1
+    assert cloud.jobs == {}
     assert json.loads(cloud.objects[RECORD])["submission"] == "s2"
 
 
@@ -287,7 +222,7 @@ def test_a_laptop_that_slept_does_not_send(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.slow
 def test_ctrl_c_at_every_line_of_a_submission_makes_one_job(
-    cloud: Emulator, session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    cloud: Emulator, session: Session, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     """A response is lost. The same command again follows the job or sends it; of one that was
     detached it says so."""

@@ -3,22 +3,21 @@ end."""
 
 import json
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
-from deploy.cli import jobs, submit
-from deploy.platform.gcloud_and_sdk import Session
 from deploy.tiers.tier import load_tier
+from tests.deploy.cli.conftest import made
 from tests.deploy.cli.test_watch import SDK
-from tests.deploy.conftest import BY_SDK, Capture, FlyingClock, Job, attempts
+from tests.deploy.conftest import BY_SDK, Command, FlyingClock, Job, attempts
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault
 from tests.deploy.platform.test_backends import PARENT, SPEC
+from tests.fixtures import Json
 
 PRICE = {"usd-per-hour": "3-6000"}
 
 
-def uploads(cloud: Emulator, job: Job, lines: list[dict[str, Any]]) -> None:
+def uploads(cloud: Emulator, job: Job, lines: list[Json]) -> None:
     """Puts what a trainer has written into the job's directory."""
     folder = job["jobSpec"]["baseOutputDirectory"]["outputUriPrefix"].removeprefix("gs://")
     cloud.objects[f"{folder}/run.json"] = b'{"total_steps": 1000}'
@@ -30,7 +29,7 @@ def uploads(cloud: Emulator, job: Job, lines: list[dict[str, Any]]) -> None:
     )
 
 
-def report(step: int, seconds: float) -> dict[str, Any]:
+def report(step: int, seconds: float) -> Json:
     return {
         "kind": "report",
         "step": step,
@@ -43,14 +42,12 @@ def report(step: int, seconds: float) -> dict[str, Any]:
 @pytest.fixture
 def priced(cloud: Emulator, flying: FlyingClock) -> Job:
     """Returns a job that has run for half an hour at 3.60 USD an hour, for ten hours at most."""
-    spec = {
-        **SPEC,
+    job = made(cloud, **{"submission": "s", **PRICE})
+    job["displayName"] = "x"
+    job["jobSpec"] |= {
         "scheduling": {"timeout": "36000s"},
         "baseOutputDirectory": {"outputUriPrefix": "gs://my-bucket/7"},
     }
-    job = cloud.create(
-        PARENT, {"displayName": "x", "jobSpec": spec, "labels": {"submission": "s", **PRICE}}
-    )
     cloud.begin(job)
     job["startTime"] = rfc3339(flying.time - 1800)
     return job
@@ -61,7 +58,7 @@ def rfc3339(time: float) -> str:
 
 
 def test_a_watch_shows_progress_and_money_that_can_be_recomputed(
-    cloud: Emulator, priced: Job, session: Session, flying: FlyingClock, capsys: Capture
+    cloud: Emulator, priced: Job, flying: FlyingClock, typed: Command
 ) -> None:
     """By hand: 0.5 h x 3.60 = 1.80 USD, and 10 h x 3.60 at most; 750 steps at 20 s / 100 steps are
     150 s."""
@@ -78,29 +75,23 @@ def test_a_watch_shows_progress_and_money_that_can_be_recomputed(
         flying.after(180, end)
 
     flying.asleep = restarted
-    assert jobs.run_watch([priced["name"], *SDK], session) == 0
-    shown = [line.split("  ", 1)[-1] for line in capsys.readouterr().out.splitlines()]
-    assert (
-        shown[1]
-        == "step 250 of 1,000 (25%), 0:02:30 left, loss 0.004; 1.80 USD so far, 36.00 at most"
-    )
-    # A minute later; 50 s for 150 steps.
-    assert (
-        shown[2]
-        == "step 200 of 1,000 (20%), 0:04:27 left, loss 0.005; 1.86 USD so far, 36.00 at most"
-    )
-    assert shown[3] == "SUCCEEDED"
+    _, *shown, last = typed("watch", priced["name"], *SDK).splitlines()
+    assert [line.split("  ", 1)[-1] for line in shown[:3]] == [
+        "step 250 of 1,000 (25%), 0:02:30 left, loss 0.004; 1.80 USD so far, 36.00 at most",
+        # A minute later; 50 s for 150 steps.
+        "step 200 of 1,000 (20%), 0:04:27 left, loss 0.005; 1.86 USD so far, 36.00 at most",
+        "SUCCEEDED",
+    ]
     hours = (flying.slept - 15 + 1800) / 3600  # without the wait for the last lines of the log
-    assert shown[-1].endswith(f", about {hours * 3.6:.2f} USD")
+    assert last.endswith(f", about {hours * 3.6:.2f} USD")
 
 
 def test_jobs_are_listed_region_by_region_with_machine_labels_progress_and_money(
-    cloud: Emulator, priced: Job, session: Session, capsys: Capture
+    cloud: Emulator, priced: Job, typed: Command
 ) -> None:
     uploads(cloud, priced, [report(10, 0), report(20, 300), report(30, 601)])
-    done = cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC})
+    done = made(cloud, **{"submission": "t", **PRICE, "user": "ana", "team": "vision"})
     done |= {
-        "labels": {"submission": "t", **PRICE, "user": "ana", "team": "vision"},
         "createTime": "2026-11-20T09:58:00Z",
         "startTime": "2026-11-20T10:00:00Z",
         "endTime": "2026-11-20T11:30:00Z",
@@ -111,88 +102,66 @@ def test_jobs_are_listed_region_by_region_with_machine_labels_progress_and_money
         elsewhere, {"displayName": "y", "jobSpec": SPEC, "labels": {"submission": "w"}}
     )
     cloud.end(waited, "EXPIRED")
-    cloud.create(PARENT, {"displayName": "not ours", "jobSpec": SPEC})
+    made(cloud)  # not of this package
 
     def listed(*flags: str) -> list[str]:
-        assert jobs.run_jobs([*SDK, *flags], session) == 0
-        return capsys.readouterr().out.splitlines()
+        return typed("jobs", *SDK, *flags).splitlines()
 
     header, first, _, progress, second, about = listed("--region=us-central1")
     assert header.startswith("created (UTC)  ")
     assert first.endswith(priced["name"])
     assert progress.startswith("  step 30 of 1,000 (3%), ")
     assert progress.endswith("; 1.80 USD so far, 36.00 at most")
-    assert second.split() == [
-        "2026-11-20",
-        "09:58",
-        "SUCCEEDED",
-        "1:30:00",
-        "5.40",
-        "USD",
-        "demo",
-        done["name"],
-    ]
+    words = f"2026-11-20 09:58 SUCCEEDED 1:30:00 5.40 USD demo {done['name']}"
+    assert " ".join(second.split()) == words
     assert about == "  g2-standard-12 with 1 NVIDIA_L4 in us-central1, user=ana, team=vision"
     none, _, expired, *_ = listed("--region=us-east4,europe-west4")
     assert none == "no jobs of this package in us-east4"
     assert expired.endswith(f"{waited['name']}: it got no machines while it waited (--max_wait)")
-    for flag, names in {
-        "--state=running": ["x"],
-        "--limit=1": ["x"],
-        "--labels=user=ana": ["demo"],
-        "--labels=a=": [],
-    }.items():
+    for flag, names in (
+        ("--state=running", ["x"]),
+        ("--limit=1", ["x"]),
+        ("--labels=user=ana", ["demo"]),
+        ("--labels=a=", []),
+    ):
         lines = listed("--region=us-central1", flag)
         assert [line.split()[-2] for line in lines if "/customJobs/" in line] == names
-        shows_more = (
-            lines[-1] == "the newest 1 of 2: --limit= shows more, --state= those in one state"
-        )
-        assert shows_more == (flag == "--limit=1")
+        assert lines[-1].startswith("the newest 1 of 2: --limit= shows") == (flag == "--limit=1")
 
 
 def test_progress_that_cannot_be_read_ends_no_watch(
-    cloud: Emulator, priced: Job, session: Session, flying: FlyingClock, capsys: Capture
+    cloud: Emulator, priced: Job, flying: FlyingClock, typed: Command
 ) -> None:
     cloud.faults = [Fault("GET /storage", 403, times=99)]
     flying.after(201, lambda: cloud.end(priced, "SUCCEEDED"))
-    assert jobs.run_watch([priced["name"], *SDK], session) == 0
-    assert (
-        capsys.readouterr().out.count(
-            "no progress: gs://my-bucket/7/stats.jsonl: no permission to read it"
-        )
-        == 1
-    )
+    line = "no progress: gs://my-bucket/7/stats.jsonl: no permission to read it"
+    assert typed("watch", priced["name"], *SDK).count(line) == 1
 
 
 def test_the_bill_holds_every_job_that_wrote_to_the_directory(
-    cloud: Emulator, session: Session, capsys: Capture
+    cloud: Emulator, typed: Command
 ) -> None:
     """By hand: an hour of the first tier until its machines are taken away, which no other follows
     by itself."""
 
-    def run(google: Emulator, job: dict[str, Any]) -> None:
-        first = len(google.jobs) == 1
-        google.faults += [Fault(POSTS, 429, message=QUOTA)] if first else []
-        hour = {"startTime": "2026-11-20T10:00:00Z", "endTime": "2026-11-20T11:00:00Z"}
-        stocked_out = {
-            "code": 3,
-            "message": "Resources are insufficient in region: us-central1. Please try another.",
-        }
-        failed = {"state": "JOB_STATE_FAILED", "error": stocked_out}
-        with google.lock:
-            job |= {**hour, **(failed if first else {"state": "JOB_STATE_SUCCEEDED"})}
+    def run(google: Emulator, job: Job) -> None:
+        job |= {"startTime": "2026-11-20T10:00:00Z", "endTime": "2026-11-20T11:00:00Z"}
+        if len(google.jobs) == 1:
+            google.faults = [Fault(POSTS, 429, message=QUOTA)]
+            message = "Resources are insufficient in region: us-central1."
+            job |= {"state": "JOB_STATE_FAILED", "error": {"code": 3, "message": message}}
+        else:
+            job["state"] = "JOB_STATE_SUCCEEDED"
 
     cloud.run = run
-    output = "--job_dir=gs://my-bucket/runs/7"
-    prices = [load_tier(tier).price_per_hour or 0 for tier in ("l4x2", "l4x1")]
-    assert submit.main(["l4x2", "l4x1", *BY_SDK, output], session) == 1
-    assert [(attempt["state"], attempt["spent_usd"]) for attempt in attempts()] == [
-        ("FAILED", pytest.approx(prices[0]))
-    ]
-    assert submit.main(["t4x2", "l4x1", *BY_SDK, output], session) == 0
-    assert capsys.readouterr().out.splitlines()[-1].endswith(f", about {prices[1]:.2f} USD")
-    assert submit.main(["l4x1", *BY_SDK, output], session) == 0
+    flags = ["l4x1", *BY_SDK, "--job_dir=gs://my-bucket/runs/7"]
+    first, second = (load_tier(tier).price_per_hour or 0 for tier in ("l4x2", "l4x1"))
+    typed("submit", "l4x2", *flags, code=1)
+    (attempt,) = attempts()
+    assert attempt["state"] == "FAILED"
+    assert attempt["spent_usd"] == pytest.approx(first)
+    assert f", about {second:.2f} USD\n" in typed("submit", "t4x2", *flags)
+    typed("submit", *flags)
     bill = json.loads(cloud.objects["my-bucket/runs/7/billed.json"])["jobs"]
-    assert sum(job["usd"] for job in bill.values()) == pytest.approx(
-        sum(prices) + prices[1], abs=0.01
-    )
+    usd = sum(job["usd"] for job in bill.values())
+    assert usd == pytest.approx(first + 2 * second, abs=0.01)

@@ -3,7 +3,7 @@ beside `clean`."""
 
 import dataclasses
 import random
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,13 +11,14 @@ import pytest
 
 import vertex_trainer
 from deploy.cli import clean, jobs, submit
-from deploy.platform.errors import JobUnknown
+from deploy.platform.errors import STATE_UNKNOWN
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.retries import Clock
 from tests.deploy.cli.test_interrupted import interrupts_itself
 from tests.deploy.cli.test_lost_jobs import SDK, states
-from tests.deploy.conftest import BY_SDK, Capture, FlyingClock, Job, error_of
+from tests.deploy.conftest import BY_SDK, Command, FlyingClock, Job
 from tests.deploy.emulator import POSTS, Emulator, Fault, ends
+from tests.fixtures import Json, Patch
 from trainer.base.errors import PlatformFault, UserError
 
 SCRIPT = [
@@ -42,89 +43,72 @@ def script() -> Path:
 def test_a_running_job_of_the_same_command_with_other_sources_is_asked_about(
     script: Path,
     cloud: Emulator,
-    session: Session,
     flying: FlyingClock,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
+    refused: Command,
+    typed: Command,
 ) -> None:
     """The command is killed while the job is created."""
-    cloud.faults = [Fault(POSTS, 503, after=True)]
-    cloud.lists_nothing = 10**6
+    cloud.loses_a_job()
     flying.asleep = flying.interrupt
-    with pytest.raises(JobUnknown):
-        submit.main(SCRIPT, session)
+    typed("submit", *SCRIPT, code=STATE_UNKNOWN)
     cloud.lists_nothing = 0
     flying.asleep = lambda: None
     (job,) = cloud.jobs.values()
     cloud.begin(job)
     script.write_text("print(1)\n")
-    said = error_of(submit.main, SCRIPT, session)
+    said = refused("submit", *SCRIPT)
     assert (
         f"{job['name']} (RUNNING) has the same command and other files: watch it: python -m deploy"
-        " watch" in said
+        in said
     )
     assert "--again" in said
     assert len(cloud.jobs) == 1
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    for answer, sent in (("n", 1), ("y", 2)):
+    for answer, code, sent in (("n", 2, 1), ("y", 0, 2)):
         monkeypatch.setattr("builtins.input", lambda answer=answer: answer)
-        with suppress(UserError):
-            submit.main([*SCRIPT, "--detach"], session)
+        typed("submit", *SCRIPT, "--detach", code=code)
         assert len(cloud.jobs) == sent
     script.write_text("print(2)\n")
     cloud.end(job, "SUCCEEDED")
     monkeypatch.setattr("builtins.input", lambda: "n")
-    assert "customJobs/1001 (PENDING)" in error_of(submit.main, SCRIPT, session)
+    assert "customJobs/1001 (PENDING)" in refused("submit", *SCRIPT)
     cloud.end(cloud.jobs["1001"], "FAILED")
-    assert submit.main([*SCRIPT, "--detach"], session) == 0, "none of them runs"
+    typed("submit", *SCRIPT, "--detach")
     assert len(cloud.jobs) == 3
 
 
 def test_again_sends_another_and_without_it_a_detached_job_is_found_while_it_runs(
-    cloud: Emulator, session: Session, capsys: Capture
+    cloud: Emulator, typed: Command
 ) -> None:
     for flags, sent in (([], 1), ([], 1), (["--again"], 2), ([], 2)):
-        assert submit.main(["cpu", *SDK, "--detach", *flags], session) == 0
+        shown = typed("submit", "cpu", *SDK, "--detach", *flags)
         assert len(cloud.jobs) == sent
-    assert "goes on with" in capsys.readouterr().out
+    assert "goes on with" in shown
     for job in cloud.jobs.values():
         cloud.end(job, "SUCCEEDED")
-    assert submit.main(["cpu", *SDK, "--detach"], session) == 0
+    typed("submit", "cpu", *SDK, "--detach")
     assert len(cloud.jobs) == 3
 
 
-@pytest.mark.usefixtures("cloud")
-def test_the_same_command_at_the_same_moment_is_one_job(cloud: Emulator, session: Session) -> None:
+def test_the_same_command_at_the_same_moment_is_one_job(cloud: Emulator) -> None:
     """The second waits at the door while the first uploads."""
     cloud.faults = [Fault("POST .*/upload/.*", "slow", times=9)]
-    names: list[str] = []
-    settings: dict[str, str | int] = {"model": "mlp", "data": "digits", "image_size": 8, "steps": 4}
-
-    def send() -> None:
-        job = vertex_trainer.submit(
-            "cpu",
-            region="us-central1",
-            bucket="gs://my-bucket",
-            backend="sdk",
-            settings=settings,
-            session=session,
-        )
-        names.append(job.name)
-
-    threads = [threading.Thread(target=send) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    settings: Json = {"model": "mlp", "data": "digits", "image_size": 8, "steps": 4}
+    settings |= {"region": "us-central1", "bucket": "gs://my-bucket", "backend": "sdk"}
+    with ThreadPoolExecutor() as threads:
+        made = [threads.submit(vertex_trainer.submit, "cpu", **settings) for _ in range(3)]
+    names = [future.result().name for future in made]
     assert names == [job["name"] for job in cloud.jobs.values()] * 3
 
 
 @pytest.mark.parametrize("moment", range(20))
 def test_clean_at_any_moment_leaves_what_a_submission_needs(
-    moment: int, cloud: Emulator, session: Session
+    moment: int, cloud: Emulator, session: Session, typed: Command
 ) -> None:
     """The packages were uploaded before, for a job that has ended; the first region gets no
     machines."""
-    assert submit.main(["cpu", *BY_SDK, "--detach"], session) == 0
+    typed("submit", "cpu", *BY_SDK, "--detach")
     cloud.end(cloud.jobs["1000"], "FAILED")
     cloud.updated.clear()  # long ago
     needed = {name for name in cloud.objects if "/packages/" in name}
@@ -148,7 +132,7 @@ def test_clean_at_any_moment_leaves_what_a_submission_needs(
 
     cloud.run = run
     cloud.before_request = interfere
-    assert submit.main(["cpu", "--region=us-central1,us-east4", *BY_SDK[1:]], session) == 0
+    typed("submit", "cpu", "--region=us-central1,us-east4", *BY_SDK[1:])
     assert states(cloud)[1:] == ["EXPIRED", "SUCCEEDED"]
     assert not missing
 
@@ -184,7 +168,6 @@ def test_no_drawn_sequence_of_commands_has_two_jobs_at_once(
             bucket="gs://my-bucket",
             backend="sdk",
             script="code/train.py",
-            session=session,
         )
 
     sends = [

@@ -9,7 +9,8 @@ import yaml
 from deploy.__main__ import main
 from deploy.job.workload import check_trackers
 from deploy.packaging.images import Image
-from tests.deploy.conftest import JOB, WHERE, Capture, Command
+from tests.deploy.conftest import JOB, WHERE, Capture, Command, start_of, task_of, variables_of
+from tests.deploy.planted import edit, write_files
 from tests.trainer.base.run_files.tracking.runs import (
     mlflow_files,
     mlflow_history,
@@ -30,67 +31,50 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
 
 
-def test_a_comparison_is_a_parent_with_a_child_for_each_repeat(
-    store: str, tmp_path: Path, capsys: Capture
-) -> None:
-    tiers = [
-        {"name": name, "machine_type": "x", "price_per_hour": 3.2} for name in ("l4x1", "l4x4")
-    ]
-    out = tmp_path / "out"
+def test_a_comparison_is_a_parent_with_a_child_for_each_repeat(store: str, typed: Command) -> None:
+    out = Path("out")
     for number, run in enumerate(("l4x1/repeat-1", "l4x1/repeat-2", "l4x4/repeat-1")):
-        plant_run(out / run)
-        write_json(
-            out / run / "run.json",
-            {**json.loads((out / run / "run.json").read_text()), "id": f"run{number}"},
-        )
-    write_json(
-        out / "l4x4" / "repeat-1" / "billed.json", {"jobs": {"7": {"usd": 0.3}, "8": {"usd": 0.04}}}
-    )
-    write_json(
-        out / "comparison.json",
-        {"on": "vertex", "tiers": tiers, "flags": ["--steps=30"], "command": "compare x"},
-    )
+        edit(plant_run(out / run) / "run.json", id=f"run{number}")
+    bill = {"7": {"usd": 0.3}, "8": {"usd": 0.04}}
+    write_json(out / "l4x4" / "repeat-1" / "billed.json", {"jobs": bill})
+    tiers = [{"name": name, "machine_type": "x"} for name in ("l4x1", "l4x4")]
+    asked = {"on": "vertex", "tiers": tiers, "flags": ["--steps=30"], "command": "compare x"}
+    write_json(out / "comparison.json", asked)
     table = [
         {"tier": "l4x1", "repeats": 2, "images_per_second": {"median": 9.0}, "final_loss": None},
         {"tier": "l4x4", "repeats": 1, "speed_up": 3.5},
     ]
-    write_json(
-        out / "table.json", {"tiers": table, "verdict": ["l4x1 is cheaper.", "The losses agree."]}
-    )
-    for file in ("table.md", "report.html"):
-        (out / file).write_text("| tier |\n\n- A note.")
+    verdict = ["l4x1 is cheaper.", "The losses agree."]
+    write_json(out / "table.json", {"tiers": table, "verdict": verdict})
+    write_files(dict.fromkeys(("table.md", "report.html"), "| tier |\n\n- A note."), out)
     for _ in range(2):
-        assert main(["track", str(out), f"--track=mlflow:{store}#compared"]) == 0
+        shown = typed("track", "out", f"--track=mlflow:{store}#compared")
     runs = {run.info.run_name: run for run in mlflow_runs(store, "compared")}
     assert sorted(runs) == ["l4x1/repeat-1", "l4x1/repeat-2", "l4x4/repeat-1", "out"]
     parent = runs.pop("out")
     assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {parent.info.run_id}
     assert mlflow_files(store, parent) == ["report.html", "table.md"]
     assert parent.data.metrics == {"l4x1/images_per_second": 9.0, "l4x4/speed_up": 3.5}
-    assert (
-        parent.data.tags["mlflow.note.content"]
-        == "- l4x1 is cheaper.\n- The losses agree.\n\n| tier |"
-    )
-    assert (parent.data.tags["verdict"], parent.data.params["flags"]) == (
-        "l4x1 is cheaper.",
-        "['--steps=30']",
-    )
+    note = "- l4x1 is cheaper.\n- The losses agree.\n\n| tier |"
+    assert parent.data.tags["mlflow.note.content"] == note
+    assert parent.data.tags["verdict"] == "l4x1 is cheaper."
+    assert parent.data.params["flags"] == "['--steps=30']"
     assert mlflow_history(store, runs["l4x4/repeat-1"], "result/usd") == [(30, pytest.approx(0.34))]
     assert "result/usd" not in runs["l4x1/repeat-1"].data.metrics  # of which no bill is known
-    assert "l4x4/repeat-1: finished, 0 steps sent" in capsys.readouterr().out
+    assert "l4x4/repeat-1: finished, 0 steps sent" in shown
 
 
-def test_compare_sends_its_runs_at_the_end(command: Command, store: str, tmp_path: Path) -> None:
+def test_compare_sends_its_runs_at_the_end(command: Command, store: str) -> None:
     assert "l4x1/repeat-1: finished, 21 steps sent" in command(
         "l4x1", f"--track=mlflow:{store}#sent"
     )
     assert [run.info.run_name for run in mlflow_runs(store, "sent")] == ["out", "l4x1/repeat-1"]
 
 
-def test_a_run_that_goes_on_is_refused(refused: Command, tmp_path: Path) -> None:
-    lock_folder(plant_run(tmp_path / "run"), "job_dir", "run")
+def test_a_run_that_goes_on_is_refused(refused: Command) -> None:
+    lock_folder(plant_run(Path("run")), "job_dir", "run")
     assert "run: the run goes on: give it --track, or wait for its end" in refused(
-        "track", str(tmp_path / "run"), "--track=wandb:x"
+        "track", "run", "--track=wandb:x"
     )
 
 
@@ -115,18 +99,15 @@ def test_a_job_installs_and_knows_what_its_trackers_need(capsys: Capture) -> Non
     assert main(["submit", "--spec", "l4x1", "--project=my-proj", *WHERE, *JOB, *flags]) == 0
     spec, warned = capsys.readouterr()
     assert warned.count("the job gets no login: add --secret=") == 2
-    task = yaml.safe_load(spec)["workerPoolSpecs"][0]["containerSpec"]
-    known = {variable["name"]: variable["value"] for variable in task["env"]}
+    task = task_of(yaml.safe_load(spec))
+    known = variables_of(task)
     board = "projects/my-proj/locations/us-central1/tensorboards/7"
-    assert (yaml.safe_load(spec)["tensorboard"], known["TRAINER_TENSORBOARD"]) == (board, board)
-    assert {"mlflow-skinny", "wandb"} <= {*json.loads(known["TRAINER_START"])["requirements"]}
+    assert yaml.safe_load(spec)["tensorboard"] == board
+    assert known["TRAINER_TENSORBOARD"] == board
+    assert {"mlflow-skinny", "wandb"} <= {*start_of(task)["requirements"]}
     tags = json.loads(known["TRAINER_TAGS"])
-    assert (tags["tier"], tags["image"], tags["usd_per_hour"] > 0) == (
-        "l4x1",
-        task["imageUri"],
-        True,
-    )
-    assert (known["CLOUDSDK_CORE_PROJECT"], known["CLOUDSDK_AI_REGION"]) == (
-        "my-proj",
-        "us-central1",
-    )
+    assert tags["tier"] == "l4x1"
+    assert tags["image"] == task["imageUri"]
+    assert tags["usd_per_hour"] > 0
+    assert known["CLOUDSDK_CORE_PROJECT"] == "my-proj"
+    assert known["CLOUDSDK_AI_REGION"] == "us-central1"

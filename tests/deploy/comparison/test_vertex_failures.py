@@ -1,35 +1,19 @@
 """Tests comparisons on Vertex AI that fail before, in or after their jobs, and how they resume."""
 
+import os
 import re
 import shutil
 import signal
 import threading
+import time
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
 
-from deploy.__main__ import main
-from deploy.api.compare import USAGE, CompareOptions
-from deploy.api.request import call_verb
-from deploy.api.submit import packages_of
-from deploy.comparison import execution as comparison
-from deploy.comparison.runners import VertexRunner
 from deploy.job.sending import upload_packages
-from deploy.platform.gcloud_and_sdk import Session
-from deploy.tiers.tier import read_tiers
-from tests.deploy.conftest import (
-    JOB,
-    Capture,
-    Command,
-    FlyingClock,
-    Job,
-    output_of,
-    put,
-    rows,
-    tier_of,
-)
+from tests.deploy.conftest import Command, FlyingClock, Job, output_of, put, rows, tier_of
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault, ends
 from tests.deploy.planted import plant
 from tests.fixtures import Patch
@@ -40,44 +24,21 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning
 
 
 def test_a_stop_during_the_first_upload_submits_nothing(
-    cloud: Emulator, session: Session, target: list[str], tmp_path: Path, monkeypatch: Patch
+    command: Command, cloud: Emulator, monkeypatch: Patch
 ) -> None:
     """No run submits a job."""
-    names = ["l4x1", "l4x2", "l4x4"]
-    image = ["--backend=sdk", "--image=us-docker.pkg.dev/p/r/x:1"]
-    words = dict(word.removeprefix("--").split("=") for word in [*target, *image, *JOB])
-    request = call_verb(CompareOptions, names, words, None, USAGE)
-    tiers = read_tiers(names, "", {})
-    runner = VertexRunner(
-        request.options, packages_of(request.options, request.program), "s1", session
-    )
     uploads: list[Any] = []
 
     def stopped(*given: Any) -> None:
         upload_packages(*given)
         uploads.append(given)
-        runner.stop()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.5)  # until it is heard
 
     monkeypatch.setattr("deploy.comparison.runners.upload_packages", stopped)
-    plan = comparison.ComparisonRequest(tiers, request.program)
-    assert (
-        comparison.run_comparison(plan, plan.resolve(), tmp_path / "out", runner, parallel=3) == 75
-    )
-    assert (len(uploads), cloud.jobs) == (1, {})
-
-
-def test_without_a_login_nothing_starts_and_one_error_is_printed(
-    cloud: Emulator, target: list[str], tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
-    """Results are read with application default credentials."""
-    monkeypatch.delenv("STORAGE_EMULATOR_HOST")
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
-    assert main(["compare", "l4x1", "l4x2", "--repeats=3", *target, *JOB]) == 2
-    shown = capsys.readouterr()
-    line = "error: Cloud Storage: no valid Google credentials: run `gcloud auth application-default"
-    assert shown.err.startswith(line)
-    assert (shown.err.count("\n"), shown.out.count("runs; its output")) == (1, 0)
-    assert (cloud.requests, list((tmp_path / "out").iterdir())) == ([], [])
+    command("l4x1", "l4x2", "l4x4", "--parallel=3", code=75)
+    assert len(uploads) == 1
+    assert cloud.jobs == {}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +60,7 @@ def test_what_stops_all_jobs_is_reported_once(
 
 
 def test_a_tier_without_quota_is_recorded_and_the_others_run(
-    command: Command, cloud: Emulator, tmp_path: Path
+    command: Command, cloud: Emulator
 ) -> None:
     cloud.faults = [Fault(POSTS, 429, times=1, message=QUOTA)]
     shown = command("l4x1", "l4x2", "--parallel=1", code=2)
@@ -107,15 +68,15 @@ def test_a_tier_without_quota_is_recorded_and_the_others_run(
         "l4x1, repeat 1: no quota left in us-central1 for aiplatform.googleapis.com/custom_model"
         in shown
     )
-    assert [row.state for row in rows(tmp_path)] == ["failed", "done"]
+    assert [row.state for row in rows()] == ["failed", "done"]
     assert "l4x1: the run ended as 'failed': not submitted: no quota left in us-central1" in shown
     command("l4x1", "l4x2")
     assert [tier_of(job) for job in cloud.jobs.values()] == ["l4x2", "l4x1"]
-    assert [row.state for row in rows(tmp_path)] == ["done", "done"]
+    assert [row.state for row in rows()] == ["done", "done"]
 
 
 def test_a_job_that_fails_is_submitted_again_into_the_same_output(
-    command: Command, cloud: Emulator, tmp_path: Path
+    command: Command, cloud: Emulator
 ) -> None:
     """The newest attempt's error is reported."""
     trained = cloud.run
@@ -124,22 +85,22 @@ def test_a_job_that_fails_is_submitted_again_into_the_same_output(
     assert f"cpu, repeat 1: exit code 1: {stocked_out}; run the same command" in command(
         "cpu", code=1
     )
-    assert not (tmp_path / "out" / "report.html").exists()  # no run produced anything
+    assert not Path("out/report.html").exists()  # no run produced anything
     cloud.run = trained
     command("cpu")
     first, second = cloud.jobs.values()
     assert output_of(first) == output_of(second)
     assert first["labels"] != second["labels"]
-    assert rows(tmp_path)[0].state == "done"
+    assert rows()[0].state == "done"
 
 
 def test_the_trainers_error_takes_precedence_over_the_exit_status(
-    command: Command, cloud: Emulator, tmp_path: Path
+    command: Command, cloud: Emulator
 ) -> None:
     def run(google: Emulator, job: Job) -> None:
         google.begin(job)
         put(
-            plant(tmp_path / "failed", [0.1, 0.1], state="failed", error="out of memory"),
+            plant("failed", [0.1, 0.1], state="failed", error="out of memory"),
             output_of(job),
         )
         google.end(job, "FAILED", "The replica workerpool0-0 exited with a non-zero status of 2.")
@@ -149,12 +110,12 @@ def test_the_trainers_error_takes_precedence_over_the_exit_status(
     assert expected in command("cpu", code=2)
     assert (
         "2 means its settings, data or machine were refused"
-        in (tmp_path / "out" / "cpu" / "repeat-1.log").read_text()
+        in Path("out/cpu/repeat-1.log").read_text()
     )
 
 
 def test_an_interrupted_comparison_finds_its_jobs_again(
-    command: Command, cloud: Emulator, flying: FlyingClock, tmp_path: Path, monkeypatch: Patch
+    command: Command, cloud: Emulator, flying: FlyingClock, monkeypatch: Patch
 ) -> None:
     """And asks nothing about them, however much they cost: they are submitted."""
     trained = cloud.run
@@ -184,21 +145,22 @@ def test_an_interrupted_comparison_finds_its_jobs_again(
     monkeypatch.setattr("deploy.job.cost.UNCONFIRMED_TIMEOUT_USD", 0.0)
     command("l4x1", "l4x2")
     assert len(cloud.jobs) == 2
-    assert [row.state for row in rows(tmp_path)] == ["done", "done"]
+    assert [row.state for row in rows()] == ["done", "done"]
 
 
 def test_a_partly_fetched_run_is_fetched_again_and_a_missing_result_is_reported(
-    command: Command, cloud: Emulator, tmp_path: Path
+    command: Command, cloud: Emulator
 ) -> None:
-    job_dir = tmp_path / "out" / "cpu" / "repeat-1"
+    job_dir = Path("out/cpu/repeat-1")
     (job_dir / "stats.jsonl" / "stats.jsonl").mkdir(parents=True)  # blocks the file
     command("cpu", code=1)
     assert not (job_dir / "result.json").exists()
     shutil.rmtree(job_dir / "stats.jsonl")
     command("cpu")
-    assert (len(cloud.jobs), rows(tmp_path)[0].step_seconds is None) == (1, False)
+    assert len(cloud.jobs) == 1
+    assert rows()[0].step_seconds is not None
     cloud.run = ends("SUCCEEDED")
-    shutil.rmtree(tmp_path / "out")
+    shutil.rmtree(Path("out"))
     assert re.search(
         r"cpu, repeat 1: gs://.* has no result.json, though the job succeeded",
         command("cpu", code=2),

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import re
-import subprocess
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -31,8 +30,9 @@ from deploy.platform.gcloud_and_sdk import to_yaml
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.tier import JOB_CONFIGS, Tier, load_tier, machine_tier
 from tests.deploy.cli.wrong_inputs import TWO
-from tests.deploy.conftest import Capture, error_of
+from tests.deploy.conftest import Capture, error_of, run, start_of, variables_of
 from tests.deploy.emulator import Emulator
+from tests.fixtures import Json, Patch
 from trainer.base.errors import UserError
 from trainer.base.settings.request import Overrides, resolve
 from trainer.base.settings.train_config import DATA_KINDS
@@ -71,9 +71,7 @@ def task(made: Job, pool: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("path", sorted(JOB_CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_dry_run_of_a_tier_is_the_golden_one(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_dry_run_of_a_tier_is_the_golden_one(path: Path, monkeypatch: Patch) -> None:
     """What `submit` says of the job, and its whole spec but for one hash. UPDATE_GOLDEN=1 writes
     them anew."""
     monkeypatch.setattr(
@@ -98,7 +96,7 @@ def test_the_dry_run_of_a_tier_is_the_golden_one(
 
 
 def test_reading_data_from_another_region_is_priced_and_the_question_counts_it(
-    cloud: Emulator, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    cloud: Emulator, capsys: Capture, monkeypatch: Patch
 ) -> None:
     cloud.objects["my-bucket/photos/a.jpg"] = bytes(2**20)
     made = job("l4x1-2workers")
@@ -108,7 +106,6 @@ def test_reading_data_from_another_region_is_priced_and_the_question_counts_it(
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(
         "gs://my-bucket is in US-EAST1, the job runs in us-central1: slower, and 0.02 USD a GiB"
-        " (https"
     )
     assert line.endswith("): 0.00 GiB of data, 0.00 USD if each worker reads them once")
     monkeypatch.setattr(buckets, "_MANY", 1)  # a listing would be long
@@ -122,6 +119,7 @@ def test_reading_data_from_another_region_is_priced_and_the_question_counts_it(
 
 H200 = ("a3-ultragpu-8g", "NVIDIA_H200_141GB:8")
 GB200 = ("a4x-highgpu-4g", "NVIDIA_GB200:4")
+T4 = ("n1-standard-8", "NVIDIA_TESLA_T4:1")
 
 
 @pytest.mark.parametrize(
@@ -131,31 +129,18 @@ GB200 = ("a4x-highgpu-4g", "NVIDIA_GB200:4")
         (H200, {"spot": True}, "/gcs/b/x", ["/gcs may be missing there (https:"]),
         (H200, {"reservation": "projects/p/zones/z/reservations/r"}, "gs://b/x", []),
         (GB200, {"spot": True}, "gs://b/x", ["its host is Arm, where x86 images do not run"]),
-        (
-            ("n1-standard-8", "NVIDIA_TESLA_T4:1"),
-            {},
-            "gs://b/x",
-            ["no bfloat16, use --precision=mixed_float16"],
-        ),
+        (T4, {}, "gs://b/x", ["no bfloat16, use --precision=mixed_float16"]),
     ],
 )
 def test_what_is_known_of_a_machine_is_said_where_it_matters(
-    machine: tuple[str, str], changes: dict[str, Any], data: str, warned: list[str]
+    machine: tuple[str, str], changes: Json, data: str, warned: list[str]
 ) -> None:
     options = JobOptions(image="x/y", **changes)
-    flags = [
-        "--recipe=wgan_gp_photos",
-        f"--data={data}",
-        "--precision=mixed_bfloat16",
-        "--checkpoint_every_minutes=9",
-    ]
-    made = job(
-        machine_tier(*machine, "", partial(machine_spec, options)), *flags, image="x/y", **changes
-    )
-    assert [
-        line.partition(": ")[2][: len(text)]
-        for line, text in zip(made.warnings, warned, strict=True)
-    ] == warned
+    flags = ["--precision=mixed_bfloat16", "--checkpoint_every_minutes=9", f"--data={data}"]
+    tier = machine_tier(*machine, "", partial(machine_spec, options))
+    made = job(tier, "--recipe=wgan_gp_photos", *flags, image="x/y", **changes)
+    for line, text in zip(made.warnings, warned, strict=True):
+        assert f": {text}" in line
 
 
 @pytest.mark.parametrize(
@@ -169,10 +154,7 @@ def test_what_is_known_of_a_machine_is_said_where_it_matters(
         (
             {"tensorflow": "2.22.0", "keras": "3.15.0"},
             ["tensorflow==2.21.*", "keras==3.15.0"],
-            (
-                ", the newest tried, as a "
-                "job cannot have the tensorflow 2.22.0 of this machine, at each start"
-            ),
+            "job cannot have the tensorflow 2.22.0 of this machine, at each start",
         ),
         (
             {"tensorflow": "2.21.0+nv25", "keras": "3.16.0.dev2"},
@@ -187,12 +169,11 @@ def test_what_is_known_of_a_machine_is_said_where_it_matters(
     ],
 )
 def test_a_job_installs_the_versions_of_the_desk_if_they_are_admitted(
-    here: dict[str, str], installed: list[str], why: str, monkeypatch: pytest.MonkeyPatch
+    here: dict[str, str], installed: list[str], why: str, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(distributions, "versions", lambda: here)
     made = job("cpu", image="install")
-    variables = {each["name"]: each["value"] for each in task(made)["env"]}
-    assert json.loads(variables["TRAINER_START"])["requirements"] == installed
+    assert start_of(task(made))["requirements"] == installed
     assert " ".join(installed) + ", " in made.about[0]
     assert why in made.about[0]
 
@@ -241,7 +222,7 @@ OWN = BuiltImage(
     ],
 )
 def test_the_image_that_was_built_in_this_folder_is_used_where_it_fits(
-    tier: str, change: dict[str, Any], line: str
+    tier: str, change: Json, line: str
 ) -> None:
     remember(dataclasses.replace(OWN, **change))
     made = job(tier)
@@ -253,7 +234,8 @@ def test_the_image_that_was_built_in_this_folder_is_used_where_it_fits(
         assert made.about[1].startswith("runs in python:3.12-slim: each worker installs")
     else:
         assert task(made)["imageUri"] == OWN.uri
-        assert (made.packages, "command" in task(made)) == ((), False)
+        assert made.packages == ()
+        assert "command" not in task(made)
         assert made.about == (
             f"runs in {OWN.uri}, built in this folder on 2026-11-22 18:00 from these sources",
         )
@@ -281,39 +263,31 @@ def test_a_recipe_file_goes_along_as_flags_and_flags_win(tmp_path: Path) -> None
     assert not any("recipe" in argument or "epochs" in argument for argument in arguments)
     there = resolve(arguments).config
     here = made.workload.config
-    assert (there.model, there.image_size, there.steps, there.epochs) == ("mlp", 12, 7, None)
-    assert (there.jit_compile, there.skip_bad_images, there.learning_rate) == (
-        "true",
-        True,
-        here.learning_rate,
-    )
+    assert there.model == "mlp"
+    assert there.image_size == 12
+    assert there.steps == 7
+    assert there.epochs is None
+    assert there.jit_compile == "true"
+    assert there.skip_bad_images
+    assert there.learning_rate == here.learning_rate
 
 
-def test_what_a_tier_says_is_passed_through_untouched(tmp_path: Path) -> None:
-    spec = yaml.safe_load((JOB_CONFIGS / "l4x1.yaml").read_text())
-    spec |= {
+def test_what_a_tier_says_is_passed_through_untouched() -> None:
+    pools = yaml.safe_load((JOB_CONFIGS / "l4x1.yaml").read_text())["workerPoolSpecs"]
+    del pools[0]["pythonPackageSpec"]
+    env = [{"name": "A", "value": "b"}]
+    pools[0]["containerSpec"] = {"imageUri": "a/b", "env": env}
+    changes = {
         "network": "projects/1/global/networks/n",
         "serviceAccount": "a@b.iam.gserviceaccount.com",
         "enableWebAccess": True,
         "tensorboard": "projects/p/locations/us-central1/tensorboards/1",
-        "scheduling": {
-            "timeout": "600s",
-            "strategy": "SPOT",
-            "restartJobOnWorkerRestart": True,
-            "disableRetries": True,
-        },
+        "scheduling": {"timeout": "600s", "strategy": "SPOT", "disableRetries": True},
     }
-    del spec["workerPoolSpecs"][0]["pythonPackageSpec"]
-    spec["workerPoolSpecs"][0]["containerSpec"] = {
-        "imageUri": "a/b",
-        "env": [{"name": "A", "value": "b"}],
-    }
-    file = tmp_path / "mine.yaml"
-    file.write_text(yaml.safe_dump(spec))
-    made = dict(job(load_tier(str(file))).spec)
-    del made["baseOutputDirectory"]
-    del made["workerPoolSpecs"][0]["containerSpec"]["args"]
-    assert made == spec
+    made = dict(job(tier_with(workerPoolSpecs=pools, **changes)).spec)
+    assert changes.items() <= made.items()
+    assert task(made_task := job(tier_with(workerPoolSpecs=pools)))["env"] == env
+    assert task(made_task)["imageUri"] == "a/b"
 
 
 def test_max_cost_sets_the_timeout_by_the_price_and_retries_may_be_off() -> None:
@@ -350,10 +324,8 @@ BOARD = "projects/p/locations/us-east1/tensorboards/1"
 )
 def test_a_job_dir_is_an_address(given: str) -> None:
     made = job("cpu", DIGITS, f"--job_dir={given}")
-    assert (made.output, made.spec["baseOutputDirectory"]) == (
-        "gs://my-bucket/here",
-        {"outputUriPrefix": made.output},
-    )
+    assert made.output == "gs://my-bucket/here"
+    assert made.spec["baseOutputDirectory"] == {"outputUriPrefix": made.output}
     assert not any("job_dir" in argument for argument in task(made)["args"])
     deep = dataclasses.replace(GCP, bucket="gs://my-bucket/deep")
     assert job("cpu", DIGITS, gcp=deep).output == "gs://my-bucket/deep/jobs/demo"
@@ -391,10 +363,7 @@ def test_what_the_machines_can_see_may_be_read(name: str, value: str) -> None:
         (
             {"tensorboard": BOARD, "serviceAccount": "a@b.iam.gserviceaccount.com"},
             GCP,
-            (
-                "tensorboards/1 is in us-east1, and the job would run in us-central1: use one of"
-                " that region"
-            ),
+            "tensorboards/1 is in us-east1, and the job would run in us-central1: use one of",
         ),
         ({"tensorboard": BOARD}, GCP, "tensorboard without serviceAccount"),
         (
@@ -433,22 +402,14 @@ def test_too_little_money_or_no_price_is_refused() -> None:
         (
             5000,
             0,
-            (
-                "SPOT with checkpoint_every_steps=5000 and checkpoint_every_minutes=0: a preemption"
-                " may lose"
-            ),
+            "SPOT with checkpoint_every_steps=5000 and checkpoint_every_minutes=0: a preemption",
         ),
         (0, 5, ""),
-        (5000, 15, ""),
         (500, 0, ""),
-        (500, 30, ""),
         (
             0,
             30,
-            (
-                "SPOT with checkpoint_every_steps=0 and checkpoint_every_minutes=30: a preemption"
-                " may lose"
-            ),
+            "SPOT with checkpoint_every_steps=0 and checkpoint_every_minutes=30: a preemption",
         ),
     ],
 )
@@ -478,22 +439,16 @@ def test_workers_with_rdma_source_googles_settings_before_their_command(tmp_path
         made = job(load_tier(str(file)), "--model=mlp", "--data=mnist", "--global_batch_size=16")
         assert [task(made, pool)["command"][0] == "bash" for pool in (0, 1)] == [wrapped] * 2
     command = [word.replace(NCCL_SETTINGS, str(settings)) for word in task(made)["command"]]
-    assert (
-        subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[1]
-        == "gIB"
-    )
-    assert {"name": "NCCL_DEBUG", "value": "INFO"} in task(made)["env"]
+    assert run(command).stdout.split("\n")[1] == "gIB"
+    assert variables_of(task(made))["NCCL_DEBUG"] == "INFO"
     settings.unlink()
-    without = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert without.stdout == f"NCCL: {settings} is not in this image: RDMA stays off\n"
+    told = f"NCCL: {settings} is not in this image: RDMA stays off\n"
+    assert run(command).stdout == told
     assert NCCL_SETTINGS.startswith("/usr/local/gib/")
 
 
 def test_a_package_of_ones_own_may_be_named() -> None:
     mine = wheel("my_models", "0", {"my_models/gan.py": b""})
     made = job("l4x1", "--model=my_models.gan:build", "--data=digits", code=(mine, PACKAGE))
-    (start,) = (
-        variable["value"] for variable in task(made)["env"] if variable["name"] == "TRAINER_START"
-    )
-    wheels = [uri.rsplit("/", 1)[-1] for uri, _ in json.loads(start)["packages"]]
+    wheels = [uri.rsplit("/", 1)[-1] for uri, _ in start_of(task(made))["packages"]]
     assert wheels == ["my_models-0-py3-none-any.whl", "vertex_trainer-1.0-py3-none-any.whl"]

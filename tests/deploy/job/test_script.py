@@ -2,6 +2,7 @@
 line."""
 
 import json
+import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,8 @@ from deploy.job.options import JobOptions
 from deploy.job.script import Script, read_script
 from deploy.packaging.distributions import requirements
 from deploy.packaging.images import START
-from tests.deploy.conftest import WHERE, Capture, Command, error_of
+from tests.deploy.conftest import WHERE, Capture, Command, error_of, start_of, variables_of
+from tests.deploy.planted import write_files
 
 TRAIN = """\
 import helper
@@ -52,10 +54,7 @@ def project(tmp_path: Path) -> Path:
         "submit.log": "",
         "photos/.hidden": "",
     }
-    for name, content in {**FILES, **more}.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(content)
-    return folder
+    return write_files({**FILES, **more}, folder)
 
 
 def names(archive: Path, below: str) -> set[str]:
@@ -106,42 +105,22 @@ def test_a_modules_package_goes_along_under_its_name(project: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "line"),
     [
-        (
-            "photos/key.pem",
-            "",
-            "these look like credentials: photos/key.pem, a credential by its name: they would be",
-        ),
+        ("photos/key.pem", "", "these look like credentials: photos/key.pem, a credential by its"),
         (
             "data/table.csv",
             "x" * 3_000_000,
-            (
-                "script=train.py: data/table.csv (train.py, line 3) has 3.0 MB, and at most 1 MB go"
-                " along: copy it by `gcloud storage cp -r {here}/data/table.csv gs://BUCKET/`, and"
-                " write /gcs/BUCKET/table.csv; what it does not read may stand in .gcloudignore;"
-                " --max_package_mb=4 sends it"
-            ),
+            "script=train.py: data/table.csv (train.py, line 3) has 3.0 MB, and at most 1 MB go",
         ),
-        (
-            "helper.py",
-            "def",
-            "helper.py, line 1: invalid syntax: the job could not import it: fix it",
-        ),
+        ("helper.py", "def", "helper.py, line 1: invalid syntax: the job could not import it"),
         (
             "helper.py",
             "X = '/dev/null'; Y = '../../data'",
-            (
-                "script=train.py: helper.py, line 1 names ../../data, which the job's machines"
-                " cannot read: copy it by `gcloud storage cp -r {here.parents[1]}/data"
-                " gs://BUCKET/`, and write /gcs/BUCKET/data; or use --force"
-            ),
+            "{outside}/data gs://BUCKET/`, and write /gcs/BUCKET/data; or use --force",
         ),
         (
             "helper.py",
             "X = '{here}/data/table.csv'",
-            (
-                "names {here}/data/table.csv, which the job's machines cannot read: write"
-                " data/table.csv; or use --force"
-            ),
+            "names {here}/data/table.csv, which the job's machines cannot read: write",
         ),
     ],
 )
@@ -149,11 +128,10 @@ def test_what_must_not_go_along_is_refused(
     name: str, content: str, line: str, project: Path, refused: Command
 ) -> None:
     (project.parents[1] / "data").mkdir(exist_ok=True)
-    (project / name).write_text(content.format(here=project) if "here" in content else content)
-    line = line.replace("{here.parents[1]}", str(project.parents[1])).format(here=project)
-    assert line in refused(
-        "submit", "cpu", "--script=train.py", "--max_package_mb=1", *WHERE, "--dry_run"
-    )
+    (project / name).write_text(content.format(here=project))
+    line = line.format(here=project, outside=project.parents[1])
+    flags = ["--script=train.py", "--max_package_mb=1", "--dry_run"]
+    assert line in refused("submit", "cpu", *flags, *WHERE)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +145,6 @@ def test_what_must_not_go_along_is_refused(
             ["--script=trian.py"],
             "script=trian.py: there is no such Python file; did you mean 'train.py'? give the",
         ),
-        (["--script=data"], "script=data: there is no such Python file"),
         (
             ["--script=train.py", "--module=nets.task"],
             "--script and --module contradict each other: drop one of them",
@@ -185,7 +162,6 @@ def test_what_must_not_go_along_is_refused(
             "what follows -- is for a script of yours: name it by --script=FILE or",
         ),
         (["--module=a-b"], "module=a-b: there is no such program in "),
-        (["--module=nets.tasks"], "module=nets.tasks: there is no such program in "),
         (["--module=nets"], "module=nets: there is no such program in "),
         (
             ["--script=train.py", "--as_is", "--launch"],
@@ -210,11 +186,9 @@ def test_what_must_not_go_along_is_refused(
 def test_mistakes_are_one_line(
     arguments: list[str], line: str, project: Path, refused: Command
 ) -> None:
-    (project / "held").mkdir()
-    (project / "trainer").mkdir()
-    (project / "trainer" / "fits.py").write_text("import keras, trainer\nkeras.Sequential().fit(1)")
-    (project / "trainer" / "trainer.py").touch()
-    (project / "held" / "run.json").write_text('{"config": {"script": "other.py"}}')
+    fits = "import keras, trainer\nkeras.Sequential().fit(1)"
+    write_files({"fits.py": fits, "trainer.py": ""}, "trainer")
+    write_files({"run.json": '{"config": {"script": "other.py"}}'}, "held")
     assert line in refused("local", "cpu", *arguments)
 
 
@@ -276,17 +250,15 @@ def test_a_dry_run_says_what_goes_along_and_quotes_what_would_run(
     assert spec["scheduling"]["strategy"] == "SPOT"
     for pool in spec["workerPoolSpecs"]:
         task = pool["containerSpec"]
-        assert (task["args"], task["command"][2], task["imageUri"]) == (
-            words,
-            START,
-            "python:3.12-slim",
-        )
-        variables = {each["name"]: each["value"] for each in task["env"]}
-        start = json.loads(variables["TRAINER_START"])
-        assert (start["gpus"], start["script"]["command"]) == (1, ["train.py"])
+        assert task["args"] == words
+        assert task["command"][2] == START
+        assert task["imageUri"] == "python:3.12-slim"
+        start = start_of(task)
+        assert start["gpus"] == 1
+        assert start["script"]["command"] == ["train.py"]
         assert start["requirements"] == ["-r", "requirements.txt"]
         assert start["code"][0].startswith("gs://my-bucket/packages/train-0-")
-        assert "LD_LIBRARY_PATH" in variables
+        assert "LD_LIBRARY_PATH" in variables_of(task)
 
 
 UNLIKE = """
@@ -308,7 +280,7 @@ scheduling: {timeout: 3600s}
 def test_a_script_keeps_unlike_machines_a_reduction_server_and_an_evaluator(
     project: Path, capsys: Capture
 ) -> None:
-    """The trainer refuses them: "unlike workers" and "a parameter server" of wrong_inputs.py."""
+    """The trainer refuses them: wrong_inputs.py."""
     Path("unlike.yaml").write_text(UNLIKE)
     assert (
         main(["submit", "unlike.yaml", "--script=train.py", *WHERE, "--project=p", "--spec"]) == 0
@@ -316,35 +288,21 @@ def test_a_script_keeps_unlike_machines_a_reduction_server_and_an_evaluator(
     text, shown = capsys.readouterr()
     tasks = [pool["containerSpec"] for pool in yaml.safe_load(text)["workerPoolSpecs"]]
     assert tasks.pop(2) == {"imageUri": "gcr.io/x/reduction"}
-    starts = [
-        json.loads(each["value"])
-        for task in tasks
-        for each in task["env"]
-        if each["name"] == "TRAINER_START"
-    ]
+    starts = [*map(start_of, tasks)]
     assert [start["gpus"] for start in starts] == [2, 0, 0]
     assert starts[0]["script"]["about"]["cluster"] == {"workers": 3, "replicas": 6}
     usd = 1.15 * (2.00083 + 3 * 0.38 + 3 * 0.56679) + 7 * 100 * 0.17 / 730
     assert f"unlike: {usd:.2f} USD an hour" in shown
-    assert (
-        torch_variables(
-            {
-                "CLUSTER_SPEC": json.dumps(
-                    {
-                        "cluster": {f"workerpool{place}": ["a:1"] for place in (0, 1, 3)},
-                        "task": {"type": "workerpool3", "index": 0},
-                    }
-                )
-            }
-        )["RANK"]
-        == "2"
-    )
+    cluster = {f"workerpool{place}": ["a:1"] for place in (0, 1, 3)}
+    last = json.dumps({"cluster": cluster, "task": {"type": "workerpool3", "index": 0}})
+    assert torch_variables({"CLUSTER_SPEC": last})["RANK"] == "2"
 
 
 def test_a_link_to_a_script_ships_the_folder_that_was_named(project: Path) -> None:
     (project / "link.py").symlink_to(project / "nets" / "task.py")
     found = asked(script="link.py")
-    assert (found.folder, found.command) == (project, ("link.py",))
+    assert found.folder == project
+    assert found.command == ("link.py",)
 
 
 IMPORTS = """\
@@ -362,51 +320,38 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("listed", "flags", "line"),
+    ("listed", "flags", "line", "code"),
     [
-        (
-            "",
-            [],
-            (
-                "train.py, line 10, imports missing_module, which is not installed here: install it"
-                " here, or write a requirements.txt beside it with all that it needs: "
-            ),
-        ),
-        ("", ["--force"], f"{requirements(0)[0]} {requirements(0)[1]}"),
-        ("Pillow>=10", [], "with Pillow>=10: --image"),
-        ("", ["--image=us-docker.pkg.dev/p/r/x:1"], "runs in us-docker.pkg.dev/p/r/x:1"),
+        ("", [], "train.py, line 10, imports missing_module, which is not installed here", 2),
+        ("", ["--force"], f"{requirements(0)[0]} {requirements(0)[1]}", 0),
+        ("Pillow>=10", [], "with Pillow>=10: --image", 0),
+        ("", ["--image=us-docker.pkg.dev/p/r/x:1"], "runs in us-docker.pkg.dev/p/r/x:1", 0),
     ],
 )
 def test_what_code_imports_is_installed_or_refused_before_it_is_paid_for(
-    listed: str, flags: list[str], line: str, project: Path, capsys: Capture
+    listed: str, flags: list[str], line: str, code: int, project: Path, typed: Command
 ) -> None:
     """As installed here: in a function, too, and of a namespace the part; what is optional may be
     missing."""
-    for name, text in {
-        "train.py": IMPORTS,
-        "nets/task.py": "import PIL.Image, keras\nx = 1",
-        "plot.py": "import seaborn",
-        "requirements.txt": listed,
-    }.items():
-        (project / name).write_text(text)
-        (project / name).unlink() if not text else None
-    code = main(["submit", "cpu", "--script=train.py", *WHERE, "--project=p", "--dry_run", *flags])
-    shown = capsys.readouterr()
-    said = shown.out + shown.err
-    assert code == (2 if line.startswith("train.py") else 0)
+    nets = "import PIL.Image, keras\nx = 1"
+    write_files({"train.py": IMPORTS, "nets/task.py": nets, "plot.py": "import seaborn"})
+    Path("requirements.txt").write_text(listed)
+    if not listed:
+        Path("requirements.txt").unlink()
+    flags = ["--script=train.py", *WHERE, "--project=p", "--dry_run", *flags]
+    said = typed("submit", "cpu", *flags, code=code)
     assert line in said
-    if not listed and "--image" not in str(flags):
+    if flags[-1] == "--force":
         assert "matplotlib>=" in said
         assert "google-cloud-storage>=" in said
         assert "aiplatform" not in said
-    assert not [word for word in ("seaborn", "torch", "nothing_here") if word in said]
+    assert not re.search("seaborn|torch|nothing_here", said)
 
 
 @pytest.mark.parametrize(
     ("code", "trains"),
     [
         ("import keras\nmodel = keras.Sequential()\nmodel.fit(x)", True),
-        ("import tensorflow as tf\ntf.keras.Sequential([]).fit(x)", True),
         ("from mine import build\nbuild().fit(x)", True),
         (
             "import keras\nfrom sklearn.svm import SVC\nmodel = SVC()\nmodel.fit(x)\nSVC().fit(x)",

@@ -7,53 +7,50 @@ from pathlib import Path
 
 import pytest
 
-from deploy.__main__ import main
 from deploy.cli import submit
 from deploy.packaging.credentials import find_credentials
 from deploy.packaging.sources import user_sources
 from deploy.tiers.tier import JOB_CONFIGS
-from tests.deploy.conftest import WHERE, Capture, error_of
+from tests.deploy.conftest import JOB, WHERE, Command, error_of
 from tests.deploy.packaging.drawn_secrets import INNOCENT, SECRETS, drawn
 
 X = "a1B2c3D4e5F6g7H8i9J0"
 HEX = "0a1b2c3d4e5f6789"
 KEY = f"-----BEGIN PRIVATE KEY-----\nMII{X}\n-----END PRIVATE KEY-----\n"
 KUBE = "apiVersion: v1\nkind: Config\ncurrent-context: a\nusers:\n- name: a\n  user:\n    {}\n"
-BY_NAME = {
-    "id_rsa": "x",
-    "id_ed25519.bak": "x",
-    "server.pem": "x",
-    "tls.key": "x",
-    "store.p12": "x",
-    "keys.jks": "x",
-    "my.kdbx": "x",
-    "me.ppk": "x",
-    "AuthKey.p8": "x",
-    ".netrc": "x",
-    "netrc": "x",
-    ".pgpass": "h:1:d:u:p",
-    ".npmrc": "x",
-    ".pypirc": "x",
-    ".htpasswd": "x",
-    "kubeconfig": "x",
-    ".env": "A=1",
-    "prod.env": "A=1",
-    ".env.local": "A=1",
-    "service-account.json": "{}",
-    "client_secret_1.apps.json": "{}",
-    "application_default_credentials.json": "{}",
-    "credentials.json": "{}",
-    "credentials": "[default]",
-    "cookies.txt": "x",
-    "kaggle.json": "{}",
-    "secrets.yaml": "a: b",
-    "terraform.tfstate": "{}",
-    ".boto": "x",
-    ".git-credentials": "x",
-}
+BY_NAME = (
+    "id_rsa",
+    "id_ed25519.bak",
+    "server.pem",
+    "tls.key",
+    "store.p12",
+    "keys.jks",
+    "my.kdbx",
+    "me.ppk",
+    "AuthKey.p8",
+    ".netrc",
+    "netrc",
+    ".pgpass",
+    ".npmrc",
+    ".pypirc",
+    ".htpasswd",
+    "kubeconfig",
+    ".env",
+    "prod.env",
+    ".env.local",
+    "service-account.json",
+    "client_secret_1.apps.json",
+    "application_default_credentials.json",
+    "credentials.json",
+    "credentials",
+    "cookies.txt",
+    "kaggle.json",
+    "secrets.yaml",
+    "terraform.tfstate",
+    ".boto",
+    ".git-credentials",
+)
 BY_CONTENT = {
-    "key.txt": KEY,
-    "ssh.txt": KEY.replace("PRIVATE", "OPENSSH PRIVATE"),
     "pgp.asc": "-----BEGIN PGP PRIVATE KEY BLOCK-----",
     "putty.txt": "PuTTY-User-Key-File-3: ssh-ed25519",
     "sa.txt": json.dumps({"type": "service_account", "private_key": KEY}),
@@ -68,14 +65,6 @@ BY_CONTENT = {
     ),
     "cache.py": f"access_token = '{X}{X}'",
     "oauth.yaml": f"client_secret: {X}",
-    "client.json": json.dumps({"client": f"GOCSPX-{X}"}),
-    "maps.js": f"key='AIza{X}{X[:15]}'",
-    "gcloud.log": f"Bearer ya29.{X}",
-    "url.txt": f"https://x/y?a=b&X-Goog-Signature={HEX * 8}",
-    "aws.txt": f"AKIA{'Q7' * 8}",
-    "cfg.ini": f"aws_secret_access_key = {X}{X}",
-    "azure.txt": f"AccountName=x;AccountKey={X * 4}abcdef==",
-    "sas.txt": f"https://x/c?sv=1&sig={X}{X}%3D",
     "kube.yaml": KUBE.format("token: abcd1234efgh"),
     "kube2.yaml": KUBE.format("client-key-data: LS0tLS1CRUdJTiBSU0EgUFJJVkFURSBLRVk"),
     "docker.json": json.dumps(
@@ -84,24 +73,12 @@ BY_CONTENT = {
     "npm.txt": f"//registry.npmjs.org/:_authToken={X}",
     "login.txt": "machine h.com\n  login me\n  password abc",
     "requirements.txt": "--index-url https://me:pa55word@pypi.example.com/simple",
-    "db.py": "URL = 'postgres://me:pw12word@host/db'",
     "settings.py": 'DB_PASSWORD = "hunter2-horse"',
-    "wandb.sh": f"export WANDB_API_KEY={HEX * 2}{HEX[:8]}",
     "mlflow.sh": "export MLFLOW_TRACKING_PASSWORD=hunter2horse",
-    "jwt.txt": f"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.{X}{X}",
     "gh.py": f"T = 'ghp_{'a1' * 18}'",
     "gl.py": f"T = 'glpat-{X}'",
-    "hf.py": "T = 'hf_" + "aBcDeFgHiJkLmNoPqRsTuVwXyZaBcDeFgH" + "'",
     "ai.py": f"K = 'sk-proj-{X}{X}'",
-    "slack.py": f"K = 'xoxb-123456789012-{X}'",
-    "hook.yaml": f"url: https://hooks.slack.com/services/T01ABCDEF/B01ABCDEF/{X}abcd",
-    "discord.txt": f"https://discord.com/api/webhooks/123456789012345678/{X}{X}{X}abcdefgh",
     "bot.py": f"T = '110201543:AA{X}{X[:13]}'",
-    "pay.py": f"K = 'sk_live_{X}abcd'",
-    "mail.py": f"K = 'SG.{X}ab.{X}{X}abc'",
-    "pypi.txt": f"pypi-AgEIcHlwaS5vcmc{X * 4}",
-    "npm.py": f"T = 'npm_{'a1' * 18}'",
-    "hub.py": f"T = 'dckr_pat_{X}'",
     "vault.py": f"T = 'hvs.{X}{X}'",
     "bricks.py": f"T = 'dapi{HEX * 2}'",
     "v.tfvars": 'db_password = "abcdhunter2"',
@@ -112,31 +89,23 @@ BY_CONTENT = {
     "plain.toml": 'token = "correct-horse-9"\n',
     "git.sh": f"git clone https://{X}{X}@github.com/me/x",
     "curl.sh": f"curl -H 'Authorization: Bearer {X}{X}' https://x",
-    "pw.sh": "PGPASSWORD='hunter2horse' psql",
-    "run.sh": "mysql --password=hunter2horse db",
     "conf.json": json.dumps({"password": "hunter2horse"}, indent=1),
     "app.properties": "spring.datasource.password=hunter2horse",
     "compose.yaml": "environment:\n  - POSTGRES_PASSWORD=hunter2horse\n",
-    "x.ipynb_.py": f"os.environ['OPENAI_API_KEY'] = 'sk-{X}{X}abcdefgh'",
-    "wandb.py": f"wandb.login(key='{HEX * 2}{HEX[:8]}')",
     "hub2.py": f"login(token='{X}{X}')",
     "conn.py": 'connect(host="h", user="me", password="s3cr3t-pw")',
-    "mongo.env.txt": "MONGO=mongodb+srv://me:hunter2horse@cluster0.x.mongodb.net",
 }
 HARMLESS: dict[str, str | bytes] = {
     "id_rsa.pub": "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAABgQC7 me@host",
     "ca.crt": "-----BEGIN CERTIFICATE-----\nMII\n",
-    "pub.txt": "-----BEGIN PUBLIC KEY-----\nMIIBIjANBgkqhkiG9w0\n",
     "secrets.py": (
         "def keyword(token: str, task: str = 'risk-analysis-of-a-portfolio-of-loans'): ..."
     ),
     "secret_santa.py": "PAIRS = []",
     "types.json": '{"type": "cnn"}',
     "login.py": "refresh_token = session.refresh_token_of(user)",
-    "oauth.py": "client_secret = os.environ['CLIENT_SECRET']",
     "empty.json": '{"refresh_token": "", "access_token": null}',
     "none.py": "password = None\n",
-    "doc2.md": "export HF_TOKEN=YOUR_TOKEN_HERE\n",
     "null.yaml": "password: null\n",
     "env.sh": "export AWS_SECRET_ACCESS_KEY=$SECRET",
     "env3.sh": "export TOKEN=$(gcloud auth print-access-token)",
@@ -144,7 +113,6 @@ HARMLESS: dict[str, str | bytes] = {
     "docker.json": json.dumps({"auths": {}, "credsStore": "desktop"}),
     "npm.txt": "//registry.npmjs.org/:_authToken=${NPM_TOKEN}",
     "requirements.txt": "git+https://${TOKEN}@github.com/me/x\nnumpy==2.1\n",
-    "pinned.txt": "numpy==2.1 \\\n    --hash=sha256:" + "0123456789abcdef" * 4 + "\n",
     "tok.yaml": "pad_token: <pad>\ntoken: word\nmax_tokens: 2048\n",
     "audio.py": "lowpass = 8000\nbypass = 'filter'\n",
     "fstr.py": 'url = f"http://{user}:{password}@{host}"\n',
@@ -156,7 +124,6 @@ HARMLESS: dict[str, str | bytes] = {
     "conf.ini": "[a]\npassword =\ntoken = ${TOKEN}\n",
     "v.tfvars": "password_length = 12\n",
     "compose.yaml": "password: ${PASSWORD}\n",
-    "sha.py": "SHA256 = 'e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855'\n",
     "rows.csv": "1,2,3\n" * 1000,
     "empty": "",
     "m.bin": b"\x00\x01\x02" * 999,
@@ -164,16 +131,12 @@ HARMLESS: dict[str, str | bytes] = {
     "b64.py": (
         "ICON_SHA = 'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGA'\n"
     ),
-    "uuid.py": "RUN = '123e4567-e89b-12d3-a456-426614174000'\n",
     "names.py": (
         "LAYERS = ['conv2d_transpose_with_batch_normalization_and_leaky_relu_activation_block_3']\n"
     ),
-    "gcs.yaml": "data: gs://my-bucket-of-training-data/2026/photos\n",
     "model.json": json.dumps(
         {"class_name": "Dense", "config": {"units": 10, "kernel_initializer": "GlorotUniform"}}
     ),
-    "doc.md": "Set `export WANDB_API_KEY=<your key>` first.\n",
-    "test.py": "secret = Secret('name-of-the-secret')\npassword_field = 'password'\n",
     "sm.py": (
         "client.access_secret_version(name='projects/p/secrets/db-password/versions/latest')\n"
     ),
@@ -188,32 +151,23 @@ def write(path: Path, content: str | bytes) -> Path:
     return path
 
 
-def test_credentials_are_found_by_name_or_content(tmp_path: Path) -> None:
-    missed = [
-        name
-        for name, content in BY_NAME.items()
-        if not [*find_credentials(write(tmp_path / name, content))]
-    ]
+def test_credentials_are_found_by_name_or_content() -> None:
+    missed = [name for name in BY_NAME if not [*find_credentials(write(Path(name), "x"))]]
     for name, content in BY_CONTENT.items():
-        findings = [*find_credentials(write(tmp_path / "content" / name, f"\n\n{content}"))]
+        findings = [*find_credentials(write(Path(f"content/{name}"), f"\n\n{content}"))]
         if not findings or int(findings[0].split()[1]) < 3:
             missed.append(name)
     assert missed == []
 
 
-@pytest.mark.parametrize(
-    ("formats", "seed"), [(SECRETS, 1), (INNOCENT, 2)], ids=["secrets", "innocent"]
-)
+@pytest.mark.parametrize(("formats", "seed"), [(SECRETS, 1), (INNOCENT, 2)])
 def test_drawn_secrets_are_found_and_what_looks_like_them_is_not(
-    formats: tuple[str, ...], seed: int, tmp_path: Path
+    formats: tuple[str, ...], seed: int
 ) -> None:
-    """95 of 100 secrets, and 3 of 100 innocent files, in Python, YAML, UTF-16, a notebook's output
-    and .gz."""
-    files = [*drawn(formats, 120, seed, tmp_path)]
-    wrong = [
-        line for line, path in files if bool([*find_credentials(path)]) != (formats is SECRETS)
-    ]
-    assert len(wrong) <= (6 if formats is SECRETS else 3), wrong
+    """In Python, YAML, UTF-16, a notebook's output and .gz."""
+    files = [*drawn(formats, 120, seed, Path())]
+    found = [line for line, path in files if [*find_credentials(path)]]
+    assert found == [line for line, _ in files if formats is SECRETS]
 
 
 @pytest.mark.parametrize(
@@ -238,33 +192,20 @@ def test_no_secret_stands_in_a_spec(flags: list[str], line: str) -> None:
     )
 
 
-def test_the_variables_of_a_tiers_file_are_looked_at(capsys: Capture) -> None:
+def test_the_variables_of_a_tiers_file_are_looked_at(typed: Command) -> None:
     """One may have no value there."""
     tier = (JOB_CONFIGS / "l4x1.yaml").read_text()
     for variables, code in (("{name: A}", 0), (f"{{name: B, value: hf_{'aBcDeFgHiJ' * 4}}}", 2)):
         program = f"    pythonPackageSpec:\n      env: [{variables}]"
         Path("mine.yaml").write_text(tier.replace("    pythonPackageSpec:", program))
-        assert (
-            main(
-                [
-                    "submit",
-                    "mine.yaml",
-                    *WHERE,
-                    "--project=p",
-                    "--recipe=mlp_mnist",
-                    "--data=digits",
-                    "--dry_run",
-                ]
-            )
-            == code
-        )
-    assert "mine: env B: this would stand in the job's spec" in capsys.readouterr().err
+        shown = typed("submit", "mine.yaml", *WHERE, *JOB, "--project=p", "--dry_run", code=code)
+    assert "mine: env B: this would stand in the job's spec" in shown
 
 
-def test_harmless_files_go_along(tmp_path: Path) -> None:
+def test_harmless_files_go_along() -> None:
     for name, content in {**HARMLESS, "mine/__init__.py": ""}.items():
-        write(tmp_path / "mine" / name, content)
-    assert len(user_sources(tmp_path / "mine").files) > len(HARMLESS)
+        write(Path(f"mine/{name}"), content)
+    assert len(user_sources(Path("mine")).files) > len(HARMLESS)
 
 
 @pytest.mark.parametrize(
@@ -273,18 +214,17 @@ def test_harmless_files_go_along(tmp_path: Path) -> None:
         (b"x\n" * 2_500_000 + KEY.encode(), 2_500_001),
         (b"\xff\xd8\0\0" + b"\0" * 4_194_290 + KEY.encode(), 1),
     ],
-    ids=["late", "jpeg"],
 )
 def test_a_key_is_found_behind_the_first_megabytes_and_across_two_pieces(
-    content: bytes, line: int, tmp_path: Path
+    content: bytes, line: int
 ) -> None:
-    assert [*find_credentials(write(tmp_path / "photo.jpg", content))] == [
+    assert [*find_credentials(write(Path("photo.jpg"), content))] == [
         f"line {line} (a private key)"
     ]
 
 
-def test_each_finding_is_named_and_one_line_allows_a_file(tmp_path: Path) -> None:
-    folder = write(tmp_path / "mine" / "data" / "login.json", BY_CONTENT["adc.json"]).parents[1]
+def test_each_finding_is_named_and_one_line_allows_a_file() -> None:
+    folder = write(Path("mine/data/login.json"), BY_CONTENT["adc.json"]).parents[1]
     write(folder / "hub.py", f"A = 1\n{BY_CONTENT['gh.py']}\n\n{BY_CONTENT['ai.py']}\n")
     error = error_of(user_sources, folder)
     for part in (
@@ -302,17 +242,17 @@ def test_each_finding_is_named_and_one_line_allows_a_file(tmp_path: Path) -> Non
     )
 
 
-def test_in_a_checkout_what_git_tracks_goes_along_and_new_python_files(tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
+def test_in_a_checkout_what_git_tracks_goes_along_and_new_python_files() -> None:
+    folder = Path("mine")
     for name in ("__init__.py", "table.json", "new.py", "made.json", "ignored.py", "old.bin"):
         write(folder / name, "")
-    write(tmp_path / ".gitignore", "ignored.py\n*.bin\n")
+    write(Path(".gitignore"), "ignored.py\n*.bin\n")
     for command in (
         ["init", "-q"],
         ["add", "mine/__init__.py", "mine/table.json"],
         ["add", "-f", "mine/old.bin"],
     ):
-        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+        subprocess.run(["git", *command], check=True)
     sources = user_sources(folder)
     assert [*sources.files] == [
         "mine/__init__.py",
@@ -322,11 +262,9 @@ def test_in_a_checkout_what_git_tracks_goes_along_and_new_python_files(tmp_path:
     ]
     assert str(sources) == "4 files, 0.0 MB; 2 left out: mine/ignored.py, mine/made.json"
     assert "mine/made.json" in user_sources(folder, include=["*.json"]).files
-    write(tmp_path / ".gitignore", "runs/\n")
-    assert [*user_sources(write(tmp_path / "runs" / "mine" / "a.py", "").parent).files] == [
-        "mine/a.py"
-    ]
-    write(tmp_path / ".gitignore", "ignored.py\n*.bin\n")
+    write(Path(".gitignore"), "runs/\n")
+    assert [*user_sources(write(Path("runs/mine/a.py"), "").parent).files] == ["mine/a.py"]
+    write(Path(".gitignore"), "ignored.py\n*.bin\n")
     write(folder / "new.py", "from . import ignored\n")
     assert "mine/new.py, line 1, imports mine/ignored.py, which does not go along" in error_of(
         user_sources, folder

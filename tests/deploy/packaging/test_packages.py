@@ -20,38 +20,25 @@ from deploy.packaging import packages as package
 from deploy.packaging.distributions import requirements
 from deploy.packaging.images import IMAGE_RECORD, PLAIN_IMAGE, remembered
 from deploy.packaging.packages import Package, packages_with, trainer_package, user_package
-from deploy.platform.errors import JobUnknown
-from tests.deploy.conftest import WHERE, Capture, error_of, run, stand_in
+from deploy.platform.errors import STATE_UNKNOWN
+from tests.deploy.conftest import WHERE, Capture, Command, error_of, run, stand_in
+from tests.deploy.planted import write_files
+from tests.fixtures import Patch
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import trainer_commit
 
 
-def mine(
-    folder: Path, code: str = "def build(config, dataset): ...\n", name: str = "my_models"
-) -> Path:
+def mine(folder: str = ".", name: str = "my_models") -> Path:
     """A package of a user's own."""
-    path = folder / name
-    empty = (
-        "__init__.py",
-        "inner/__init__.py",
-        "inner/tables-1.0/deep/table.json",
-        "plain/layers.py",
-        "table.json",
-    )
-    for file, text in {
-        **dict.fromkeys(empty, ""),
-        "gan.py": code,
-        "__pycache__/gan.pyc": "x",
-        ".secret": "x",
-    }.items():
-        (path / file).parent.mkdir(parents=True, exist_ok=True)
-        (path / file).write_text(text)
-    return path
+    inner = ("inner/__init__.py", "inner/tables-1.0/deep/table.json", "plain/layers.py")
+    more = ("__init__.py", "table.json", "__pycache__/gan.pyc", ".secret")
+    code = {"gan.py": "def build(config, dataset): ...\n"}
+    return write_files(dict.fromkeys([*inner, *more], "") | code, Path(folder, name))
 
 
-def test_the_name_is_that_of_the_sources(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"x")
-    one = Package("p", "1", {"a": tmp_path / "a", "b": b"y"})
+def test_the_name_is_that_of_the_sources() -> None:
+    Path("a").write_bytes(b"x")
+    one = Package("p", "1", {"a": Path("a"), "b": b"y"})
     assert one.digest == Package("p", "1", {"b": b"y", "a": b"x"}).digest
     others: list[dict[str, bytes]] = [
         {"a": b"xb", "b": b"y"},
@@ -61,10 +48,8 @@ def test_the_name_is_that_of_the_sources(tmp_path: Path) -> None:
     ]
     assert len({one.digest, *(Package("p", "1", files).digest for files in others)}) == 5
     vars(one)["sha256"] = "0123456789abcdef"  # as of a wheel that was built
-    assert (
-        one.uri("gs://b/c")
-        == f"gs://b/c/packages/p-1-{one.digest}-0123456789ab/p-1-py3-none-any.whl"
-    )
+    name = f"p-1-{one.digest}-0123456789ab/p-1-py3-none-any.whl"
+    assert one.uri("gs://b/c") == f"gs://b/c/packages/{name}"
 
 
 def test_wheel_and_sdist_hold_what_runs_and_nothing_else(dist: Path) -> None:
@@ -90,28 +75,26 @@ def test_wheel_and_sdist_hold_what_runs_and_nothing_else(dist: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_dist_folder_holds_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_dist_folder_holds_the_same_bytes(monkeypatch: Patch) -> None:
     """Built by others, at other times: here so that the environment says so, which setuptools takes
     for the time."""
     wheels = []
     for number, (time, umask) in enumerate([("1000000000", 0o022), ("1500000000", 0o077)]):
-        monkeypatch.setattr(package, "DIST", tmp_path / f"dist{number}")
+        monkeypatch.setattr(package, "DIST", Path(f"dist{number}"))
         monkeypatch.setenv("SOURCE_DATE_EPOCH", time)
         before = os.umask(umask)
         try:
-            wheels.append(user_package(str(mine(tmp_path / str(number)))).build())
+            wheels.append(user_package(str(mine(str(number)))).build())
         finally:
             os.umask(before)
     one, other = wheels
-    assert one.relative_to(tmp_path / "dist0") == other.relative_to(tmp_path / "dist1")
+    assert one.relative_to(Path("dist0")) == other.relative_to(Path("dist1"))
     assert one.read_bytes() == other.read_bytes()
 
 
-def test_a_package_of_the_users_own_goes_along_whole(tmp_path: Path, dist: Path) -> None:
+def test_a_package_of_the_users_own_goes_along_whole(typed: Command) -> None:
     """Whatever its spelling; pip wants small letters in the wheel's name."""
-    folder = mine(tmp_path, name="My_Models")
+    folder = mine(name="My_Models")
     (folder / "requirements.txt").write_text("# what it needs\neinops>=0.7  # for shapes\n\n")
     with zipfile.ZipFile(user_package(str(folder)).build()) as archive:
         names = set(archive.namelist())
@@ -122,16 +105,11 @@ def test_a_package_of_the_users_own_goes_along_whole(tmp_path: Path, dist: Path)
         f"My_Models/{name}" for name in (*top, *inner)
     }
     where = [*WHERE, "--project=p", f"--package={folder}"]
-    assert (
-        main(["submit", "--spec", "cpu", "--model=My_Models.gan:build", "--data=digits", *where])
-        == 0
-    )
+    typed("submit", "--spec", "cpu", "--model=My_Models.gan:build", "--data=digits", *where)
     assert re.findall("Requires-Dist: (.*)", about) == ["einops>=0.7"]
 
 
-def test_one_module_goes_along_with_those_beside_it_that_it_imports(
-    tmp_path: Path, dist: Path
-) -> None:
+def test_one_module_goes_along_with_those_beside_it_that_it_imports(typed: Command) -> None:
     """But for one that has the name of this package, which it means."""
     texts = {
         "mine.py": "import os, trainer, other\ndef build(config, dataset): ...\n",
@@ -141,14 +119,12 @@ def test_one_module_goes_along_with_those_beside_it_that_it_imports(
         "trainer/__init__.py": "",
         "lost.py": "",
     }
-    for name, text in texts.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    with zipfile.ZipFile(user_package(str(tmp_path / "mine.py")).build()) as archive:
+    write_files(texts)
+    with zipfile.ZipFile(user_package("mine.py").build()) as archive:
         names = {name for name in archive.namelist() if ".dist-info" not in name}
     assert names == {"mine.py", "other.py", "inner/part.py"}
     flags = ["--model=mine:build", "--data=digits", *WHERE, "--project=p"]
-    assert main(["submit", "--spec", "cpu", *flags, f"--package={tmp_path}/mine.py"]) == 0
+    typed("submit", "--spec", "cpu", *flags, "--package=./mine.py")
 
 
 NEEDS = """\
@@ -164,30 +140,14 @@ print(open("churn.log", "w"))
 
 
 def test_what_one_module_imports_is_installed_and_what_it_names_lies_where_it_runs(
-    dist: Path, tmp_path: Path, capsys: Capture
+    dist: Path, capsys: Capture
 ) -> None:
     """TensorFlow's own packages are there already; a requirements.txt beside the module replaces
     what it imports."""
-    for name, text in {
-        "churn.py": NEEDS,
-        "data/churn.csv": "1",
-        "churn.log": "",
-        "data/.x": "",
-        "b.csv": "",
-    }.items():
-        Path(name).parent.mkdir(exist_ok=True)
-        Path(name).write_text(text)
-    command = [
-        "submit",
-        "--spec",
-        "cpu",
-        "--model=churn:build",
-        "--data=churn:rows",
-        *WHERE,
-        "--project=p",
-    ]
+    write_files({"data/churn.csv": "1", "churn.log": "", "data/.x": "", "b.csv": ""})
+    flags = ["--model=churn:build", "--data=churn:rows", "--package=churn.py", "--project=p"]
     Path("churn.py").write_text(f"{NEEDS}def build(config, dataset): ...\n")
-    assert main([*command, "--package=churn.py"]) == 0
+    assert main(["submit", "--spec", "cpu", *WHERE, *flags]) == 0
     text, shown = capsys.readouterr()
     version = importlib.metadata.version("matplotlib")
     assert (
@@ -219,15 +179,15 @@ def test_what_one_module_imports_is_installed_and_what_it_names_lies_where_it_ru
         ("Vertex__trainer", "a name of this project"),
     ],
 )
-def test_a_folder_that_is_no_package_is_refused(name: str, line: str, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_package_is_refused(name: str, line: str) -> None:
     if name != "nothing":
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("")
-    assert line in error_of(user_package, str(tmp_path / name))
+        Path(name).mkdir()
+        Path(f"{name}/__init__.py").write_text("")
+    assert line in error_of(user_package, name)
 
 
-def test_a_package_that_does_not_build_says_why(tmp_path: Path, dist: Path) -> None:
-    folder = mine(tmp_path)
+def test_a_package_that_does_not_build_says_why(dist: Path) -> None:
+    folder = mine()
     (folder / "requirements.txt").write_text("not a requirement\n")
     with pytest.raises(UserError, match=r"my_models could not be built: .*requirement"):
         user_package(str(folder)).build()
@@ -235,9 +195,9 @@ def test_a_package_that_does_not_build_says_why(tmp_path: Path, dist: Path) -> N
 
 
 @pytest.mark.slow
-def test_an_installed_copy_has_tiers_and_sends_the_same_sources(dist: Path, tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    desk = tmp_path / "desk"
+def test_an_installed_copy_has_tiers_and_sends_the_same_sources() -> None:
+    site = Path("site")
+    desk = Path("desk")
     zipfile.ZipFile(trainer_package().build()).extractall(site)
     desk.mkdir()
     flags = ["--recipe=wgan_gp_digits", "--project=my-proj", *WHERE, "--spec"]
@@ -254,38 +214,27 @@ def test_an_installed_copy_has_tiers_and_sends_the_same_sources(dist: Path, tmp_
     assert (site / "vertex_trainer" / "py.typed").is_file()
 
 
-def test_an_image_is_built_from_a_clean_copy(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_is_built_from_a_clean_copy(monkeypatch: Patch, typed: Command) -> None:
     uri = "us-docker.pkg.dev/my-proj/repo/trainer:1"
-    flags = [
-        "--tensorflow=tensorflow[and-cuda]>=2.20,<2.22",
-        "--project=my-proj",
-        f"--package={mine(tmp_path)}",
-    ]
-    assert main(["image", f"--image={uri}", "--dry-run", *flags]) == 0
+    flags = ["--tensorflow=tensorflow[and-cuda]>=2.20,<2.22", "--project=my-proj"]
+    flags.append(f"--package={mine()}")
+    monkeypatch.setattr(image, "DIST", Path("dist"))
+    shown = typed("image", f"--image={uri}", "--dry-run", *flags)
     context = Path("dist/image")
     assert (
-        capsys.readouterr().out.strip() == "# ships my_models: 6 files, 0.0 MB\n"
+        shown.strip() == "# ships my_models: 6 files, 0.0 MB\n"
         f"gcloud builds submit --project=my-proj --config={context}/cloudbuild.yaml "
         f"'--substitutions=^;^_IMAGE={uri};_TENSORFLOW=tensorflow[and-cuda]>=2.20,<2.22' "
         f"'--format=value(results.images[0].digest)' {context}"
     )
-    assert {path.name for path in context.iterdir()} == {
-        "Dockerfile",
-        "cloudbuild.yaml",
-        "packages",
-    }
-    assert {file.parent.name for file in context.glob("packages/*/setup.py")} == {
-        "vertex_trainer",
-        "my_models",
-    }
+    names = sorted(path.name for path in context.iterdir())
+    assert names == ["Dockerfile", "cloudbuild.yaml", "packages"]
+    packages = sorted(file.parent.name for file in context.glob("packages/*/setup.py"))
+    assert packages == ["my_models", "vertex_trainer"]
     assert not list(context.rglob("*.pyc"))
     dockerfile = (context / "Dockerfile").read_text()
-    assert all(
-        (context / source).exists()
-        for source in re.findall(r"^COPY (\S+)", dockerfile, re.MULTILINE)
-    )
+    for source in re.findall(r"(?m)^COPY (\S+)", dockerfile):
+        assert (context / source).exists()
     steps = yaml.safe_load((context / "cloudbuild.yaml").read_text())
     assert set(re.findall(r"\$(_[A-Z]+)", json.dumps(steps))) == {"_IMAGE", "_TENSORFLOW"}
     assert "USER trainer" in dockerfile
@@ -296,9 +245,7 @@ def test_an_image_is_built_from_a_clean_copy(
     assert steps["substitutions"]["_TENSORFLOW"] == newest
 
 
-def test_gcloud_is_run_and_its_end_is_ours(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
-) -> None:
+def test_gcloud_is_run_and_its_end_is_ours(monkeypatch: Patch, typed: Command) -> None:
     """The image is remembered by its digest, which gcloud's last line is, with its tag; one without
     is told."""
     sources = {package.name: package.digest for package in packages_with("")}
@@ -306,21 +253,17 @@ def test_gcloud_is_run_and_its_end_is_ours(
     name = "us-docker.pkg.dev/p/r/x"
     for code, line, uri in ((0, digest, f"{name}@{digest}"), (0, "", f"{name}:1"), (1, digest, "")):
         stand_in(
-            tmp_path,
-            f'echo "$@" > "{tmp_path}/given"\necho log\necho {line}\nexit {code}',
+            f'echo "$@" > "./given"\necho log\necho {line}\nexit {code}',
             monkeypatch,
         )
-        assert image.main([f"--image={name}:1"]) == code
-        assert (tmp_path / "given").read_text().startswith("builds submit")
+        shown = typed("image", f"--image={name}:1", code=code)
+        assert Path("given").read_text().startswith("builds submit")
         found = remembered()
         tag = f"{name}:1" if line else ""
-        assert (found and (found.uri, found.sources, found.tag)) == (
-            None if code else (uri, sources, tag)
-        )
-        assert ("warning: gcloud named no digest: jobs run in" in capsys.readouterr().out) == (
-            not line
-        )
+        kept = found and (found.uri, found.sources, found.tag)
+        assert kept == (None if code else (uri, sources, tag))
+        assert ("warning: gcloud named no digest: jobs run in" in shown) == (not line)
         IMAGE_RECORD.unlink(missing_ok=True)
-    stand_in(tmp_path, f"sleep 0.3\nkill -INT {os.getpid()}\nsleep 0.5", monkeypatch)
-    with pytest.raises(JobUnknown, match=r"^stopped: the build may go on: look at https://"):
-        image.main([f"--image={name}:1"])
+    stand_in(f"sleep 0.3\nkill -INT {os.getpid()}\nsleep 0.5", monkeypatch)
+    error = typed("image", f"--image={name}:1", code=STATE_UNKNOWN)
+    assert "error: stopped: the build may go on: look at https://" in error

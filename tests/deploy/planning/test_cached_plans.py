@@ -1,26 +1,22 @@
 """Tests that a job is held against its plan before it is sent, takes it along, and is reported
 beside it."""
 
-import json
 import re
-import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deploy.__main__ import main
 from deploy.api.plan import PlanOptions, plan_by_options
 from deploy.api.request import parse_verb
 from deploy.api.submit import USAGE, SubmitOptions, prepare_submission
 from deploy.base.console import run_program
-from deploy.packaging.images import BuiltImage, remember
-from deploy.packaging.packages import packages_with
 from deploy.planning import cached_plans
 from deploy.planning.paid_jobs import estimate
 from deploy.platform.gcloud_and_sdk import Session
-from tests.deploy.conftest import JOB, WHERE, Capture, Command
-from tests.deploy.planted import planted_plan
+from tests.deploy.conftest import JOB, WHERE, Command
+from tests.deploy.planted import content, keep_plan, remember_built
 from tests.fixtures import Patch
 from trainer.base.errors import PlatformFault
 from trainer.base.run_files.plan_file import kept_plan
@@ -31,16 +27,10 @@ L4 = ["submit", "l4x1", *WHERE, *TRAINED, "--dry_run"]
 
 
 @pytest.fixture
-def keep(tmp_path: Path, monkeypatch: Patch) -> Any:
+def keep(monkeypatch: Patch) -> Any:
     """Returns a function that keeps a planted plan for the settings of L4."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    def plan(**numbers: float) -> None:
-        path = kept_plan(Overrides.parse(TRAINED).resolve())
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(planted_plan(tmp_path, **numbers), path)
-
-    return plan
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    return partial(keep_plan, TRAINED)
 
 
 @pytest.mark.parametrize(
@@ -48,68 +38,53 @@ def keep(tmp_path: Path, monkeypatch: Patch) -> Any:
     [
         (
             None,
-            (
-                "l4x1: whether it fits the memory is not known: --plan measures it (some steps on"
-                " this CPU)"
-            ),
+            "l4x1: whether it fits the memory is not known: --plan measures it (some steps on",
         ),
         (0.01, "l4x1: fits the memory: it needs 2.1 - 3.8 of 22.3 GiB; a global batch of 1,"),
         (0.3, "l4x1: warning: may not fit the memory: it needs 19.7 - "),
     ],
 )
 def test_what_its_plan_says_is_printed(
-    row_gib: float | None, line: str, keep: Any, cloud: Any, capsys: Capture
+    row_gib: float | None, line: str, keep: Any, cloud: Any, typed: Command
 ) -> None:
     if row_gib:
         keep(row_gib=row_gib)
-    assert main(L4) == 0
-    assert line in capsys.readouterr().out
+    assert line in typed(*L4)
 
 
 def test_what_cannot_fit_is_refused_unless_it_is_forced(
-    keep: Any, cloud: Any, refused: Command, capsys: Capture
+    keep: Any, cloud: Any, typed: Command
 ) -> None:
     keep(row_gib=0.5)
-    error = refused(*L4)
-    assert error.startswith("error: l4x1: the run does not fit its memory: it needs 31.9 - ")
+    error = typed(*L4, code=2)
+    assert "error: l4x1: the run does not fit its memory: it needs 31.9 - " in error
     assert "--force sends it anyway" in error
-    assert "l4x1: the run does not fit its memory" in refused(
-        "compare", "l4x1", "--on=vertex", *WHERE, *TRAINED, "--dry_run"
+    assert "l4x1: the run does not fit its memory" in typed(
+        "compare", "l4x1", "--on=vertex", *WHERE, *TRAINED, "--dry_run", code=2
     )
-    capsys.readouterr()
-    assert main([*L4, "--force"]) == 0
-    assert "l4x1: warning: does not fit the memory: it needs 31.9 - " in capsys.readouterr().out
+    assert "l4x1: warning: does not fit the memory: it needs 31.9 - " in typed(*L4, "--force")
 
 
-def test_fit_adds_micro_batches_before_16_bits(keep: Any, cloud: Any, capsys: Capture) -> None:
+def test_fit_adds_micro_batches_before_16_bits(keep: Any, cloud: Any, typed: Command) -> None:
     """The plan holds for both. Four micro-batches dispatch four times as many operations."""
-    micro_batches = (
-        r"--micro_batches=\d \(-\d+\.\d GiB, \+\d+% time; other numbers with batch norm; .*"
-        r" accumulate\)"
-    )
-    precision = (
-        r"--precision=mixed_bfloat16 \(-\d+\.\d GiB, [+-]\d+% time; other numbers, of 16 bits\)"
-    )
+    micro = r"--micro_batches=\d \(-\d+\.\d GiB, \+\d+% time; other numbers with batch norm; .*"
+    bits = r"--precision=mixed_bfloat16 \(-\d+\.\d GiB, [+-]\d+% time; other numbers, of 16 bits\)"
     for row_gib, flags, line, added in (
-        (0.5, [], micro_batches, "--micro_batches=4"),
-        (0.35, [], f"{micro_batches}, rather than {precision}", "--micro_batches=2"),
-        (0.7, ["--virtual_replicas=2"], precision, "--precision=mixed_bfloat16"),
+        (0.5, [], micro, "--micro_batches=4"),
+        (0.35, [], f"{micro}, rather than {bits}", "--micro_batches=2"),
+        (0.7, ["--virtual_replicas=2"], bits, "--precision=mixed_bfloat16"),
     ):
         keep(row_gib=row_gib, gflop=0.001)
-        for verb in ([*L4[:-1], "--spec"], ["plan", "l4x1", *TRAINED, "--out=plan"]):
-            assert main([*verb, *flags, "--fit"]) == 0
-            shown = "".join(reversed(capsys.readouterr()))
+        for verb in (L4, ["plan", "l4x1", *TRAINED, "--out=plan"]):
+            shown = typed(*verb, *flags, "--fit")
             assert re.search(f"l4x1: (does|may) not fit as it is: --fit adds {line}\n", shown)
-            assert (
-                added in shown.rpartition("--fit adds")[2].partition("\n")[2] or verb[0] == "plan"
-            )
-            assert "l4x1: fits the memory: it needs" in shown or " fits " in shown
-    (tier,) = json.loads(Path("plan/forecast.json").read_text())["tiers"]
+            assert " fits " in shown
+        assert added in typed(*L4[:-1], "--spec", *flags, "--fit")
+    (tier,) = content("plan/forecast.json")["tiers"]
     assert tier["fit"]["verdict"] == "fits"
     assert tier["offers"]
     keep(row_gib=0.01)
-    assert main([*L4, "--fit"]) == 0
-    assert "--fit adds" not in capsys.readouterr().out
+    assert "--fit adds" not in typed(*L4, "--fit")
 
 
 def test_a_plan_says_what_the_run_takes_here(keep: Any) -> None:
@@ -119,48 +94,39 @@ def test_a_plan_says_what_the_run_takes_here(keep: Any) -> None:
     assert "here: on this CPU: 2.2 min, 0 USD" in plan.sentences()
 
 
-@pytest.mark.parametrize(
-    "flags", [[], ["--spot"], ["--flex_start"]], ids=["standard", "spot", "flex"]
-)
+@pytest.mark.parametrize("flag", ["", "--spot", "--flex_start"])
 @pytest.mark.parametrize("tier", ["cpu", "a100-80x8"])
-@pytest.mark.parametrize("image", [[], ["--image=a-docker.pkg.dev/p/r/i:1"]], ids=["", "own"])
+@pytest.mark.parametrize("image", [[], ["--image=a-docker.pkg.dev/p/r/i:1"]])
 @pytest.mark.parametrize("built", ["", "fits", "misfits"])
 def test_a_plan_and_a_submission_estimate_the_same(
-    built: str, image: list[str], tier: str, flags: list[str], keep: Any
+    built: str, image: list[str], tier: str, flag: str, keep: Any
 ) -> None:
     keep()
     if built:
-        sources = {package.name: package.digest for package in packages_with("")}
-        sources |= {"mine": "1"} if built == "misfits" else {}
-        remember(BuiltImage("us-docker.pkg.dev/p/r/mine:1", "", sources, "2026-11-22"))
+        remember_built(**({"mine": "1"} if built == "misfits" else {}))
     where = [tier, *TRAINED, *image]
-    strategy = {"--spot": "SPOT", "--flex_start": "FLEX_START"}.get("".join(flags), "STANDARD")
+    strategy = flag[2:].upper() or "STANDARD"
     planned = plan_by_options(parse_verb(PlanOptions, where, USAGE), Session())
     offers = {offer.strategy: offer for _, offer in planned.offers}
     if strategy == "FLEX_START" and tier == "cpu":  # which is refused
         assert strategy not in offers
         return
-    command = [*where, *WHERE, "--project=p", *flags]
+    command = [*where, *WHERE, "--project=p", *([flag] if flag else [])]
     (job,) = prepare_submission(parse_verb(SubmitOptions, command, USAGE), Session()).jobs
     assert estimate(job) == offers.get(strategy)
 
 
 @pytest.mark.parametrize("damage", ["{", '{"format": 9, "of": "a later version"}'])
 def test_a_damaged_plan_stops_no_job_and_is_made_again(
-    damage: str, keep: Any, cloud: Any, monkeypatch: Patch, capsys: Capture
+    damage: str, keep: Any, cloud: Any, monkeypatch: Patch, typed: Command
 ) -> None:
     keep()
     overrides = Overrides.parse(TRAINED)
     kept_plan(overrides.resolve()).write_text(damage)
-    assert main(L4) == 0
-    assert (
-        "l4x1: whether it fits the memory is not known: --plan measures it"
-        in capsys.readouterr().out
-    )
+    assert "l4x1: whether it fits the memory is not known: --plan measures it" in typed(*L4)
     monkeypatch.setattr(cached_plans, "run_program", lambda *words: keep(row_gib=0.3))
     assert cached_plans.plan_of(overrides.resolve(), overrides).examples
-    assert main(L4) == 0
-    assert "l4x1: warning: may not fit the memory: " in capsys.readouterr().out
+    assert "l4x1: warning: may not fit the memory: " in typed(*L4)
 
 
 @pytest.mark.parametrize(
@@ -175,14 +141,14 @@ def test_a_damaged_plan_stops_no_job_and_is_made_again(
     ],
 )
 def test_a_program_that_ends_without_an_error_line_is_told_by_how_it_ended(
-    end: str, told: str, code: int, tmp_path: Path, monkeypatch: Patch
+    end: str, told: str, code: int
 ) -> None:
-    (tmp_path / "ending.py").write_text(f"import os, sys\nprint('step 5/10', flush=True)\n{end}\n")
-    monkeypatch.chdir(tmp_path)
+    Path("ending.py").write_text(f"import os, sys\nprint('step 5/10', flush=True)\n{end}\n")
     shown: list[str] = []
     with pytest.raises(PlatformFault) as caught:
         run_program("ending", [], shown.append)
-    assert (str(caught.value), caught.value.exit_code) == (f"python -m ending {told}", code)
+    assert str(caught.value) == f"python -m ending {told}"
+    assert caught.value.exit_code == code
     assert shown == ["step 5/10"]
 
 
@@ -237,14 +203,11 @@ def compiled(model):
     ],
 )
 def test_a_model_is_proved_before_several_gpus_are_paid(
-    words: list[str], code: int, line: str, capsys: Capture
+    words: list[str], code: int, line: str, typed: Command
 ) -> None:
     Path("mine.py").write_text(MINE)
     data = [] if "--data" in " ".join(words) else ["--data=mine:data"]
     flags = [*WHERE, "--project=p", "--max_cost=20", "--package=mine.py", "--dry_run"]
-    assert main(["submit", "l4x4", *words, *data, *flags]) == code
-    shown = capsys.readouterr()
-    assert line in shown.out + shown.err
-    assert ("proves here" in shown.out) == (
-        words in (["--model=mine:plain"], ["--model=mine:mixing"])
-    )
+    shown = typed("submit", "l4x4", *words, *data, *flags, code=code)
+    assert line in shown + shown
+    assert ("proves here" in shown) == (words in (["--model=mine:plain"], ["--model=mine:mixing"]))

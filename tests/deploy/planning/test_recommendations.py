@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,20 +38,20 @@ def line_of(question: str, lines: list[str]) -> str:
     return next(line for line in lines[:FIRST] if line.startswith(f"  {question} "))
 
 
-def test_the_cheapest_within_a_time_and_whether_four_gpus_are_worth_it(tmp_path: Path) -> None:
-    plan = read_plan(planted_plan(tmp_path, gflop=10.0))
+def test_the_cheapest_within_a_time_and_whether_four_gpus_are_worth_it() -> None:
+    plan = read_plan(planted_plan(gflop=10.0))
     for hours, way in ((2, "spot"), (6, "flex-start")):  # which may wait for 4 h
         lines = answered(plan, "h100x1", within=hours, steps=20_000)
         assert f"  h100x1 {way} " in line_of(f"within {hours} h", lines)
-    every = answered(read_plan(planted_plan(tmp_path)), global_batch_size=32, steps=50_000)
+    every = answered(read_plan(planted_plan()), global_batch_size=32, steps=50_000)
     for question in ("cheapest", "fastest", "4 GPUs?", "the time"):
         line_of(question, every)
     four = line_of("4 GPUs?", answered(plan, "l4x1", "l4x4", steps=20_000))
     assert re.search(r" l4x4 is \S+ x as fast as l4x1 for ", four)
 
 
-def test_a_tier_that_surely_fits_goes_before_a_cheaper_one_that_may_not(tmp_path: Path) -> None:
-    plan = read_plan(planted_plan(tmp_path, row_gib=0.1))
+def test_a_tier_that_surely_fits_goes_before_a_cheaper_one_that_may_not() -> None:
+    plan = read_plan(planted_plan(row_gib=0.1))
     config = TrainConfig(model="mine:build", data="mine:data", steps=1000, global_batch_size=180)
     of = {
         name: forecast(load_tier(name), plan, config, load_machines())
@@ -65,8 +64,8 @@ def test_a_tier_that_surely_fits_goes_before_a_cheaper_one_that_may_not(tmp_path
     assert alone.best().tier == "l4x1"
 
 
-def test_a_model_with_loops_has_times_on_cpus_alone_and_the_answer_says_so(tmp_path: Path) -> None:
-    plan = replace(read_plan(planted_plan(tmp_path)), own_loops=True)
+def test_a_model_with_loops_has_times_on_cpus_alone_and_the_answer_says_so() -> None:
+    plan = replace(read_plan(planted_plan()), own_loops=True)
     lines = answered(plan, global_batch_size=32, steps=500)
     assert " cpu " in line_of("cheapest", lines)
     assert line_of("not timed", lines).endswith(
@@ -75,11 +74,9 @@ def test_a_model_with_loops_has_times_on_cpus_alone_and_the_answer_says_so(tmp_p
     )
 
 
-def test_the_fastest_is_one_tier_by_what_differs_and_the_cheaper_of_equal_ones(
-    tmp_path: Path,
-) -> None:
+def test_the_fastest_is_one_tier_by_what_differs_and_the_cheaper_of_equal_ones() -> None:
     """Their intervals overlap, as the error of a graph is the same on all tiers."""
-    plan = read_plan(planted_plan(tmp_path))
+    plan = read_plan(planted_plan())
     choices = []
     jobs = (
         ("l4x1", Interval(4, 5, 6), 0.25),
@@ -108,9 +105,7 @@ def test_the_fastest_is_one_tier_by_what_differs_and_the_cheaper_of_equal_ones(
     [
         (0.01, "36 s"),
         (0.1, "6 min"),
-        (1.5, "90 min"),
         (3.5, "3.5 h"),
-        (48, "48 h"),
         (240, "10 days"),
     ],
 )

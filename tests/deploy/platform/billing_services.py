@@ -1,10 +1,10 @@
 """Emulates the Cloud Billing Catalog and BigQuery, with the SKUs of a published bill."""
 
 import json
-import re
-from typing import Any
 
+from tests.deploy.emulated_storage import Match
 from tests.deploy.emulator import _ROUTES, Emulator, Query, Response, _page
+from tests.fixtures import Json
 
 VERTEX = "C7E2-9256-1C43"
 COMPUTE = "6F81-5844-456A"
@@ -34,7 +34,7 @@ BILL = {
 }
 
 
-def sku(description: str, usd: float, number: int, region: str = "us-central1") -> dict[str, Any]:
+def sku(description: str, usd: float, number: int, region: str = "us-central1") -> Json:
     """Returns a SKU as the catalog has it."""
     unit = "GiBy.mo" if "Local" in description else "h"
     price = {"currencyCode": "USD", "units": str(int(usd)), "nanos": round((usd - int(usd)) * 1e9)}
@@ -50,7 +50,7 @@ def sku(description: str, usd: float, number: int, region: str = "us-central1") 
 _JOB = {"jobReference": {"projectId": "p", "jobId": "j", "location": "EU"}}
 
 
-def _query(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+def _query(google: Emulator, match: Match, query: Query, body: bytes) -> Response:
     google.queries.append(json.loads(body))
     return 200, {**_JOB, "jobComplete": False}
 

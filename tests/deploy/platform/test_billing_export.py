@@ -1,7 +1,7 @@
 """Tests prices of the Billing Catalog, and what BigQuery's export says was billed."""
 
 import json
-from contextlib import suppress
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +10,18 @@ import pytest
 import yaml
 from google.auth.credentials import AnonymousCredentials
 
-from deploy.cli import bill, prices
 from deploy.job.ledger import Attempt, Submission
 from deploy.platform import rest
-from deploy.platform.gcloud_and_sdk import Session
 from deploy.tiers.machine_table import load_machines
-from tests.deploy.conftest import ROOT, Capture, error_of
+from tests.deploy.conftest import ROOT, Command
 from tests.deploy.emulator import Emulator, Fault
+from tests.deploy.planted import content
 from tests.deploy.platform.billing_services import BILL, COMPUTE, VERTEX, sku
 from tests.fixtures import Patch
-from tests.support import refused
-from trainer.base.errors import UserError
 
 TABLE = "--table=my-proj.billing.gcp_billing_export_v1_0A"
 FILE = Path("prices.yaml")
+PRICES = ["prices", "--region=us-central1"]
 CATALOG = "GET /v1/services"
 
 
@@ -39,25 +37,17 @@ def services(cloud: Emulator, monkeypatch: Patch) -> Emulator:
     return cloud
 
 
-def asked(session: Session, *flags: str) -> int:
-    return prices.main(["--region=us-central1", *flags], session)
-
-
-def document(capsys: Capture) -> Any:
-    """Returns the document of --json, checked by its schema, which is the last line here, after the
-    text."""
-    made = json.loads(capsys.readouterr().out.splitlines()[-1])
-    jsonschema.validate(
-        made, json.loads((ROOT / "docs" / "json.schema.json").read_text(encoding="utf-8"))
-    )
-    return made
+def document(made: str) -> Any:
+    """Returns the document of --json, checked by its schema."""
+    found = json.loads(made)
+    jsonschema.validate(found, content(ROOT / "docs" / "json.schema.json"))
+    return found
 
 
 def test_the_published_bill_is_the_catalogs_price_to_the_cent(
-    services: Emulator, session: Session, capsys: Capture
+    services: Emulator, typed: Command
 ) -> None:
-    assert asked(session) == 0
-    shown = capsys.readouterr().out
+    shown = typed(*PRICES)
     assert "a3-highgpu-8g as list" not in shown  # the table agrees: 101.007 + local SSD 0.658
     text = FILE.read_text()
     found = yaml.safe_load(text)
@@ -74,72 +64,52 @@ def test_the_published_bill_is_the_catalogs_price_to_the_cent(
     assert "# list: 0000-AAAA, 0002-AAAA, 0003-AAAA, 0004-AAAA\n" in text
     assert "a3-highgpu-8g: no price as spot: NVIDIA_H100_80GB (preemptible spot): no SKU" in shown
     price = load_machines(str(FILE.resolve())).price("a3-highgpu-8g", "NVIDIA_H100_80GB", 8)
-    assert (price.spot, price.inferred) == (None, False)
+    assert price.spot is None
+    assert not price.inferred
 
 
 def test_a_region_without_any_price_is_refused_and_nothing_written(
-    services: Emulator, session: Session
+    services: Emulator, refused: Command
 ) -> None:
     services.skus = {name: [] for name in services.skus}
-    assert "a price there for none of " in error_of(asked, session)
+    assert "a price there for none of " in refused(*PRICES)
     assert not FILE.exists()
 
 
-def test_what_differs_from_the_table_is_told(
-    services: Emulator, session: Session, capsys: Capture
-) -> None:
-    services.skus[VERTEX][0] = sku(
-        "Vertex AI: training/pipelines on Nvidia H100 80GB in Iowa", 2 * 11.2660332, 0
-    )
-    assert asked(session) == 0
+def test_what_differs_from_the_table_is_told(services: Emulator, typed: Command) -> None:
+    name = "Vertex AI: training/pipelines on Nvidia H100 80GB in Iowa"
+    services.skus[VERTEX][0] = sku(name, 2 * 11.2660332, 0)
     line = "a3-highgpu-8g as list in us-central1: 191.793 (+88.7 %, table 101.665)"
-    assert line in capsys.readouterr().out
-    assert asked(session, "--json") == 0
-    made = document(capsys)
+    assert line in typed(*PRICES)
+    made = document(typed(*PRICES, "--json"))
     assert line in made["differences"]
     assert made["prices"]["a3-highgpu-8g"]["list"] == pytest.approx(191.793, abs=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("service", "text"),
+    ("service", "text", "code"),
     [
-        (VERTEX, "Vertex AI: Training/Pipelines on NVIDIA H100 80GB in Iowa 2"),
-        (COMPUTE, "SSD backed Local Storage 2"),
+        (VERTEX, "Vertex AI: Training/Pipelines on NVIDIA H100 80GB in Iowa 2", 0),
+        (COMPUTE, "SSD backed Local Storage 2", 2),  # without it no machine has a price
     ],
 )
 def test_a_part_with_two_skus_has_no_price_and_their_names_are_told(
-    services: Emulator, session: Session, capsys: Capture, service: str, text: str
+    services: Emulator, typed: Command, service: str, text: str, code: int
 ) -> None:
     services.skus[service].append(sku(text, 1.0, 99))
-    with suppress(UserError):  # without a local SSD no machine has a price
-        asked(session)
-        assert "list" not in (yaml.safe_load(FILE.read_text()) or {}).get("a3-highgpu-8g", {})
-    start = "a3-highgpu-8g: no price as list: "
-    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith(start)]
-    assert len(told) == 1
-    assert f"2 SKUs: {text[:20]}" in told[0]
+    (told,) = re.findall("a3-highgpu-8g: no price as list: .*", typed(*PRICES, code=code))
+    assert f"2 SKUs: {text[:20]}" in told
+    assert code or "list" not in yaml.safe_load(FILE.read_text())["a3-highgpu-8g"]
 
 
-def test_a_catalog_that_cannot_be_read_writes_nothing(services: Emulator, session: Session) -> None:
-    services.faults = [Fault(CATALOG, 403, message="it failed")]
-    with refused("the Cloud Billing Catalog: it failed: enable cloudbilling.googleapis.com"):
-        asked(session)
-    assert not FILE.exists()
-
-
-def submitted(spent_usd: float | None = 12.4) -> None:
-    attempt = Attempt(
-        "l4x4",
-        "my-proj",
-        "us-central1",
-        4.6,
-        "gs://b/x",
-        "SUCCEEDED",
-        "projects/1/j/7",
-        "",
-        spent_usd,
-    )
-    Submission("20261101-1", [attempt]).write()
+def submitted(*regions: str) -> None:
+    """Records a submission with an attempt in each region."""
+    sent = ("gs://b/x", "SUCCEEDED")
+    attempts = [
+        Attempt("l4x4", "my-proj", region, 4.6, *sent, f"projects/1/{region}/7", "", 12.4)
+        for region in regions
+    ]
+    Submission("20261101-1", attempts).write()
 
 
 @pytest.mark.parametrize(
@@ -147,78 +117,49 @@ def submitted(spent_usd: float | None = 12.4) -> None:
     [
         (
             [["20261101-1-1", "USD", "12.53"]],
-            "projects/1/j/7 (l4x4): estimated 12.40, billed 12.53, +1.0 %\n",
+            "projects/1/us-central1/7 (l4x4): estimated 12.40, billed 12.53, +1.0 %\n",
         ),
         ([], "estimated 12.40, no row with the label submission=20261101-1-1 yet"),
         ([["20261101-1-1", "EUR", "9"]], "is in EUR: only exports in USD"),
     ],
 )
 def test_what_was_billed_stands_beside_the_estimate(
-    services: Emulator, session: Session, capsys: Capture, rows: list[list[str]], said: str
+    services: Emulator, rows: list[list[str]], said: str, typed: Command
 ) -> None:
-    submitted()
+    submitted("us-central1")
     services.billed = rows
-    try:
-        assert bill.main(["20261101-1", TABLE], session) == 0
-        shown = capsys.readouterr().out
-    except UserError as error:
-        shown = str(error)
-    assert said in shown
+    assert said in typed("bill", "20261101-1", TABLE, code=2 if "EUR" in said else 0)
     (query,) = services.queries
     assert "`my-proj.billing.gcp_billing_export_v1_0A`" in query["query"]
-    assert query["queryParameters"][1]["parameterValue"] == {
-        "arrayValues": [{"value": "20261101-1-1"}]
-    }
+    labels = query["queryParameters"][1]["parameterValue"]
+    assert labels == {"arrayValues": [{"value": "20261101-1-1"}]}
 
 
 def test_a_submission_is_billed_with_all_its_attempts_a_job_alone(
-    services: Emulator, session: Session, capsys: Capture
+    services: Emulator, typed: Command
 ) -> None:
-    sent = [
-        Attempt(
-            "l4x4",
-            "my-proj",
-            region,
-            4.6,
-            "gs://b/x",
-            "SUCCEEDED",
-            f"projects/1/{region}/7",
-            "",
-            12.4,
-        )
-        for region in ("us-central1", "us-east4")
-    ]
-    Submission("20261101-1", sent).write()
+    submitted("us-central1", "us-east4")
     services.billed = [["20261101-1-1", "USD", "12.4"], ["20261101-1-2", "USD", "12.4"]]
-    for run, lines in (("20261101-1", 2), ("projects/1/us-east4/7", 1)):
-        assert bill.main([run, TABLE], session) == 0
-        shown = capsys.readouterr().out.splitlines()
+    name = "projects/1/us-east4/7"
+    for run, lines in (("20261101-1", 2), (name, 1)):
+        *_, last = shown = typed("bill", run, TABLE).splitlines()
         assert len(shown) == lines
-        assert shown[-1].startswith(
-            "projects/1/us-east4/7 (l4x4): estimated 12.40, billed 12.40, +0.0 %"
-        )
-    assert bill.main(["projects/1/us-east4/7", TABLE, "--json"], session) == 0
-    job = {"job": "projects/1/us-east4/7", "submission": "20261101-1-2", "tier": "l4x4"}
-    assert document(capsys)["jobs"] == [{**job, "estimated_usd": 12.4, "billed_usd": 12.4}]
+        assert last.startswith(f"{name} (l4x4): estimated 12.40, billed 12.40, +0.0 %")
+    (job,) = document(typed("bill", name, TABLE, "--json"))["jobs"]
+    about = {"job": name, "submission": "20261101-1-2", "tier": "l4x4"}
+    assert job == {**about, "estimated_usd": 12.4, "billed_usd": 12.4}
 
 
 def test_a_table_that_is_none_and_a_run_of_elsewhere_are_refused(
-    session: Session, services: Emulator
+    services: Emulator, refused: Command
 ) -> None:
-    for flags, line in (
-        (["x", "--table=p.d.t` --"], "write PROJECT.DATASET.gcp_billing"),
-        (["x", TABLE], "is not recorded in this folder: give its name, display name, number"),
-    ):
-        with refused(line):
-            bill.main(flags, session)
+    assert "write PROJECT.DATASET.gcp_billing" in refused("bill", "x", "--table=p.d.t` --")
+    assert "is not recorded in this folder: give its name" in refused("bill", "x", TABLE)
     assert services.requests == []
-    services.faults = [Fault(CATALOG, 401)]
-    with pytest.raises(
-        UserError,
-        match=r"^the Cloud Billing Catalog: not logged in, .* \(401\): run `gcloud auth [a-z -]+`$",
-    ):
-        asked(session)
-    submitted()
+    services.faults = [Fault(CATALOG, 401), Fault(CATALOG, 403, message="it failed")]
+    error = refused(*PRICES)
+    assert re.search(r"not logged in, .* \(401\): run `gcloud auth [a-z -]+`\n", error)
+    assert "Catalog: it failed: enable cloudbilling.googleapis.com" in refused(*PRICES)
+    submitted("us-central1")
     services.faults = [Fault("POST .*/queries", 403)]
-    with refused("needs roles/bigquery.jobUser"):
-        bill.main(["20261101-1", TABLE], session)
+    assert "needs roles/bigquery.jobUser" in refused("bill", "20261101-1", TABLE)

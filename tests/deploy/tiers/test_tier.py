@@ -69,7 +69,7 @@ def test_a_tier_is_found_by_path_by_name_and_in_the_current_folder() -> None:
         load_tier("l4x5")
 
 
-@pytest.mark.parametrize("content", [GOOD, TWO], ids=["one worker", "two"])
+@pytest.mark.parametrize("content", [GOOD, TWO])
 def test_the_good_specs_are_good(content: str) -> None:
     Path("good.yaml").write_text(content)
     assert load_tier("good.yaml").spec == yaml.safe_load(content)

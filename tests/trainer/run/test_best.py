@@ -89,7 +89,7 @@ def stops_after(stopping: EarlyStopping, values: list[float]) -> int | None:
         stopping.on_train_batch_end(1, {stopping.monitor: value})
         stopping.on_epoch_end(epoch, {stopping.monitor: value})
         if stopping.model.stop_training:
-            why = stop_reason([keras.callbacks.Callback(), stopping])
+            why = stop_reason([stopping])
             assert why.startswith("EarlyStopping: ")
             return epoch
     return None

@@ -28,7 +28,8 @@ def test_each_of_two_replicas_does_what_a_traced_step_of_two_does_and_little_mor
     alone, of_two = (work_of_replicas(config, dataset, replicas) for replicas in (1, 2))
     traced = operations(MeasuredStep(config, dataset, 16, 2).graph, rows=16)
     in_graph = [op for op in traced if op.type not in NO_KERNEL]
-    all_reduces = 2 + 2 * 2 + 3  # as test_all_reduces_of_a_step says
+    # one per update, and of each of two batch norms one for the critic's images and two for its own
+    all_reduces = 2 + 2 * 2 + 3
     assert (of_two.all_reduces, alone.all_reduces) == (all_reduces, 0)
     assert of_two.reduced_bytes == sum(op.reduced_bytes for op in in_graph) / 2
     assert of_two.flops(16) == alone.flops(16) == sum(op.flops for op in in_graph) / 2
