@@ -32,6 +32,7 @@ from trainer.training.loop import CallSize, Control, Hook, Interrupted, StepProf
 from trainer.training.signals import StopRequest
 from trainer.user_code.interface import ModelInterface
 
+TIMED_STEPS = 20  # of which it is known how long a step takes
 SLOW_STEP_S = 0.005  # the products of a shorter step take too little of its time for 16 bits to pay
 
 
@@ -158,18 +159,20 @@ class CallRecord:
             if slow := self.waits.count(logs.waits, progress.call_seconds):
                 why = f"the others wait for its batches, {slow[1]:.0%} of the time of all steps"
                 result.name_slow(self.job.cluster.name(slow[0]), why)
-            if progress.whole.timed_steps == logs.count:  # once in a run
-                self._name_fast_precision(progress.call_seconds - logs.input_wait_seconds)
+            timed = progress.whole.timed_steps
+            if timed - logs.count < TIMED_STEPS <= timed:  # once in a run
+                self._name_fast_precision()
         self.profile.after_call()
         return self.state.reporter.on_call(progress, logs)
 
-    def _name_fast_precision(self, seconds: float) -> None:
-        """Logs the precision that may be faster, if the user named none and the steps, of so many
-        seconds, are not short."""
+    def _name_fast_precision(self) -> None:
+        """Logs the precision that may be faster, if the user named none and the steps are not
+        short."""
         job = self.job
         in_float32 = keras.config.dtype_policy().name == "float32"
         unnamed = in_float32 and "precision" not in job.named
-        slow = seconds > SLOW_STEP_S * self.state.progress.whole.timed_steps
+        whole = self.state.progress.whole
+        slow = whole.timed_seconds - whole.waited_seconds > SLOW_STEP_S * whole.timed_steps
         on_gpus = self.program.setup.replicas.on_gpus
         if unnamed and slow and job.cluster.is_chief and (name := fast_precision(on_gpus=on_gpus)):
             units = "these GPUs have tensor cores" if on_gpus else "this processor has the units"

@@ -361,7 +361,8 @@ def test_long_steps_name_the_precision_that_may_be_faster_once(
 ) -> None:
     monkeypatch.setattr(training_run, "SLOW_STEP_S", least)
     monkeypatch.setattr(training_run, "fast_precision", lambda on_gpus: "mixed_bfloat16")
-    config = small_config(*MLP, "--steps=4", "--steps_per_loop=1")
+    monkeypatch.setattr(training_run, "TIMED_STEPS", 2)
+    config = small_config(*MLP, "--steps=5", "--steps_per_loop=1")
     assert job.run(config, [], time.monotonic(), named=named) == DONE
     assert caplog.text.count("--precision=mixed_bfloat16 may make these steps") == lines
 
