@@ -17,7 +17,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import read_cluster
 from trainer.cluster.strategy import make_replicas
 from trainer.data.batches import batches
-from trainer.run.step_program import MOST_STEPS, steps_per_program
+from trainer.run.step_program import MOST_STEPS, gains_by_loop, steps_per_program
 from trainer.run.training_setup import TrainingSetup, build_setup
 from trainer.training.steps import StepRunner
 from trainer.training.xla_choice import choose
@@ -65,11 +65,15 @@ def _runner(setup: TrainingSetup, option: str) -> StepRunner:
     compiled = setup.step_runner(compiled=True)
     rows = setup.rows_from(0)
     if option == "auto":
-        size = partial(compiled.size, rows)
-        option = (
-            "compiled"
-            * choose(setup.config, setup.model, setup.replicas, STEPS_OF_A_RUN, size).compiled
+        choice = choose(
+            setup.config,
+            setup.model,
+            setup.replicas,
+            STEPS_OF_A_RUN,
+            partial(compiled.size, rows),
+            partial(gains_by_loop, setup.step_runner(), rows),
         )
+        option = "compiled" * choice.compiled
     if option == "single":
         return compiled
     if option == "compiled":

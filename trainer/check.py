@@ -98,6 +98,7 @@ def _check_compiled_step(config: TrainConfig) -> int:
         from trainer.cluster.strategy import make_replicas
         from trainer.run.training_setup import build_setup
         from trainer.training.xla_choice import failure_of
+    log.info(f"{config.model}: compiles and runs one step …")
     setup = build_setup(config, make_replicas(config))
     with setup.dataset.reading():
         try:
@@ -144,6 +145,7 @@ def _check_replicas(config: TrainConfig, options: CheckOptions) -> int:
         tf.config.set_logical_device_configuration(
             cpu, [tf.config.LogicalDeviceConfiguration()] * replicas
         )
+    log.info(f"{config.model}: traces its step …")
     if options.verdict:
         write_json(Path(options.verdict), judge(config))
         return DONE
@@ -175,6 +177,7 @@ def _check_replicas(config: TrainConfig, options: CheckOptions) -> int:
                 f"{config.model}: proved: every update is what one device with all rows would make"
             )
             return DONE
+        log.info(f"not proved: compares {steps} …")
         problems, _, precision = compare_replicas(config)
         lines = [*proof.mixes, *proof.parts, *proof.unknown]
         log.warning(f"{proof.verdict(differ=bool(problems))}: {'; '.join(lines)}")

@@ -247,5 +247,5 @@ def is_compiled(plan: StepPlan, config: TrainConfig, devices: int) -> bool:
 def is_looped(plan: StepPlan, config: TrainConfig, devices: int) -> bool:
     """Returns whether XLA will run many steps in one program, as it does with small steps on one
     GPU."""
-    short = plan.work.flops(config.global_batch_size) <= MOST_FLOPS["GPU"]
+    short = plan.work.flops(config.global_batch_size) <= MOST_FLOPS
     return devices == 1 and short and is_compiled(plan, config, 1)

@@ -7,6 +7,7 @@ failed.
 """
 
 import gc
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +26,8 @@ from trainer.cluster.cluster_spec import gpu_environment
 from trainer.cluster.strategy import Replicas, make_replicas
 from trainer.data.dataset import Dataset
 from trainer.data.sources import load_dataset
-from trainer.invariance.gradients import reachable
+from trainer.invariance.gradients import all_reduce_sum, reachable
+from trainer.invariance.internals import separate_collectives
 from trainer.invariance.layers import refresh_normalization
 from trainer.invariance.step import NotCompilable, StepContext
 from trainer.reporting.error_lines import one_line
@@ -379,6 +381,29 @@ def check_on_gpus(config: TrainConfig, seconds: float) -> dict[str, Any]:
     return check.content()
 
 
+def wrong_sums(devices: Sequence[str]) -> list[str]:
+    """Returns each pair of devices, and all together, that add known tensors of 16 MiB wrongly.
+
+    The sums are whole numbers below 2^24, which float32 holds: any order gives the same bits.
+    """
+    known = np.arange(2**22, dtype=np.float32) % 1024
+    wrong = []
+    for group in {*itertools.combinations(devices, 2), tuple(devices)}:
+        separate_collectives()
+        strategy = tf.distribute.MirroredStrategy(group)
+
+        def on_replica() -> Any:
+            number = tf.distribute.get_replica_context().replica_id_in_sync_group + 1
+            return all_reduce_sum([known * tf.cast(number, tf.float32)])[0]
+
+        each = tf.function(strategy.run)(on_replica)
+        sums = known * sum(range(len(group) + 1))
+        found = strategy.experimental_local_results(each)
+        if not all(np.array_equal(total, sums) for total in found):
+            wrong.append(" and ".join(group))
+    return sorted(wrong)
+
+
 def variants(count: int) -> tuple[list[Variant], list[str]]:
     """Returns the variants to compare with float32 on one of `count` devices, and a line for each
     that is left out."""
@@ -405,6 +430,10 @@ def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
     they compare."""
     set_precision_and_seed(replace(config, precision="float32"))
     count = every.count
+    wrong = []
+    if count > 1:
+        log.info("sums known tensors by each pair of devices, and by all …")
+        wrong = wrong_sums(every.devices)
     run = partial(first_steps, config, load_dataset(config), {})
     replicas = {1: make_replicas(replace(config, replicas=1, expect_devices=0)), count: every}
     cpu = replace(
@@ -426,6 +455,12 @@ def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
     )
     check.rows.append(Row(base.name, 1, cost))
     check.rows[0].compare(REFERENCE, differences(alone, reference), float32_limits(either))
+    if wrong:
+        cause = (
+            "a card, the bus, or IOMMU or ACS between them: try NCCL_P2P_DISABLE=1 (docs/gpus.md)"
+        )
+        problem = f"{', '.join(wrong)} add known tensors wrongly, by {cause}"
+        check.rows.append(Row("known sums", count, problem=problem))
     others, check.left_out = variants(count)
     for variant in others:
         row = Row(variant.name, variant.devices)

@@ -216,6 +216,7 @@ def make_plan(config: TrainConfig, kept: Path) -> StepPlan:
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             return StepPart.read(file)
         if replicas > 1:
+            log.info(f"traces a step of {replicas} replicas with {rows} rows each")
             made = StepPart.of(MeasuredStep(config, dataset, rows, replicas))
         else:
             step, trace = measure_step(config, dataset, rows)

@@ -10,7 +10,9 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.base.limit_watch import read_gpus
+from trainer.invariance.internals import uses_onednn
 
+CPU_INFO = Path("/proc/cpuinfo")
 _GIB = 2**30
 _QUERY_EVERY_SECONDS = 10.0
 
@@ -66,6 +68,27 @@ def half_precision() -> str:
     """
     old = any(details.get("compute_capability", (8, 0)) < (8, 0) for details in gpu_details())
     return "mixed_float16" if old else "mixed_bfloat16"
+
+
+def fast_precision(*, on_gpus: bool) -> str:
+    """Returns the 16-bit precision whose products these GPUs, or this processor, compute faster
+    than float32; "" if there is none.
+
+    GPUs from compute capability 7.0 on have tensor cores, some processors AMX or avx512_bf16, which
+    TensorFlow uses by oneDNN.
+    """
+    if on_gpus:
+        capabilities = [details.get("compute_capability", (0, 0)) for details in gpu_details()]
+        return half_precision() if min(capabilities, default=(0, 0)) >= (7, 0) else ""
+    bfloat16 = {"amx_bf16", "avx512_bf16"} & {*cpu_info("flags").split()}
+    return "mixed_bfloat16" if bfloat16 and uses_onednn() else ""
+
+
+def cpu_info(name: str) -> str:
+    """Returns what Linux says of the first core by a name such as "flags"; "" where it does not."""
+    text = CPU_INFO.read_text("utf-8", "replace") if CPU_INFO.exists() else ""
+    lines = (line for line in text.splitlines() if line.startswith(name))
+    return next(lines, "").partition(": ")[2]
 
 
 class Gpus:

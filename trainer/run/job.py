@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict
-from pathlib import Path
 
 from keras.callbacks import Callback
 
@@ -36,7 +35,7 @@ from trainer.measures.keras_calls import answered_by_replicas
 from trainer.reporting.error_lines import is_out_of_memory, out_of_memory
 from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
-from trainer.reporting.resources import gpu_names
+from trainer.reporting.resources import cpu_info, gpu_names
 from trainer.reporting.result import library_versions, refuse_hopeless_restart
 from trainer.run.export import export
 from trainer.run.proof import PROVED
@@ -104,6 +103,7 @@ def run(
                 write_run_info(run)
             job.tracking.begin()
             if check and not run.state.saved:
+                log.info("waits for the proof that replicas change nothing …")
                 act_on_check(run, check.verdict())
             with closing(run.state.reporter):
                 run.state.reporter.begin(repeats_step=run.state.pending)
@@ -282,7 +282,7 @@ def write_run_info(run: TrainingRun, config: TrainConfig | None = None) -> None:
         },
         "devices": list(replicas.devices),  # of each worker
         "gpus": gpu_names()[: replicas.local],  # of this worker
-        "processor": _processor(),
+        "processor": cpu_info("model name") or platform.machine(),
         "gpu_environment": gpu_environment(),
         # `deploy local` calls its jobs local-…
         "on_vertex": os.environ.get("CLOUD_ML_JOB_ID", "").isdigit(),
@@ -326,17 +326,6 @@ def write_run_info(run: TrainingRun, config: TrainConfig | None = None) -> None:
     job_dir.write(RUN_INFO, about)
     if config.track:
         job_dir.mirror.finish()  # so that a restart elsewhere continues the same run of the tracker
-
-
-def _processor() -> str:
-    """Returns the model of this machine's processor, or its architecture where Linux does not say
-    it."""
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
-    return next(
-        (line.partition(": ")[2] for line in lines if line.startswith("model name")),
-        platform.machine(),
-    )
 
 
 def train_to_end(

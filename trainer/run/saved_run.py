@@ -46,6 +46,8 @@ def evaluate_run(run: RequestedRun) -> tuple[dict[str, float], int, Classificati
     config = run.config
     weights = weights_path(run)
     replicas = _replicas(config)
+    batch = config.evaluation_batch
+    log.info(f"evaluates {weights}, {batch} rows at a time, on {', '.join(replicas.devices)}")
     set_precision_and_seed(config)
     dataset = load_dataset(config, trains=False)
     examples = _examples_to_use(run, dataset)
@@ -61,8 +63,6 @@ def evaluate_run(run: RequestedRun) -> tuple[dict[str, float], int, Classificati
             )
     if why := why_not_evaluated(model):
         raise UserError(f"{run.name} has nothing to evaluate: {why}")
-    batch = config.evaluation_batch
-    log.info(f"evaluates {weights}, {batch} rows at a time, on {', '.join(replicas.devices)}")
     evaluation = Evaluation(model, replicas, examples, batch, dataset.as_fit, dataset.class_names)
     with _reporting_misfits(run, dataset):
         values = evaluation()
@@ -79,6 +79,8 @@ def predict_run(run: RequestedRun) -> tuple[dict[str, Any], int]:
     config = run.config
     weights = weights_path(run)
     replicas = _replicas(config)
+    batch = config.evaluation_batch
+    log.info(f"predicts by {weights}, {batch} rows at a time, on {', '.join(replicas.devices)}")
     set_precision_and_seed(config)
     network = _load_exported(run, weights, replicas)
     if network is None:
@@ -87,8 +89,6 @@ def predict_run(run: RequestedRun) -> tuple[dict[str, Any], int]:
         network = ModelInterface.of(model).templates()["model"]
     dataset = load_dataset(config, trains=False)
     examples = _examples_to_use(run, dataset)
-    batch = config.evaluation_batch
-    log.info(f"predicts by {weights}, {batch} rows at a time, on {', '.join(replicas.devices)}")
     with _reporting_misfits(run, dataset):
         outputs = prediction.predict(network, replicas, examples, batch, dataset.as_fit)
         arrays = dict(prediction.named_outputs(outputs, output_names(network)))

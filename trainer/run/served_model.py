@@ -51,6 +51,7 @@ class ServedModel:
 
     def __init__(self, folder: Path, name: str) -> None:
         self.about = read_servable(folder, name)
+        log.info(f"loads the model of {name} …")
         try:
             # kept, as its weights live in it
             self._network = tf.saved_model.load(str(folder / "saved_model"))

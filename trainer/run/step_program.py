@@ -9,14 +9,17 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+import keras
+
 from trainer.base.log import log
-from trainer.base.settings.xla_rule import MOST_FLOPS
+from trainer.base.settings.xla_rule import FLOPS_OF_BYTE, FLOPS_OF_START, LARGEST_TABLE, MOST_FLOPS
+from trainer.invariance.internals import all_layers
 from trainer.reporting.error_lines import is_out_of_memory
 from trainer.reporting.progress import Progress, StepLogs
 from trainer.run.start import StartedJob
 from trainer.run.training_setup import TrainingSetup
 from trainer.training.signals import StopRequest
-from trainer.training.step_operations import operations
+from trainer.training.step_operations import NO_KERNEL, ONE_STEP, operations
 from trainer.training.steps import StepRunner
 from trainer.training.xla_choice import XlaChoice, choose, failure_of, not_compiled
 
@@ -57,11 +60,15 @@ class StepProgram:
         compiled = setup.step_runner(compiled=True)
         left = self.progress.total_steps - step
         size = partial(compiled.size, self._rows)
-        choice = choose(setup.config, setup.model, setup.replicas, left, size, self.job.xla_choice)
+        most = 1 if setup.schedule.last else most_steps
+
+        def gains() -> bool:
+            return most > 1 and gains_by_loop(self.runner, self._rows)
+
+        before = self.job.xla_choice
+        choice = choose(setup.config, setup.model, setup.replicas, left, size, gains, before)
         if choice.compiled:
-            count = (
-                1 if setup.schedule.last else steps_per_program(compiled, self._rows, most_steps)
-            )
+            count = steps_per_program(compiled, self._rows, most)
             if count > 1:
                 log.info(f"jit_compile: a program of XLA runs up to {count} steps")
                 compiled = setup.step_runner(compiled=True, steps_per_program=count)
@@ -112,23 +119,37 @@ class StepProgram:
             self.job.job_dir.add_to_run_info(compilation={**asdict(choice), **steps})
 
 
+def gains_by_loop(runner: StepRunner, rows: Any) -> bool:
+    """Returns whether many steps in one program of XLA are faster than TensorFlow's kernels one by
+    one.
+
+    The step is traced now for `rows` if it has not been. A CPU's convolutions are some ten times
+    slower in a loop of XLA (https://github.com/jax-ml/jax/issues/12868).
+    """
+    try:
+        work = list(operations(runner.traced(rows).graph, ONE_STEP, runner.replicas.rows))
+    # tracing fails, as the first call will report, or loops are nested too deeply
+    except Exception:
+        return False
+    flops = sum(op.flops for op in work)
+    if runner.replicas.on_gpus:
+        return flops <= MOST_FLOPS and all(op.times == 1 for op in work)
+    starts = sum(op.times for op in work if op.type not in NO_KERNEL)
+    saved = FLOPS_OF_START * starts + FLOPS_OF_BYTE * sum(op.moved_bytes for op in work)
+    # an operation in a loop of unknown length runs 0 times
+    slow = any("Conv" in op.type or not op.times for op in work)
+    tables = (one for one in all_layers(runner.model) if isinstance(one, keras.layers.Embedding))
+    large = any(table.input_dim * table.output_dim > LARGEST_TABLE for table in tables)
+    return flops <= saved and not (slow or large)
+
+
 def steps_per_program(runner: StepRunner, rows: Any, most: int) -> int:
     """Returns how many steps, at most `most`, one program of XLA should run in a loop: 1 where a
     loop does not pay.
 
-    runner: has the compiled step, which is traced now for `rows` if it has not been. A CPU's
-        convolutions are some ten times slower in a loop of XLA
-        (https://github.com/jax-ml/jax/issues/12868).
+    runner: has the compiled step.
     """
-    device = runner.replicas.devices[0][:3]
-    if runner.replicas.count > 1:
+    if runner.replicas.count > 1 or not gains_by_loop(runner, rows):
         return 1
-    try:
-        work = list(operations(runner.traced(rows).graph, rows=runner.replicas.rows))
-    # tracing fails, as the first call will report, or a step has loops of unknown length
-    except Exception:
-        return 1
-    slow = device == "CPU" and any("Conv" in op.type for op in work)
-    if slow or sum(op.flops for op in work) > MOST_FLOPS[device]:
-        return 1
-    return max(1, min(MOST_STEPS, most, MOST_BYTES[device] // max(1, runner.bytes_of_step)))
+    bytes_of_program = MOST_BYTES[runner.replicas.devices[0][:3]]
+    return max(1, min(MOST_STEPS, most, bytes_of_program // max(1, runner.bytes_of_step)))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import keras
 from keras.callbacks import CallbackList
 
 from trainer.base.log import log
@@ -19,6 +20,7 @@ from trainer.base.settings.rules import check_known
 from trainer.measures.evaluation import Evaluation, evaluation
 from trainer.measures.fid import Fid
 from trainer.reporting.progress import Progress, StepLogs, WorkerWaits
+from trainer.reporting.resources import fast_precision
 from trainer.run.rehearsal import rehearse
 from trainer.run.run_state import RunState, SavedState
 from trainer.run.start import StartedJob
@@ -34,6 +36,9 @@ from trainer.training.checkpoint import Checkpoints, digest_of, snapshot, variab
 from trainer.training.loop import CallSize, Control, Hook, Interrupted, StepProfile, TrainingLoop
 from trainer.training.signals import StopRequest
 from trainer.user_code.interface import ModelInterface
+
+TIMED_STEPS = 20  # of which it is known how long a step takes
+SLOW_STEP_S = 0.005  # the products of a shorter step take too little of its time for 16 bits to pay
 
 
 @dataclass
@@ -159,8 +164,27 @@ class CallRecord:
             if slow := self.waits.count(logs.waits, progress.call_seconds):
                 why = f"the others wait for its batches, {slow[1]:.0%} of the time of all steps"
                 result.name_slow(self.job.cluster.name(slow[0]), why)
+            timed = progress.whole.timed_steps
+            if timed - logs.count < TIMED_STEPS <= timed:  # once in a run
+                self._name_fast_precision()
         self.profile.after_call()
         return self.state.reporter.on_call(progress, logs)
+
+    def _name_fast_precision(self) -> None:
+        """Logs the precision that may be faster, if the user named none and the steps are not
+        short."""
+        job = self.job
+        in_float32 = keras.config.dtype_policy().name == "float32"
+        unnamed = in_float32 and "precision" not in job.named
+        whole = self.state.progress.whole
+        slow = whole.timed_seconds - whole.waited_seconds > SLOW_STEP_S * whole.timed_steps
+        on_gpus = self.program.setup.replicas.on_gpus
+        if unnamed and slow and job.cluster.is_chief and (name := fast_precision(on_gpus=on_gpus)):
+            units = "these GPUs have tensor cores" if on_gpus else "this processor has the units"
+            log.info(
+                f"--precision={name} may make these steps 1.2 to 4 times as fast, in other numbers:"
+                f" {units} for 16 bits"
+            )
 
 
 @dataclass

@@ -51,12 +51,14 @@ def choose(
     replicas: Replicas,
     steps_left: int,
     size: Callable[[], int],
+    gains: Callable[[], bool],
     earlier: XlaChoice | None = None,
 ) -> XlaChoice:
     """Returns whether XLA compiles the steps, and why.
 
     size: returns the number of operations of a compiled step, or raises why it cannot be traced;
-        earlier: the choice of this run before it was resumed, which it keeps.
+        gains: returns whether it would be faster than with oneDNN's kernels, after a plain step is
+        traced; earlier: the choice of this run before it was resumed, which it keeps.
     """
     if config.jit_compile == "false":
         return XlaChoice(False, "jit_compile=false")
@@ -87,12 +89,18 @@ def choose(
             for layer in all_layers(model)
             if isinstance(layer, _BY_DEPTH) or getattr(layer, "groups", 1) > 1
         ]
+        on = "a GPU" if replicas.on_gpus else "this processor, for which TensorFlow lacks oneDNN"
         if replicas.on_gpus or config.deterministic:
             reason = ""
         elif cut:
             reason = "on several CPUs the two programs of a step cost more than they save"
         elif uses_onednn():
-            reason = "oneDNN's kernels, which TensorFlow has for this processor, are faster"
+            on = "this processor, with small kernels"
+            if not gains():
+                reason = (
+                    "oneDNN's kernels, which TensorFlow has for this processor, are faster for"
+                    " convolutions and large products"
+                )
         elif grouped:
             reason = (
                 f"XLA is slow on CPUs for convolutions by groups or by depth, as in {grouped[0]}"
@@ -103,7 +111,6 @@ def choose(
             reason = reason or reason_against(config, steps_left, size)
         except Exception as error:
             reason = failure_of(error)
-        on = "a GPU" if replicas.on_gpus else "this processor, for which TensorFlow lacks oneDNN"
         choice = XlaChoice(
             not reason, reason or f"on {on}, in a run of {steps_left:,} steps{parts}"
         )

@@ -88,11 +88,14 @@ def _of_environment(error: BaseException) -> UserError | None:
 
 @contextmanager
 def quiet_start() -> Iterator[None]:
-    """Hides the stderr output of C++ code within the block, and shows it if the block raises.
+    """Says that TensorFlow is loaded, which takes seconds, and hides the stderr output of C++ code
+    within the block; shows it if the block raises.
 
     TensorFlow 2.21 prints device and oneDNN notices during its import, before it reads
     TF_CPP_MIN_LOG_LEVEL. If the user sets that variable, nothing is hidden.
     """
+    if "tensorflow" not in sys.modules:
+        log.info("loads TensorFlow …")
     if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
         yield
         return

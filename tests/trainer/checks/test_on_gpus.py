@@ -33,6 +33,7 @@ from trainer.checks.on_gpus import (
 )
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
+from trainer.invariance.gradients import all_reduce_sum
 from trainer.training.checkpoint import snapshot, variables_of
 
 MLP = ("--model=mlp", "--width=8", "--replicas=2", "--learning_rate=1e-3")
@@ -112,6 +113,32 @@ def test_gpus_that_sum_without_nccl_are_a_problem(monkeypatch: Patch) -> None:
     ).rows
     assert alone.problem == ""
     assert both.problem.startswith("gradients are summed by CollectiveReduceV2 (ring), not by NCCL")
+
+
+@pytest.mark.parametrize("broken", [(), ("CPU:1", "CPU:2")])
+def test_devices_that_add_wrongly_are_named(broken: tuple[str, ...], monkeypatch: Patch) -> None:
+    """A NaN is planted in one number that one replica gets, of each sum in which both take part."""
+
+    def planted(tensors: Any) -> Any:
+        (total,) = all_reduce_sum(tensors)
+        replica = tf.distribute.get_replica_context()
+        used = {device[-5:] for device in replica.strategy.extended.worker_devices}
+        if not (broken and used.issuperset(broken)):
+            return [total]
+        last = replica.replica_id_in_sync_group == replica.num_replicas_in_sync - 1
+        nan = tf.one_hot(12_345, tf.size(total), on_value=math.nan, off_value=0.0)
+        return [tf.where(last, total + nan, total)]
+
+    monkeypatch.setattr(on_gpus, "all_reduce_sum", planted)
+    expected = ["CPU:0 and CPU:1 and CPU:2", "CPU:1 and CPU:2"] if broken else []
+    assert on_gpus.wrong_sums(("CPU:0", "CPU:1", "CPU:2")) == expected
+
+
+@pytest.mark.slow
+def test_cards_that_add_wrongly_do_not_agree(monkeypatch: Patch, capsys: Capture) -> None:
+    monkeypatch.setattr(on_gpus, "wrong_sums", lambda devices: [" and ".join(devices)])
+    assert not checked(monkeypatch, [], *MLP)["agrees"]
+    assert "error: known sums on 2: CPU:0 and CPU:1 add known" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -5,6 +5,8 @@ import dataclasses
 import json
 import shutil
 import sys
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,11 @@ from trainer.base.errors import DONE, INTERRUPTED
 from trainer.base.settings.model_settings import MODELS
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
+from trainer.reporting import resources
 from trainer.reporting.error_lines import is_out_of_memory, out_of_memory
-from trainer.reporting.resources import half_precision
+from trainer.reporting.resources import cpu_info, fast_precision, half_precision
 from trainer.reporting.result import library_versions
-from trainer.run import job
+from trainer.run import job, training_run
 from trainer.run.start import StartedJob
 
 # where the model does not matter: a GAN takes more than twice as long
@@ -288,7 +291,50 @@ def test_memory_that_ran_out_on_another_device_and_old_cards_are_known(monkeypat
     monkeypatch.setattr(
         tf.config.experimental, "get_device_details", lambda gpu: {"compute_capability": (7, 5)}
     )
-    assert half_precision() == "mixed_float16"
+    assert half_precision() == fast_precision(on_gpus=True) == "mixed_float16"
+    monkeypatch.setattr(
+        tf.config.experimental, "get_device_details", lambda gpu: {"compute_capability": (6, 0)}
+    )
+    assert fast_precision(on_gpus=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("units", "onednn", "fast"),
+    [
+        ("fpu avx512_bf16", True, "mixed_bfloat16"),
+        ("amx_bf16", True, "mixed_bfloat16"),
+        ("amx_bf16", False, ""),
+        ("avx512f", True, ""),
+    ],
+)
+def test_a_processor_with_units_for_bfloat16_is_known(
+    units: str, onednn: bool, fast: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text(f"model name\t: one of 2026\nflags\t\t: fpu {units}\nbugs\t\t: none\n")
+    monkeypatch.setattr(resources, "CPU_INFO", file)
+    monkeypatch.setattr(resources, "uses_onednn", lambda: onednn)
+    assert fast_precision(on_gpus=False) == fast
+    assert (cpu_info("model name"), cpu_info("none")) == ("one of 2026", "")
+
+
+@pytest.mark.parametrize(
+    ("least", "named", "lines"), [(0, (), 1), (0, ("precision",), 0), (99, (), 0)]
+)
+def test_long_steps_name_the_precision_that_may_be_faster_once(
+    least: float,
+    named: Sequence[str],
+    lines: int,
+    small_config: Make,
+    monkeypatch: Patch,
+    caplog: Log,
+) -> None:
+    monkeypatch.setattr(training_run, "SLOW_STEP_S", least)
+    monkeypatch.setattr(training_run, "fast_precision", lambda on_gpus: "mixed_bfloat16")
+    monkeypatch.setattr(training_run, "TIMED_STEPS", 2)
+    config = small_config(*MLP, "--steps=5", "--steps_per_loop=1")
+    assert job.run(config, [], time.monotonic(), named=named) == DONE
+    assert caplog.text.count("--precision=mixed_bfloat16 may make these steps") == lines
 
 
 def test_a_callback_can_stop_the_run_and_a_fault_is_kept_in_the_result(

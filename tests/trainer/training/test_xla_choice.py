@@ -23,8 +23,8 @@ from trainer.cluster.strategy import Replicas
 from trainer.data.dataset import Dataset
 from trainer.invariance.internals import parse_profile
 from trainer.reporting.progress import StepLogs
-from trainer.run import training_setup
-from trainer.run.step_program import MOST_BYTES, steps_per_program
+from trainer.run import step_program, training_setup
+from trainer.run.step_program import MOST_BYTES, gains_by_loop, steps_per_program
 from trainer.training import xla_choice
 from trainer.training.checkpoint import (
     assign_values,
@@ -277,19 +277,50 @@ def test_how_many_steps_a_program_runs_follows_from_the_step(monkeypatch: Patch)
     assert steps_per_program(text.step_runner(compiled=True), text.rows_from(0), 50) == 1
     monkeypatch.setitem(MOST_BYTES, "CPU", 10 * dense[0].bytes_of_step)
     assert steps_per_program(*dense, 50) == 10
-    monkeypatch.setitem(xla_rule.MOST_FLOPS, "CPU", 1000)
+    for name in ("FLOPS_OF_START", "FLOPS_OF_BYTE"):
+        monkeypatch.setattr(step_program, name, 0)
     assert steps_per_program(*dense, 50) == 1
 
 
-def embedded(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def wide(config: TrainConfig, dataset: Dataset, *, units: int = 64) -> keras.Model:
+    return classifier_of(dataset.image_shape, keras.layers.Flatten(), keras.layers.Dense(units))
+
+
+def recurrent(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    rows = keras.layers.Reshape((8, 8))
+    return classifier_of(dataset.image_shape, rows, keras.layers.GRU(16))
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "gains"),
+    [
+        ("mlp", ["--width=32"], True),
+        (f"{__name__}:wide", [], True),
+        # its products take longer than all else
+        (f"{__name__}:wide", ["--units=20000", "--global_batch_size=512"], False),
+        (f"{__name__}:recurrent", [], True),  # many kernels, in a loop of known length
+        ("cnn", ["--image_size=24", "--width=4"], False),
+        (f"{__name__}:embedded", [], False),  # a table that XLA copies
+        (f"{__name__}:embedded", ["--words=500"], True),
+    ],
+)
+def test_a_loop_of_xla_gains_where_starts_and_bytes_outweigh_products(
+    model: str, flags: list[str], gains: bool
+) -> None:
+    common = ["--data=digits", "--image_size=8", "--global_batch_size=32"]
+    setup = setup_of(f"--model={model}", *common, *flags)
+    assert gains_by_loop(setup.step_runner(), setup.rows_from(0)) is gains
+
+
+def embedded(config: TrainConfig, dataset: Dataset, *, words: int = 70_000) -> keras.Model:
     """Takes the pixels for words of a large vocabulary, whose gradients have the rows of those that
     occur alone."""
-    words = [
+    layers = [
         keras.layers.Flatten(),
-        keras.layers.Embedding(50_000, 4),
+        keras.layers.Embedding(words, 4),
         keras.layers.GlobalAveragePooling1D(),
     ]
-    return classifier_of(dataset.image_shape, *words)
+    return classifier_of(dataset.image_shape, *layers)
 
 
 class Mixing(keras.layers.Layer):
@@ -360,12 +391,14 @@ def chosen(
     operations: int = 1000,
     earlier: XlaChoice | None = None,
     layer: keras.layers.Layer | None = None,
+    gains: bool = False,
     **of_replicas: Any,
 ) -> XlaChoice:
     """Returns the choice for a model of one layer on devices that need not exist."""
     replicas = Replicas(tf.distribute.get_strategy(), devices, 8, 8, **of_replicas)
     model = keras.Sequential([keras.Input((8, 8, 2)), layer or keras.layers.Dense(1)])
-    return choose(config or TrainConfig(), model, replicas, steps, lambda: operations, earlier)
+    counts = (lambda: operations), (lambda: gains)
+    return choose(config or TrainConfig(), model, replicas, steps, *counts, earlier)
 
 
 TOLD = TrainConfig(jit_compile="true")
@@ -401,6 +434,8 @@ TWO_GPUS = ("GPU:0", "GPU:1")
         ),
         ({"layer": keras.layers.Conv2D(2, 3, groups=2)}, True, "on a GPU"),
         ({"devices": CPU}, False, "oneDNN's kernels"),
+        ({"devices": CPU, "gains": True}, True, "on this processor, with small kernels"),
+        ({"devices": CPU, "gains": True, "steps": 499}, False, "499 steps are too few"),
         (
             {"config": TrainConfig(jit_compile="true", virtual_replicas=4)},
             False,
@@ -411,7 +446,9 @@ TWO_GPUS = ("GPU:0", "GPU:1")
 def test_the_rule(given: dict[str, Any], compiled: bool, why: str, monkeypatch: Patch) -> None:
     """Of work, devices, settings and models; a processor is planted, with oneDNN where that is the
     reason."""
-    monkeypatch.setattr(xla_choice, "uses_onednn", lambda: why == "oneDNN's kernels")
+    monkeypatch.setattr(
+        xla_choice, "uses_onednn", lambda: "gains" in given or why == "oneDNN's kernels"
+    )
     choice = chosen(**given)
     assert choice.compiled is compiled
     assert why in choice.why

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tests.fixtures import Capture, parametrize
+from tests.fixtures import Capture, Patch, parametrize
 from trainer import check, generate, task
 from trainer.base.errors import PlatformFault, UserError
-from trainer.base.log import ANSWER, log
+from trainer.base.log import ANSWER, log, start_logging
 from trainer.data import prepare
-from trainer.user_code.command import command
+from trainer.user_code.command import command, quiet_start
 
 
 def raising(error: BaseException) -> Callable[..., int]:
@@ -115,3 +115,12 @@ def test_every_command_ends_so(main: object, capsys: Capture) -> None:
     assert callable(main)
     assert main(["--no-such-flag=1", "digits", "x"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_command_says_once_that_it_loads_tensorflow(capsys: Capture, monkeypatch: Patch) -> None:
+    start_logging()
+    with quiet_start():  # loaded in this process already
+        assert capsys.readouterr().out == ""
+    monkeypatch.delitem(sys.modules, "tensorflow")
+    with quiet_start():
+        assert capsys.readouterr().out == "loads TensorFlow …\n"

@@ -12,9 +12,15 @@ from trainer.base.settings.train_config import TrainConfig
 # A shorter run loses more by compiling, some 10 ms an operation, than its steps gain.
 FEWEST_STEPS = 500
 FEWEST_OPERATIONS = 1_000_000
-# Steps with more FLOPs are not compiled into one program: starting such a step costs less than a
-# tenth of its time.
-MOST_FLOPS = {"CPU": 5e7, "GPU": 1e12}
+# A GPU's steps with more FLOPs are not compiled into one program: starting such a step costs less
+# than a tenth of its time.
+MOST_FLOPS = 1e12
+# What XLA saves on a CPU, in FLOPs that take as long: the start of a kernel, and a byte that one
+# kernel writes and another one reads.
+FLOPS_OF_START = 3e5
+FLOPS_OF_BYTE = 3
+# A larger table of embeddings is copied by a program that updates some of its rows.
+LARGEST_TABLE = 2**18  # numbers
 _NODES = 3  # nodes of a traced step per operation that starts a kernel: 2.8 to 4.5 in our recipes
 
 
