@@ -17,7 +17,17 @@ import vertex_trainer
 from deploy.api.plan import USAGE, PlanOptions
 from deploy.api.request import call_verb
 from deploy.platform.errors import STATE_UNKNOWN
-from tests.deploy.conftest import ROOT, Capture, FlyingClock, Job, error_of, output_of, put, run
+from tests.deploy.conftest import (
+    JOB,
+    ROOT,
+    Capture,
+    FlyingClock,
+    Job,
+    error_of,
+    output_of,
+    put,
+    run,
+)
 from tests.deploy.emulator import QUOTA, Emulator, Fault, ends
 from tests.deploy.planted import plant, planted_plan
 from tests.fixtures import Json
@@ -25,14 +35,7 @@ from tests.support import refused
 from trainer.base.storage.local_files import Address
 from vertex_trainer import PlatformFault, attach, compare, fit, jobs, plan, submit, train
 
-TINY: Json = {
-    "model": "mlp",
-    "data": "digits",
-    "image_size": 8,
-    "steps": 4,
-    "report_every_steps": 2,
-    "global_batch_size": 8,
-}
+TINY: Json = dict(word[2:].split("=") for word in JOB)
 WHERE: Json = {
     "region": "us-central1",
     "bucket": "gs://my-bucket",

@@ -131,10 +131,3 @@ def test_no_field_of_the_schema_goes() -> None:
     for name, part in SCHEMA["$defs"].items():
         if "properties" in part:
             assert part["required"] == list(part["properties"]), name
-
-
-def test_an_error_is_one_line_and_no_document(capsys: Capture) -> None:
-    assert main(["submit", "l4x9", "--json"]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.count("\n") == 1

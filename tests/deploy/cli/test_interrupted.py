@@ -9,23 +9,20 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from deploy.cli import submit
+from deploy.__main__ import main
 from deploy.job import sending
-from deploy.platform.errors import STATE_UNKNOWN, JobUnknown
-from deploy.platform.gcloud_and_sdk import Session
+from deploy.platform.errors import STATE_UNKNOWN
 from tests.deploy.cli.conftest import made
 from tests.deploy.cli.test_lost_jobs import PLAIN, RECORD, SDK, SLOW, states
 from tests.deploy.conftest import Command, FlyingClock, attempts, needs_gcloud, stand_in
 from tests.deploy.emulator import PARENT, POSTS, QUOTA, Emulator, Fault, ends
 from tests.fixtures import Json, Patch
-from trainer.base.errors import UserError
 
 CREATES = f"POST {PARENT}/customJobs"
 
@@ -92,16 +89,12 @@ def test_a_job_that_appears_after_the_second_ctrl_c_is_found_by_its_label(
 @needs_gcloud
 @pytest.mark.parametrize("connected", [True, False])
 def test_what_gcloud_sent_is_read_from_its_log(
-    connected: bool, cloud: Emulator, session: Session, tmp_path: Path, monkeypatch: Patch
+    connected: bool, cloud: Emulator, typed: Command, monkeypatch: Patch
 ) -> None:
-    line = (
-        "DEBUG: Starting new HTTPS connection (1): host"
-        if connected
-        else "DEBUG: Running [gcloud.ai]"
-    )
-    stand_in(f'echo "{line}" >&2\nsleep 0.3\nkill -INT {os.getpid()}\nsleep 30', monkeypatch)
-    with pytest.raises(JobUnknown if connected else KeyboardInterrupt):
-        submit.main(["cpu", *SDK[:-1], "--backend=gcloud"], session)
+    line = "Starting new HTTPS connection (1): host" if connected else "Running [gcloud.ai]"
+    stand_in(f'echo "DEBUG: {line}" >&2\nsleep 0.3\nkill -INT {os.getpid()}\nsleep 30', monkeypatch)
+    code = STATE_UNKNOWN if connected else 75
+    typed("submit", "cpu", *SDK[:-1], "--backend=gcloud", code=code)
     assert attempts()[0]["state"] == ("INTERRUPTED" if connected else "NOT SUBMITTED")
 
 
@@ -222,11 +215,11 @@ def test_a_laptop_that_slept_does_not_send(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.slow
 def test_ctrl_c_at_every_line_of_a_submission_makes_one_job(
-    cloud: Emulator, session: Session, monkeypatch: Patch, tmp_path: Path
+    cloud: Emulator, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     """A response is lost. The same command again follows the job or sends it; of one that was
     detached it says so."""
-    command = ["cpu", *SDK, "--detach", "--name=dup"]
+    command = ["submit", "cpu", *SDK, "--detach", "--name=dup"]
     left = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -248,14 +241,12 @@ def test_ctrl_c_at_every_line_of_a_submission_makes_one_job(
         cloud.objects = {}
         left = number
         cloud.faults = [Fault(POSTS, 503, after=True)]
-        with suppress(KeyboardInterrupt):
-            sys.settrace(trace)
-            submit.main(command, session)
+        sys.settrace(trace)
+        main(command)
         sys.settrace(None)
         cloud.faults = []
         if left > 0:  # it has no more lines
             break
-        with suppress(UserError):
-            submit.main(command, session)
+        main(command)
         assert len(cloud.jobs) == 1, number
     assert number > 100

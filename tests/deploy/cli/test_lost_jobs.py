@@ -18,6 +18,7 @@ from tests.fixtures import Json, Patch
 
 PLAIN = [*WHERE, *JOB, "--image=us-docker.pkg.dev/p/r/x:1"]
 SDK = [*PLAIN, "--backend=sdk"]
+WATCHED = [SDK[-1], "--project=my-proj"]
 EAST = ["--region=us-central1,us-east4", *SDK[1:]]
 SLOW = [needs_gcloud, pytest.mark.slow]
 RECORD = "my-bucket/jobs/dup/submission.json"
@@ -47,7 +48,7 @@ def test_the_search_outlasts_a_minute_and_ten_listings(
     assert shown.endswith("is cancelled as soon as `watch` or `jobs` sees it\n")
     assert shown.count("looks for the job by its label") >= 4, "every ten seconds"
     cloud.lists_nothing = 0
-    typed("jobs", "--backend=sdk", "--project=my-proj", "--region=us-central1")
+    typed("jobs", *WATCHED, "--region=us-central1")
     assert states(cloud) == ["PENDING", "CANCELLING"]
 
 
@@ -77,7 +78,7 @@ def test_whoever_looks_later_ends_the_double(
     cloud.begin(double)
     if words == ["watch"]:
         cloud.end(job, "SUCCEEDED")
-    typed(*words, job["name"], "--backend=sdk", "--project=my-proj")
+    typed(*words, job["name"], *WATCHED)
     assert double["state"] == "JOB_STATE_CANCELLING"
     assert stranger["state"] == "JOB_STATE_PENDING"
 
@@ -86,14 +87,13 @@ def test_a_command_that_was_pasted_again_makes_no_double(
     cloud: Emulator, job: Job, typed: Command
 ) -> None:
     """It has the label of the first job, which was over before."""
-    where = ["--backend=sdk", "--project=my-proj"]
     cloud.begin(job)
     cloud.end(job, "FAILED")
     again = made(cloud, submission="s1")
-    typed("jobs", *where, "--region=us-central1")
-    typed("cancel", job["name"], *where)
+    typed("jobs", *WATCHED, "--region=us-central1")
+    typed("cancel", job["name"], *WATCHED)
     # that of the first, not of the second
-    typed("watch", job["name"], *where, code=1)
+    typed("watch", job["name"], *WATCHED, code=1)
     assert again["state"] == "JOB_STATE_PENDING"
 
 
@@ -199,13 +199,17 @@ def test_sigterm_answers_as_ctrl_c(
     assert job["state"] == "JOB_STATE_PENDING"
 
 
+@pytest.fixture(autouse=True)
+def _billed(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(bill, "billed_usd", lambda table, labels, clock: dict.fromkeys(labels, 0.5))
+
+
 def test_a_second_attempt_is_billed_by_its_own_label_from_another_folder_too(
-    cloud: Emulator, monkeypatch: Patch, typed: Command
+    cloud: Emulator, typed: Command
 ) -> None:
     """The first one was in another region."""
     job = made(cloud, submission="s-2")
-    monkeypatch.setattr(bill, "billed_usd", lambda table, labels, clock: dict.fromkeys(labels, 0.5))
-    words = ["--table=p.d.gcp_billing_export_v1_0A", *SDK[-1:], "--project=my-proj", "--json"]
+    words = ["--table=p.d.gcp_billing_export_v1_0A", *WATCHED, "--json"]
     (billed,) = json.loads(typed("bill", job["name"], *words))["jobs"]
     assert billed["submission"] == "s-2"
     assert billed["job"] == job["name"]
@@ -226,10 +230,9 @@ def test_a_job_is_found_from_another_folder_by_any_of_its_names(
     ends("SUCCEEDED")(cloud, job)
     regions = ["--backend=sdk", "--region=us-east1,us-central1"]
     typed("watch", name, *regions)
-    monkeypatch.setattr(bill, "billed_usd", lambda table, labels, clock: dict.fromkeys(labels, 0.5))
     shown = typed("bill", name, "--table=p.d.gcp_billing_export_v1_0A", *regions)
     (attempt,) = attempts()
-    assert f"{attempt['job']} (cpu): estimated" in shown
+    assert f"{job['name']} (cpu): estimated" in shown
     assert attempt["job"] == job["name"]
     assert attempt["tier"] == "cpu"
     assert attempt["state"] == "SUCCEEDED"

@@ -25,6 +25,7 @@ from deploy.report.collection import fetched
 from deploy.tiers.tier import load_tier
 from tests.deploy.conftest import (
     JOB,
+    WHERE,
     Command,
     Job,
     output_of,
@@ -121,19 +122,24 @@ def test_the_plans_upper_end_goes_along(
     assert limits.over_s > 0
 
 
+def timeout_of(job: Job) -> int:
+    return int(job["jobSpec"]["scheduling"]["timeout"][:-1])
+
+
 def runs_for(share: float) -> Callable[[Emulator, Job], None]:
     """Returns a job that runs for a share of its timeout, and ends as Vertex AI ends one there."""
 
     def run(google: Emulator, job: Job) -> None:
         google.begin(job)
-        timeout_s = float(job["jobSpec"]["scheduling"]["timeout"][:-1])
-        job["startTime"] = f"{datetime.now(UTC) - timedelta(seconds=share * timeout_s):%FT%TZ}"
+        job["startTime"] = (
+            f"{datetime.now(UTC) - timedelta(seconds=share * timeout_of(job)):%FT%TZ}"
+        )
         google.end(job, "EXPIRED")
 
     return run
 
 
-CAPPED = ["l4x1", "--region=us-central1", "--bucket=gs://my-bucket", *IMAGE, *JOB, "--max_cost=5"]
+CAPPED = ["l4x1", *WHERE, *IMAGE, *JOB, "--max_cost=5"]
 
 
 def test_what_a_job_spent_until_its_timeout_is_spent_for_the_next_tier_and_the_same_command(
@@ -146,13 +152,13 @@ def test_what_a_job_spent_until_its_timeout_is_spent_for_the_next_tier_and_the_s
     shown = typed("submit", *command, code=75)
     first = cloud.jobs["1000"]
     assert len(cloud.jobs) == 1
-    timeout_s = int(first["jobSpec"]["scheduling"]["timeout"][:-1])
+    timeout_s = timeout_of(first)
     assert f"it ran for {format_duration(timeout_s)}, the most that its plan, --max_cost" in shown
     assert f"elsewhere the same command with --job_dir={output_of(first)}" in shown
     assert f"goes on where {first['name']} stopped at a limit" in typed("submit", *command, code=75)
     second = cloud.jobs["1001"]
     assert output_of(second) == output_of(first)
-    rest = int(second["jobSpec"]["scheduling"]["timeout"][:-1])
+    rest = timeout_of(second)
     assert rest == pytest.approx(0.4 * timeout_s, abs=3)
     cloud.run = runs_for(1.0)
     typed("submit", *command, code=75)
@@ -179,9 +185,7 @@ def test_what_a_run_of_a_comparison_spent_counts_for_its_next_attempt(
     for count in (1, 2):
         command("l4x1", "--max_cost=5", code=75)
         assert len(cloud.jobs) == count
-    first, second = (
-        int(job["jobSpec"]["scheduling"]["timeout"][:-1]) for job in cloud.jobs.values()
-    )
+    first, second = map(timeout_of, cloud.jobs.values())
     assert second == pytest.approx(first / 2, abs=3)
 
 

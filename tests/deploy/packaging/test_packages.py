@@ -252,10 +252,7 @@ def test_gcloud_is_run_and_its_end_is_ours(monkeypatch: Patch, typed: Command) -
     digest = f"sha256:{'a1' * 32}"
     name = "us-docker.pkg.dev/p/r/x"
     for code, line, uri in ((0, digest, f"{name}@{digest}"), (0, "", f"{name}:1"), (1, digest, "")):
-        stand_in(
-            f'echo "$@" > "./given"\necho log\necho {line}\nexit {code}',
-            monkeypatch,
-        )
+        stand_in(f'echo "$@" > "./given"\necho log\necho {line}\nexit {code}', monkeypatch)
         shown = typed("image", f"--image={name}:1", code=code)
         assert Path("given").read_text().startswith("builds submit")
         found = remembered()
