@@ -36,7 +36,7 @@ def test_the_tutorials_gan_has_our_losses_and_gradients(name: str) -> None:
     model: Any = setup.model
     peer = GAN(setup)
     rows = config.global_batch_size
-    (images, *_) = setup.dataset.train.gather(tf.range(rows))
+    images, *_ = setup.dataset.train.gather(tf.range(rows))
     reals = tf.cast(images, tf.float32) / 127.5 - 1.0
     noise = tf.random.stateless_normal((rows, model.latent_dim), (1, 2))
     mix = tf.random.stateless_uniform((rows, 1, 1, 1), (3, 4))

@@ -142,8 +142,8 @@ def session(cloud: Emulator) -> Session:
 
 
 @pytest.fixture(params=[pytest.param("gcloud", marks=needs_gcloud), "sdk"])
-def backend(request: pytest.FixtureRequest, session: Session) -> Platform:
-    return session.open(request.param, "my-proj", "us-central1")
+def backend(request: pytest.FixtureRequest, cloud: Emulator) -> Platform:
+    return SESSION.open(request.param, "my-proj", "us-central1")
 
 
 def run(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:

@@ -140,6 +140,12 @@ class Emulator:
             assert not self.errors, self.errors
             assert not unused, f"never triggered: {unused}"
 
+    @property
+    def job(self) -> Json:
+        """Returns the only job."""
+        (job,) = self.jobs.values()
+        return job
+
     def create(self, parent: str, content: Json) -> Json:
         """Creates a PENDING job, and starts `run` for it."""
         with self.lock:

@@ -199,11 +199,7 @@ def test_ctrl_c_while_the_next_region_is_tried_keeps_its_job(cloud: Emulator) ->
     left."""
     where = {**WHERE, "region": ["us-central1", "us-east4"]}
     first = submit("l4x1", settings=TINY, **where)
-    cloud.end(
-        cloud.jobs[first.name.rsplit("/", 1)[-1]],
-        "FAILED",
-        "Resources are insufficient in region: us-central1.",
-    )
+    cloud.end(cloud.job, "FAILED", "Resources are insufficient in region: us-central1.")
     job = submit("l4x1", settings=TINY, **where)
     assert job.name == first.name
     status = job.wait(Interrupted())
@@ -284,7 +280,7 @@ def test_fit_on_a_tier_asks_follows_and_returns_the_history(
         fit("mlp", "digits", on="l4x1", max_cost=5, **where)
     assert "l4x1: " in capsys.readouterr().out
     flying.asleep = lambda: [thread.join() for thread in list(cloud.threads)]
-    trained(cloud, cloud.jobs["1000"])
+    trained(cloud, cloud.job)
     where["progress"] = False
     done = fit("mlp", "digits", on="l4x1", max_cost=5, **where)
     assert done.url.endswith("/locations/us-central1/training/1000?project=my-proj")

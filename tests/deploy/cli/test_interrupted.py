@@ -19,7 +19,7 @@ from deploy.__main__ import main
 from deploy.job import sending
 from deploy.platform.errors import STATE_UNKNOWN
 from tests.deploy.cli.conftest import made
-from tests.deploy.cli.test_lost_jobs import PLAIN, RECORD, SDK, SLOW, states
+from tests.deploy.cli.test_lost_jobs import DUP, PLAIN, RECORD, SDK, SLOW, states
 from tests.deploy.conftest import Command, FlyingClock, attempts, needs_gcloud, stand_in
 from tests.deploy.emulator import PARENT, POSTS, QUOTA, Emulator, Fault, ends
 from tests.fixtures import Json, Patch
@@ -45,7 +45,7 @@ def test_ctrl_c_after_a_lost_response_finds_the_job_and_the_same_command_follows
 
     flying.after(10, interrupt)
     shown = typed("submit", "cpu", *SDK, code=75)
-    (job,) = cloud.jobs.values()
+    job = cloud.job
     assert "looks for it for up to 60 s; Ctrl-C skips that\n" in shown
     assert f"goes on: watch it: python -m deploy watch {job['name']}" in shown
     assert attempts()[0]["state"] == "INTERRUPTED"
@@ -78,12 +78,10 @@ def test_a_job_that_appears_after_the_second_ctrl_c_is_found_by_its_label(
     (submission,) = re.findall(
         r"not listed yet: `python -m deploy watch (\S+)` looks for it again, and so does the", error
     )
-    (job,) = cloud.jobs.values()
-    flying.asleep = lambda: cloud.end(job, "SUCCEEDED")
+    flying.asleep = lambda: cloud.end(cloud.job, "SUCCEEDED")
     cloud.lists_nothing = 3
     typed(*(word or submission for word in find))
-    assert len(cloud.jobs) == 1
-    assert attempts()[0]["job"] == job["name"]
+    assert attempts()[0]["job"] == cloud.job["name"]
 
 
 @needs_gcloud
@@ -103,12 +101,12 @@ def test_a_refusal_is_final_at_once_and_leaves_the_job_directory_free(
     code: int, message: str, cloud: Emulator, flying: FlyingClock, refused: Command, typed: Command
 ) -> None:
     cloud.faults = [Fault(POSTS, code, message=message)]
-    error = refused("submit", "cpu", *SDK, "--name=dup", "--detach")
+    error = refused(*DUP)
     assert ("no quota left" in error) == (code == 429)
     assert flying.slept == 0
     assert cloud.requests.count(CREATES) == 1
     assert RECORD not in cloud.objects
-    typed("submit", "cpu", *SDK, "--name=dup", "--detach")
+    typed(*DUP)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +163,7 @@ def test_what_a_killed_submission_reserved_is_taken_over(
     changed: Json, slept: float, cloud: Emulator, flying: FlyingClock, typed: Command
 ) -> None:
     reserved(cloud, flying.time - changed.pop("age", 0), **changed)
-    typed("submit", "cpu", *SDK, "--name=dup", "--detach")
+    typed(*DUP)
     assert flying.slept == pytest.approx(slept)
     assert json.loads(cloud.objects[RECORD])["submission"] != "s1"
 
@@ -175,7 +173,7 @@ def test_what_a_living_submission_reserved_is_not(
     changed: Json, cloud: Emulator, flying: FlyingClock, refused: Command
 ) -> None:
     reserved(cloud, flying.time - 100, **changed)
-    error = refused("submit", "cpu", *SDK, "--name=dup", "--detach")
+    error = refused(*DUP)
     assert (
         "began on desk, its last sign of life is 0:01:40 old, and its job is not listed yet: wait"
         in error
@@ -219,7 +217,6 @@ def test_ctrl_c_at_every_line_of_a_submission_makes_one_job(
 ) -> None:
     """A response is lost. The same command again follows the job or sends it; of one that was
     detached it says so."""
-    command = ["submit", "cpu", *SDK, "--detach", "--name=dup"]
     left = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -242,11 +239,11 @@ def test_ctrl_c_at_every_line_of_a_submission_makes_one_job(
         left = number
         cloud.faults = [Fault(POSTS, 503, after=True)]
         sys.settrace(trace)
-        main(command)
+        main(DUP)
         sys.settrace(None)
         cloud.faults = []
         if left > 0:  # it has no more lines
             break
-        main(command)
+        main(DUP)
         assert len(cloud.jobs) == 1, number
     assert number > 100

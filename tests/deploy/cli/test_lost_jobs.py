@@ -18,6 +18,7 @@ from tests.fixtures import Json, Patch
 
 PLAIN = [*WHERE, *JOB, "--image=us-docker.pkg.dev/p/r/x:1"]
 SDK = [*PLAIN, "--backend=sdk"]
+DUP = ["submit", "cpu", *SDK, "--name=dup", "--detach"]
 WATCHED = [SDK[-1], "--project=my-proj"]
 EAST = ["--region=us-central1,us-east4", *SDK[1:]]
 SLOW = [needs_gcloud, pytest.mark.slow]
@@ -102,13 +103,12 @@ def test_two_running_jobs_never_share_a_job_directory(
 ) -> None:
     """Also from another folder, as on another machine, and into another region; once the first is
     over it is free."""
-    command = ["submit", "cpu", *SDK, "--name=dup", "--detach"]
-    typed(*command)
-    (first,) = cloud.jobs.values()
+    typed(*DUP)
+    first = cloud.job
     monkeypatch.chdir(tmp_path)
-    elsewhere = [word.replace("us-central1", "us-east1") for word in command]
+    elsewhere = [word.replace("us-central1", "us-east1") for word in DUP]
     taken = f"gs://my-bucket/jobs/dup: a job writes to it already: {first['name']}"
-    for again in (command, elsewhere):
+    for again in (DUP, elsewhere):
         assert taken in refused(*again)
     assert len(cloud.jobs) == 1
     cloud.end(first, "FAILED")
@@ -130,15 +130,13 @@ def test_the_record_survives_a_lost_response_and_is_no_obstacle(
     fault: Fault, line: str, cloud: Emulator, typed: Command
 ) -> None:
     cloud.faults = [fault]
-    assert line in typed("submit", "cpu", *SDK, "--name=dup", "--detach")
+    assert line in typed(*DUP)
     assert len(cloud.jobs) == 1
 
 
 def test_a_damaged_record_is_named(cloud: Emulator, refused: Command) -> None:
     cloud.objects[RECORD] = b"[]"
-    assert f"gs://{RECORD} is damaged: remove it" in refused(
-        "submit", "cpu", *SDK, "--name=dup", "--detach"
-    )
+    assert f"gs://{RECORD} is damaged: remove it" in refused(*DUP)
     assert cloud.jobs == {}
 
 
@@ -224,7 +222,7 @@ def test_a_job_is_found_from_another_folder_by_any_of_its_names(
     typed("submit", "cpu", *SDK, "--detach")
     (file,) = Path("runs/submitted").glob("*.json")
     monkeypatch.chdir(tmp_path)
-    (job,) = cloud.jobs.values()
+    job = cloud.job
     names = {"submission": file.stem, "display name": job["displayName"], "number": "1000"}
     name = names.get(kind, job["name"])
     ends("SUCCEEDED")(cloud, job)

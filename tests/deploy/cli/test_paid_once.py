@@ -13,7 +13,7 @@ import vertex_trainer
 from deploy.__main__ import main
 from deploy.cli import clean
 from deploy.platform.errors import STATE_UNKNOWN
-from deploy.platform.gcloud_and_sdk import Session
+from deploy.platform.gcloud_and_sdk import SESSION
 from deploy.platform.retries import Clock
 from tests.deploy.cli.test_interrupted import interrupts_itself
 from tests.deploy.cli.test_lost_jobs import SDK, states
@@ -49,7 +49,7 @@ def test_a_running_job_of_the_same_command_with_other_sources_is_asked_about(
     typed("submit", *SCRIPT, code=STATE_UNKNOWN)
     cloud.lists_nothing = 0
     flying.asleep = lambda: None
-    (job,) = cloud.jobs.values()
+    job = cloud.job
     cloud.begin(job)
     script.write_text("print(1)\n")
     said = refused("submit", *SCRIPT)
@@ -98,18 +98,18 @@ def test_the_same_command_at_the_same_moment_is_one_job(cloud: Emulator) -> None
 
 @pytest.mark.parametrize("moment", range(20))
 def test_clean_at_any_moment_leaves_what_a_submission_needs(
-    moment: int, cloud: Emulator, session: Session, typed: Command
+    moment: int, cloud: Emulator, typed: Command
 ) -> None:
     """The packages were uploaded before, for a job that has ended; the first region gets no
     machines."""
     typed("submit", "cpu", *BY_SDK, "--detach")
-    cloud.end(cloud.jobs["1000"], "FAILED")
+    cloud.end(cloud.job, "FAILED")
     cloud.updated.clear()  # long ago
     needed = {name for name in cloud.objects if "/packages/" in name}
     requests = iter(range(moment))
     missing = set[str]()
     # The emulator's times are real, and those of the session pass an hour in a second of waiting.
-    at_real_time = dataclasses.replace(session, clock=Clock(sleep=session.clock.sleep))
+    at_real_time = dataclasses.replace(SESSION, clock=Clock(sleep=SESSION.clock.sleep))
 
     def run(google: Emulator, job: Job) -> None:
         missing.update(needed - google.objects.keys())

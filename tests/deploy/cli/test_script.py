@@ -247,7 +247,7 @@ def test_a_package_called_trainer_runs_on_two_workers(
     where = [*WHERE, f"--backend={backend}"]
     shown = typed("submit", "cpu-2workers", *flags, *where, "--", *words)
     assert "ships trainer/ (3): 3 files, 0.0 MB\n" in shown
-    (job,) = vertex.jobs.values()
+    job = vertex.job
     assert job["labels"]["team"] == "vision"
     assert job["displayName"].startswith("trainer-task-cpu-2workers-")
     for worker in ("workerpool0-0", "workerpool1-0"):

@@ -45,7 +45,7 @@ def test_the_pasted_command_makes_the_same_job(cloud: Emulator, typed: Command) 
     pasted = typed("submit", "l4x4", *flags, *WHERE, *JOB, image).splitlines()[-1]
     done = run(["bash", "-c", pasted])
     assert done.returncode == 0, done.stderr
-    (job,) = cloud.jobs.values()
+    job = cloud.job
     assert task_of(job) == {
         "imageUri": "us-docker.pkg.dev/p/r/x:1",
         "args": [*JOB, "--expect_devices=4"],
@@ -100,10 +100,9 @@ def test_a_job_of_a_lost_answer_that_holds_the_quota_is_found_and_followed(
     cloud.faults = [Fault(POSTS, 503, after=True), Fault(POSTS, 429, message=QUOTA)]
     cloud.lists_nothing = 21  # all of the first search
     typed("submit", "l4x2", "l4x1", *BY_SDK)
-    (job,) = cloud.jobs.values()
     (attempt,) = attempts()
     assert attempt["state"] == "SUCCEEDED"
-    assert attempt["job"] == job["name"]
+    assert attempt["job"] == cloud.job["name"]
     assert attempt["tier"] == "l4x2"
 
 

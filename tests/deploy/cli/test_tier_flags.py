@@ -46,7 +46,7 @@ def test_flags_change_any_tier(
 ) -> None:
     cloud.run = ends("SUCCEEDED")
     shown = typed("submit", tier, *BY_SDK, *CHANGES, *flags)
-    (job,) = cloud.jobs.values()
+    job = cloud.job
     sent = job["jobSpec"]
     assert sent["scheduling"] == {"timeout": "86400s", **scheduling}
     assert sent["network"] == NETWORK

@@ -9,7 +9,7 @@ import pytest
 from deploy.api.jobs import attach
 from deploy.job.ledger import Attempt, Submission
 from deploy.platform.errors import STATE_UNKNOWN
-from deploy.platform.gcloud_and_sdk import Session
+from deploy.platform.gcloud_and_sdk import SESSION
 from deploy.platform.retries import RETRY_S
 from tests.deploy.conftest import BY_SDK, Command, FlyingClock, Job
 from tests.deploy.emulator import RATE, Emulator, Fault
@@ -118,29 +118,26 @@ def test_a_job_of_unknown_state_has_not_failed(
     assert re.search(line, shown)
 
 
-def test_the_logs_are_those_of_the_jobs_project(
-    cloud: Emulator, session: Session, typed: Command
-) -> None:
+def test_the_logs_are_those_of_the_jobs_project(cloud: Emulator, typed: Command) -> None:
     """gcloud's project differs, and the names that Vertex AI returns contain a project number
     instead of an ID."""
     typed("submit", "cpu", *BY_SDK, "--detach", "--project=other-proj")
-    (made,) = cloud.jobs.values()
 
     def project(job: str, given: str = "") -> str:
-        return attach(job, given, "", "sdk", session).gcp.project
+        return attach(job, given, "", "sdk", SESSION).gcp.project
 
-    assert project("") == project(made["name"]) == "other-proj"
+    assert project("") == project(cloud.job["name"]) == "other-proj"
     assert project("", "third-proj") == "third-proj"
     assert project("projects/named/locations/us-central1/customJobs/7") == "named"
     assert project("projects/123/locations/us-central1/customJobs/7") == "my-proj"
 
 
-def test_a_job_number_is_in_gclouds_region(session: Session, monkeypatch: Patch) -> None:
+def test_a_job_number_is_in_gclouds_region(cloud: Emulator, monkeypatch: Patch) -> None:
     """ai/region takes precedence over compute/region, as for `submit`."""
     for name, region in {"COMPUTE": "us-east1", "AI": "us-west1"}.items():
         monkeypatch.setenv(f"CLOUDSDK_{name}_REGION", region)
         assert (
-            attach("1000", "my-proj", "", "sdk", session).name
+            attach("1000", "my-proj", "", "sdk", SESSION).name
             == f"projects/my-proj/locations/{region}/customJobs/1000"
         )
 

@@ -223,11 +223,6 @@ FLAGS: list[tuple[str, ...]] = [
         "--service_account=me@example.com",
         "cpu.yaml with --service_account: serviceAccount=me@",
     ),
-    (
-        "cpu",
-        "--network=default",
-        "cpu.yaml with --network: network=default: write projects/NUMBER/",
-    ),
     ("cpu", "--flex_start", "cpu.yaml with --flex_start: scheduling.strategy=FLEX_START: not for"),
     (
         "l4x1",

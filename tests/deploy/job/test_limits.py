@@ -70,7 +70,7 @@ def test_a_job_that_ended_itself_is_told_by_submit_watch_and_jobs(
     flags = ["--stop_if_idle=30m", "--register=digits"]
     shown = typed("submit", "l4x1", *target[1:3], *IMAGE, *JOB, *flags, code=75)
     assert not cloud.models, "it is not registered"
-    (job,) = cloud.jobs.values()
+    job = cloud.job
     assert sent_limits(job).idle_s == 1800
     assert "STOPPED after" in shown
     assert f"error: {WHY}" in shown
@@ -115,8 +115,7 @@ def test_the_plans_upper_end_goes_along(
     keep_plan(JOB)
     stops_first(Path("trained"), cloud)
     typed("submit", "l4x1", *target[1:3], *IMAGE, *JOB, "--stop_if_over=1.5", code=75)
-    (job,) = cloud.jobs.values()
-    limits = sent_limits(job)
+    limits = sent_limits(cloud.job)
     assert limits.idle_s == 0
     assert limits.factor == 1.5
     assert limits.over_s > 0
@@ -150,8 +149,7 @@ def test_what_a_job_spent_until_its_timeout_is_spent_for_the_next_tier_and_the_s
     cloud.run = runs_for(0.6)
     command = [CAPPED[0], "l4x4", *CAPPED[1:]]
     shown = typed("submit", *command, code=75)
-    first = cloud.jobs["1000"]
-    assert len(cloud.jobs) == 1
+    first = cloud.job
     timeout_s = timeout_of(first)
     assert f"it ran for {format_duration(timeout_s)}, the most that its plan, --max_cost" in shown
     assert f"elsewhere the same command with --job_dir={output_of(first)}" in shown

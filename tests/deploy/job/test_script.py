@@ -153,7 +153,6 @@ def test_what_must_not_go_along_is_refused(
             "what follows -- is for a script of yours: name it by --script=FILE or",
         ),
         (["--module=a-b"], "module=a-b: there is no such program in "),
-        (["--module=nets"], "module=nets: there is no such program in "),
         (
             ["--script=train.py", "--as_is", "--launch"],
             "--as_is and --launch contradict each other: drop one of them",
