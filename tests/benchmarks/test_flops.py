@@ -87,12 +87,6 @@ LAYERS = tf.keras.layers
         (multi_head, ATTENTION),
         (lambda: sentences(LAYERS.LSTM(32)), LENGTH * 4 * 32 * (WIDTH + 32)),
         (lambda: network(*(LAYERS.Conv2D(16, 3, groups=4) for _ in "ab"), shape=(16, 16, 8)), 0),
-        (
-            lambda: network(
-                LAYERS.Conv2D(8, 3), LAYERS.Conv2DTranspose(8, 4, 2), shape=(16, 16, 3)
-            ),
-            0,
-        ),
         (lambda: network(LAYERS.Conv3D(8, 3), LAYERS.Conv3D(8, 3), shape=(8, 8, 8, 3)), 0),
         (lambda: of(unet(CONFIG, None, size=32, filters=8)), 0),
     ],

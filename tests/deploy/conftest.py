@@ -17,7 +17,6 @@ from google.auth.credentials import AnonymousCredentials
 import tests.deploy.registry_emulator  # noqa: F401 (its addresses become those of the emulator)
 from deploy.__main__ import main
 from deploy.base.console import printed_on
-from deploy.cli import compare
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.rest import Platform
 from deploy.platform.retries import Clock
@@ -143,8 +142,8 @@ def session(cloud: Emulator) -> Session:
 
 
 @pytest.fixture(params=[pytest.param("gcloud", marks=needs_gcloud), "sdk"])
-def backend(request: pytest.FixtureRequest, session: Session) -> Platform:
-    return session.open(request.param, "my-proj", "us-central1")
+def backend(request: pytest.FixtureRequest, cloud: Emulator) -> Platform:
+    return SESSION.open(request.param, "my-proj", "us-central1")
 
 
 def run(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
@@ -252,32 +251,15 @@ def trains(folder: Path) -> Callable[[Emulator, Job], None]:
 @pytest.fixture
 def target(bucket: Address) -> list[str]:
     """Returns the flags of a comparison on Vertex AI: where it runs, and --out."""
-    return [
-        "--on=vertex",
-        "--region=us-central1",
-        f"--bucket={bucket}".rstrip("/"),
-        "--out=out",
-    ]
+    return ["--on=vertex", "--region=us-central1", f"--bucket={bucket}".rstrip("/"), "--out=out"]
 
 
 @pytest.fixture
-def command(
-    cloud: Emulator, session: Session, target: list[str], tmp_path: Path, capsys: Capture
-) -> Command:
-    """Returns a function that runs `compare` on Vertex AI, expects the exit `code`, and returns the
-    output."""
+def command(cloud: Emulator, target: list[str], tmp_path: Path, typed: Command) -> Command:
+    """Returns a function that runs `compare` on Vertex AI, as `typed`."""
     cloud.run = trains(tmp_path / "trained")
-
-    def run(*arguments: str, code: int = 0) -> str:
-        image = ["--backend=sdk", "--image=us-docker.pkg.dev/p/r/x:1"]
-        try:
-            ended = compare.main([*arguments, *target, *image, *JOB], session)
-        except KeyboardInterrupt:  # as deploy.__main__
-            ended = 75
-        assert ended == code
-        return capsys.readouterr().out
-
-    return run
+    image = ["--backend=sdk", "--image=us-docker.pkg.dev/p/r/x:1"]
+    return lambda *words, code=0: typed("compare", *words, *target, *image, *JOB, code=code)
 
 
 def rows() -> list[TierSummary]:

@@ -103,10 +103,10 @@ class Emulator:
         """Returns the variables that direct gcloud and Google's clients here. `token`: a file with
         any text."""
         return {
-            "CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM": f"{self.url}/",
-            "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": f"{self.url}/",
-            "CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDRESOURCEMANAGER": f"{self.url}/",
-            "CLOUDSDK_API_ENDPOINT_OVERRIDES_SERVICEUSAGE": f"{self.url}/",
+            **{
+                f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}": f"{self.url}/"
+                for name in ("AIPLATFORM", "LOGGING", "CLOUDRESOURCEMANAGER", "SERVICEUSAGE")
+            },
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{self.url}/storage/v1/",
             "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(token),
             "CLOUDSDK_CORE_PROJECT": "my-proj",
@@ -139,6 +139,12 @@ class Emulator:
             unused = [fault for fault in self.faults if not fault.triggered]
             assert not self.errors, self.errors
             assert not unused, f"never triggered: {unused}"
+
+    @property
+    def job(self) -> Json:
+        """Returns the only job."""
+        (job,) = self.jobs.values()
+        return job
 
     def create(self, parent: str, content: Json) -> Json:
         """Creates a PENDING job, and starts `run` for it."""
@@ -350,12 +356,9 @@ def _list(google: Emulator, match: Match, query: Query, body: bytes) -> Response
     jobs = [job for job in google.jobs.values() if f"/{region}/" in job["name"]]
     wanted = re.fullmatch(r"labels\.([\w-]+)(?:=|:)(.*)", query.get("filter", ""))
     if wanted:
-        labels = [job.get("labels", {}).get(wanted[1]) for job in jobs]
-        jobs = [
-            job
-            for job, label in zip(jobs, labels, strict=True)
-            if label and wanted[2] in ("*", label)
-        ]
+        label, value = wanted.groups()
+        jobs = [job for job in jobs if label in job.get("labels", {})]
+        jobs = [job for job in jobs if value in ("*", job["labels"][label])]
     return 200, _page("customJobs", jobs, 2, query)
 
 

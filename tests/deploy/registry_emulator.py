@@ -13,58 +13,47 @@ from tests.fixtures import Json
 PLACE = r"/v1/(projects/[^/]+/locations/[^/]+)"
 
 
+def _versions(google: Emulator, name: str) -> list[Json]:
+    return [version for version in google.models if version["name"].endswith(f"/models/{name}")]
+
+
 def _upload(google: Emulator, match: Match, query: Any, body: bytes) -> Response:
     """Makes a version. modelId names a new model; parentModel is one that exists."""
     request = json.loads(body)
     model = MessageToDict(Model.pb(Model.from_json(json.dumps(request["model"]))))
+    new = request.get("modelId")
+    name = new or request["parentModel"].rsplit("/", 1)[-1]
     with google.lock:
-        found = google.models
-        name = request.get("parentModel", f"{match[1]}/models/{request.get('modelId')}").rsplit(
-            "/", 1
-        )[-1]
-        same = [version for version in found if version["name"].endswith(f"/models/{name}")]
-        if "modelId" in request and same:
-            return 409, error(409, f"models/{name} exists")
-        if "parentModel" in request and not same:
-            return 404, error(404, f"models/{name} is not found")
-        aliases = [] if same else ["default"]
+        same = _versions(google, name)
+        if bool(new) == bool(same):
+            code = 409 if new else 404
+            return code, error(code, f"models/{name}")
         model |= {
             "name": f"projects/123456/locations/us-central1/models/{name}",
             "versionId": str(len(same) + 1),
-            "versionAliases": aliases,
+            "versionAliases": [] if same else ["default"],
             "versionCreateTime": now(),
         }
-        found.append(model)
-        operation = f"{match[1]}/operations/{len(found)}"
+        google.models.append(model)
+        operation = f"{match[1]}/operations/{len(google.models)}"
     return 200, {"name": operation, "done": False}
 
 
 def _listed(google: Emulator, match: Match, query: Any, body: bytes) -> Response:
-    found = [
-        version for version in google.models if version["name"].endswith(f"/models/{match[2]}")
-    ]
-    return (
-        (200, _page("models", found, 2, query))
-        if found
-        else (404, error(404, f"{match[2]} is not found"))
-    )
+    found = _versions(google, match[2])
+    return (200, _page("models", found, 2, query)) if found else (404, error(404, match[2]))
 
 
 def _of(google: Emulator, name: str, reference: str) -> Json | None:
-    found = [version for version in google.models if version["name"].endswith(f"/models/{name}")]
-    return next(
-        (
-            version
-            for version in found
-            if reference in (version["versionId"], *version["versionAliases"])
-        ),
-        None,
-    )
+    for version in _versions(google, name):
+        if reference in (version["versionId"], *version["versionAliases"]):
+            return version
+    return None
 
 
 def _get(google: Emulator, match: Match, query: Any, body: bytes) -> Response:
     version = _of(google, match[2], match[3] or "default")
-    return (200, version) if version else (404, error(404, f"{match[2]}@{match[3]} is not found"))
+    return (200, version) if version else (404, error(404, match[0]))
 
 
 def _merge(google: Emulator, match: Match, query: Any, body: bytes) -> Response:

@@ -6,6 +6,5 @@ from tests.deploy.conftest import (  # noqa: F401 (fixtures)
     cloud,
     command,
     flying,
-    session,
     target,
 )

@@ -17,7 +17,17 @@ import vertex_trainer
 from deploy.api.plan import USAGE, PlanOptions
 from deploy.api.request import call_verb
 from deploy.platform.errors import STATE_UNKNOWN
-from tests.deploy.conftest import ROOT, Capture, FlyingClock, Job, error_of, output_of, put, run
+from tests.deploy.conftest import (
+    JOB,
+    ROOT,
+    Capture,
+    FlyingClock,
+    Job,
+    error_of,
+    output_of,
+    put,
+    run,
+)
 from tests.deploy.emulator import QUOTA, Emulator, Fault, ends
 from tests.deploy.planted import plant, planted_plan
 from tests.fixtures import Json
@@ -25,14 +35,7 @@ from tests.support import refused
 from trainer.base.storage.local_files import Address
 from vertex_trainer import PlatformFault, attach, compare, fit, jobs, plan, submit, train
 
-TINY: Json = {
-    "model": "mlp",
-    "data": "digits",
-    "image_size": 8,
-    "steps": 4,
-    "report_every_steps": 2,
-    "global_batch_size": 8,
-}
+TINY: Json = dict(word[2:].split("=") for word in JOB)
 WHERE: Json = {
     "region": "us-central1",
     "bucket": "gs://my-bucket",
@@ -196,11 +199,7 @@ def test_ctrl_c_while_the_next_region_is_tried_keeps_its_job(cloud: Emulator) ->
     left."""
     where = {**WHERE, "region": ["us-central1", "us-east4"]}
     first = submit("l4x1", settings=TINY, **where)
-    cloud.end(
-        cloud.jobs[first.name.rsplit("/", 1)[-1]],
-        "FAILED",
-        "Resources are insufficient in region: us-central1.",
-    )
+    cloud.end(cloud.job, "FAILED", "Resources are insufficient in region: us-central1.")
     job = submit("l4x1", settings=TINY, **where)
     assert job.name == first.name
     status = job.wait(Interrupted())
@@ -281,7 +280,7 @@ def test_fit_on_a_tier_asks_follows_and_returns_the_history(
         fit("mlp", "digits", on="l4x1", max_cost=5, **where)
     assert "l4x1: " in capsys.readouterr().out
     flying.asleep = lambda: [thread.join() for thread in list(cloud.threads)]
-    trained(cloud, cloud.jobs["1000"])
+    trained(cloud, cloud.job)
     where["progress"] = False
     done = fit("mlp", "digits", on="l4x1", max_cost=5, **where)
     assert done.url.endswith("/locations/us-central1/training/1000?project=my-proj")

@@ -87,7 +87,7 @@ def test_each_verb_prints_documents_of_the_schema(
     assert [job["name"] for job in listed] == [sent["job"]]
     first, *_, end = documents("watch", "--backend=sdk")
     assert first["line"]["text"] == end["status"]["state"] == "SUCCEEDED"
-    cloud.log(cloud.jobs["1000"], "step 1")
+    cloud.log(cloud.job, "step 1")
     assert [logged["line"]["text"] for logged in documents("logs", "--backend=sdk")] == ["step 1"]
     assert documents("cancel", "--backend=sdk", "--yes")[0]["status"]["state"] == "SUCCEEDED"
     assert documents("report", str(plant("run", [0.1] * 4)))[0]["tiers"][0]["tier"] == "run"
@@ -131,10 +131,3 @@ def test_no_field_of_the_schema_goes() -> None:
     for name, part in SCHEMA["$defs"].items():
         if "properties" in part:
             assert part["required"] == list(part["properties"]), name
-
-
-def test_an_error_is_one_line_and_no_document(capsys: Capture) -> None:
-    assert main(["submit", "l4x9", "--json"]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.count("\n") == 1

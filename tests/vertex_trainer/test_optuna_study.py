@@ -41,7 +41,7 @@ def test_the_same_call_goes_on_and_sends_no_trial_twice(
     (proposed,) = trials()
     flying.asleep = lambda: None
     cloud.run = trains
-    trains(cloud, cloud.jobs["1000"])
+    trains(cloud, cloud.job)
     for _ in range(2):
         optuna_study.main(3, optuna_study.in_the_cloud)
     assert [(trial.state.name, trial.value) for trial in trials()] == [

@@ -4,11 +4,8 @@ import json
 
 import pytest
 
-from deploy.cli import clean
-from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.conftest import Command
 from tests.deploy.emulator import Emulator, Fault
-from tests.support import refused
 
 FLAGS = ["--project=my-proj", "--bucket=gs://my-bucket/x"]
 
@@ -65,9 +62,8 @@ def test_only_what_ended_jobs_alone_name_is_removed(used: Emulator, typed: Comma
     )
 
 
-def test_nothing_is_removed_if_a_region_cannot_be_asked(used: Emulator, session: Session) -> None:
+def test_nothing_is_removed_if_a_region_cannot_be_asked(used: Emulator, refused: Command) -> None:
     used.faults = [Fault("GET .*/asia-east1/customJobs", 403)]
     before = dict(used.objects)
-    with refused("roles/aiplatform.user"):
-        clean.main([*FLAGS, "--yes"], session)
+    assert "roles/aiplatform.user" in refused("clean", *FLAGS, "--yes")
     assert used.objects == before

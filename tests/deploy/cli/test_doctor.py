@@ -32,8 +32,7 @@ ACCOUNT = SimpleNamespace(**ALL)
 
 
 def _services(google: Emulator, match: Match, query: Any, body: bytes) -> Response:
-    services = [*doctor.NEEDED_APIS, *doctor.APIS_OF_IMAGES]
-    states = {api: "ENABLED" if api in ACCOUNT.apis else "DISABLED" for api in services}
+    states = {api: "ENABLED" if api in ACCOUNT.apis else "DISABLED" for api in ALL["apis"]}
     return 200, {
         "services": [
             {"name": f"projects/1/services/{api}", "state": state} for api, state in states.items()
@@ -42,11 +41,7 @@ def _services(google: Emulator, match: Match, query: Any, body: bytes) -> Respon
 
 
 def _objects(google: Emulator, match: Match, query: Any, body: bytes) -> Response:
-    return (
-        (200, {"permissions": ACCOUNT.objects})
-        if ACCOUNT.bucket
-        else (404, {"error": {"message": "no bucket"}})
-    )
+    return (200, {"permissions": ACCOUNT.objects}) if ACCOUNT.bucket else (404, {})
 
 
 def _quotas(google: Emulator, match: Match, query: Any, body: bytes) -> Response:

@@ -9,23 +9,20 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from deploy.cli import submit
+from deploy.__main__ import main
 from deploy.job import sending
-from deploy.platform.errors import STATE_UNKNOWN, JobUnknown
-from deploy.platform.gcloud_and_sdk import Session
+from deploy.platform.errors import STATE_UNKNOWN
 from tests.deploy.cli.conftest import made
-from tests.deploy.cli.test_lost_jobs import PLAIN, RECORD, SDK, SLOW, states
+from tests.deploy.cli.test_lost_jobs import DUP, PLAIN, RECORD, SDK, SLOW, states
 from tests.deploy.conftest import Command, FlyingClock, attempts, needs_gcloud, stand_in
 from tests.deploy.emulator import PARENT, POSTS, QUOTA, Emulator, Fault, ends
 from tests.fixtures import Json, Patch
-from trainer.base.errors import UserError
 
 CREATES = f"POST {PARENT}/customJobs"
 
@@ -48,7 +45,7 @@ def test_ctrl_c_after_a_lost_response_finds_the_job_and_the_same_command_follows
 
     flying.after(10, interrupt)
     shown = typed("submit", "cpu", *SDK, code=75)
-    (job,) = cloud.jobs.values()
+    job = cloud.job
     assert "looks for it for up to 60 s; Ctrl-C skips that\n" in shown
     assert f"goes on: watch it: python -m deploy watch {job['name']}" in shown
     assert attempts()[0]["state"] == "INTERRUPTED"
@@ -81,27 +78,21 @@ def test_a_job_that_appears_after_the_second_ctrl_c_is_found_by_its_label(
     (submission,) = re.findall(
         r"not listed yet: `python -m deploy watch (\S+)` looks for it again, and so does the", error
     )
-    (job,) = cloud.jobs.values()
-    flying.asleep = lambda: cloud.end(job, "SUCCEEDED")
+    flying.asleep = lambda: cloud.end(cloud.job, "SUCCEEDED")
     cloud.lists_nothing = 3
     typed(*(word or submission for word in find))
-    assert len(cloud.jobs) == 1
-    assert attempts()[0]["job"] == job["name"]
+    assert attempts()[0]["job"] == cloud.job["name"]
 
 
 @needs_gcloud
 @pytest.mark.parametrize("connected", [True, False])
 def test_what_gcloud_sent_is_read_from_its_log(
-    connected: bool, cloud: Emulator, session: Session, tmp_path: Path, monkeypatch: Patch
+    connected: bool, cloud: Emulator, typed: Command, monkeypatch: Patch
 ) -> None:
-    line = (
-        "DEBUG: Starting new HTTPS connection (1): host"
-        if connected
-        else "DEBUG: Running [gcloud.ai]"
-    )
-    stand_in(f'echo "{line}" >&2\nsleep 0.3\nkill -INT {os.getpid()}\nsleep 30', monkeypatch)
-    with pytest.raises(JobUnknown if connected else KeyboardInterrupt):
-        submit.main(["cpu", *SDK[:-1], "--backend=gcloud"], session)
+    line = "Starting new HTTPS connection (1): host" if connected else "Running [gcloud.ai]"
+    stand_in(f'echo "DEBUG: {line}" >&2\nsleep 0.3\nkill -INT {os.getpid()}\nsleep 30', monkeypatch)
+    code = STATE_UNKNOWN if connected else 75
+    typed("submit", "cpu", *SDK[:-1], "--backend=gcloud", code=code)
     assert attempts()[0]["state"] == ("INTERRUPTED" if connected else "NOT SUBMITTED")
 
 
@@ -110,12 +101,12 @@ def test_a_refusal_is_final_at_once_and_leaves_the_job_directory_free(
     code: int, message: str, cloud: Emulator, flying: FlyingClock, refused: Command, typed: Command
 ) -> None:
     cloud.faults = [Fault(POSTS, code, message=message)]
-    error = refused("submit", "cpu", *SDK, "--name=dup", "--detach")
+    error = refused(*DUP)
     assert ("no quota left" in error) == (code == 429)
     assert flying.slept == 0
     assert cloud.requests.count(CREATES) == 1
     assert RECORD not in cloud.objects
-    typed("submit", "cpu", *SDK, "--name=dup", "--detach")
+    typed(*DUP)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +163,7 @@ def test_what_a_killed_submission_reserved_is_taken_over(
     changed: Json, slept: float, cloud: Emulator, flying: FlyingClock, typed: Command
 ) -> None:
     reserved(cloud, flying.time - changed.pop("age", 0), **changed)
-    typed("submit", "cpu", *SDK, "--name=dup", "--detach")
+    typed(*DUP)
     assert flying.slept == pytest.approx(slept)
     assert json.loads(cloud.objects[RECORD])["submission"] != "s1"
 
@@ -182,7 +173,7 @@ def test_what_a_living_submission_reserved_is_not(
     changed: Json, cloud: Emulator, flying: FlyingClock, refused: Command
 ) -> None:
     reserved(cloud, flying.time - 100, **changed)
-    error = refused("submit", "cpu", *SDK, "--name=dup", "--detach")
+    error = refused(*DUP)
     assert (
         "began on desk, its last sign of life is 0:01:40 old, and its job is not listed yet: wait"
         in error
@@ -222,11 +213,10 @@ def test_a_laptop_that_slept_does_not_send(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.slow
 def test_ctrl_c_at_every_line_of_a_submission_makes_one_job(
-    cloud: Emulator, session: Session, monkeypatch: Patch, tmp_path: Path
+    cloud: Emulator, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     """A response is lost. The same command again follows the job or sends it; of one that was
     detached it says so."""
-    command = ["cpu", *SDK, "--detach", "--name=dup"]
     left = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -248,14 +238,12 @@ def test_ctrl_c_at_every_line_of_a_submission_makes_one_job(
         cloud.objects = {}
         left = number
         cloud.faults = [Fault(POSTS, 503, after=True)]
-        with suppress(KeyboardInterrupt):
-            sys.settrace(trace)
-            submit.main(command, session)
+        sys.settrace(trace)
+        main(DUP)
         sys.settrace(None)
         cloud.faults = []
         if left > 0:  # it has no more lines
             break
-        with suppress(UserError):
-            submit.main(command, session)
+        main(DUP)
         assert len(cloud.jobs) == 1, number
     assert number > 100

@@ -73,34 +73,24 @@ def test_a_job_of_a_script_installs_the_trainer_and_what_the_script_imports(
 NEEDS = "import importlib, json, time, keras, tensorflow as tf\n{}\nkeras.Sequential([]).fit(1)\n"
 
 
+@SLOW
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        pytest.param(
-            "importlib.import_module('help' + 'er')",
-            "it needs helper.py, which does not go along ",
-            marks=SLOW,
-        ),
-        pytest.param(
+        ("importlib.import_module('help' + 'er')", "it needs helper.py, which does not go along "),
+        (
             "importlib.import_module('matplot' + 'lib')",
             "it imports matplotlib, which the job would not have: ",
-            marks=SLOW,
         ),
-        pytest.param(
+        (
             "tf.io.gfile.copy('tab' + 'le.csv', 'there')",
             "needs table.csv, which does not go along (NotFound",
-            marks=SLOW,
         ),
-        pytest.param(
-            "open('none.csv')",
-            "No such file or directory: 'none.csv': so would its job: mend it",
-            marks=SLOW,
-        ),
-        pytest.param(
+        ("open('none.csv')", "No such file or directory: 'none.csv': so would its job: mend it"),
+        (
             "import argparse, sys; sys.argv += ['--epochz=3'];"
             " argparse.ArgumentParser().parse_args()",
             "by SystemExit: 2 (train.py: error: unrecognized arguments: --epochz=3): so would",
-            marks=SLOW,
         ),
     ],
 )

@@ -21,12 +21,9 @@ def uploads(cloud: Emulator, job: Job, lines: list[Json]) -> None:
     """Puts what a trainer has written into the job's directory."""
     folder = job["jobSpec"]["baseOutputDirectory"]["outputUriPrefix"].removeprefix("gs://")
     cloud.objects[f"{folder}/run.json"] = b'{"total_steps": 1000}'
-    cloud.objects[f"{folder}/stats.jsonl"] = "".join(
-        json.dumps(line) + "\n" for line in lines
-    ).encode()
-    cloud.generations[f"{folder}/stats.jsonl"] = (
-        cloud.generations.get(f"{folder}/stats.jsonl", 0) + 1
-    )
+    stats = f"{folder}/stats.jsonl"
+    cloud.objects[stats] = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    cloud.generations[stats] = cloud.generations.get(stats, 0) + 1
 
 
 def report(step: int, seconds: float) -> Json:

@@ -28,6 +28,19 @@ SMALL = [
 ]
 
 
+SCRIPT = """
+import pathlib, sys, time
+seconds, starts, codes = float(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3].split(',')
+with starts.open('a') as file:
+    file.write('x')
+count = len(starts.read_text())
+print(f'start {count}')
+time.sleep(seconds)
+print('slept')
+sys.exit(int(codes[min(count, len(codes)) - 1]))
+"""
+
+
 def worker(name: str, script: Path, *arguments: str) -> LocalWorker:
     environment = {"PYTHONPATH": str(script.parent), "PYTHONUNBUFFERED": "1"}
     return LocalWorker(
@@ -39,13 +52,7 @@ def worker(name: str, script: Path, *arguments: str) -> LocalWorker:
 def script() -> Path:
     """A worker that does what its arguments say: sleeps, counts its starts in a file, exits."""
     path = Path("worker_script.py")
-    path.write_text(
-        "import pathlib, sys, time\nseconds, starts, codes = float(sys.argv[1]),"
-        " pathlib.Path(sys.argv[2]), sys.argv[3].split(',')\nwith starts.open('a') as file:"
-        " file.write('x')\ncount = len(starts.read_text())\nprint(f'start"
-        " {count}')\ntime.sleep(seconds)\nprint('slept')\nsys.exit(int(codes[min(count, len(codes))"
-        " - 1]))\n"
-    )
+    path.write_text(SCRIPT)
     return path
 
 
@@ -55,15 +62,11 @@ def job(
     """Workers, each with (seconds, exit codes of its starts)."""
     printed: list[str] = []
     workers = [
-        worker(name, script, seconds, f"starts{index}", codes)
-        for index, (name, (seconds, codes)) in enumerate(
-            zip(("workerpool0-0", "workerpool1-0"), cases, strict=False)
-        )
+        worker(f"workerpool{index}-0", script, seconds, f"starts{index}", codes)
+        for index, (seconds, codes) in enumerate(cases)
     ]
-    return (
-        LocalJob(workers, lambda name, line: printed.append(f"[{name}] {line}"), restarts),
-        printed,
-    )
+    made = LocalJob(workers, lambda name, line: printed.append(f"[{name}] {line}"), restarts)
+    return made, printed
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from tests.fixtures import Json, Patch
 
 PLAIN = [*WHERE, *JOB, "--image=us-docker.pkg.dev/p/r/x:1"]
 SDK = [*PLAIN, "--backend=sdk"]
+DUP = ["submit", "cpu", *SDK, "--name=dup", "--detach"]
+WATCHED = [SDK[-1], "--project=my-proj"]
 EAST = ["--region=us-central1,us-east4", *SDK[1:]]
 SLOW = [needs_gcloud, pytest.mark.slow]
 RECORD = "my-bucket/jobs/dup/submission.json"
@@ -47,7 +49,7 @@ def test_the_search_outlasts_a_minute_and_ten_listings(
     assert shown.endswith("is cancelled as soon as `watch` or `jobs` sees it\n")
     assert shown.count("looks for the job by its label") >= 4, "every ten seconds"
     cloud.lists_nothing = 0
-    typed("jobs", "--backend=sdk", "--project=my-proj", "--region=us-central1")
+    typed("jobs", *WATCHED, "--region=us-central1")
     assert states(cloud) == ["PENDING", "CANCELLING"]
 
 
@@ -77,7 +79,7 @@ def test_whoever_looks_later_ends_the_double(
     cloud.begin(double)
     if words == ["watch"]:
         cloud.end(job, "SUCCEEDED")
-    typed(*words, job["name"], "--backend=sdk", "--project=my-proj")
+    typed(*words, job["name"], *WATCHED)
     assert double["state"] == "JOB_STATE_CANCELLING"
     assert stranger["state"] == "JOB_STATE_PENDING"
 
@@ -86,14 +88,13 @@ def test_a_command_that_was_pasted_again_makes_no_double(
     cloud: Emulator, job: Job, typed: Command
 ) -> None:
     """It has the label of the first job, which was over before."""
-    where = ["--backend=sdk", "--project=my-proj"]
     cloud.begin(job)
     cloud.end(job, "FAILED")
     again = made(cloud, submission="s1")
-    typed("jobs", *where, "--region=us-central1")
-    typed("cancel", job["name"], *where)
+    typed("jobs", *WATCHED, "--region=us-central1")
+    typed("cancel", job["name"], *WATCHED)
     # that of the first, not of the second
-    typed("watch", job["name"], *where, code=1)
+    typed("watch", job["name"], *WATCHED, code=1)
     assert again["state"] == "JOB_STATE_PENDING"
 
 
@@ -102,13 +103,12 @@ def test_two_running_jobs_never_share_a_job_directory(
 ) -> None:
     """Also from another folder, as on another machine, and into another region; once the first is
     over it is free."""
-    command = ["submit", "cpu", *SDK, "--name=dup", "--detach"]
-    typed(*command)
-    (first,) = cloud.jobs.values()
+    typed(*DUP)
+    first = cloud.job
     monkeypatch.chdir(tmp_path)
-    elsewhere = [word.replace("us-central1", "us-east1") for word in command]
+    elsewhere = [word.replace("us-central1", "us-east1") for word in DUP]
     taken = f"gs://my-bucket/jobs/dup: a job writes to it already: {first['name']}"
-    for again in (command, elsewhere):
+    for again in (DUP, elsewhere):
         assert taken in refused(*again)
     assert len(cloud.jobs) == 1
     cloud.end(first, "FAILED")
@@ -130,15 +130,13 @@ def test_the_record_survives_a_lost_response_and_is_no_obstacle(
     fault: Fault, line: str, cloud: Emulator, typed: Command
 ) -> None:
     cloud.faults = [fault]
-    assert line in typed("submit", "cpu", *SDK, "--name=dup", "--detach")
+    assert line in typed(*DUP)
     assert len(cloud.jobs) == 1
 
 
 def test_a_damaged_record_is_named(cloud: Emulator, refused: Command) -> None:
     cloud.objects[RECORD] = b"[]"
-    assert f"gs://{RECORD} is damaged: remove it" in refused(
-        "submit", "cpu", *SDK, "--name=dup", "--detach"
-    )
+    assert f"gs://{RECORD} is damaged: remove it" in refused(*DUP)
     assert cloud.jobs == {}
 
 
@@ -199,13 +197,17 @@ def test_sigterm_answers_as_ctrl_c(
     assert job["state"] == "JOB_STATE_PENDING"
 
 
+@pytest.fixture(autouse=True)
+def _billed(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(bill, "billed_usd", lambda table, labels, clock: dict.fromkeys(labels, 0.5))
+
+
 def test_a_second_attempt_is_billed_by_its_own_label_from_another_folder_too(
-    cloud: Emulator, monkeypatch: Patch, typed: Command
+    cloud: Emulator, typed: Command
 ) -> None:
     """The first one was in another region."""
     job = made(cloud, submission="s-2")
-    monkeypatch.setattr(bill, "billed_usd", lambda table, labels, clock: dict.fromkeys(labels, 0.5))
-    words = ["--table=p.d.gcp_billing_export_v1_0A", *SDK[-1:], "--project=my-proj", "--json"]
+    words = ["--table=p.d.gcp_billing_export_v1_0A", *WATCHED, "--json"]
     (billed,) = json.loads(typed("bill", job["name"], *words))["jobs"]
     assert billed["submission"] == "s-2"
     assert billed["job"] == job["name"]
@@ -220,16 +222,15 @@ def test_a_job_is_found_from_another_folder_by_any_of_its_names(
     typed("submit", "cpu", *SDK, "--detach")
     (file,) = Path("runs/submitted").glob("*.json")
     monkeypatch.chdir(tmp_path)
-    (job,) = cloud.jobs.values()
+    job = cloud.job
     names = {"submission": file.stem, "display name": job["displayName"], "number": "1000"}
     name = names.get(kind, job["name"])
     ends("SUCCEEDED")(cloud, job)
     regions = ["--backend=sdk", "--region=us-east1,us-central1"]
     typed("watch", name, *regions)
-    monkeypatch.setattr(bill, "billed_usd", lambda table, labels, clock: dict.fromkeys(labels, 0.5))
     shown = typed("bill", name, "--table=p.d.gcp_billing_export_v1_0A", *regions)
     (attempt,) = attempts()
-    assert f"{attempt['job']} (cpu): estimated" in shown
+    assert f"{job['name']} (cpu): estimated" in shown
     assert attempt["job"] == job["name"]
     assert attempt["tier"] == "cpu"
     assert attempt["state"] == "SUCCEEDED"

@@ -10,24 +10,19 @@ from pathlib import Path
 import pytest
 
 import vertex_trainer
-from deploy.cli import clean, jobs, submit
+from deploy.__main__ import main
+from deploy.cli import clean
 from deploy.platform.errors import STATE_UNKNOWN
-from deploy.platform.gcloud_and_sdk import Session
+from deploy.platform.gcloud_and_sdk import SESSION
 from deploy.platform.retries import Clock
 from tests.deploy.cli.test_interrupted import interrupts_itself
 from tests.deploy.cli.test_lost_jobs import SDK, states
-from tests.deploy.conftest import BY_SDK, Command, FlyingClock, Job
+from tests.deploy.conftest import BY_SDK, WHERE, Command, FlyingClock, Job
 from tests.deploy.emulator import POSTS, Emulator, Fault, ends
 from tests.fixtures import Json, Patch
 from trainer.base.errors import PlatformFault, UserError
 
-SCRIPT = [
-    "cpu",
-    "--region=us-central1",
-    "--bucket=gs://my-bucket",
-    "--backend=sdk",
-    "--script=code/train.py",
-]
+SCRIPT = ["cpu", *WHERE, "--backend=sdk", "--script=code/train.py"]
 CLEAN = ["--project=my-proj", "--bucket=gs://my-bucket", "--yes"]
 
 
@@ -54,7 +49,7 @@ def test_a_running_job_of_the_same_command_with_other_sources_is_asked_about(
     typed("submit", *SCRIPT, code=STATE_UNKNOWN)
     cloud.lists_nothing = 0
     flying.asleep = lambda: None
-    (job,) = cloud.jobs.values()
+    job = cloud.job
     cloud.begin(job)
     script.write_text("print(1)\n")
     said = refused("submit", *SCRIPT)
@@ -94,8 +89,7 @@ def test_again_sends_another_and_without_it_a_detached_job_is_found_while_it_run
 def test_the_same_command_at_the_same_moment_is_one_job(cloud: Emulator) -> None:
     """The second waits at the door while the first uploads."""
     cloud.faults = [Fault("POST .*/upload/.*", "slow", times=9)]
-    settings: Json = {"model": "mlp", "data": "digits", "image_size": 8, "steps": 4}
-    settings |= {"region": "us-central1", "bucket": "gs://my-bucket", "backend": "sdk"}
+    settings: Json = dict(word[2:].split("=") for word in BY_SDK)
     with ThreadPoolExecutor() as threads:
         made = [threads.submit(vertex_trainer.submit, "cpu", **settings) for _ in range(3)]
     names = [future.result().name for future in made]
@@ -104,18 +98,18 @@ def test_the_same_command_at_the_same_moment_is_one_job(cloud: Emulator) -> None
 
 @pytest.mark.parametrize("moment", range(20))
 def test_clean_at_any_moment_leaves_what_a_submission_needs(
-    moment: int, cloud: Emulator, session: Session, typed: Command
+    moment: int, cloud: Emulator, typed: Command
 ) -> None:
     """The packages were uploaded before, for a job that has ended; the first region gets no
     machines."""
     typed("submit", "cpu", *BY_SDK, "--detach")
-    cloud.end(cloud.jobs["1000"], "FAILED")
+    cloud.end(cloud.job, "FAILED")
     cloud.updated.clear()  # long ago
     needed = {name for name in cloud.objects if "/packages/" in name}
     requests = iter(range(moment))
     missing = set[str]()
     # The emulator's times are real, and those of the session pass an hour in a second of waiting.
-    at_real_time = dataclasses.replace(session, clock=Clock(sleep=session.clock.sleep))
+    at_real_time = dataclasses.replace(SESSION, clock=Clock(sleep=SESSION.clock.sleep))
 
     def run(google: Emulator, job: Job) -> None:
         missing.update(needed - google.objects.keys())
@@ -144,7 +138,7 @@ MANY = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= 10)) for seed in 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("seed", MANY)
 def test_no_drawn_sequence_of_commands_has_two_jobs_at_once(
-    seed: int, script: Path, cloud: Emulator, session: Session, flying: FlyingClock
+    seed: int, script: Path, cloud: Emulator, flying: FlyingClock
 ) -> None:
     """Commands are killed at a drawn request or wait; answers are lost, and jobs listed late."""
     draw = random.Random(seed)
@@ -170,15 +164,11 @@ def test_no_drawn_sequence_of_commands_has_two_jobs_at_once(
             script="code/train.py",
         )
 
-    sends = [
-        fit,
-        lambda: submit.main(SCRIPT, session),
-        lambda: submit.main([*SCRIPT, "--detach"], session),
-    ]
+    sends = [fit, lambda: main(["submit", *SCRIPT]), lambda: main(["submit", *SCRIPT, "--detach"])]
     others = [
-        lambda: jobs.run_watch(["--backend=sdk"], session),
-        lambda: jobs.run_cancel(["--backend=sdk", "--yes"], session),
-        lambda: clean.main(CLEAN, session),
+        lambda: main(["watch", "--backend=sdk"]),
+        lambda: main(["cancel", "--backend=sdk", "--yes"]),
+        lambda: main(["clean", *CLEAN]),
         lambda: script.write_text(str(draw.random())),
         finish,
     ]

@@ -12,7 +12,7 @@ from deploy.planning.extrapolation import Extrapolation, extrapolate
 from deploy.report.collection import Collection, collect
 from deploy.tiers.tier import TierFacts
 from tests.deploy.cli.test_compare import Planting, compare
-from tests.deploy.conftest import WHERE, Command, output_of, task_of, trains
+from tests.deploy.conftest import Command, output_of, task_of, trains
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import content, edit, plant, planted_plan
 from tests.support import refused
@@ -176,12 +176,7 @@ def test_the_verb_plans_by_a_short_run(typed: Command) -> None:
     assert cpu["seconds"]["middle"] == pytest.approx(25)
 
 
-SETTINGS = [
-    "--recipe=mlp_mnist",
-    "--model=mlp",
-    "--global_batch_size=100",
-    "--learning_rate=0.1",
-]
+SETTINGS = ["--recipe=mlp_mnist", "--model=mlp", "--global_batch_size=100", "--learning_rate=0.1"]
 
 
 def test_some_steps_are_measured_on_a_tier_once_and_the_plan_says_so(
@@ -191,7 +186,7 @@ def test_some_steps_are_measured_on_a_tier_once_and_the_plan_says_so(
     first."""
     cloud.run = trains(Path("trained"))
     where = [f"--bucket=gs://{bucket.bucket}", "--max_cost=1", "--steps=20000", "--out=out"]
-    flags = [WHERE[0], "--backend=sdk", "--image=us-docker.pkg.dev/p/r/x:1", *where]
+    flags = ["--region=us-central1", "--backend=sdk", "--image=us-docker.pkg.dev/p/r/x:1", *where]
     words = ["l4x1", "l4x2", *SETTINGS, *flags, f"--plan={planted_plan()}"]
     shown = typed("plan", *words, "--measure=l4x1", "--dry_run")
     assert "nothing was sent: 500 steps would be measured; the plan does without them" in shown

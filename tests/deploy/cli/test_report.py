@@ -101,7 +101,6 @@ def test_prices_that_are_none_are_refused(text: str) -> None:
         ([], "DIR is missing: python -m deploy report DIR …"),
         (["none"], "error: none: no such folder"),
         (["{runs}", "--basline=x"], "unknown flag --basline; did you mean 'baseline'?"),
-        (["{runs}", "--steps=3"], "unknown flag --steps"),
         (["{runs}", "--baseline=tow"], "tow: no such tier; did you mean 'two'?"),
     ],
 )

@@ -126,10 +126,7 @@ def test_its_numbers_come_from_its_reports() -> None:
 
 def test_a_report_outside_a_job_is_printed() -> None:
     code = "from vertex_report import report; report(step=3, loss=0.5)"
-    importable = {
-        "PYTHONPATH": str(ROOT / "deploy" / "in_job" / "importable"),
-        "PATH": os.environ["PATH"],
-    }
+    importable = {"PYTHONPATH": str(ROOT / "deploy/in_job/importable")}
     assert run([sys.executable, "-c", code], env=importable).stdout == '{"step": 3, "loss": 0.5}\n'
 
 
@@ -250,7 +247,7 @@ def test_a_package_called_trainer_runs_on_two_workers(
     where = [*WHERE, f"--backend={backend}"]
     shown = typed("submit", "cpu-2workers", *flags, *where, "--", *words)
     assert "ships trainer/ (3): 3 files, 0.0 MB\n" in shown
-    (job,) = vertex.jobs.values()
+    job = vertex.job
     assert job["labels"]["team"] == "vision"
     assert job["displayName"].startswith("trainer-task-cpu-2workers-")
     for worker in ("workerpool0-0", "workerpool1-0"):
@@ -268,13 +265,10 @@ def test_a_package_called_trainer_runs_on_two_workers(
 
 def test_the_spec_of_a_scripts_job_does_not_train_a_recipe_here(typed: Command) -> None:
     script("print('trains')")
-    Path("spec.yaml").write_text(
-        typed("submit", "--spec", "cpu", "--script=mine/train.py", *WHERE, "--project=p")
-    )
-    assert (
-        "spec: a script's job, whose code is in the bucket: name the code: --script=FILE"
-        in typed("local", "spec.yaml", code=2)
-    )
+    flags = ["--script=mine/train.py", *WHERE, "--project=p", "--out=spec.yaml"]
+    typed("submit", "cpu", *flags)
+    line = "spec: a script's job, whose code is in the bucket: name the code: --script=FILE"
+    assert line in typed("local", "spec.yaml", code=2)
 
 
 def test_numbers_that_cannot_be_written_end_no_script(vertex: Emulator, typed: Command) -> None:

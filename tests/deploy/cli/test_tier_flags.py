@@ -46,7 +46,7 @@ def test_flags_change_any_tier(
 ) -> None:
     cloud.run = ends("SUCCEEDED")
     shown = typed("submit", tier, *BY_SDK, *CHANGES, *flags)
-    (job,) = cloud.jobs.values()
+    job = cloud.job
     sent = job["jobSpec"]
     assert sent["scheduling"] == {"timeout": "86400s", **scheduling}
     assert sent["network"] == NETWORK
@@ -165,7 +165,7 @@ def test_what_costs_much_is_asked_about(
 def test_tiers_and_regions_in_turn_cost_what_one_of_them_may_and_prices_of_another_region_are_said(
     cloud: Emulator, typed: Command
 ) -> None:
-    tiers = ["submit", "l4x1", "l4x4", *JOB, WHERE[1], "--project=p", "--dry_run"]
+    tiers = ["submit", "l4x1", "l4x4", *JOB, "--bucket=gs://my-bucket", "--project=p", "--dry_run"]
     turn = [*tiers, "--region=us-central1,asia-south1"]
     assert "max_cost=5: the prices of asia-south1 are not known" in typed(
         *turn, "--max_cost=5", code=2

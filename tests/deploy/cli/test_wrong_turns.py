@@ -5,14 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cli import submit
 from deploy.platform.errors import describe_error, gcloud_error
-from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.retries import ApiError
 from deploy.tiers.gcp_config import GcpConfig
-from tests.deploy.conftest import WHERE, Command
+from tests.deploy.conftest import BY_SDK, WHERE, Command
 from tests.deploy.emulator import Emulator, Fault
-from tests.support import refused
 
 JOB = ["--recipe=wgan_gp_digits", "--steps=4"]
 PLACE = GcpConfig("my-proj", "us-central1", "gs://my-bucket")
@@ -51,27 +48,20 @@ def test_mistakes_of_the_command_come_before_those_of_the_account(
     assert refused("submit", *arguments).startswith(f"error: {line}")
 
 
-def test_a_bucket_that_is_not_there_is_told(cloud: Emulator, session: Session) -> None:
-    cloud.faults = [
-        Fault(
-            "GET /storage/v1/b/my-bucket$",
-            404,
-            times=9,
-            message="The specified bucket does not exist.",
-        )
-    ]
-    with refused("gs://my-bucket/: bucket not found: check its name, or create it"):
-        submit.main(["cpu", *JOB, *WHERE, "--backend=sdk"], session)
+def test_a_bucket_that_is_not_there_is_told(cloud: Emulator, refused: Command) -> None:
+    missing = "The specified bucket does not exist."
+    cloud.faults = [Fault("GET /storage/v1/b/my-bucket$", 404, times=9, message=missing)]
+    line = "gs://my-bucket/: bucket not found: check its name, or create it"
+    assert line in refused("submit", "cpu", *BY_SDK)
     assert cloud.jobs == {}
 
 
 @pytest.mark.parametrize("data", ["gs://my-bucket/photoz", "folder:gs://my-bucket/photoz"])
-def test_data_that_are_not_there_cost_nothing(data: str, cloud: Emulator, session: Session) -> None:
+def test_data_that_are_not_there_cost_nothing(data: str, cloud: Emulator, refused: Command) -> None:
     cloud.objects["my-bucket/photos/a.png"] = b"a"
-    with refused("data=gs://my-bucket/photoz: no objects found: check with `gcloud storage l"):
-        submit.main(
-            ["l4x4", *WHERE, "--backend=sdk", "--recipe=wgan_gp_photos", f"--data={data}"], session
-        )
+    error = refused("submit", "l4x4", *WHERE, "--recipe=wgan_gp_photos", f"--data={data}")
+    line = "data=gs://my-bucket/photoz: no objects found: check with `gcloud storage l"
+    assert line in error
     assert cloud.jobs == {}
 
 

@@ -5,7 +5,6 @@ import copy
 import dataclasses
 import json
 import os
-import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -178,26 +177,6 @@ def test_a_job_installs_the_versions_of_the_desk_if_they_are_admitted(
     assert why in made.about[0]
 
 
-def test_a_tier_that_names_an_image_keeps_it_unless_another_is_asked_for(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    text = (JOB_CONFIGS / "cpu.yaml").read_text()
-    file.write_text(
-        re.sub(
-            r"pythonPackageSpec:\s+pythonModule: trainer.task",
-            "containerSpec: {imageUri: a/b}",
-            text,
-        )
-    )
-    tier = load_tier(str(file))
-    remember(OWN)
-    assert task(job(tier))["imageUri"] == "a/b"
-    assert task(job(tier, image="install"))["imageUri"] == "python:3.12-slim"
-    assert (
-        task(job(tier, image="install:eu-docker.pkg.dev/p/r/python:3"))["imageUri"]
-        == "eu-docker.pkg.dev/p/r/python:3"
-    )
-
-
 OWN = BuiltImage(
     "us-docker.pkg.dev/p/r/mine:1", "", {PACKAGE.name: PACKAGE.digest}, "2026-11-22 18:00"
 )
@@ -273,6 +252,7 @@ def test_a_recipe_file_goes_along_as_flags_and_flags_win(tmp_path: Path) -> None
 
 
 def test_what_a_tier_says_is_passed_through_untouched() -> None:
+    """Its image too, unless another is asked for."""
     pools = yaml.safe_load((JOB_CONFIGS / "l4x1.yaml").read_text())["workerPoolSpecs"]
     del pools[0]["pythonPackageSpec"]
     env = [{"name": "A", "value": "b"}]
@@ -286,8 +266,13 @@ def test_what_a_tier_says_is_passed_through_untouched() -> None:
     }
     made = dict(job(tier_with(workerPoolSpecs=pools, **changes)).spec)
     assert changes.items() <= made.items()
-    assert task(made_task := job(tier_with(workerPoolSpecs=pools)))["env"] == env
-    assert task(made_task)["imageUri"] == "a/b"
+    remember(OWN)
+    tier = tier_with(workerPoolSpecs=pools)
+    assert task(job(tier))["env"] == env
+    other = "eu-docker.pkg.dev/p/r/python:3"
+    images = {"": "a/b", "install": "python:3.12-slim", f"install:{other}": other}
+    for image, uri in images.items():
+        assert task(job(tier, image=image))["imageUri"] == uri
 
 
 def test_max_cost_sets_the_timeout_by_the_price_and_retries_may_be_off() -> None:
@@ -406,11 +391,7 @@ def test_too_little_money_or_no_price_is_refused() -> None:
         ),
         (0, 5, ""),
         (500, 0, ""),
-        (
-            0,
-            30,
-            "SPOT with checkpoint_every_steps=0 and checkpoint_every_minutes=30: a preemption",
-        ),
+        (0, 30, "SPOT with checkpoint_every_steps=0 and checkpoint_every_minutes=30: a preemption"),
     ],
 )
 def test_what_a_preemption_would_lose_is_said_of_spot_alone(

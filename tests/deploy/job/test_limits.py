@@ -25,6 +25,7 @@ from deploy.report.collection import fetched
 from deploy.tiers.tier import load_tier
 from tests.deploy.conftest import (
     JOB,
+    WHERE,
     Command,
     Job,
     output_of,
@@ -69,7 +70,7 @@ def test_a_job_that_ended_itself_is_told_by_submit_watch_and_jobs(
     flags = ["--stop_if_idle=30m", "--register=digits"]
     shown = typed("submit", "l4x1", *target[1:3], *IMAGE, *JOB, *flags, code=75)
     assert not cloud.models, "it is not registered"
-    (job,) = cloud.jobs.values()
+    job = cloud.job
     assert sent_limits(job).idle_s == 1800
     assert "STOPPED after" in shown
     assert f"error: {WHY}" in shown
@@ -114,11 +115,14 @@ def test_the_plans_upper_end_goes_along(
     keep_plan(JOB)
     stops_first(Path("trained"), cloud)
     typed("submit", "l4x1", *target[1:3], *IMAGE, *JOB, "--stop_if_over=1.5", code=75)
-    (job,) = cloud.jobs.values()
-    limits = sent_limits(job)
+    limits = sent_limits(cloud.job)
     assert limits.idle_s == 0
     assert limits.factor == 1.5
     assert limits.over_s > 0
+
+
+def timeout_of(job: Job) -> int:
+    return int(job["jobSpec"]["scheduling"]["timeout"][:-1])
 
 
 def runs_for(share: float) -> Callable[[Emulator, Job], None]:
@@ -126,14 +130,15 @@ def runs_for(share: float) -> Callable[[Emulator, Job], None]:
 
     def run(google: Emulator, job: Job) -> None:
         google.begin(job)
-        timeout_s = float(job["jobSpec"]["scheduling"]["timeout"][:-1])
-        job["startTime"] = f"{datetime.now(UTC) - timedelta(seconds=share * timeout_s):%FT%TZ}"
+        job["startTime"] = (
+            f"{datetime.now(UTC) - timedelta(seconds=share * timeout_of(job)):%FT%TZ}"
+        )
         google.end(job, "EXPIRED")
 
     return run
 
 
-CAPPED = ["l4x1", "--region=us-central1", "--bucket=gs://my-bucket", *IMAGE, *JOB, "--max_cost=5"]
+CAPPED = ["l4x1", *WHERE, *IMAGE, *JOB, "--max_cost=5"]
 
 
 def test_what_a_job_spent_until_its_timeout_is_spent_for_the_next_tier_and_the_same_command(
@@ -144,15 +149,14 @@ def test_what_a_job_spent_until_its_timeout_is_spent_for_the_next_tier_and_the_s
     cloud.run = runs_for(0.6)
     command = [CAPPED[0], "l4x4", *CAPPED[1:]]
     shown = typed("submit", *command, code=75)
-    first = cloud.jobs["1000"]
-    assert len(cloud.jobs) == 1
-    timeout_s = int(first["jobSpec"]["scheduling"]["timeout"][:-1])
+    first = cloud.job
+    timeout_s = timeout_of(first)
     assert f"it ran for {format_duration(timeout_s)}, the most that its plan, --max_cost" in shown
     assert f"elsewhere the same command with --job_dir={output_of(first)}" in shown
     assert f"goes on where {first['name']} stopped at a limit" in typed("submit", *command, code=75)
     second = cloud.jobs["1001"]
     assert output_of(second) == output_of(first)
-    rest = int(second["jobSpec"]["scheduling"]["timeout"][:-1])
+    rest = timeout_of(second)
     assert rest == pytest.approx(0.4 * timeout_s, abs=3)
     cloud.run = runs_for(1.0)
     typed("submit", *command, code=75)
@@ -179,9 +183,7 @@ def test_what_a_run_of_a_comparison_spent_counts_for_its_next_attempt(
     for count in (1, 2):
         command("l4x1", "--max_cost=5", code=75)
         assert len(cloud.jobs) == count
-    first, second = (
-        int(job["jobSpec"]["scheduling"]["timeout"][:-1]) for job in cloud.jobs.values()
-    )
+    first, second = map(timeout_of, cloud.jobs.values())
     assert second == pytest.approx(first / 2, abs=3)
 
 

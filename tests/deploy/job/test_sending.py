@@ -9,9 +9,8 @@ from deploy.job.ledger import Submission
 from deploy.job.sending import Creation
 from deploy.platform import buckets
 from deploy.platform.errors import gcloud_error, lost_response
-from deploy.platform.gcloud_and_sdk import Session
+from deploy.platform.gcloud_and_sdk import SESSION
 from deploy.platform.retries import ApiError
-from deploy.tiers.gcp_config import GcpConfig
 from tests.deploy.conftest import needs_gcloud
 from tests.deploy.emulator import Emulator
 from tests.deploy.job.test_job import job
@@ -75,19 +74,13 @@ def test_the_reason_of_a_lost_response_is_its_message_and_not_its_headers() -> N
     )
 
 
-def request_job(kind: str, region: str, session: Session) -> None:
-    """Requests a job without a reservation."""
-    made = job("cpu", gcp=GcpConfig("my-proj", region, "gs://my-bucket"))
-    Creation(made, Submission("s1"), partial(session.open, kind))._request_job()
-
-
 @pytest.mark.parametrize("kind", [pytest.param("gcloud", marks=needs_gcloud), "sdk"])
 @pytest.mark.parametrize(
     ("variable", "match"),
     [("tls", "no secure connection .*WRONG_VERSION_NUMBER"), ("HTTP_PROXY", "through the proxy")],
 )
 def test_neither_tls_nor_a_proxy_is_waited_for(
-    variable: str, match: str, kind: str, cloud: Emulator, session: Session, monkeypatch: Patch
+    variable: str, match: str, kind: str, cloud: Emulator, monkeypatch: Patch
 ) -> None:
     """No request reaches the service, so no job is looked for."""
     secure = cloud.url.replace("http:", "https:")
@@ -97,11 +90,11 @@ def test_neither_tls_nor_a_proxy_is_waited_for(
         monkeypatch.delenv("no_proxy", raising=False)
     else:
         monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM", f"{secure}/")
-    began = session.clock.now()
+    began = SESSION.clock.now()
     with pytest.raises(ApiError, match=match) as caught:
-        request_job(kind, "us-central1", session)
+        Creation(job("cpu"), Submission("s1"), partial(SESSION.open, kind))._request_job()
     assert not caught.value.may_have_succeeded
-    assert session.clock.now() - began == 0.0
+    assert SESSION.clock.now() - began == 0.0
     assert cloud.requests == []
 
 

@@ -18,38 +18,12 @@ X = "a1B2c3D4e5F6g7H8i9J0"
 HEX = "0a1b2c3d4e5f6789"
 KEY = f"-----BEGIN PRIVATE KEY-----\nMII{X}\n-----END PRIVATE KEY-----\n"
 KUBE = "apiVersion: v1\nkind: Config\ncurrent-context: a\nusers:\n- name: a\n  user:\n    {}\n"
-BY_NAME = (
-    "id_rsa",
-    "id_ed25519.bak",
-    "server.pem",
-    "tls.key",
-    "store.p12",
-    "keys.jks",
-    "my.kdbx",
-    "me.ppk",
-    "AuthKey.p8",
-    ".netrc",
-    "netrc",
-    ".pgpass",
-    ".npmrc",
-    ".pypirc",
-    ".htpasswd",
-    "kubeconfig",
-    ".env",
-    "prod.env",
-    ".env.local",
-    "service-account.json",
-    "client_secret_1.apps.json",
-    "application_default_credentials.json",
-    "credentials.json",
-    "credentials",
-    "cookies.txt",
-    "kaggle.json",
-    "secrets.yaml",
-    "terraform.tfstate",
-    ".boto",
-    ".git-credentials",
-)
+BY_NAME = """
+id_rsa id_ed25519.bak server.pem tls.key store.p12 keys.jks my.kdbx me.ppk AuthKey.p8 .netrc
+netrc .pgpass .npmrc .pypirc .htpasswd kubeconfig .env prod.env .env.local service-account.json
+client_secret_1.apps.json application_default_credentials.json credentials.json credentials
+cookies.txt kaggle.json secrets.yaml terraform.tfstate .boto .git-credentials
+"""
 BY_CONTENT = {
     "pgp.asc": "-----BEGIN PGP PRIVATE KEY BLOCK-----",
     "putty.txt": "PuTTY-User-Key-File-3: ssh-ed25519",
@@ -152,7 +126,7 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 def test_credentials_are_found_by_name_or_content() -> None:
-    missed = [name for name in BY_NAME if not [*find_credentials(write(Path(name), "x"))]]
+    missed = [name for name in BY_NAME.split() if not [*find_credentials(write(Path(name), "x"))]]
     for name, content in BY_CONTENT.items():
         findings = [*find_credentials(write(Path(f"content/{name}"), f"\n\n{content}"))]
         if not findings or int(findings[0].split()[1]) < 3:
@@ -247,12 +221,8 @@ def test_in_a_checkout_what_git_tracks_goes_along_and_new_python_files() -> None
     for name in ("__init__.py", "table.json", "new.py", "made.json", "ignored.py", "old.bin"):
         write(folder / name, "")
     write(Path(".gitignore"), "ignored.py\n*.bin\n")
-    for command in (
-        ["init", "-q"],
-        ["add", "mine/__init__.py", "mine/table.json"],
-        ["add", "-f", "mine/old.bin"],
-    ):
-        subprocess.run(["git", *command], check=True)
+    tracked = "mine/__init__.py mine/table.json mine/old.bin"
+    subprocess.run(f"git init -q && git add -f {tracked}", shell=True, check=True)
     sources = user_sources(folder)
     assert [*sources.files] == [
         "mine/__init__.py",
@@ -262,10 +232,9 @@ def test_in_a_checkout_what_git_tracks_goes_along_and_new_python_files() -> None
     ]
     assert str(sources) == "4 files, 0.0 MB; 2 left out: mine/ignored.py, mine/made.json"
     assert "mine/made.json" in user_sources(folder, include=["*.json"]).files
-    write(Path(".gitignore"), "runs/\n")
-    assert [*user_sources(write(Path("runs/mine/a.py"), "").parent).files] == ["mine/a.py"]
-    write(Path(".gitignore"), "ignored.py\n*.bin\n")
     write(folder / "new.py", "from . import ignored\n")
     assert "mine/new.py, line 1, imports mine/ignored.py, which does not go along" in error_of(
         user_sources, folder
     )
+    write(Path(".gitignore"), "runs/\n")
+    assert [*user_sources(write(Path("runs/mine/a.py"), "").parent).files] == ["mine/a.py"]

@@ -27,13 +27,16 @@ from tests.fixtures import Patch
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import trainer_commit
 
+SHIPPED = (
+    "inner/__init__.py inner/tables-1.0/deep/table.json plain/layers.py __init__.py table.json"
+)
+
 
 def mine(folder: str = ".", name: str = "my_models") -> Path:
     """A package of a user's own."""
-    inner = ("inner/__init__.py", "inner/tables-1.0/deep/table.json", "plain/layers.py")
-    more = ("__init__.py", "table.json", "__pycache__/gan.pyc", ".secret")
+    names = f"{SHIPPED} __pycache__/gan.pyc .secret"
     code = {"gan.py": "def build(config, dataset): ...\n"}
-    return write_files(dict.fromkeys([*inner, *more], "") | code, Path(folder, name))
+    return write_files(dict.fromkeys(names.split(), "") | code, Path(folder, name))
 
 
 def test_the_name_is_that_of_the_sources() -> None:
@@ -99,10 +102,8 @@ def test_a_package_of_the_users_own_goes_along_whole(typed: Command) -> None:
     with zipfile.ZipFile(user_package(str(folder)).build()) as archive:
         names = set(archive.namelist())
         about = archive.read("my_models-0.dist-info/METADATA").decode()
-    inner = ("inner/__init__.py", "inner/tables-1.0/deep/table.json", "plain/layers.py")
-    top = ("__init__.py", "gan.py", "table.json", "requirements.txt")
     assert {name for name in names if ".dist-info" not in name} == {
-        f"My_Models/{name}" for name in (*top, *inner)
+        f"My_Models/{name}" for name in ("gan.py", "requirements.txt", *SHIPPED.split())
     }
     where = [*WHERE, "--project=p", f"--package={folder}"]
     typed("submit", "--spec", "cpu", "--model=My_Models.gan:build", "--data=digits", *where)
@@ -252,10 +253,7 @@ def test_gcloud_is_run_and_its_end_is_ours(monkeypatch: Patch, typed: Command) -
     digest = f"sha256:{'a1' * 32}"
     name = "us-docker.pkg.dev/p/r/x"
     for code, line, uri in ((0, digest, f"{name}@{digest}"), (0, "", f"{name}:1"), (1, digest, "")):
-        stand_in(
-            f'echo "$@" > "./given"\necho log\necho {line}\nexit {code}',
-            monkeypatch,
-        )
+        stand_in(f'echo "$@" > "./given"\necho log\necho {line}\nexit {code}', monkeypatch)
         shown = typed("image", f"--image={name}:1", code=code)
         assert Path("given").read_text().startswith("builds submit")
         found = remembered()

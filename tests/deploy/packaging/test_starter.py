@@ -75,12 +75,7 @@ def start(bare: Path, cloud: Emulator, capsys: Capture, monkeypatch: Patch) -> A
     ],
 )
 def test_a_wheel_of_the_bucket_is_installed_and_run(
-    requirements: list[str],
-    installer: str,
-    bare: Path,
-    start: Any,
-    wheel: str,
-    cloud: Emulator,
+    requirements: list[str], installer: str, bare: Path, start: Any, wheel: str, cloud: Emulator
 ) -> None:
     """The job's account reads it, with a token of the metadata server. Without pip's settings uv
     installs it."""

@@ -286,12 +286,9 @@ def test_spot_costs_its_restarts_and_has_no_end_if_they_lose_all() -> None:
         assert lost_by_preemption(0.5, *every, 1e6) == lost
 
 
-def planned(*flags: str, **numbers: float) -> list[str]:
-    precision = next(
-        (flag.partition("=")[2] for flag in flags if flag.startswith("--precision=")), "float32"
-    )
-    plan = planted_plan(precision, **numbers)
-    return ["plan", "--recipe=mlp_mnist", f"--plan={plan}", "--out=out", *flags]
+def planned(*flags: str, precision: str = "float32", **numbers: float) -> list[str]:
+    plan = f"--plan={planted_plan(precision, **numbers)}"
+    return ["plan", "--recipe=mlp_mnist", f"--precision={precision}", plan, "--out=out", *flags]
 
 
 def written() -> Any:
@@ -335,23 +332,25 @@ def test_a_price_of_the_users_own_is_not_mixed_with_one_of_the_table(
 
 
 @pytest.mark.parametrize(
-    ("tier", "flags", "answer"),
+    ("flags", "precision", "answer"),
     [
         (
-            "t4x1",
-            ["--precision=float64"],
+            ["t4x1"],
+            "float64",
             "t4x1: no rate for precision=float64: give a run on it with --from=",
         ),
         (
-            "l4x8",
-            ["--global_batch_size=12"],
+            ["l4x8", "--global_batch_size=12"],
+            "float32",
             "l4x8: global_batch_size=12 does not divide over 8 replicas: take 8 or 16",
         ),
-        ("l4x1", ["--global_batch_size=6400"], "fits?: no: needs "),
+        (["l4x1", "--global_batch_size=6400"], "float32", "fits?: no: needs "),
     ],
 )
-def test_each_reason_is_one_line(tier: str, flags: list[str], answer: str, typed: Command) -> None:
-    typed(*planned(tier, *flags))
+def test_each_reason_is_one_line(
+    flags: list[str], precision: str, answer: str, typed: Command
+) -> None:
+    typed(*planned(*flags, precision=precision))
     assert any(each.startswith(answer) for each in written()["sentences"])
 
 

@@ -101,13 +101,7 @@ def test_the_fastest_is_one_tier_by_what_differs_and_the_cheaper_of_equal_ones()
 
 
 @pytest.mark.parametrize(
-    ("hours", "words"),
-    [
-        (0.01, "36 s"),
-        (0.1, "6 min"),
-        (3.5, "3.5 h"),
-        (240, "10 days"),
-    ],
+    ("hours", "words"), [(0.01, "36 s"), (0.1, "6 min"), (3.5, "3.5 h"), (240, "10 days")]
 )
 def test_times_are_said_as_people_say_them(hours: float, words: str) -> None:
     assert span(hours) == words

@@ -40,9 +40,8 @@ def test_a_job_is_sent_as_it_was_requested(backend: Platform, cloud: Emulator) -
     assert job["labels"] == REQUEST.labels
     assert job["encryptionSpec"] == {"kmsKeyName": KEY}
     sent = job["jobSpec"]["workerPoolSpecs"][0]
-    assert {key: sent[key] for key in ("machineSpec", "containerSpec")} == {
-        key: POOL[key] for key in ("machineSpec", "containerSpec")
-    }
+    for key in ("machineSpec", "containerSpec"):
+        assert sent[key] == POOL[key]
     assert job["jobSpec"]["scheduling"] == SPEC["scheduling"]
     assert backend.get(name).state == "PENDING"
     assert backend.get(name).started is None
@@ -85,42 +84,26 @@ def test_a_missing_gcloud_names_the_download(monkeypatch: Patch) -> None:
         Gcloud("my-proj", "us-central1").create(REQUEST)
 
 
-def test_a_gcloud_that_hangs_is_killed_with_its_children(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_gcloud_that_hangs_is_killed_with_its_children(monkeypatch: Patch) -> None:
     """Its output so far is ignored."""
-    stand_in(
-        f'sleep 20 &\necho $! > "{tmp_path}/child"\necho "ERROR: not found" >&2\nwait',
-        monkeypatch,
-    )
+    stand_in('sleep 20 &\necho $! > child\necho "ERROR: not found" >&2\nwait', monkeypatch)
     monkeypatch.setattr("deploy.platform.gcloud_and_sdk.COMMAND_TIMEOUT_S", 1.0)
     with pytest.raises(ApiError, match="gcloud was killed by signal 9") as caught:
         Gcloud("my-proj", "us-central1").create(REQUEST)
     assert caught.value.code == 0
     assert caught.value.transient
-    until(lambda: not is_alive((tmp_path / "child").read_text().strip()), 2)
+    until(lambda: not is_alive(Path("child").read_text().strip()), 2)
 
 
 @pytest.mark.parametrize(
     ("message", "retried"),
     [
-        (
-            "gcloud failed to load (gcloud.ai): No module named 'yaml'\n\nThis usually",
-            False,
-        ),
+        ("gcloud failed to load (gcloud.ai): No module named 'yaml'\n\nThis usually", False),
         ("gcloud crashed (TypeError): 'NoneType' object is not iterable", False),
-        (
-            (
-                "gcloud crashed (ConnectTimeout): HTTPSConnectionPool(host='oauth2.googleapis.com',"
-                " port=443)"
-            ),
-            True,
-        ),
+        ("gcloud crashed (ConnectTimeout): HTTPSConnectionPool(host='h', port=443)", True),
     ],
 )
-def test_a_broken_gcloud_is_final(
-    message: str, retried: bool, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_broken_gcloud_is_final(message: str, retried: bool, monkeypatch: Patch) -> None:
     """Without a network gcloud also prints that it crashed,
     https://github.com/XX-net/XX-Net/issues/13999"""
     stand_in(f"cat >&2 <<'END'\nERROR: {message}\nEND\nexit 1", monkeypatch)

@@ -127,18 +127,17 @@ def test_rows_are_answered_by_one_capped_job_in_the_image_of_the_version(
     command = ["digits@champion", *ROWS, "--tier=l4x1", "--max_cost=1", "--max_wait=1h", "--spot"]
     flying.asleep = flying.interrupt
     typed("predict", *command, "--backend=sdk", code=75)
-    (job,) = cloud.jobs.values()
-    flying.asleep = lambda: cloud.end(job, "SUCCEEDED")
+    flying.asleep = lambda: cloud.end(cloud.job, "SUCCEEDED")
     typed("predict", *command, "--backend=sdk")
-    assert len(cloud.jobs) == 1
-    task = task_of(job)
+    task = task_of(cloud.job)
     (model,) = cloud.models
     assert task["imageUri"] == IMAGE
     assert task["command"] == ["python", "-m", "trainer.predict"]
     rows = ["--rows_file=gs://my-bucket/rows.jsonl", "--out=gs://my-bucket/out"]
     assert task["args"] == [model["artifactUri"], *rows]
-    assert job["jobSpec"]["scheduling"]["strategy"] == "SPOT"
-    assert 600 < float(job["jobSpec"]["scheduling"]["timeout"].removesuffix("s")) < 86_400
+    scheduling = cloud.job["jobSpec"]["scheduling"]
+    assert scheduling["strategy"] == "SPOT"
+    assert 600 < float(scheduling["timeout"][:-1]) < 86_400
 
 
 def test_a_dry_run_prints_the_requests_and_sends_none(cloud: Emulator, capsys: Capture) -> None:

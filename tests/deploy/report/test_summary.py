@@ -84,9 +84,8 @@ def test_a_missing_price_leaves_costs_empty_with_the_reason() -> None:
     for name, seconds in (("a", 0.1), ("b", 0.05), ("c", 0.02)):
         plant(name, noisy(seconds))
     rows = rows_of(a=1.0, b=1.5)
-    assert rows["c"].price_per_hour is None
-    assert rows["c"].cost is None
-    assert rows["c"].cost_per_million_images is None
+    c = rows["c"]
+    assert {c.price_per_hour, c.cost, c.cost_per_million_images} == {None}
     line = "c: its price is not known: use --price_per_hour=TIER=USD."
     assert line in notes(list(rows.values()), collect(["."]))
     words = words_of(a=1.0, b=1.5)
@@ -109,11 +108,8 @@ def test_a_tier_that_failed_or_was_not_run_is_reported_and_not_ranked() -> None:
     failed = rows["b"]
     absent = rows["l4x2"]
     assert failed.state == "failed"
-    assert failed.speed_up is None
-    assert failed.total_seconds is None
-    assert failed.final_loss is None
+    assert {failed.speed_up, failed.total_seconds, failed.final_loss, failed.cost} == {None}
     ended = "the run ended as 'failed': step 7: loss is NaN or infinite"
-    assert failed.cost is None
     assert failed.missing[0] == ended
     assert absent.state == "missing"
     assert absent.devices == 2
@@ -319,9 +315,7 @@ def test_an_unknown_machine_is_not_guessed() -> None:
         (plant(f"{name}/repeat-1", noisy(seconds)) / "run.json").write_text("{}")
     for row in rows_of().values():
         assert row.kind == "unknown"
-        assert row.efficiency is None
-        assert row.cost is None
-        assert row.price_per_hour is None
+        assert {row.efficiency, row.cost, row.price_per_hour} == {None}
 
 
 def test_the_three_forms_hold_the_same_values() -> None:

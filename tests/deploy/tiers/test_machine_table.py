@@ -28,7 +28,7 @@ def test_every_accelerator_is_one_that_vertex_names_and_some_machine_has() -> No
 TIERS_PAGE = (JOB_CONFIGS.parent / "docs" / "tiers.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("path", sorted(JOB_CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(JOB_CONFIGS.glob("*.yaml")))
 def test_the_price_of_a_tier_stands_in_its_file_and_on_the_page(path: Path) -> None:
     """tests/deploy/job/golden/ has it, too."""
     tier = load_tier(str(path))
