@@ -1,5 +1,5 @@
-"""Tests that gradients are summed once with every optimizer, and that replicas agree on
-overflow."""
+"""Tests gradients of embeddings over replicas, moving averages, and Keras's own tests with our
+parts; test_internals.py and tests/trainer/models/test_as_fit.py have optimizers."""
 
 import unittest
 import warnings

@@ -13,7 +13,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 
 
-@SLOW  # loss scaling: test_gradients.py and test_micro_batches.py
+@SLOW  # loss scaling: test_internals.py and tests/trainer/models/test_as_fit.py
 @parametrize("precision, tolerance", [("mixed_float16", 0.002), ("mixed_bfloat16", 0.02)])
 def test_mixed_precision_on_two_replicas_stays_near_float32_on_one(
     precision: str, tolerance: float

@@ -1,5 +1,5 @@
-"""Tests the penalty, the networks and the average of WGAN-GP; tests/benchmarks/test_equal_work.py
-has its losses."""
+"""Tests the penalty and the networks of WGAN-GP; tests/benchmarks/test_equal_work.py has its
+losses."""
 
 from typing import Any
 
