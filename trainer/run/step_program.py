@@ -9,11 +9,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-import keras
-
 from trainer.base.log import log
-from trainer.base.settings.xla_rule import FLOPS_OF_BYTE, FLOPS_OF_START, LARGEST_TABLE, MOST_FLOPS
-from trainer.invariance.internals import all_layers
+from trainer.base.settings.xla_rule import FLOPS_OF_BYTE, FLOPS_OF_START, MOST_FLOPS
 from trainer.reporting.error_lines import is_out_of_memory
 from trainer.reporting.progress import Progress, StepLogs
 from trainer.run.start import StartedJob
@@ -138,9 +135,7 @@ def gains_by_loop(runner: StepRunner, rows: Any) -> bool:
     saved = FLOPS_OF_START * starts + FLOPS_OF_BYTE * sum(op.moved_bytes for op in work)
     # an operation in a loop of unknown length runs 0 times
     slow = any("Conv" in op.type or not op.times for op in work)
-    tables = (one for one in all_layers(runner.model) if isinstance(one, keras.layers.Embedding))
-    large = any(table.input_dim * table.output_dim > LARGEST_TABLE for table in tables)
-    return flops <= saved and not (slow or large)
+    return flops <= saved and not slow
 
 
 def steps_per_program(runner: StepRunner, rows: Any, most: int) -> int:

@@ -15,7 +15,7 @@ from keras.layers import DepthwiseConv1D, DepthwiseConv2D, SeparableConv1D, Sepa
 
 from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
-from trainer.base.settings.xla_rule import barrier, reason_against
+from trainer.base.settings.xla_rule import LARGEST_TABLE, barrier, reason_against
 from trainer.cluster.strategy import Replicas
 from trainer.invariance.internals import all_layers, uses_onednn
 from trainer.invariance.step import NotCompilable
@@ -89,11 +89,19 @@ def choose(
             for layer in all_layers(model)
             if isinstance(layer, _BY_DEPTH) or getattr(layer, "groups", 1) > 1
         ]
+        tables = [
+            layer.name
+            for layer in all_layers(model)
+            if isinstance(layer, keras.layers.Embedding)
+            and layer.input_dim * layer.output_dim > LARGEST_TABLE
+        ]
         on = "a GPU" if replicas.on_gpus else "this processor, for which TensorFlow lacks oneDNN"
         if replicas.on_gpus or config.deterministic:
             reason = ""
         elif cut:
             reason = "on several CPUs the two programs of a step cost more than they save"
+        elif tables:
+            reason = f"XLA copies large tables on CPUs in each step, as that of {tables[0]}"
         elif uses_onednn():
             on = "this processor, with small kernels"
             if not gains():
