@@ -103,7 +103,7 @@ class Job:
         with suppress(OSError, KeyError):  # the account may have no name
             labels[USER_LABEL] = re.sub(r"[^a-z0-9_-]", "-", getpass.getuser().lower())[:63]
         labels |= {**self.options.labels, LABEL: attempt_label(self.submission, attempt)}
-        if self.tier.price_per_hour is not None:
+        if self.tier.price_per_hour is not None and not self.tier.resource:
             labels[PRICE_LABEL] = f"{self.tier.price_per_hour:.4f}".replace(".", "-")
         return CustomJob(self.name, self.spec, labels, self.options.kms_key)
 

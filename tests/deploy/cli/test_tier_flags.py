@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from google.cloud.aiplatform_v1.types import CustomJobSpec
+from google.protobuf.json_format import MessageToDict
 
 from deploy.__main__ import main
 from deploy.cli import submit
@@ -16,8 +17,10 @@ from deploy.planning.step_time import Interval
 from deploy.platform.gcloud_and_sdk import Session, to_yaml
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import load_tier
-from tests.deploy.conftest import BY_SDK, JOB, WHERE, Capture
+from tests.deploy.cli.wrong_inputs import GOOD
+from tests.deploy.conftest import BY_SDK, JOB, WHERE, Capture, error_of
 from tests.deploy.emulator import Emulator, ends
+from tests.deploy.planted import planted_plan
 from trainer.base.errors import UserError
 
 KEY = "projects/p/locations/us-central1/keyRings/r/cryptoKeys/k"
@@ -195,8 +198,7 @@ def test_what_costs_much_is_asked_about(
             UserError, match=r"may cost .* USD until the timeout; .*: not submitted: set a limit"
         ):
             submit.main(command, session)
-        # its region, for the price of reading data
-        assert {*cloud.requests} == {"GET /storage/v1/b/my-bucket"}
+        assert not any("customJobs" in request or "upload" in request for request in cloud.requests)
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
         monkeypatch.setattr("builtins.input", lambda: "y")
     assert submit.main(command, session) == 0
@@ -238,3 +240,33 @@ def test_tiers_and_regions_in_turn_cost_what_one_of_them_may_and_prices_of_anoth
     shown = capsys.readouterr().out
     assert "no price for" not in shown
     assert "at most together" not in shown
+
+
+def test_a_job_on_a_persistent_resource_is_sent_as_said_and_has_no_price_of_its_own(
+    cloud: Emulator, session: Session, tmp_path: Path, capsys: Capture
+) -> None:
+    cloud.run = ends("SUCCEEDED")
+    Path("kept.yaml").write_text(f"persistentResourceId: kept-l4{GOOD}")
+    job = ["kept.yaml", *BY_SDK, IMAGE, "--job_dir=gs://my-bucket/kept"]
+    assert submit.main([*job, "--dry_run", "--json"], session) == 0
+    (request,) = json.loads(capsys.readouterr().out.splitlines()[-1])["requests"]
+    assert submit.main(job, session) == 0
+    (made,) = cloud.jobs.values()
+    said = CustomJobSpec.from_json(json.dumps(request["spec"]))
+    assert made["jobSpec"] == MessageToDict(CustomJobSpec.pb(said))
+    assert said.persistent_resource_id == "kept-l4"
+    assert "usd-per-hour" not in made["labels"]
+    shown = capsys.readouterr().out
+    assert "STANDARD, of the persistent resource kept-l4\n" in shown
+    assert "kept: nothing of its own: the persistent resource kept-l4 costs 4.63 USD an" in shown
+
+    words = ["kept.yaml", "--recipe=mlp_mnist", "--steps=20000", f"--out={tmp_path}", IMAGE]
+    assert main(["plan", *words, f"--plan={planted_plan(tmp_path)}"]) == 0
+    (tier,) = json.loads((tmp_path / "forecast.json").read_text())["tiers"]
+    assert [offer["strategy"] for offer in tier["offers"]] == ["STANDARD"]
+    assert tier["install_seconds"]["middle"] == 0
+    assert "which costs them with and without this job" in tier["problems"][-1]
+    for flag in ("--spot", "--flex_start"):
+        assert "persistentResourceId: the one asks for new machines" in error_of(
+            submit.main, [*job, flag], session
+        )
