@@ -22,7 +22,9 @@ from deploy.base.console import say, tell
 from deploy.job.cost import format_duration
 from deploy.job.job import Job
 from deploy.job.ledger import RECORD, Attempt, Submission, watch_hint
+from deploy.packaging.images import TO_BUILD
 from deploy.platform import buckets
+from deploy.platform.automatic_image import request_image
 from deploy.platform.errors import JobUnknown
 from deploy.platform.rest import Platform
 from deploy.platform.retries import TELL_S, ApiError, backoff, retried
@@ -412,9 +414,15 @@ def check_resources(jobs: Sequence[Job]) -> float:
 
 def upload_packages(jobs: Sequence[Job]) -> None:
     """Builds and uploads the packages of jobs that are not built or uploaded yet; prints their
-    addresses."""
+    addresses.
+
+    Has Cloud Build make the images of --image=auto that there are not yet.
+    """
     for uri, package in {
         package.uri(job.gcp.bucket): package for job in jobs for package in job.packages
     }.items():
         if buckets.upload(package.build(), uri):
             say(f"package {uri}")
+    lacking = {(job.gcp, job.requirements): job for job in jobs if job.options.image == TO_BUILD}
+    for gcp, requirements in lacking:
+        say(request_image(gcp, requirements))

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
-import tests.deploy.registry_emulator  # noqa: F401 (its addresses become those of the emulator)
+import tests.deploy.image_emulator
+import tests.deploy.registry_emulator  # noqa: F401 (their addresses become those of the emulator)
 from deploy.__main__ import main
 from deploy.base.console import printed_on
 from deploy.cli import compare

@@ -69,6 +69,8 @@ class Emulator:
         self.tuning_jobs: list[dict[str, Any]] = []  # of us-east4
         self.logs: list[dict[str, Any]] = []
         self.models: list[dict[str, Any]] = []  # versions of the registry
+        self.images: list[dict[str, Any]] = []  # of the repository of Artifact Registry
+        self.builds: list[dict[str, Any]] = []  # of Cloud Build
         self.skus: dict[str, list[dict[str, Any]]] = {}  # of the Billing Catalog, by service
         self.billed: list[list[str]] = []  # rows of the billing export
         self.queries: list[dict[str, Any]] = []  # of the export
@@ -106,6 +108,9 @@ class Emulator:
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": f"{self.url}/",
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDRESOURCEMANAGER": f"{self.url}/",
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_SERVICEUSAGE": f"{self.url}/",
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_ARTIFACTREGISTRY": f"{self.url}/",
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDBUILD": f"{self.url}/build/",
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_DOCKERHUB": f"{self.url}/",
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{self.url}/storage/v1/",
             "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(token),
             "CLOUDSDK_CORE_PROJECT": "my-proj",

@@ -103,7 +103,11 @@ def test_a_job_of_a_script_installs_the_trainer_and_what_the_script_imports(
         ("", ["tensorflow[and-cuda]==", "keras==", "matplotlib>="]),
         (
             "tensorflow==2.20.0\nmatplotlib\n",
-            ["tensorflow[and-cuda]", "keras==", "-r", "requirements.txt"],
+            ["tensorflow[and-cuda]", "keras==", "tensorflow==2.20.0", "matplotlib"],
+        ),
+        (
+            "--pre\nmatplotlib\n",
+            ["tensorflow[and-cuda]==", "keras==", "-r", "requirements.txt"],
         ),
     ):
         (churn.parent / "requirements.txt").write_text(listed)

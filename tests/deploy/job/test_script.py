@@ -284,7 +284,7 @@ def test_a_dry_run_says_what_goes_along_and_quotes_what_would_run(
         variables = {each["name"]: each["value"] for each in task["env"]}
         start = json.loads(variables["TRAINER_START"])
         assert (start["gpus"], start["script"]["command"]) == (1, ["train.py"])
-        assert start["requirements"] == ["-r", "requirements.txt"]
+        assert start["requirements"] == ["numpy"]
         assert start["code"][0].startswith("gs://my-bucket/packages/train-0-")
         assert "LD_LIBRARY_PATH" in variables
 

@@ -77,6 +77,7 @@ def start(
     ("requirements", "installer"),
     [
         ([], "by uv"),
+        (["--no-deps"], "installs --no-deps hello-1-py3-none-any.whl by uv"),
         (["--no-index"], "by pip: --no-index in the requirements"),
         (["-r", "requirements.txt"], "by pip: -f in the requirements"),
         (["--frozen"], "uv failed, and pip installs: error: unexpected argument '--frozen' found"),
