@@ -26,11 +26,12 @@ from deploy.packaging.images import TO_BUILD
 from deploy.platform import buckets
 from deploy.platform.automatic_image import request_image
 from deploy.platform.errors import JobUnknown
+from deploy.platform.readiness import findings
 from deploy.platform.rest import Platform
 from deploy.platform.retries import TELL_S, ApiError, backoff, retried
 from deploy.platform.vertex_api import JobStatus, console_page
-from deploy.tiers.gcp_config import transfer_usd_per_gib
-from deploy.tiers.tier import LABEL
+from deploy.tiers.gcp_config import GcpConfig, transfer_usd_per_gib
+from deploy.tiers.tier import LABEL, Tier
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.storage.gcs import Conflict, NoPermission
 from trainer.base.storage.local_files import is_running
@@ -362,12 +363,19 @@ def look_for(label: str, backend: Platform, since: float, listings: int = 1) -> 
 
 
 def check_resources(jobs: Sequence[Job]) -> float:
-    """Prints what data in another region cost, and returns the most USD that a job pays if each
-    worker reads them once.
+    """Prints what the jobs would lack, and what data in another region cost.
+
+    Returns the most USD that a job pays if each worker reads them once.
 
     Raises UserError if an input does not exist, or a bucket is on another continent than the
     machines.
     """
+    tiers = defaultdict[GcpConfig, dict[str, Tier]](dict)
+    for job in jobs:
+        tiers[job.gcp][job.tier.name] = job.tier
+    for gcp in tiers:
+        bad = (found for found in findings(gcp, [*tiers[gcp].values()]) if found.state == "bad")
+        say(*(f"warning: {finding}" for finding in bad))
     inputs = {
         address: name
         for job in jobs

@@ -26,6 +26,7 @@ from deploy.report.collection import collect
 from deploy.report.measures import TierSummary, summarize
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import noisy, plant, sample
+from tests.deploy.readiness_emulator import ACCOUNT, ALL
 from trainer.base.errors import UserError
 from trainer.base.storage import gcs
 from trainer.base.storage.local_files import Address, parse
@@ -87,6 +88,7 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]
     """Yields the emulator, and directs gcloud and the SDK to it."""
     token = tmp_path / "token"
     token.write_text("not-a-secret")
+    vars(ACCOUNT).update(ALL)
     with Emulator() as google:
         for name, value in google.environment(token).items():
             monkeypatch.setenv(name, value)
