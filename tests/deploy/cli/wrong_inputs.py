@@ -322,6 +322,12 @@ SPECS: dict[str, tuple[str, str, str, str]] = {
         "\npersistentResourceId: mine\nworker",
         "strategy=FLEX_START with persistentResourceId",
     ),
+    "a persistent resource with a reservation": (
+        f"persistentResourceId: mine{GOOD}",
+        "acceleratorCount: 4",
+        "acceleratorCount: 4, reservationAffinity: {reservationAffinityType: ANY_RESERVATION}",
+        "persistentResourceId with a reservation: a persistent resource has its machines",
+    ),
     "no YAML": (
         GOOD,
         "scheduling: {",
