@@ -19,7 +19,9 @@ from deploy.api.submit import SubmitOptions, prepare_submission
 from deploy.base.console import printed_on, say, tell
 from deploy.base.options import seconds
 from deploy.job.options import JobOptions
-from deploy.packaging.images import choose_image, remembered
+from deploy.job.workload import tracker_packages
+from deploy.packaging.distributions import requirements
+from deploy.packaging.images import AUTO, choose_image, remembered
 from deploy.packaging.packages import packages_with
 from deploy.planning.cached_plans import FIT, best_memory_option, plan_of
 from deploy.planning.extrapolation import Extrapolation, extrapolate
@@ -37,10 +39,17 @@ from deploy.planning.recommendations import Answer, Choice, answers, likely, tim
 from deploy.planning.step_time import CONSTANTS, CPU_DOUBT, Interval, is_compiled
 from deploy.planning.tier_memory import FRAGMENTS, NEAR
 from deploy.platform import buckets
+from deploy.platform.automatic_image import automatic_image
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.report.collection import collect
 from deploy.report.formatting import dollars, html_table, markdown_table, money, terminal_table
-from deploy.tiers.gcp_config import checked_address
+from deploy.tiers.gcp_config import (
+    GcpConfig,
+    checked_address,
+    needed_project,
+    needed_region,
+    read_project,
+)
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import STRATEGIES, load_tier, read_tiers, tier_names
 from trainer.base.errors import UserError
@@ -461,7 +470,17 @@ def plan_by_options(
         )
     by_name = {extrapolation.tier: extrapolation for extrapolation in extrapolations}
     built = None if asked.image else remembered()
-    code = packages_with(asked.package) if built else []
+    code = packages_with(asked.package) if built or asked.image == AUTO else []
+    images = dict.fromkeys((False, True), asked.image)
+    if asked.image == AUTO:
+        gcp = GcpConfig(
+            needed_project(read_project(asked.project)), needed_region(asked.region), ""
+        )
+        for gpus in {tier.accelerators > 0 for tier in specs}:
+            needed = [*requirements(gpus), *tracker_packages(config.track)]
+            needed += [line for package in code for line in package.requires]
+            images[gpus], lines = automatic_image(gcp, needed)
+            say(*lines)
     forecasts: list[Forecast] = []
     for tier in specs:
         extrapolation = by_name.get(tier.name)
@@ -472,7 +491,7 @@ def plan_by_options(
         )
         run = replace(config, **{chosen.name: chosen.value}) if chosen else config
         table = load_machines(asked.prices)
-        plain = choose_image(tier, asked.image, built, code).plain
+        plain = choose_image(tier, images[tier.accelerators > 0], built, code).installs
         forecasts.append(forecast(tier, step_plan, run, table, extrapolation, plain=plain))
     as_typed = {tier.name: name for tier, name in zip(specs, names, strict=True)}
     # Tiers may differ, and there may be no time that comes from the graph.

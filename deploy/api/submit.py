@@ -274,6 +274,7 @@ def describe(jobs: Sequence[Job]) -> list[str]:
     lines = [check if job.options.check else job.workload.about for job in jobs]
     for job in jobs:
         place = f"{job.name}: {job.tier.machine} in {job.gcp.region}, {job.tier.strategy}"
+        place += f", of the persistent resource {job.tier.resource}" if job.tier.resource else ""
         wait = job.tier.spec.get("scheduling", {}).get("maxWaitDuration")
         lines.append(
             f"{place}{f', waits for machines for {wait} at most (--max_wait)' if wait else ''}"

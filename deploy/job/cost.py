@@ -33,9 +33,13 @@ def price_and_limit(tier: Tier) -> str:
         )
     table = load_machines()
     estimate = f" (estimate of {table.date} for {table.region})" if tier.price.inferred else ""
-    return (
-        f"{tier.price_per_hour:.2f} USD an hour{estimate}, {tier.most_usd:.2f} USD at most, {limit}"
-    )
+    hourly = f"{tier.price_per_hour:.2f} USD an hour{estimate}"
+    if tier.resource:
+        return (
+            f"nothing of its own: the persistent resource {tier.resource} costs {hourly} for as"
+            f" long as it exists; {limit}"
+        )
+    return f"{hourly}, {tier.most_usd:.2f} USD at most, {limit}"
 
 
 START_S = 600  # starting the machines and pulling the image take some minutes

@@ -87,8 +87,11 @@ class Job:
         self.spec, program = job_spec(workload, options, gcp, self.image, code, self.output, limits)
         self.tier = dataclasses.replace(workload.tier, spec=self.spec)
         self.packages = program.packages
+        of_wheels = [line for package in self.packages for line in package.requires]
+        self.requirements = (*program.preparation.get("requirements", ()), *of_wheels)
         # Lines on its image, and what may be a mistake.
-        self.about = (*filter(None, [self.image.about, program.about]),)
+        about = "" if self.image.ready else program.about
+        self.about = (*filter(None, [self.image.about, about]),)
         self.warnings = (*self._warnings(program.warnings),)
 
     def named(self, submission: str, options: JobOptions | None = None) -> "Job":
@@ -103,7 +106,7 @@ class Job:
         with suppress(OSError, KeyError):  # the account may have no name
             labels[USER_LABEL] = re.sub(r"[^a-z0-9_-]", "-", getpass.getuser().lower())[:63]
         labels |= {**self.options.labels, LABEL: attempt_label(self.submission, attempt)}
-        if self.tier.price_per_hour is not None:
+        if self.tier.price_per_hour is not None and not self.tier.resource:
             labels[PRICE_LABEL] = f"{self.tier.price_per_hour:.4f}".replace(".", "-")
         return CustomJob(self.name, self.spec, labels, self.options.kms_key)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from deploy.base.options import seconds
 from deploy.packaging.credentials import refuse_secret
-from deploy.packaging.images import INSTALL, PLAIN_IMAGE
+from deploy.packaging.images import AUTO, INSTALL, PLAIN_IMAGE
 from deploy.packaging.sources import MOST_MB
 from deploy.platform.gcloud_and_sdk import BACKENDS
 from deploy.tiers.tier import LABEL, PRICE_LABEL
@@ -167,7 +167,8 @@ class JobOptions(CodeOptions):
         "",
         f"the image that jobs run in: the URI of your own; {INSTALL}: a public Python image "
         f"({PLAIN_IMAGE}, or {INSTALL}:URI) in which TensorFlow and the packages are installed "
-        "at each start (default: the tier's, else the one that `image` built in this folder, "
+        f"at each start; {AUTO}: one that has what they require, which Cloud Build makes while the "
+        "first such job runs (default: the tier's, else the one that `image` built in this folder, "
         f"else {INSTALL})",
         metavar="IMAGE",
     )

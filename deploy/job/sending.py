@@ -22,13 +22,16 @@ from deploy.base.console import say, tell
 from deploy.job.cost import format_duration
 from deploy.job.job import Job
 from deploy.job.ledger import RECORD, Attempt, Submission, watch_hint
+from deploy.packaging.images import TO_BUILD
 from deploy.platform import buckets
+from deploy.platform.automatic_image import request_image
 from deploy.platform.errors import JobUnknown
+from deploy.platform.readiness import findings
 from deploy.platform.rest import Platform
 from deploy.platform.retries import TELL_S, ApiError, backoff, retried
 from deploy.platform.vertex_api import JobStatus, console_page
-from deploy.tiers.gcp_config import transfer_usd_per_gib
-from deploy.tiers.tier import LABEL
+from deploy.tiers.gcp_config import GcpConfig, transfer_usd_per_gib
+from deploy.tiers.tier import LABEL, Tier
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.storage.gcs import Conflict, NoPermission
 from trainer.base.storage.local_files import is_running
@@ -360,12 +363,19 @@ def look_for(label: str, backend: Platform, since: float, listings: int = 1) -> 
 
 
 def check_resources(jobs: Sequence[Job]) -> float:
-    """Prints what data in another region cost, and returns the most USD that a job pays if each
-    worker reads them once.
+    """Prints what the jobs would lack, and what data in another region cost.
+
+    Returns the most USD that a job pays if each worker reads them once.
 
     Raises UserError if an input does not exist, or a bucket is on another continent than the
     machines.
     """
+    tiers = defaultdict[GcpConfig, dict[str, Tier]](dict)
+    for job in jobs:
+        tiers[job.gcp][job.tier.name] = job.tier
+    for gcp in tiers:
+        bad = (found for found in findings(gcp, [*tiers[gcp].values()]) if found.state == "bad")
+        say(*(f"warning: {finding}" for finding in bad))
     inputs = {
         address: name
         for job in jobs
@@ -412,9 +422,15 @@ def check_resources(jobs: Sequence[Job]) -> float:
 
 def upload_packages(jobs: Sequence[Job]) -> None:
     """Builds and uploads the packages of jobs that are not built or uploaded yet; prints their
-    addresses."""
+    addresses.
+
+    Has Cloud Build make the images of --image=auto that there are not yet.
+    """
     for uri, package in {
         package.uri(job.gcp.bucket): package for job in jobs for package in job.packages
     }.items():
         if buckets.upload(package.build(), uri):
             say(f"package {uri}")
+    lacking = {(job.gcp, job.requirements): job for job in jobs if job.options.image == TO_BUILD}
+    for gcp, requirements in lacking:
+        say(request_image(gcp, requirements))

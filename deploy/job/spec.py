@@ -144,6 +144,9 @@ def job_spec(
     if "tensorboard" in spec:
         check_same_region("tensorboard", spec["tensorboard"], gcp.region)
     program = work.in_job(spec, options, gcp, image, packages)
+    preparation = dict(program.preparation)
+    if image.ready:
+        preparation["requirements"] = ["--no-deps"] if preparation["packages"] else []
     variables = {name: value for name, value in program.variables.items() if value}
     if limits:
         variables[LIMITS] = limits
@@ -168,10 +171,10 @@ def job_spec(
             set_variables(task, variables, replace=True)
         # What is installed before it starts. Another image than a plain one finds the driver of
         # GPUs by itself.
-        if program.preparation:
+        if preparation:
             module = program.module or in_file.get("pythonModule", TASK)
             gpus = machine_of(pool)[2] if image.plain else 0
-            write_start(task, {**program.preparation, "module": module}, gpus, gcp.bucket)
+            write_start(task, {**preparation, "module": module}, gpus, gcp.bucket)
         # The network between the GPUs of several machines. Without a command it is taken to run the
         # trainer.
         if rdma:

@@ -238,7 +238,8 @@ class ScriptRun(_OnTier):
         tier = self.tier
         archive, *ours = packages
         needed = script.requirements(tier.accelerators, plain=image.plain)
-        installed = ["-r", "requirements.txt"] if "requirements.txt" in script.files else needed
+        has_options = any(line.startswith("-") for line in needed)
+        installed = ["-r", "requirements.txt"] if has_options else needed
         preparation: dict[str, Any] = {
             "code": [archive.uri(gcp.bucket), archive.sha256],
             "packages": [],

@@ -14,7 +14,10 @@ from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.storage import write_whole
 
-INSTALL = "install"  # the value of --image= that is no address
+# The values of --image= that are no addresses; each may have an address behind a colon.
+INSTALL = "install"
+AUTO = "auto"
+TO_BUILD = "auto:"  # what AUTO becomes where its image is still to be built
 # On Docker Hub;
 # https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/containers-overview
 PLAIN_IMAGE = f"python:{PYTHON}-slim"
@@ -64,15 +67,22 @@ class Image:
     """Holds the image that a job runs in. `uri`: its address; empty if the tier's file names the
     images.
 
-    `plain`: the image has Python only, and each start of a worker installs the packages; otherwise
-        it has them all. `built`: it was built in this folder. `about`: a line for people on why
-        that image was or was not chosen.
+    `plain`: the image has none of the job's packages, which each start of a worker installs;
+        otherwise it has them all. `ready`: a plain one has what these packages require. `built`: it
+        was built in this folder. `about`: a line for people on why that image was or was not
+        chosen.
     """
 
     uri: str
     plain: bool = False
+    ready: bool = False
     built: bool = False
     about: str = ""
+
+    @property
+    def installs(self) -> bool:
+        """Returns whether each start of a worker installs what the job requires."""
+        return self.plain and not self.ready
 
 
 def choose_image(
@@ -80,8 +90,14 @@ def choose_image(
 ) -> Image:
     """Returns the image of a job on `tier`. `image`: the value of --image=; `built`: the image
     built in this folder."""
+    kind, _, uri = image.partition(":")
+    if kind == AUTO and uri:
+        about = (
+            f"runs in {uri}, which has all that this job requires: nothing is installed from PyPI"
+        )
+        return Image(uri, plain=True, ready=True, about=about)
     if installs(image):
-        return Image(image.partition(":")[2] or PLAIN_IMAGE, plain=True)
+        return Image(uri or PLAIN_IMAGE, plain=True)
     if image:
         return Image(image)
     if "containerSpec" in tier.spec["workerPoolSpecs"][0]:
@@ -100,22 +116,22 @@ def choose_image(
 
 
 def installs(image: str) -> bool:
-    """Returns whether the value of --image= asks for a plain Python image: `install`, or
+    """Returns whether the value of --image= asks for a plain Python image: `install` or `auto`, or
     `install:URI` to choose it."""
-    return image == INSTALL or image.startswith(f"{INSTALL}:")
+    return image.partition(":")[0] in (INSTALL, AUTO)
 
 
 def check_image(image: str) -> None:
-    """Raises UserError unless the value of --image= is empty, `install`, or the address of an image
-    in a repository."""
-    if image in ("", INSTALL):
+    """Raises UserError unless the value of --image= is empty, `install`, `auto`, or the address of
+    an image in a repository."""
+    if image in ("", INSTALL, AUTO):
         return
-    uri = image.removeprefix(f"{INSTALL}:")
+    uri = image.removeprefix(f"{INSTALL}:").removeprefix(f"{AUTO}:")
     check_format("ContainerSpec.imageUri", uri, "image")
     if "/" not in uri and not installs(image):
         raise UserError(
             f"image={image}: it names no repository: write"
-            f" REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME, or {INSTALL}"
+            f" REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME, {INSTALL} or {AUTO}"
         )
 
 

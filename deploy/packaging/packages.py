@@ -21,7 +21,12 @@ from functools import cached_property
 from pathlib import Path
 
 import trainer
-from deploy.packaging.distributions import check_requirement, listed_requirements, requirements_of
+from deploy.packaging.distributions import (
+    INSTALLED,
+    check_requirement,
+    listed_requirements,
+    requirements_of,
+)
 from deploy.packaging.sources import MOST_MB, named_data, user_sources
 from deploy.tiers.tier import COPIES, ROOT, beside
 from trainer.base.errors import UserError
@@ -68,6 +73,7 @@ class Package:
     about: str = ""  # a line for people on what is shipped
     # files of the folder in which it is to run
     data: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    requires: Sequence[str] = ()  # what pip installs with the wheel
 
     @cached_property
     def digest(self) -> str:
@@ -202,7 +208,7 @@ def trainer_package() -> Package:
                 files[inner.as_posix()] = path
     if commit := trainer_commit():
         files[f"trainer/{COMMIT_FILE}"] = f"{commit}\n".encode()
-    return Package(TRAINER, trainer.__version__, files)
+    return Package(TRAINER, trainer.__version__, files, requires=INSTALLED)
 
 
 def user_package(
@@ -260,7 +266,8 @@ def user_package(
     setup = _USER_SETUP.format(
         name=_distribution(name), modules=modules, packages=packages, requires=requires
     )
-    return Package(name, "0", {"setup.py": setup.encode(), **sources.files}, about, data)
+    files: dict[str, bytes | Path] = {"setup.py": setup.encode(), **sources.files}
+    return Package(name, "0", files, about, data, requires)
 
 
 def packages_with(

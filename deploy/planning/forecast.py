@@ -165,6 +165,11 @@ def forecast(
             problems.append(
                 "its prices are lower bounds, without Vertex AI's fee, which is not known"
             )
+        if tier.resource:
+            problems.append(
+                f"its USD are those of the persistent resource {tier.resource}, which costs them"
+                " with and without this job"
+            )
         if unknown and estimates:
             problems.append(f"no price known as {' or '.join(unknown)}")
     return Forecast(

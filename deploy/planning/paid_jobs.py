@@ -12,12 +12,13 @@ from deploy.job.cost import format_duration
 from deploy.job.job import Job
 from deploy.job.options import JobOptions
 from deploy.job.workload import Training, Workload
-from deploy.packaging.images import Image, choose_image
+from deploy.packaging.images import AUTO, Image, choose_image
 from deploy.packaging.packages import Package
 from deploy.planning.cached_plans import cached_plan, plan_of
 from deploy.planning.forecast import PricedEstimate, forecast
 from deploy.planning.recommendations import time_of
 from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE, fit_on
+from deploy.platform.automatic_image import automatic_image
 from deploy.report.formatting import grouped
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.machine_table import load_machines
@@ -39,7 +40,7 @@ def _cached_estimate(tier: Tier, config: TrainConfig, image: Image) -> PricedEst
     plan = cached_plan(config)
     if not plan:
         return None
-    estimates = forecast(tier, plan, config, load_machines(), plain=image.plain).offers
+    estimates = forecast(tier, plan, config, load_machines(), plain=image.installs).offers
     return next((priced for priced in estimates if priced.strategy == tier.strategy), None)
 
 
@@ -159,6 +160,12 @@ def paid_job(
                 "recipe is missing: a job is paid for: name what it trains, by --recipe= or"
                 " --model="
             )
+    if options.image == AUTO:
+        plain = Job(work, gcp, options, submission, code)
+        image, about = automatic_image(gcp, plain.requirements)
+        job = paid_job(work, gcp, replace(options, image=image), submission, code)
+        job.about = (*job.about, *about)
+        return job
     if options.check:
         return Job(work, gcp, options, submission, code)
     # Its timeout, unless the tier's own is shorter, or the user gave one.

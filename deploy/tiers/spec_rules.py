@@ -120,6 +120,10 @@ def check_spec(spec: Spec, name: str) -> None:
     kinds = {affinity.get("reservationAffinityType", "NO_RESERVATION") for affinity in affinities}
     reserved = "a reservation" if kinds - {"NO_RESERVATION"} else ""
     kept = "persistentResourceId" if spec.get("persistentResourceId") else reserved
+    if reserved and kept != reserved:
+        raise UserError(
+            f"{name}: {kept} with {reserved}: a persistent resource has its machines: drop one"
+        )
     if kept and strategy in ("SPOT", "FLEX_START"):
         raise UserError(
             f"{name}: scheduling.strategy={strategy} with {kept}: the one asks for new machines, "

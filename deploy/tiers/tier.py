@@ -92,6 +92,11 @@ class Tier(TierFacts):
         return str(self.spec.get("scheduling", {}).get("strategy", "STANDARD"))
 
     @property
+    def resource(self) -> str:
+        """Returns the persistent resource on whose machines the job runs; "" if it gets its own."""
+        return str(self.spec.get("persistentResourceId", ""))
+
+    @property
     def price_name(self) -> str:
         """Returns the words for the price under the tier's strategy, such as `spot price`."""
         return {"SPOT": "spot price", "FLEX_START": "FLEX_START price"}.get(self.strategy, "price")
@@ -107,8 +112,11 @@ class Tier(TierFacts):
         """Returns USD an hour of all machines, by the strategies under which they are offered; None
         if not known.
 
-        A price that the user gave for the tier counts for the tier's own strategy.
+        A price that the user gave for the tier counts for the tier's own strategy. The machines of
+        a persistent resource are there already.
         """
+        if self.resource:
+            return {"STANDARD": self.price_per_hour}
         machine = load_machines().machines.get(self.machine_type)
         offered = [
             kind

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
-import tests.deploy.registry_emulator  # noqa: F401 (its addresses become those of the emulator)
+import tests.deploy.image_emulator
+import tests.deploy.registry_emulator  # noqa: F401 (their addresses become those of the emulator)
 from deploy.__main__ import main
 from deploy.base.console import printed_on
 from deploy.platform.gcloud_and_sdk import SESSION, Session
@@ -24,6 +25,7 @@ from deploy.report.collection import collect
 from deploy.report.measures import TierSummary, summarize
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import content, noisy, plant, sample
+from tests.deploy.readiness_emulator import ACCOUNT, ALL
 from tests.fixtures import Capture, Json, Patch
 from trainer.base.errors import UserError
 from trainer.base.storage import gcs
@@ -126,6 +128,7 @@ def cloud(tmp_path: Path, flying: FlyingClock, monkeypatch: Patch) -> Iterator[E
     fast clock."""
     token = tmp_path / "token"
     token.write_text("not-a-secret")
+    vars(ACCOUNT).update(ALL)
     clock = Clock(lambda: flying.time, flying.sleep)
     for name, replacement in (("clock", clock), ("login", AnonymousCredentials())):
         monkeypatch.setitem(vars(SESSION), name, replacement)

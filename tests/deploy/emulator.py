@@ -71,6 +71,8 @@ class Emulator:
         self.logs: list[Json] = []
         self.models: list[Json] = []  # versions of the registry
         self.skus: dict[str, list[Json]] = {}  # of the Billing Catalog, by service
+        self.images: list[Json] = []  # of the repository of Artifact Registry
+        self.builds: list[Json] = []  # of Cloud Build
         self.billed: list[list[str]] = []  # rows of the billing export
         self.queries: list[Json] = []  # of the export
         self.resources: dict[str, Json] = {}  # of metadata stores and TensorBoards
@@ -107,6 +109,9 @@ class Emulator:
                 f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}": f"{self.url}/"
                 for name in ("AIPLATFORM", "LOGGING", "CLOUDRESOURCEMANAGER", "SERVICEUSAGE")
             },
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_ARTIFACTREGISTRY": f"{self.url}/",
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDBUILD": f"{self.url}/build/",
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_DOCKERHUB": f"{self.url}/",
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{self.url}/storage/v1/",
             "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(token),
             "CLOUDSDK_CORE_PROJECT": "my-proj",

@@ -47,7 +47,7 @@ FIELDS = {
     "ended": "status exit_code",
     "bill": "jobs job submission tier estimated_usd billed_usd",
     "prices": "region date prices differences",
-    "cleaned": "removed packages address bytes",
+    "cleaned": "removed packages images address bytes",
     "comparison": "folder exit_code tiers verdict notes",
 }
 

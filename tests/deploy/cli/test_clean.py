@@ -4,8 +4,12 @@ import json
 
 import pytest
 
+from deploy.cli import clean
+from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.conftest import Command
-from tests.deploy.emulator import Emulator, Fault
+from tests.deploy.emulator import Emulator, Fault, now
+from tests.deploy.image_emulator import REPOSITORY
+from tests.fixtures import Capture
 
 FLAGS = ["--project=my-proj", "--bucket=gs://my-bucket/x"]
 
@@ -59,6 +63,32 @@ def test_only_what_ended_jobs_alone_name_is_removed(used: Emulator, typed: Comma
     assert before.keys() - used.objects.keys() == {"my-bucket/x/packages/old/a.whl"}
     assert typed("clean", *FLAGS, "--yes").endswith(
         "removed 0.00 MB of 0 packages that only ended jobs name\n"
+    )
+
+
+def test_images_that_no_recent_job_used_are_listed_with_their_sizes(
+    used: Emulator, session: Session, capsys: Capture
+) -> None:
+    """One is named by a job, one is of last week, one of another name."""
+    names = ["auto@sha256:1", "auto@sha256:2", "auto@sha256:3", "auto@sha256:4", "trainer@sha256:5"]
+    times = ["2020-01-01T00:00:00Z"] * 5
+    times[2] = now()
+    used.images = [
+        {"uri": f"{REPOSITORY}/{name}", "imageSizeBytes": "3500000000", "uploadTime": time}
+        for name, time in zip(names, times, strict=True)
+    ]
+    first, second, *_ = used.jobs.values()
+    for job, name, created in ((first, names[0], now()), (second, names[1], times[0])):
+        job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]["imageUri"] = f"{REPOSITORY}/{name}"
+        job["createTime"] = created
+    assert clean.main([*FLAGS, "--json"], session) == 0
+    *shown, document = capsys.readouterr().out.splitlines()
+    assert [image["address"] for image in json.loads(document)["images"]] == [
+        f"{REPOSITORY}/{name}" for name in (names[1], names[3])
+    ]
+    assert shown[-1] == (
+        "  3500.00 MB  no job of the last 30 days used it:"
+        f" `gcloud artifacts docker images delete {REPOSITORY}/{names[3]} --delete-tags`"
     )
 
 

@@ -6,145 +6,136 @@ from typing import Any
 
 import pytest
 
-from deploy.cli import doctor
-from tests.deploy.conftest import Command
-from tests.deploy.emulated_storage import Match
-from tests.deploy.emulator import _ROUTES, Emulator, Fault, Response
-from tests.fixtures import Json, Patch
-
-PROJECT = "/projects/my-proj"
-L4 = "aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
-
-
-ALL: Json = {
-    "apis": [*doctor.NEEDED_APIS, *doctor.APIS_OF_IMAGES],
-    "permissions": [*doctor.ROLES],
-    "objects": [*doctor.OBJECTS],
-    "state": "ACTIVE",
-    "bucket": True,
-    "quota": [
-        {"effectiveLimit": "0"},
-        {"effectiveLimit": "4", "dimensions": {"region": "us-central1"}},
-    ],
-}
-# what the project and the account have; a test takes one thing away
-ACCOUNT = SimpleNamespace(**ALL)
-
-
-def _services(google: Emulator, match: Match, query: Any, body: bytes) -> Response:
-    states = {api: "ENABLED" if api in ACCOUNT.apis else "DISABLED" for api in ALL["apis"]}
-    return 200, {
-        "services": [
-            {"name": f"projects/1/services/{api}", "state": state} for api, state in states.items()
-        ]
-    }
-
-
-def _objects(google: Emulator, match: Match, query: Any, body: bytes) -> Response:
-    return (200, {"permissions": ACCOUNT.objects}) if ACCOUNT.bucket else (404, {})
-
-
-def _quotas(google: Emulator, match: Match, query: Any, body: bytes) -> Response:
-    """In two pages, as the service may."""
-    if "pageToken" not in query:
-        return 200, {
-            "metrics": [{"metric": "aiplatform.googleapis.com/other"}],
-            "nextPageToken": "2",
-        }
-    return 200, {
-        "metrics": [{"metric": L4, "consumerQuotaLimits": [{"quotaBuckets": ACCOUNT.quota}]}]
-    }
-
-
-_ROUTES |= {
-    rf"GET /v1{PROJECT}": lambda *_: (
-        200,
-        {"projectId": "my-proj", "lifecycleState": ACCOUNT.state},
-    ),
-    rf"POST /v1{PROJECT}:testIamPermissions": lambda *_: (
-        200,
-        {"permissions": ACCOUNT.permissions},
-    ),
-    rf"GET /v1{PROJECT}/services:batchGet": _services,
-    r"GET /storage/v1/b/my-bucket/iam/testPermissions": _objects,
-    rf"GET /v1beta1{PROJECT}/services/aiplatform.googleapis.com/consumerQuotaMetrics": _quotas,
-}
+from deploy.cli import doctor, submit
+from deploy.platform.gcloud_and_sdk import Session
+from deploy.platform.readiness import APIS_OF_IMAGES, NEEDED_APIS, OBJECTS, ROLES
+from tests.deploy.conftest import BY_SDK
+from tests.deploy.emulator import Emulator, Fault, ends
+from tests.deploy.readiness_emulator import ACCOUNT, APIS, L4
+from tests.fixtures import Capture
 
 
 @pytest.fixture
-def account(cloud: Emulator, monkeypatch: Patch) -> SimpleNamespace:
+def account(cloud: Emulator, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setenv("CLOUDSDK_CORE_ACCOUNT", "you@example.com")
-    vars(ACCOUNT).update(ALL)
+    ACCOUNT.quota = [
+        {"effectiveLimit": "0"},
+        {"effectiveLimit": "4", "dimensions": {"region": "us-central1"}},
+    ]
     return ACCOUNT
 
 
-DOCTOR = ["doctor", "--region=us-central1", "--bucket=gs://my-bucket"]
+def lines(session: Session, capsys: Capture, *words: str) -> tuple[int, str]:
+    code = doctor.main(["--region=us-central1", "--bucket=gs://my-bucket", *words], session)
+    return code, capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("account")
-def test_all_is_good(typed: Command) -> None:
-    text = typed(*DOCTOR, "l4x4")
+def test_all_is_good(account: SimpleNamespace, session: Session, capsys: Capture) -> None:
+    code, text = lines(session, capsys, "l4x4")
+    assert code == 0
     assert {line.split()[0] for line in text.splitlines()} == {"good"}
     assert f"quota of l4x4: 4 of {L4} in us-central1, and it needs 4" in text
     assert "bucket's region: US-CENTRAL1" in text
-    assert "quota: NVIDIA_L4 4 in us-central1" in typed(*DOCTOR)
+    code, text = lines(session, capsys)
+    assert (code, "quota: NVIDIA_L4 4 in us-central1" in text) == (0, True)
 
 
+ENABLE = "`gcloud services enable {0} --project=my-proj`"
 BINDING = "gcloud projects add-iam-policy-binding my-proj --member=user:you@example.com --role="
+MISSING: dict[str, tuple[dict[str, Any], str]] = {
+    "a login": ({"accounts": {}}, "login: nobody is logged in, or the login has expired: `gcloud"),
+    "a project's name": ({}, "project: none is named: `gcloud config set project ID`"),
+    "a region": (
+        {},
+        "region: mars-1 has no training of Vertex AI: `gcloud config set ai/region us-central1`",
+    ),
+    "a project": ({"state": "DELETE_REQUESTED"}, "project: my-proj is DELETE_REQUESTED"),
+    **{
+        api: ({"apis": {*APIS} - {api}}, f"{api}: it is off: {ENABLE.format(api)}")
+        for api in NEEDED_APIS
+    },
+    "the right to create": (
+        {"permissions": [*ROLES][1:]},
+        "roles/aiplatform.user: aiplatform.customJobs.create is not granted:"
+        f" `{BINDING}roles/aiplatform.user`",
+    ),
+    "the right to read logs": (
+        {"permissions": [*ROLES][:-1]},
+        "roles/logging.viewer: logging.logEntries.list is not granted:"
+        f" `{BINDING}roles/logging.viewer`",
+    ),
+    "a bucket": (
+        {"bucket": False},
+        "bucket: gs://my-bucket does not exist: `gcloud storage buckets create gs://my-bucket"
+        " --location=us-central1 --project=my-proj`",
+    ),
+    "the right to delete": (
+        {"objects": [*OBJECTS[:3]]},
+        "bucket: storage.objects.delete is not granted: `gcloud storage buckets"
+        " add-iam-policy-binding gs://my-bucket --member=user:you@example.com"
+        " --role=roles/storage.objectUser`",
+    ),
+    "a near bucket": ({"bucket_location": "EU"}, "bucket: gs://my-bucket is in EU, the job would"),
+    "quota": (
+        {"quota": [{"effectiveLimit": "1"}]},
+        f"quota of l4x4: 1 of {L4} in us-central1, and it needs 4: request more at"
+        " https://console.cloud.google.com/iam-admin/quotas?project=my-proj",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "line"),
-    [
-        ("state", "DELETE_REQUESTED", "project: my-proj is DELETE_REQUESTED"),
-        (
-            "apis",
-            [*doctor.NEEDED_APIS[1:], *doctor.APIS_OF_IMAGES],
-            "aiplatform.googleapis.com: it is off: `gcloud services enable aiplatform.googlea",
-        ),
-        (
-            "permissions",
-            [*doctor.ROLES][1:],
-            "roles/aiplatform.user: aiplatform.customJobs.create is not granted:",
-        ),
-        ("permissions", [*doctor.ROLES][:-1], f"is not granted: `{BINDING}roles/logging.viewer`"),
-        ("bucket", False, "`gcloud storage buckets create gs://my-bucket --location=us-central1"),
-        ("objects", [*doctor.OBJECTS[:3]], "bucket: storage.objects.delete is not granted: `gcl"),
-        ("quota", [{"effectiveLimit": "1"}], "and it needs 4: request more at https://console."),
-    ],
-)
+@pytest.mark.parametrize("what", MISSING)
 def test_what_is_missing_is_one_bad_line_with_the_command(
-    name: str, value: Any, line: str, account: SimpleNamespace, typed: Command
+    what: str,
+    account: SimpleNamespace,
+    cloud: Emulator,
+    session: Session,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    setattr(account, name, value)
-    text = typed(*DOCTOR, "l4x4", code=2)
-    (bad,) = re.findall("(?m)^bad .*", text)
-    assert line in bad
+    """The same line is a warning of `submit`, once there is a login, a project and a region."""
+    taken, line = MISSING[what]
+    for name, value in taken.items():
+        setattr(account if hasattr(account, name) else cloud, name, value)
+    if what == "a project's name":
+        monkeypatch.delenv("CLOUDSDK_CORE_PROJECT")
+    region = ["--region=mars-1"] if what == "a region" else []
+    code, text = lines(session, capsys, "l4x4", *region)
+    (bad,) = [said for said in text.splitlines() if said.startswith("bad")]
+    assert (code, bad.removeprefix("bad     ").startswith(line)) == (2, True), bad
+    if taken and what not in ("a login", "a near bucket"):
+        cloud.run = ends("SUCCEEDED")
+        assert submit.main(["l4x4", *BY_SDK], session) == 0
+        assert f"warning: {bad}\n" in capsys.readouterr().out
 
 
-def test_images_need_apis_of_their_own_and_closed_interfaces_are_unknown(
-    account: SimpleNamespace, cloud: Emulator, typed: Command
+def test_a_bucket_of_another_region_costs(
+    account: SimpleNamespace, cloud: Emulator, session: Session, capsys: Capture
 ) -> None:
-    account.apis = [*doctor.NEEDED_APIS]
-    off = "API has not been used in project 1: cloudresourcemanager.googleapis.com"
-    cloud.faults = [Fault(rf"/v1{PROJECT}(:|$)", 403, times=2, message=off)]
-    text = typed(*DOCTOR)
-    assert "off, and needed for images of your own alone: `gcloud services enable" in text
-    assert len(re.findall("(?m)^unknown (project|roles): ", text)) == 2
-    assert "`gcloud services enable cloudresourcemanager.googleapis.com --project=my-proj`" in text
-
-
-@pytest.mark.usefixtures("account")
-def test_without_a_login_a_project_or_a_near_bucket(
-    cloud: Emulator, monkeypatch: Patch, typed: Command
-) -> None:
-    error = typed(*DOCTOR, "--region=mars-1", code=2)
-    assert "bad     region: mars-1 has no training of Vertex AI" in error
     cloud.bucket_location = "US-EAST1"
-    assert "us-central1 pay for what they read" in typed(*DOCTOR)
-    cloud.bucket_location = "EU"
-    assert "data would cross continents" in typed(*DOCTOR, code=2)
-    cloud.accounts = {}
-    assert "bad     login: nobody is logged in" in typed(*DOCTOR, code=2)
-    monkeypatch.delenv("CLOUDSDK_CORE_PROJECT")
-    assert "bad     project: none is named" in typed(*DOCTOR, code=2)
+    code, text = lines(session, capsys)
+    assert (code, "us-central1 pay for what they read" in text) == (0, True)
+
+
+@pytest.mark.parametrize("api", APIS_OF_IMAGES)
+def test_images_need_apis_of_their_own(
+    api: str, account: SimpleNamespace, session: Session, capsys: Capture
+) -> None:
+    account.apis = {*APIS} - {api}
+    code, text = lines(session, capsys)
+    line = f"{api}: off, and needed for images of your own alone: {ENABLE.format(api)}"
+    assert (code, f"good    {line}\n" in text) == (0, True)
+
+
+def test_closed_interfaces_are_unknown(
+    account: SimpleNamespace, cloud: Emulator, session: Session, capsys: Capture
+) -> None:
+    off = (
+        "Cloud Resource Manager API has not been used in project 1:"
+        " cloudresourcemanager.googleapis.com"
+    )
+    cloud.faults = [Fault(r"/v1/projects/my-proj(:|$)", 403, times=2, message=off)]
+    code, text = lines(session, capsys)
+    assert code == 0
+    assert len(re.findall("^unknown (project|roles): ", text, re.MULTILINE)) == 2
+    assert "`gcloud services enable cloudresourcemanager.googleapis.com --project=my-proj`" in text

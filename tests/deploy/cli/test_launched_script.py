@@ -57,7 +57,14 @@ def test_a_job_of_a_script_installs_the_trainer_and_what_the_script_imports(
     flags = [*WHERE, "--project=p", "--no_check", "--spec", "--precision", "mixed_bfloat16"]
     for listed, expected in (
         ("", ["tensorflow[and-cuda]==", "keras==", "matplotlib>="]),
-        ("tensorflow==2.20.0\n", ["tensorflow[and-cuda]", "keras==", "-r", "requirements.txt"]),
+        (
+            "tensorflow==2.20.0\nmatplotlib\n",
+            ["tensorflow[and-cuda]", "keras==", "tensorflow==2.20.0", "matplotlib"],
+        ),
+        (
+            "--pre\nmatplotlib\n",
+            ["tensorflow[and-cuda]==", "keras==", "-r", "requirements.txt"],
+        ),
     ):
         if listed:
             (churn.parent / "requirements.txt").write_text(listed)

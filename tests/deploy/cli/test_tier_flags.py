@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 import yaml
 from google.cloud.aiplatform_v1.types import CustomJobSpec
+from google.protobuf.json_format import MessageToDict
 
 from deploy.__main__ import main
 from deploy.planning.forecast import PricedEstimate
 from deploy.planning.step_time import Interval
 from deploy.platform.gcloud_and_sdk import to_yaml
 from deploy.tiers.machine_table import load_machines
+from tests.deploy.cli.wrong_inputs import GOOD
 from tests.deploy.conftest import BY_SDK, JOB, WHERE, Command, start_of, task_of, variables_of
 from tests.deploy.emulator import Emulator, ends
+from tests.deploy.planted import content, planted_plan
 from tests.fixtures import Json, Patch
 
 KEY = "projects/p/locations/us-central1/keyRings/r/cryptoKeys/k"
@@ -153,8 +156,8 @@ def test_what_costs_much_is_asked_about(
     if asks:
         error = typed(*command, code=2)
         assert re.search("may cost .* USD until the timeout; .*: not submitted: set a limit", error)
-        # its region, for the price of reading data
-        assert {*cloud.requests} == {"GET /storage/v1/b/my-bucket"}
+        paths = [*cloud.requests]
+        assert not any("customJobs" in path or "upload" in path for path in paths)
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
         monkeypatch.setattr("builtins.input", lambda: "y")
     shown = typed(*command)
@@ -180,3 +183,29 @@ def test_tiers_and_regions_in_turn_cost_what_one_of_them_may_and_prices_of_anoth
     )
     assert "no price for" not in shown
     assert "at most together" not in shown
+
+
+def test_a_job_on_a_persistent_resource_is_sent_as_said_and_has_no_price_of_its_own(
+    cloud: Emulator, typed: Command, refused: Command
+) -> None:
+    cloud.run = ends("SUCCEEDED")
+    Path("kept.yaml").write_text(f"persistentResourceId: kept-l4{GOOD}")
+    job = ["submit", "kept.yaml", *BY_SDK, IMAGE, "--job_dir=gs://my-bucket/kept"]
+    (request,) = json.loads(typed(*job, "--dry_run", "--json"))["requests"]
+    shown = typed(*job)
+    (made,) = cloud.jobs.values()
+    said = CustomJobSpec.from_json(json.dumps(request["spec"]))
+    assert made["jobSpec"] == MessageToDict(CustomJobSpec.pb(said))
+    assert said.persistent_resource_id == "kept-l4"
+    assert "usd-per-hour" not in made["labels"]
+    assert "STANDARD, of the persistent resource kept-l4\n" in shown
+    assert "kept: nothing of its own: the persistent resource kept-l4 costs 4.63 USD an" in shown
+
+    words = ["kept.yaml", "--recipe=mlp_mnist", "--steps=20000", "--out=out", IMAGE]
+    typed("plan", *words, f"--plan={planted_plan()}")
+    (tier,) = content("out/forecast.json")["tiers"]
+    assert [offer["strategy"] for offer in tier["offers"]] == ["STANDARD"]
+    assert tier["install_seconds"]["middle"] == 0
+    assert "which costs them with and without this job" in tier["problems"][-1]
+    for flag in ("--spot", "--flex_start"):
+        assert "persistentResourceId: the one asks for new machines" in refused(*job, flag)

@@ -153,6 +153,12 @@ SPECS: list[tuple[str, ...]] = [
         _FLEX,
     ),
     (
+        "acceleratorCount: 4",
+        "acceleratorCount: 4, reservationAffinity: {reservationAffinityType: ANY_RESERVATION}",
+        "persistentResourceId with a reservation: a persistent resource has its machines",
+        f"persistentResourceId: mine{GOOD}",
+    ),
+    (
         "scheduling: {",
         "scheduling: [",
         "wrong.yaml, line 7: not valid YAML: expected ',' or ']', but got '}': mend",

@@ -246,7 +246,7 @@ def test_a_dry_run_says_what_goes_along_and_quotes_what_would_run(
         start = start_of(task)
         assert start["gpus"] == 1
         assert start["script"]["command"] == ["train.py"]
-        assert start["requirements"] == ["-r", "requirements.txt"]
+        assert start["requirements"] == ["numpy"]
         assert start["code"][0].startswith("gs://my-bucket/packages/train-0-")
         assert "LD_LIBRARY_PATH" in variables_of(task)
 

@@ -69,6 +69,7 @@ def start(bare: Path, cloud: Emulator, capsys: Capture, monkeypatch: Patch) -> A
     ("requirements", "installer"),
     [
         ([], "by uv"),
+        (["--no-deps"], "installs --no-deps hello-1-py3-none-any.whl by uv"),
         (["--no-index"], "by pip: --no-index in the requirements"),
         (["-r", "requirements.txt"], "by pip: -f in the requirements"),
         (["--frozen"], "uv failed, and pip installs: error: unexpected argument '--frozen' found"),
