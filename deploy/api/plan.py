@@ -121,6 +121,7 @@ class Plan:
     budget_usd: float | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     here_hours: float | None = None  # on the CPU that made the plan, if that is this machine's
+    in_bfloat16: Sequence[Forecast] = ()  # of a run that names no precision
 
     @cached_property
     def offers(self) -> list[Choice]:
@@ -257,7 +258,8 @@ class Plan:
         """Returns the answers that a user wants first: does it fit, which tier is the cheapest,
         which the fastest."""
         limits = self.within_hours, self.budget_usd
-        return [*answers(self.forecasts, self.offers, *limits, self.here_hours)]
+        half = [(forecast, offer) for forecast in self.in_bfloat16 for offer in forecast.offers]
+        return [*answers(self.forecasts, self.offers, *limits, self.here_hours, half)]
 
     def sentences(self) -> list[str]:
         """Returns the same, each as one line, QUESTION: ANSWER."""
@@ -482,6 +484,8 @@ def plan_by_options(
             images[gpus], lines = automatic_image(gcp, needed)
             say(*lines)
     forecasts: list[Forecast] = []
+    in_bfloat16: list[Forecast] = []
+    unnamed = config.precision == "float32" and "precision" not in overrides.values
     for tier in specs:
         extrapolation = by_name.get(tier.name)
         if asked.fit and extrapolation:
@@ -493,6 +497,9 @@ def plan_by_options(
         table = load_machines(asked.prices)
         plain = choose_image(tier, images[tier.accelerators > 0], built, code).installs
         forecasts.append(forecast(tier, step_plan, run, table, extrapolation, plain=plain))
+        if unnamed and not sources:
+            half = replace(run, precision="mixed_bfloat16")
+            in_bfloat16.append(forecast(tier, step_plan, half, table, plain=plain))
     as_typed = {tier.name: name for tier, name in zip(specs, names, strict=True)}
     # Tiers may differ, and there may be no time that comes from the graph.
     compiled = sorted({forecast.compiled for forecast in forecasts if forecast.basis == BY_GRAPH})
@@ -510,7 +517,8 @@ def plan_by_options(
         step = step_plan.cpu.seconds.at(config.global_batch_size / micro_batches) * micro_batches
         here_hours = step * step_plan.total_steps(config) / 3600
     within = asked.within and asked.within / 3600
-    return Plan(step_plan, forecasts, about, assumed, within, asked.budget, as_typed, here_hours)
+    limits = within, asked.budget
+    return Plan(step_plan, forecasts, about, assumed, *limits, as_typed, here_hours, in_bfloat16)
 
 
 # Steps that a measurement may have: the first number for which the choice of XLA is that for the

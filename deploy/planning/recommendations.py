@@ -49,11 +49,13 @@ def answers(
     within_hours: float | None,
     budget_usd: float | None,
     here_hours: float | None = None,
+    in_bfloat16: Sequence[Choice] = (),
 ) -> Iterator[Answer]:
     """Yields the answers to show below a plan, first those to the limits that the user gave.
 
     `offers`: each forecast with each of its prices, the cheapest first; `within_hours`,
-        `budget_usd`: the limits; `here_hours`: what the run takes on this machine's CPU.
+        `budget_usd`: the limits; `here_hours`: what the run takes on this machine's CPU;
+        `in_bfloat16`: as `offers`, at that precision.
     """
     offers = likely(offers)
     if len(forecasts) == 1 and (fit := forecasts[0].fit):
@@ -99,6 +101,12 @@ def answers(
         )
     yield Answer("cheapest", _line(cheapest))
     yield Answer("fastest", _line(fastest))
+    if in_bfloat16:
+        other, offer = _best(likely(in_bfloat16), usd_of, hours_of)
+        cheaper = EQUAL * offer.usd.middle < cheapest[1].usd.middle
+        if cheaper and other.tier != cheapest[0].tier:
+            cost = f"{offer.usd.text(dollars, ' USD')} on {other.tier}, {time_of(offer)}"
+            yield Answer("16 bits", f"{cost}, by --precision=mixed_bfloat16")
     for problem, count in Counter(
         each.problems[0] for each in forecasts if each.problems and not each.step
     ).items():

@@ -386,7 +386,8 @@ def wrong_sums(devices: Sequence[str]) -> list[str]:
 
     The sums are whole numbers below 2^24, which float32 holds: any order gives the same bits.
     """
-    known = np.arange(2**22, dtype=np.float32) % 1024
+    with tf.device("CPU:0"):  # from where each device gets them
+        known = tf.range(2.0**22) % 1024
     wrong = []
     for group in {*itertools.combinations(devices, 2), tuple(devices)}:
         separate_collectives()
@@ -397,7 +398,7 @@ def wrong_sums(devices: Sequence[str]) -> list[str]:
             return all_reduce_sum([known * tf.cast(number, tf.float32)])[0]
 
         each = tf.function(strategy.run)(on_replica)
-        sums = known * sum(range(len(group) + 1))
+        sums = known.numpy() * sum(range(len(group) + 1))
         found = strategy.experimental_local_results(each)
         if not all(np.array_equal(total, sums) for total in found):
             wrong.append(" and ".join(group))

@@ -64,6 +64,33 @@ def test_a_tier_that_surely_fits_goes_before_a_cheaper_one_that_may_not() -> Non
     assert alone.best().tier == "l4x1"
 
 
+@pytest.mark.parametrize(
+    ("tiers", "line"),
+    [
+        (("l4x1", "t4x1"), r"16 bits: \S+ USD \(.*\) on l4x1, .*, by --precision=mixed_bfloat16"),
+        (("l4x1", "h100x1"), r"the time: .*"),  # the cheapest tier stays the same
+    ],
+)
+def test_a_precision_that_makes_another_tier_the_cheapest_is_a_line(
+    tiers: tuple[str, ...], line: str
+) -> None:
+    plan = read_plan(planted_plan())
+    float32, half = (
+        [
+            forecast(
+                load_tier(tier),
+                plan,
+                TrainConfig(steps=20_000, global_batch_size=32, precision=precision),
+                load_machines(),
+            )
+            for tier in tiers
+        ]
+        for precision in ("float32", "mixed_bfloat16")
+    )
+    _, _, third, *_ = Plan(plan, float32, "", [], in_bfloat16=half).sentences()
+    assert re.fullmatch(line, third)
+
+
 def test_a_model_with_loops_has_times_on_cpus_alone_and_the_answer_says_so() -> None:
     plan = replace(read_plan(planted_plan()), own_loops=True)
     lines = answered(plan, global_batch_size=32, steps=500)
