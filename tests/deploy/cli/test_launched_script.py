@@ -16,7 +16,7 @@ from deploy.job.options import JobOptions
 from deploy.job.script import read_script
 from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.cli.conftest import runs_spec
-from tests.deploy.conftest import ROOT, WHERE, Capture, error_of, run
+from tests.deploy.conftest import ROOT, WHERE, Capture, Command, error_of, run
 from tests.deploy.emulator import Emulator
 
 CHURN = ROOT / "tests" / "scripts" / "churn"
@@ -30,6 +30,11 @@ def churn() -> Path:
     shutil.copytree(CHURN, "churn", ignore=shutil.ignore_patterns("__pycache__"))
     Path("churn/photos.bin").write_text("large")
     return Path("churn/train.py")
+
+
+def test_a_plan_of_a_script_is_told_what_to_do_instead(refused: Command) -> None:
+    line = refused("plan", "l4x1", "--script=train.py")
+    assert "plan knows recipes: what a script needs is known once it runs: measure it by" in line
 
 
 @SLOW
