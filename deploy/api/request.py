@@ -97,6 +97,12 @@ def parse_verb(kind: type[Options], arguments: Sequence[str], usage: Usage) -> V
     flags, words = split_words(arguments)
     options = fields_of(kind)
     named = first_values(flags, [name for name in _CODE if name in options])
+    if "script" not in options and first_values(flags, _CODE[:2]):
+        raise UserError(
+            f"{usage.program} knows recipes: what a script needs is known once it runs: measure it"
+            " by `compare l4x1 l4x4 --on=vertex --script=FILE --max_cost=5`, and bound its cost by"
+            " `submit --script=FILE --max_cost=…`"
+        )
     if named.keys() & {"script", "module"}:
         usage = dataclasses.replace(usage, flags="The arguments of your script follow --")
     return _verb_request(parse_request(kind, flags, usage, _folder(named)), words, usage)

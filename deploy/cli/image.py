@@ -13,7 +13,7 @@ from pathlib import Path
 from deploy.api.request import verb_usage
 from deploy.job.options import JobOptions
 from deploy.packaging.images import BuiltImage, remember
-from deploy.packaging.packages import DIST, packages_with, write_copy
+from deploy.packaging.packages import packages_with, write_copy
 from deploy.platform.errors import JobUnknown
 from deploy.platform.gcloud_and_sdk import not_installed
 from deploy.tiers.gcp_config import read_project
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     packages = packages_with(args.package, args.max_package_mb, args.include, force=args.force)
     print("".join(f"# {package.about}\n" for package in packages if package.about), end="")
-    folder = DIST / "image"
+    folder = Path("dist/image")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)  # with only what the build needs
     for name in ("Dockerfile", "cloudbuild.yaml"):

@@ -30,7 +30,7 @@ from deploy.packaging.distributions import (
     requirements_of,
 )
 from deploy.packaging.images import IN_JOB, installs
-from deploy.packaging.packages import DIST, CodeArchive, Package, write_copy
+from deploy.packaging.packages import CodeArchive, Package, write_copy
 from deploy.packaging.sources import MB, REQUIREMENT_FILES, Sources, script_sources, user_sources
 from deploy.platform.local import kill_group
 from trainer.base.errors import UserError
@@ -135,7 +135,7 @@ class Script:
         is tried.
         """
         asked = self.options
-        outputs = (Path("runs").resolve(), DIST.resolve())
+        outputs = (Path("runs").resolve(), Path("dist").resolve())
         if self.command[0] == "-m":
             return user_sources(self.folder, asked.max_package_mb, outputs, asked.include)
         given = (

@@ -32,8 +32,9 @@ from deploy.tiers.tier import COPIES, ROOT, beside
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import COMMIT_FILE, trainer_commit
 from trainer.base.storage import expanded
+from trainer.base.storage.staging import cache_home
 
-DIST = Path("dist")
+DIST = cache_home("") / "dist"  # built packages, which the next command finds
 TRAINER = "vertex_trainer"
 # files that the trainer's build needs
 _BESIDE = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
@@ -88,8 +89,8 @@ class Package:
 
     @property
     def folder(self) -> str:
-        """Returns the name of the wheel's folder below dist/; in the bucket's packages/ the wheel's
-        hash follows it."""
+        """Returns the name of the wheel's folder in the cache; in the bucket's packages/ its hash
+        follows it."""
         return f"{self._stem}-{self.digest}"
 
     @property
@@ -112,8 +113,10 @@ class Package:
         return f"{bucket}/packages/{self.folder}-{self.sha256[:12]}/{self.wheel}"
 
     def build(self) -> Path:
-        """Builds the file to upload unless dist/ has it, and returns its path. Raises UserError if
-        the build fails."""
+        """Builds the file to upload unless the cache has it, and returns its path.
+
+        Raises UserError if the build fails.
+        """
         folder = DIST / self.folder
         if not (folder / self.wheel).is_file():
             with tempfile.TemporaryDirectory() as scratch:

@@ -2,7 +2,10 @@
 they found."""
 
 import json
+import os
+import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -32,3 +35,14 @@ def write(model: keras.Model, *histories: keras.callbacks.History, **others: Any
     }
     with open(sys.argv[1], "w") as file:
         json.dump(found, file)
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Sends a signal after the second epoch if the command names a mark, unless an earlier start
+    has left it."""
+
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        marks = [Path(mark) for mark in sys.argv[2:]]
+        if epoch == 1 and marks and not marks[0].exists():
+            marks[0].write_text("sent")
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -121,6 +121,12 @@ FACTS = {
         "a script on several replicas would get the mean of the replicas' means"
     ),
     "keras.Model.predict": "a script on several replicas could not predict an odd number of rows",
+    "keras.Model.train_on_batch": "a loop of its own would train by the wrong gradients",
+    "keras.Model.test_on_batch": "the same, of losses",
+    "keras.Model.predict_on_batch": "a script on several replicas would get each answer twice",
+    "keras.Model.save": "several workers would write the same file at once",
+    "keras.Model.save_weights": "the same",
+    "keras.Model.export": "the same",
     "keras.src.losses.loss.reduce_weighted_values": (
         "losses with masks or weights would be means of replicas' means"
     ),

@@ -1,10 +1,12 @@
 """Answers `model.evaluate` and `model.predict` over all replicas, where a script or a callback
-calls them."""
+calls them, and lets the chief alone write what all workers would save at one place."""
 
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import keras
@@ -12,6 +14,8 @@ import numpy as np
 import tensorflow as tf
 from keras.callbacks import CallbackList
 
+from trainer.base.errors import UserError
+from trainer.base.log import warn_once
 from trainer.cluster.strategy import Replicas
 from trainer.data.dataset import Dataset, NestedArrays
 from trainer.data.fit_data import examples_of_fit, first_batches
@@ -25,17 +29,70 @@ _EVALUATE, _PREDICT = map(inspect.signature, (keras.Model.evaluate, keras.Model.
 @contextmanager
 def answered_by_replicas(replicas: Replicas, **others: Callable[..., Any]) -> Iterator[None]:
     """Makes `evaluate` and `predict` of all Keras models in the block those of this module; others:
-    more methods."""
+    more methods.
+
+    Of several workers the chief alone saves at places that they share; train_on_batch is refused
+    where it cannot train.
+    """
 
     def outside(method: Callable[..., Any], original: Any, *given: Any, **named: Any) -> Any:
         with outside_of_scopes():
             return method(*given, **named)
 
-    others |= {"evaluate": partial(_evaluate, replicas), "predict": partial(_predict, replicas)}
+    predict = partial(_predict, replicas)
+    others |= {"evaluate": partial(_evaluate, replicas), "predict": predict}
+    if replicas.count > 1:
+        # Keras's own would have the answers of each replica
+        others["predict_on_batch"] = lambda model, x: predict(model, x)
     with ExitStack() as stack:
         for name, method in others.items():
             stack.enter_context(wrapped(f"keras.Model.{name}", partial(outside, method)))
+        for name in ("train_on_batch", "test_on_batch"):
+            on_batch = partial(_on_batch, replicas, name)
+            stack.enter_context(wrapped(f"keras.Model.{name}", on_batch))
+        if not replicas.cluster.is_chief:
+            folder = stack.enter_context(TemporaryDirectory(prefix="trainer-saved-"))
+            save = partial(_save, replicas, folder)
+            for name in ("save", "save_weights", "export"):
+                stack.enter_context(wrapped(f"keras.Model.{name}", save))
         yield
+
+
+def _on_batch(replicas: Replicas, name: str, original: Any, *given: Any, **named: Any) -> Any:
+    """Does what Keras's method of one batch does. Raises UserError within a step, and on several
+    replicas."""
+    if tf.inside_function():
+        raise UserError(
+            f"{name} is called within a step, which is itself one: compute the gradients there by"
+            " tf.GradientTape and give them to the optimizer (optimizer.apply)"
+        )
+    if replicas.count > 1:
+        raise UserError(
+            f"{name}: a loop of its own runs on one device: call fit and evaluate, write its step"
+            " as train_step of the model, or take --replicas=1"
+        )
+    return original(*given, **named)
+
+
+def _save(
+    replicas: Replicas,
+    folder: str,
+    original: Any,
+    model: Any,
+    filepath: Any,
+    *given: Any,
+    **named: Any,
+) -> Any:
+    """Saves a model as Keras does, but into `folder` if the chief saves at the same place, a bucket
+    or a disk of both."""
+    cluster = replicas.cluster
+    hosts = [address.rpartition(":")[0] for address in cluster.addresses]
+    in_bucket = str(filepath).startswith(("gs://", "/gcs/"))
+    if in_bucket:
+        warn_once(f"{filepath}: all workers would save it, so the chief alone does")
+    if in_bucket or hosts[cluster.index] == hosts[0]:
+        filepath = Path(folder) / Path(filepath).name
+    return original(model, filepath, *given, **named)
 
 
 def _evaluate(replicas: Replicas, *given: Any, **named: Any) -> Any:

@@ -31,7 +31,7 @@ import tensorflow as tf
 from keras.callbacks import CallbackList, History
 
 from trainer.base.errors import DONE, INTERRUPTED, UserError, reason
-from trainer.base.log import hidden, log
+from trainer.base.log import hidden, log, warn_once
 from trainer.base.run_files.goodput import START
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.job_files import items
@@ -42,7 +42,7 @@ from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas, local_devices
 from trainer.data.fingerprint import content_of
-from trainer.data.fit_data import data_of_fit
+from trainer.data.fit_data import FitBatches, data_of_fit
 from trainer.measures.keras_calls import answered_by_replicas
 from trainer.models.construction import adapt_keras, prepare_model
 from trainer.reporting.result import refuse_hopeless_restart
@@ -99,6 +99,8 @@ def launch(
         keras.utils.set_random_seed(config.seed)  # a script that seeds itself wins
         strategy = run.replicas.strategy
         answered = answered_by_replicas(run.replicas, fit=run.fit)
+        if not run.job.cluster.is_chief:
+            sys.addaudithook(name_shared)
         with answered, strategy.scope(), one_strategy(strategy), suppress(Ended):
             run_script(config.model, arguments)
         return run.end()
@@ -190,14 +192,18 @@ def one_strategy(strategy: Any) -> Iterator[None]:
     """Makes strategies that a script makes in the block this one; settings of devices come too late
     and do nothing."""
 
-    def same(name: str) -> Callable[..., Any]:
-        def make(*given: Any, **named: Any) -> Any:
+    class Same(type):
+        """Is the type of a strategy's class, which Keras asks of what the launcher has made."""
+
+        def __call__(cls, *given: Any, **named: Any) -> Any:
+            name = cls.__name__
             log.info(
                 f"tf.distribute.{name}: the devices are those of trainer.launch: see --replicas"
             )
             return strategy
 
-        return make
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, cls.__bases__)
 
     def too_late(name: str) -> Callable[..., None]:
         return lambda *given, **named: log.info(
@@ -206,7 +212,8 @@ def one_strategy(strategy: Any) -> Iterator[None]:
 
     with ExitStack() as stack:
         for name in ("MirroredStrategy", "MultiWorkerMirroredStrategy", "OneDeviceStrategy"):
-            stack.enter_context(mock.patch.object(tf.distribute, name, same(name)))
+            same = Same(name, (getattr(tf.distribute, name),), {})
+            stack.enter_context(mock.patch.object(tf.distribute, name, same))
         for holder, name in (
             (tf.config, "set_visible_devices"),
             (tf.config, "set_logical_device_configuration"),
@@ -234,6 +241,20 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
                 else ""
             )
             raise UserError(f"{script} ended by sys.exit({error.code!r}){hint}") from error
+
+
+def name_shared(event: str, given: Sequence[Any]) -> None:
+    """Warns once of each file in a bucket that a worker other than the chief opens to write it, as
+    Python audits it."""
+    if (
+        event == "open"
+        and str(given[0]).startswith("/gcs/")
+        and given[2] & (os.O_WRONLY | os.O_RDWR)
+    ):
+        warn_once(
+            f"{given[0]}: each worker writes it, and the last one stays: write it where the task in"
+            " TF_CONFIG is the chief"
+        )
 
 
 class Ended(BaseException):
@@ -368,7 +389,7 @@ class Launch:
             global_batch_size=data.batch_size,
             micro_batches=config.micro_batches_on(count),
         )
-        content = content_of(data.dataset, rows=bool(train.arrays))
+        content = content_of(data.dataset, rows=True)
         replicas.refuse_differences(content, "read the same data")
         kind = (
             id(model),
@@ -429,6 +450,12 @@ class Launch:
         ]
         if changes == ["epochs"] and number == len(earlier) - 1:
             changes = []  # the last call may become longer
+        piped = isinstance(setup.dataset.train, FitBatches)
+        if changes == ["data"] and piped and job_dir.mirror.holds(job_dir.checkpoints):
+            raise UserError(
+                f"call {number + 1} of fit: its first batches are others than when this run began:"
+                " give what shuffles or draws a seed, restore the data, or use another --job_dir"
+            )
         if changes:
             log.warning(
                 f"call {number + 1} of fit is another one than when this run began"

@@ -11,6 +11,7 @@ from typing import Any
 
 from trainer.base.log import log
 from trainer.base.settings.xla_rule import FLOPS_OF_BYTE, FLOPS_OF_START, MOST_FLOPS
+from trainer.data.fit_data import FitBatches
 from trainer.reporting.error_lines import is_out_of_memory
 from trainer.reporting.progress import Progress, StepLogs
 from trainer.run.start import StartedJob
@@ -40,6 +41,8 @@ class StepProgram:
 
     def __post_init__(self) -> None:
         self._run_plain_from(self.progress.step)
+        if self.progress.finished and isinstance(self.setup.dataset.train, FitBatches):
+            next(self._rows)  # so that a shuffle goes on after its passes, in a script's next fit
 
     def _run_plain_from(self, step: int) -> None:
         """Makes this the program of plain steps, whose rows begin at `step`."""

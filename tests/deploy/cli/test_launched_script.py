@@ -12,9 +12,9 @@ import yaml
 from deploy.job import script as tried
 from deploy.job.options import JobOptions
 from deploy.job.script import read_script
-from tests.deploy.conftest import ROOT, WHERE, Capture, Command, error_of, run, start_of, task_of
+from tests.deploy.conftest import ROOT, WHERE, Command, error_of, run, start_of, task_of
 from tests.deploy.planted import content, write_files
-from tests.fixtures import Patch
+from tests.fixtures import Capture, Patch
 
 CHURN = ROOT / "tests" / "scripts" / "churn"
 TRAVELS = {"train.py", "columns.py", "data/churn.csv", "limits_of_columns.json"}
@@ -27,6 +27,11 @@ def churn() -> Path:
     shutil.copytree(CHURN, "churn", ignore=shutil.ignore_patterns("__pycache__"))
     Path("churn/photos.bin").write_text("large")
     return Path("churn/train.py")
+
+
+def test_a_plan_of_a_script_is_told_what_to_do_instead(refused: Command) -> None:
+    line = refused("plan", "l4x1", "--script=train.py")
+    assert "plan knows recipes: what a script needs is known once it runs: measure it by" in line
 
 
 @SLOW

@@ -13,6 +13,7 @@ import pytest
 
 from deploy.platform.local import free_addresses
 from tests import workers
+from trainer.run.proof import PROVED
 from trainer.run.replica_check import SKIP
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -36,8 +37,12 @@ def run(folder: Path, *words: str, code: int = 0) -> tuple[dict[str, Any], str]:
     )
     printed = ended.stdout + ended.stderr
     assert ended.returncode == code, printed
-    written = folder / "found.json"
-    return json.loads(written.read_text()) if written.exists() else {}, printed
+    return written_in(folder) if (folder / "found.json").exists() else {}, printed
+
+
+def written_in(folder: Path) -> Any:
+    """Returns what a script wrote into its folder."""
+    return json.loads((folder / "found.json").read_text())
 
 
 def numbers(value: Any) -> Iterator[float]:
@@ -55,44 +60,62 @@ def same(one: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
+    "names",
     [
-        "own_step",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("two_fits", "streams")),
+        ("digits", "own_step"),
+        pytest.param(
+            (
+                "anomalies",
+                "loop",
+                "pictures",
+                "prices",
+                "reviews",
+                "streams",
+                "two_fits",
+                "unseeded",
+            ),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-def test_a_script_is_unchanged_and_has_the_numbers_of_keras(name: str, tmp_path: Path) -> None:
-    script = str(SCRIPTS / f"{name}.py")
-    plain, _ = run(tmp_path / "plain", script, "found.json")
-    for replicas in (1, 2) if name == "two_fits" else (2,):
-        folder = tmp_path / f"replicas-{replicas}"
-        launched, printed = run(folder, *LAUNCH, f"--replicas={replicas}", script, "found.json")
-        same(plain, launched)
-        if replicas > 1:
-            assert "proved: every update is what one device with all rows would make" in printed
-        result = json.loads((folder / "run" / "result.json").read_text())
-        assert result["state"] == "done"
-        assert (folder / "run" / "model" / "model.keras").exists()
+def test_scripts_are_unchanged_and_have_the_numbers_of_keras(
+    names: tuple[str, ...], tmp_path: Path
+) -> None:
+    for replicas in ("0", "1", "2"):
+        run(tmp_path / replicas, "-m", "tests.scripts", replicas, *names)
+    for name in names:
+        plain, alone, both = (tmp_path / replicas / name for replicas in ("0", "1", "2"))
+        same(written_in(alone), written_in(both))
+        if name != "unseeded":
+            same(written_in(plain), written_in(alone))
+        assert json.loads((both / "run" / "result.json").read_text())["state"] == "done"
+        about = json.loads((both / "run" / "run.json").read_text())
+        assert about["replica_check"]["proof"] == PROVED
+        assert [*(both / "run" / "model").iterdir()]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["loop", "unseeded"])
 def test_an_interrupted_script_goes_on_in_the_call_of_fit_that_it_had_reached(
-    tmp_path: Path,
+    name: str, tmp_path: Path
 ) -> None:
-    script = str(SCRIPTS / "loop.py")
-    plain, _ = run(tmp_path / "plain", script, "found.json")
+    script = str(SCRIPTS / f"{name}.py")
+    whole, _ = run(tmp_path / "whole", *LAUNCH, script, "found.json")
     folder = tmp_path / "launched"
     words = [*LAUNCH, script, "found.json", "sent"]
     _, printed = run(folder, *words, code=75)
     assert "state saved at step" in printed
     resumed, printed = run(folder, *words)
     assert "resumes at step" in printed
-    same(plain, resumed)
+    same(whole, resumed)
 
 
 @pytest.mark.slow
-def test_two_workers_have_the_numbers_of_keras_and_each_runs_the_script(tmp_path: Path) -> None:
-    script = str(SCRIPTS / "two_fits.py")
+@pytest.mark.parametrize("name", ["two_fits", "reviews"])
+def test_two_workers_have_the_numbers_of_keras_and_each_runs_the_script(
+    name: str, tmp_path: Path
+) -> None:
+    script = str(SCRIPTS / f"{name}.py")
     plain, _ = run(tmp_path / "plain", script, "found.json")
     addresses = free_addresses(2)
     logs = [tmp_path / f"log.{index}" for index in range(2)]
@@ -104,6 +127,24 @@ def test_two_workers_have_the_numbers_of_keras_and_each_runs_the_script(tmp_path
     assert workers.end(started) == [0, 0], logs[0].read_text()
     for file in written:
         same(plain, json.loads(file.read_text()))
+
+
+@pytest.mark.slow
+def test_a_pipeline_with_other_rows_is_not_resumed(tmp_path: Path) -> None:
+    script = tmp_path / "drawn.py"
+    script.write_text(
+        "import keras, numpy as np, tensorflow as tf\n"
+        "from tests.scripts.shared import Interrupt\n"
+        "x = np.random.default_rng().normal(size=(20, 2))\n"
+        "model = keras.Sequential([keras.layers.Dense(2)])\n"
+        "model.compile('sgd', 'mse')\n"
+        "rows = tf.data.Dataset.from_tensor_slices((x, x)).batch(8)\n"
+        "model.fit(rows, epochs=3, callbacks=[Interrupt()])\n"
+    )
+    words = [*LAUNCH, str(script), "found.json", "sent"]
+    run(tmp_path, *words, code=75)
+    _, printed = run(tmp_path, *words, code=2)
+    assert "error: call 1 of fit: its first batches are others than when this run" in printed
 
 
 def test_a_loop_of_its_own_runs_as_it_is(tmp_path: Path) -> None:
