@@ -314,7 +314,7 @@ class Launch:
         if setup.proves and not run.state.saved:
             # Each worker traces: tracing numbers the sums over workers, and all must have the same
             # numbers after it.
-            verdict = judge_built(setup.config, setup.dataset, setup.model)
+            verdict = judge_built(setup)
             if self.job.cluster.is_chief:
                 act_on_check(run, verdict)
         self.run = run

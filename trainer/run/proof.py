@@ -3,6 +3,7 @@ give, by its graph."""
 
 import linecache
 import re
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,10 +62,15 @@ class Proof:
 def prove_built(config: TrainConfig, dataset: Dataset, model: keras.Model) -> Proof:
     """Returns what `prove` does for a model that is built and prepared; its variables stay as they
     are."""
-    with plain_variables(
-        variable for variable in _held_by(model) if isinstance(variable, keras.Variable)
-    ):
+    with copied_variables(model):
         return prove(config, dataset, model)
+
+
+def copied_variables(model: keras.Model) -> AbstractContextManager[None]:
+    """Gives the model, its metrics and optimizers copies of their variables for a block."""
+    return plain_variables(
+        variable for variable in _held_by(model) if isinstance(variable, keras.Variable)
+    )
 
 
 def prove(config: TrainConfig, dataset: Dataset, model: keras.Model | None = None) -> Proof:

@@ -18,24 +18,35 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
+import tensorflow as tf
 
 from trainer.base.errors import FAULT, PlatformFault, UserError
 from trainer.base.log import log
 from trainer.base.settings.model_settings import function_of
 from trainer.base.settings.own_settings import has_own_code, is_named
+from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
-from trainer.cluster.strategy import make_replicas
-from trainer.data.dataset import Dataset
+from trainer.cluster.strategy import Replicas, make_replicas
+from trainer.data.dataset import NestedArrays
+from trainer.data.examples import rows_in
 from trainer.data.fingerprint import changed_values
 from trainer.data.sources import load_dataset
 from trainer.invariance.internals import in_float64, layers_by_path, metrics_that_run
 from trainer.invariance.layers import depends_on_replicas
 from trainer.reporting.progress import is_loss
-from trainer.run.proof import MAY_MIX, NOT_PROVED, PROVED, Proof, prove, prove_built
-from trainer.run.training_setup import build_setup, set_precision_and_seed
+from trainer.run.proof import (
+    MAY_MIX,
+    NOT_PROVED,
+    PROVED,
+    Proof,
+    copied_variables,
+    prove,
+    prove_built,
+)
+from trainer.run.training_setup import TrainingSetup, build_setup, set_precision_and_seed
 from trainer.training.checkpoint import (
+    assign_values,
     digest_of,
     snapshot,
     variables_of,
@@ -186,6 +197,7 @@ def act_on_verdict(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False
         )
     elif verdict.agrees is None:
         line = f"one replica and two were not compared before training: {verdict.reason}"
+        line = f"{line}; {told}" if told else line
         if verdict.fault and not allowed:
             raise PlatformFault(f"{line}: --allow_replica_dependence trains all the same")
         if paid and verdict.not_compared and not allowed:
@@ -232,36 +244,91 @@ def _traced(proved: Callable[[], Proof]) -> Proof:
         return Proof(unknown=[f"its step cannot be traced as one of several replicas: {line}"])
 
 
-def judge_built(config: TrainConfig, dataset: Dataset, model: keras.Model) -> ReplicaVerdict:
-    """Proves that replicas change nothing in steps of a model that a script has built; nothing is
-    compared."""
-    proof = _traced(lambda: prove_built(config, dataset, model))
-    if proof.holds:
-        return ReplicaVerdict(True, proof=PROVED, metrics=proof.metrics)
-    verdict = proof.verdict()
-    reason = f"{verdict}: {'; '.join(proof.lines)}"
-    return ReplicaVerdict(
-        None, reason=reason, proof=verdict, lines=proof.lines, metrics=proof.metrics
-    )
-
-
 def judge(config: TrainConfig) -> dict[str, Any]:
     """Proves that replicas change nothing, or compares steps with few rows; returns a
     `ReplicaVerdict`'s fields."""
-    proof = (
-        Proof(unknown=["its bits are compared"]) if config.virtual_replicas else proof_of(config)
-    )
+    if config.virtual_replicas:
+        return {**compare_few_rows(config), "proof": ""}
+    return _judged(config, proof_of(config), lambda: compare_few_rows(config))
+
+
+def judge_built(setup: TrainingSetup) -> ReplicaVerdict:
+    """Does what `judge` does for a model that a script has built, on the devices of the run; every
+    worker must call it.
+
+    The variables are afterwards as they were.
+    """
+    proof = _traced(lambda: prove_built(setup.config, setup.dataset, setup.model))
+    return ReplicaVerdict(**_judged(setup.config, proof, lambda: compare_built(setup)))
+
+
+def _judged(
+    config: TrainConfig, proof: Proof, compared: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """Returns a `ReplicaVerdict`'s fields: of the proof and, where it does not suffice, of the
+    steps that are then compared."""
     if proof.holds:
         exempt = f"batch norm as {_PLAIN}" if asks_for_less(config) else ""
         return {"agrees": True, "proof": PROVED, "metrics": proof.metrics, "reason": exempt}
-    fields = compare_few_rows(config)
+    fields = compared()
     differ = fields["agrees"] is False
     fields |= {"proof": proof.verdict(differ=differ), "metrics": proof.metrics}
-    if config.virtual_replicas:
-        return {**fields, "proof": ""}
     if differ:
         fields["problems"] += proof.lines
     return {**fields, "lines": proof.lines}
+
+
+def compare_built(setup: TrainingSetup) -> dict[str, Any]:
+    """Compares steps with few rows on one device and on all of the run, and puts the variables
+    back; returns a `ReplicaVerdict`'s fields."""
+    model = setup.model
+    replicas = setup.replicas
+    parts = setup.dataset.train.first(max(1, _FEW_ROWS // replicas.count) * replicas.count)
+    rows = rows_in(parts) // replicas.count * replicas.count
+    config = replace(
+        setup.config,
+        global_batch_size=rows,
+        micro_batches=1,
+        virtual_replicas=0,
+        sync_batch_norm=True,
+    )
+    few = replace(
+        setup,
+        config=config,
+        dataset=replace(
+            setup.dataset,
+            train=NestedArrays(*tf.nest.map_structure(lambda part: part[:rows], parts)),
+        ),
+        schedule=Schedule(rows, rows, 1, config.seed),
+    )
+    variables = variables_of(model)
+    kept = snapshot(variables)
+    starts = model.get_weights()
+
+    def after_steps(on: Replicas) -> _StepsResult:
+        on = replace(on, rows=rows // on.count, global_batch_size=rows, micro_batches=1, virtual=0)
+        steps = replace(few, replicas=on, runners={})
+        model.reset_metrics()
+        means = steps.step_runner()(steps.rows_from(0), 0, COMPARED_STEPS).means()
+        return _StepsResult(model, {}, starts, model.get_weights(), means)
+
+    widths = {layer.compute_dtype for layer in layers_by_path(model).values()}
+    try:
+        if rows == 0 or replicas.count == 1 or widths & {"float16", "bfloat16"}:
+            raise UserError("one device, few rows or 16 bits tell nothing")
+        with copied_variables(model):
+            alone = after_steps(Replicas(tf.distribute.get_strategy(), replicas.devices[:1], 0, 0))
+        together = after_steps(replicas)
+    except Exception as error:
+        line = message_of(as_user_mistake(error) or error)
+        return {"agrees": None, "reason": f"its steps cannot be compared: {line}"}
+    finally:
+        assign_values(variables, kept if replicas.cluster.is_chief else None, replicas)
+        model.reset_metrics()
+    in_float32 = any(part.dtype != np.float64 for part in starts)
+    precision = f"in float32 (up to {_FLOAT32_LOSSES:g} of a loss)" if in_float32 else "in float64"
+    problems, _, precision = differences(config, alone, together, precision, in_float32=in_float32)
+    return {"agrees": not problems, "problems": problems, "precision": precision}
 
 
 def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
@@ -361,6 +428,21 @@ def compare_replicas(config: TrainConfig) -> ComparedSteps:
         )
     if other := _different_starts(config, alone, together):
         return ComparedSteps(other, [], precision)
+    return differences(config, alone, together, precision, in_float32=in_float32)
+
+
+def differences(
+    config: TrainConfig,
+    alone: "_StepsResult",
+    together: "_StepsResult",
+    precision: str,
+    *,
+    in_float32: bool,
+) -> ComparedSteps:
+    """Compares what steps have computed on one replica and on several.
+
+    Raises UserError if the steps give NaN or infinity on one replica.
+    """
     if infinite := [
         name for name, value in alone.means.items() if is_loss(name) and not np.isfinite(value)
     ]:
@@ -379,7 +461,7 @@ def compare_replicas(config: TrainConfig) -> ComparedSteps:
     differences = [
         float(np.nan_to_num(np.linalg.norm(a - b), nan=np.inf))
         / max(float(np.linalg.norm(a)), hundred_updates * np.sqrt(a.size), 1e-30)
-        for a, b in zip(alone.model.get_weights(), together.model.get_weights(), strict=True)
+        for a, b in zip(alone.weights, together.weights, strict=True)
     ]
     losses = {name: (value, together.means[name]) for name, value in alone.means.items()}
     tolerance = _FLOAT32_WEIGHTS if in_float32 else TOLERANCE
@@ -443,6 +525,7 @@ class _StepsResult:
     # counts and classes of the data; for data of a function also digests of the rows
     content: dict[str, Any]
     starts: list[Any]  # the weights before the steps
+    weights: list[Any]  # those after them
     means: Mapping[str, float]  # of losses and metrics
 
 
@@ -473,7 +556,7 @@ def _run_steps(config: TrainConfig, replicas: int, precision: str) -> _StepsResu
             means = runner(rows, 0, COMPARED_STEPS).means()
         except Exception as error:
             raise as_user_mistake(error) or error from error
-        return _StepsResult(setup.model, setup.content, starts, means)
+        return _StepsResult(setup.model, setup.content, starts, setup.model.get_weights(), means)
 
 
 def _different_starts(

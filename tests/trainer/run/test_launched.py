@@ -5,14 +5,21 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
+import numpy as np
 import pytest
 
 from deploy.platform.local import free_addresses
-from tests import workers
+from tests import rows_mixed, workers
+from trainer.base.errors import UserError
+from trainer.base.settings.train_config import TrainConfig
+from trainer.measures.keras_calls import answered_by_replicas
+from trainer.run.launched import opened_run
 from trainer.run.proof import PROVED
 from trainer.run.replica_check import SKIP
 
@@ -127,6 +134,31 @@ def test_two_workers_have_the_numbers_of_keras_and_each_runs_the_script(
     assert workers.end(started) == [0, 0], logs[0].read_text()
     for file in written:
         same(plain, json.loads(file.read_text()))
+
+
+def fitted(name: str, folder: Path) -> list[Any]:
+    """Returns the weights after two epochs, on two replicas, of a model that may mix rows."""
+    config = TrainConfig(model="script", data="script", job_dir=str(folder), replicas=2)
+    with opened_run(config, ["fit"], time.monotonic(), None) as run:
+        strategy = run.replicas.strategy
+        with answered_by_replicas(run.replicas, fit=run.fit), strategy.scope():
+            keras.utils.set_random_seed(1)
+            model = getattr(rows_mixed, name)(None, None)
+            model.fit(*rows_mixed.table(None), batch_size=40, epochs=2)
+    return list(model.get_weights())
+
+
+@pytest.mark.slow
+def test_what_is_not_proved_is_compared_here_and_the_weights_are_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    unchecked = fitted("shifted", tmp_path / "unchecked")
+    monkeypatch.delenv(SKIP)
+    checked = fitted("shifted", tmp_path / "checked")
+    assert all(map(np.array_equal, unchecked, checked))
+    assert "may mix rows, though 5 steps on 1 and on 2 replicas give the same" in caplog.text
+    with pytest.raises(UserError, match=r"on 2 replicas .* differs by .*rows_mixed.py:\d+: rolled"):
+        fitted("rolled", tmp_path / "rolled")
 
 
 @pytest.mark.slow
