@@ -67,7 +67,7 @@ def test_a_shell_completes_verbs_tiers_and_recipes(line: str, words: set[str]) -
         "_ARGCOMPLETE": "1",
         "_ARGCOMPLETE_IFS": "\v",
         "_ARGCOMPLETE_COMP_WORDBREAKS": " =",
-        "_ARGCOMPLETE_STDOUT_FILENAME": "words",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(Path("words").absolute()),
     }
     assert (
         run([sys.executable, "-m", "deploy"], cwd=ROOT, env={**os.environ, **asked}).returncode == 0

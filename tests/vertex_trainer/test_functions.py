@@ -318,8 +318,7 @@ def test_fit_here_resumes_by_the_same_call_and_has_history_and_model(capsys: Cap
 @pytest.mark.slow
 def test_train_runs_the_process_that_the_command_is(capsys: Capture) -> None:
     stream = io.StringIO()
-    settings = {name: value for name, value in TINY.items() if name not in ("model", "data")}
-    result = train("mlp", "digits", settings, job_dir="run", stream=stream, progress=True)
+    result = train(settings=TINY, job_dir="run", stream=stream, progress=True)
     assert result.state == "done"
     assert result.steps == 4
     assert {*result.metrics} == {"loss", "accuracy"}

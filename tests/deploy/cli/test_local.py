@@ -182,7 +182,7 @@ LOCAL = [sys.executable, "-m", "deploy", "local"]
 @pytest.mark.slow
 def test_ctrl_c_stops_all_and_keeps_the_state() -> None:
     flags = [*SMALL, "--steps=100000", "--report_every_steps=5", "--checkpoint_every_steps=0"]
-    flags += ["--job_dir=job"]
+    flags.append(f"--job_dir={Path('job').absolute()}")
     command = [*LOCAL, "cpu", *flags]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, cwd=ROOT)

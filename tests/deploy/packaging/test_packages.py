@@ -197,7 +197,7 @@ def test_a_package_that_does_not_build_says_why(dist: Path) -> None:
 
 @pytest.mark.slow
 def test_an_installed_copy_has_tiers_and_sends_the_same_sources() -> None:
-    site = Path("site")
+    site = Path("site").absolute()
     desk = Path("desk")
     zipfile.ZipFile(trainer_package().build()).extractall(site)
     desk.mkdir()
