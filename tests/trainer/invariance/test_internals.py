@@ -70,7 +70,7 @@ def test_facts_are_what_the_code_relies_on() -> None:
     code = sources["internals.py"] = (
         sources["internals.py"].partition("MESSAGES = {")[2].partition("\n}\n")[2]
     )
-    everything = re.sub(r"\\(?=[\[(.])", "", "\n".join(sources.values()))
+    everything = re.sub(r'\\(?=[\[(.])|"\n +r?"', "", "\n".join(sources.values()))
     lasts = {name.rpartition(".")[2] for name in internals.FACTS}
     assert [text for text in (*lasts, *internals.MESSAGES) if text not in everything] == []
     names = re.findall(r"\._[a-z]\w+|(?<=\")(?:keras|tensorflow)\.[\w.]+", code)

@@ -44,7 +44,7 @@ def in_a_module_in_c(arguments: object) -> int:
         (
             raising(ZeroDivisionError("x")),
             2,
-            "error: tests/trainer/user_code/test_command.py:21 in work: ZeroDivisionError: x; ",
+            "error: tests/trainer/user_code/test_command.py:19 in work: ZeroDivisionError: x; ",
         ),
         (
             functools.partial(operator.getitem, {}),
