@@ -449,11 +449,12 @@ def slices(name: str, draw: Any) -> Case:
         label = Label(ROWS, axis, 2, number(draw, 1, 3), label.power)
     along = label.has_rows and label.axis == axis
     unit = label.inner if label.kind == ROWS else 1
-    first, last = [(1, 2), (0, 1), (0, 2)][number(draw, 0, 3)]
+    bounds = [(1, 2), (0, 1), (0, 2)][number(draw, 0, 3)]
     if along and label.blocks == 1 and name != "StridedSliceGrad":
-        first, last = (0, 1)
+        bounds = (0, 1)
     if along and name == "StridedSliceGrad":
         label = Label(ROWS, axis, 2, unit, label.power)
+    first, last = bounds
     x = Given(label, (4, 4))
 
     def place(at: int, rows: int, other: int = 0) -> list[int]:
