@@ -33,6 +33,7 @@ from deploy.packaging.images import IN_JOB, installs
 from deploy.packaging.packages import CodeArchive, Package, write_copy
 from deploy.packaging.sources import MB, REQUIREMENT_FILES, Sources, script_sources, user_sources
 from deploy.platform.local import kill_group
+from deploy.tiers.tier import load_tier
 from trainer.base.errors import UserError
 from trainer.base.script import calls_fit
 from trainer.base.settings.fields import nearest, write_flags
@@ -211,9 +212,15 @@ class Script:
 
         Raises UserError for a module or a file that the job would not have.
         """
+        # Several paid replicas: their number must not change the result.
+        on_vertex = getattr(self.options, "on", "vertex") == "vertex"
+        tiers = getattr(self.options, "tiers", ()) if on_vertex else ()
+        replicas = max((load_tier(name).facts.devices for name in tiers), default=1)
+        proves = replicas > 1 and "virtual_replicas" not in self.values
+        proved = f", and proves its step for {replicas} replicas" if proves else ""
         say(
-            f"tries {self.name} here up to its first fit, with only what goes along: {CHECK_S:.0f}"
-            " s at most (--no_check leaves that out)"
+            f"tries {self.name} here up to its first fit, with only what goes along{proved}:"
+            f" {CHECK_S:.0f} s at most (--no_check leaves that out)"
         )
         image = getattr(self.options, "image", "")  # a run on this machine has none
         plain = not image or installs(image)
@@ -234,6 +241,8 @@ class Script:
                         "origin": str(self.folder),
                         "hidden": [*hidden] if plain else [],
                         "most_bytes": self.options.max_package_mb * MB,
+                        "proof": self._proof(scratch, replicas) if proves else {},
+                        "trainer": str(IN_JOB.parents[1]),
                     }
                 )
             )
@@ -275,6 +284,10 @@ class Script:
             told = [json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()]
         opened = [line["opened"] for line in told if "opened" in line]
         for line in told:
+            if "said" in line:
+                say(f"{self.name}: {line['said']}")
+            if "refused" in line:
+                raise UserError(f"script={self.name}: {line['refused']}")
             if "error" in line:
                 error = line["error"].replace(f"{work}/", "")
                 self._refuse_missing(line["missing"], error, found, hidden)
@@ -288,6 +301,13 @@ class Script:
                 here = f": {line['missing']} is not installed here" if line["missing"] else ""
                 say(f"{self.name}: {ended}{here}: it is not checked further")
         return opened
+
+    def _proof(self, scratch: str, replicas: int) -> dict[str, Any]:
+        """Returns the settings with which the step of the script is proved here."""
+        elsewhere = ("job_dir", "expect_devices", "strategy", "track", "cache_dir", "profile_steps")
+        # As many devices as the tier has, up to eight: does the batch divide?
+        here = {"job_dir": f"{scratch}/proof", "replicas": replicas if replicas <= 8 else 2}
+        return {**self.without(*elsewhere).values, **here}
 
     def _refuse_missing(
         self, module: str, error: str, found: Sources, hidden: Mapping[str, str]

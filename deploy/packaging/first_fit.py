@@ -3,15 +3,18 @@ with its job.
 
 `python first_fit.py PLAN REPORT`. PLAN is a file of JSON: "script" and "arguments"; "origin", the
 folder of the script itself; "hidden", the modules that the job will not have; "most_bytes", the
-largest file that is copied. What the script opens beside itself, and is not here yet, is copied
-from there at that moment. REPORT gets a line of JSON for each such file, and one for an error,
-which says whether this check forbade something before. It writes nothing outside of the folder
-above this one, and starts and reaches no other program. The standard library alone.
+largest file that is copied; "proof", the settings with which the trainer proves the step of that
+call for several replicas, {} for no proof; "trainer", the folder of the trainer. What the script
+opens beside itself, and is not here yet, is copied from there at that moment. REPORT gets a line of
+JSON for each such file, for each line of the proof, and for an error, which says whether this check
+forbade something before. It writes nothing outside of the folder above this one, and starts and
+reaches no other program. Without a proof it needs the standard library and TensorFlow alone.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import runpy
 import shutil
@@ -21,7 +24,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 # The events of Python's audit hooks: https://docs.python.org/3/library/audit_events.html
 _READS = ("open", "os.listdir", "os.scandir", "sqlite3.connect")
@@ -53,6 +56,17 @@ class Hidden(MetaPathFinder):
         if name.partition(".")[0] in self._names:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return None
+
+
+class Lines(logging.Handler):
+    """Writes lines of the log to the report."""
+
+    def __init__(self, report: TextIO) -> None:
+        super().__init__()
+        self._report = report
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(json.dumps({"said": record.getMessage()}), file=self._report)
 
 
 def main() -> None:
@@ -130,12 +144,26 @@ def main() -> None:
         (tf.data, "FixedLengthRecordDataset"),
     ):
         setattr(holder, name, naming(getattr(holder, name)))
-    keras.Model.fit = lambda *given, **named: end()
     sys.argv = [plan["script"], *plan["arguments"]]
+    if plan["proof"]:
+        sys.path.append(plan["trainer"])
+        from trainer.base.log import log
+        from trainer.base.settings.train_config import TrainConfig
+        from trainer.run.launched import prove_script
+
+        log.addHandler(Lines(report))
     forbidden = False  # what importing TensorFlow tried does not count
     try:
-        runpy.run_path(plan["script"], run_name="__main__")
+        if plan["proof"]:
+            names = dict.fromkeys(("model", "data"), plan["script"])
+            prove_script(TrainConfig(**names, **plan["proof"]), plan["arguments"])
+        else:
+            keras.Model.fit = lambda *given, **named: end()
+            runpy.run_path(plan["script"], run_name="__main__")
     except BaseException as error:
+        if plan["proof"] and type(error).__name__ == "UserError":
+            print(json.dumps({"refused": str(error)}), file=report)
+            end()
         chain: BaseException | None = error
         missing = ""
         while chain and not missing:

@@ -14,7 +14,7 @@ import inspect
 import itertools
 import pkgutil
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -114,6 +114,7 @@ FACTS = {
     ),
     "keras.Variable._initialize": "the same",
     "tensorflow.Variable._unique_id": "the same, as an optimizer would not know these variables",
+    "keras.Optimizer._distribution_strategy": "the same, if a script made the optimizer in a scope",
     # Replaced within a block.
     "keras.DTypePolicy._parse_name": "a layer of a fixed dtype would compare by its rounding",
     "keras.Model.fit": "a script would train by Keras's own loop",
@@ -467,9 +468,15 @@ def all_layers(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 @contextmanager
-def plain_variables(variables: Iterable[keras.Variable]) -> Iterator[None]:
+def plain_variables(
+    variables: Iterable[keras.Variable], optimizers: Sequence[keras.Optimizer]
+) -> Iterator[None]:
     """Gives each variable a value of its own for the block, of no strategy, that begins as the
-    variable is."""
+    variable is; the `optimizers` then update them on one device."""
+    name = "keras.Optimizer._distribution_strategy"
+    strategies = [_private(name, owner=optimizer) for optimizer in optimizers]
+    for optimizer in optimizers:
+        optimizer._distribution_strategy = tf.distribute.get_strategy()
     held = [(variable, _private("keras.Variable._value", owner=variable)) for variable in variables]
     for variable, value in held:
         start = tf.convert_to_tensor(value)
@@ -482,6 +489,8 @@ def plain_variables(variables: Iterable[keras.Variable]) -> Iterator[None]:
     finally:
         for variable, value in held:
             variable._value = value
+        for optimizer, strategy in zip(optimizers, strategies, strict=True):
+            optimizer._distribution_strategy = strategy
 
 
 @contextmanager

@@ -31,7 +31,7 @@ import tensorflow as tf
 from keras.callbacks import CallbackList, History
 
 from trainer.base.errors import DONE, INTERRUPTED, UserError, reason
-from trainer.base.log import hidden, log, warn_once
+from trainer.base.log import hidden, log, set_verbose, warn_once
 from trainer.base.run_files.goodput import START
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.job_files import items
@@ -54,7 +54,7 @@ from trainer.run.job import (
     train_to_end,
     write_run_info,
 )
-from trainer.run.replica_check import judge_built, needs_check
+from trainer.run.replica_check import act_on_verdict, judge_built, needs_check
 from trainer.run.start import StartedJob
 from trainer.run.training_run import TrainingRun
 from trainer.run.training_setup import (
@@ -96,14 +96,19 @@ def launch(
         return DONE
     with opened_run(config, command, began, job_dir) as run:
         run.job.code = hashlib.sha256(script.read_bytes()).hexdigest()[:16]
-        keras.utils.set_random_seed(config.seed)  # a script that seeds itself wins
-        strategy = run.replicas.strategy
-        answered = answered_by_replicas(run.replicas, fit=run.fit)
         if not run.job.cluster.is_chief:
             sys.addaudithook(name_shared)
-        with answered, strategy.scope(), one_strategy(strategy), suppress(Ended):
-            run_script(config.model, arguments)
+        run.run_script(run.fit, arguments)
         return run.end()
+
+
+def prove_script(config: TrainConfig, arguments: Sequence[str]) -> None:
+    """Runs a script up to its first call of `fit`, and logs what is proved of that call's step.
+
+    Raises UserError for what replicas that are paid for should not train.
+    """
+    with opened_run(config, ["trainer.launch"], time.monotonic(), None) as run:
+        run.run_script(run.prove, arguments)
 
 
 def fit_model(model: keras.Model, config: TrainConfig, arguments: Mapping[str, Any]) -> None:
@@ -277,20 +282,35 @@ class Launch:
     setups: list[tuple[Any, TrainingSetup]] = field(default_factory=list)
     stopping: Callable[[], AbstractContextManager[StopRequest]] | None = None  # see `train_to_end`
 
+    def run_script(self, fit: Callable[..., Any], arguments: Sequence[str]) -> None:
+        """Runs the script with its `arguments`, in which Keras's `fit` is this one, until it ends
+        or Ended is raised."""
+        keras.utils.set_random_seed(self.job.config.seed)  # a script that seeds itself wins
+        strategy = self.replicas.strategy
+        answered = answered_by_replicas(self.replicas, fit=fit)
+        with answered, strategy.scope(), one_strategy(strategy), suppress(Ended):
+            run_script(self.job.config.model, arguments)
+
+    def prove(self, *given: Any, **named: Any) -> None:
+        """Logs what is proved of the step of a call of `fit`, and ends the script.
+
+        Raises UserError for what replicas that are paid for should not train.
+        """
+        setup = self._setup(_call(given, named))
+        verdict = judge_built(setup)
+        set_verbose(False)  # shows this line, after those of the start were hidden
+        allowed = setup.config.allow_replica_dependence or verdict.fault
+        act_on_verdict(verdict, allowed=allowed, paid=True)
+        raise Ended
+
     def fit(self, *given: Any, **named: Any) -> History:
         """Does what `keras.Model.fit` does with these arguments, and returns its History.
 
         Raises UserError for what cannot be trained on, and Ended when a signal or a limit ends the
         run.
         """
-        bound = _FIT.bind(*given, **named)
-        bound.apply_defaults()
-        call = bound.arguments
-        if not call["self"].compiled:
-            raise UserError(
-                "fit: the model is not compiled: call model.compile(optimizer, loss=…) first"
-            )
-        setup = self._setup(call["self"], call)
+        call = _call(given, named)
+        setup = self._setup(call)
         callbacks = call["callbacks"]
         if isinstance(callbacks, CallbackList):
             callbacks = callbacks.callbacks
@@ -330,11 +350,16 @@ class Launch:
         history.epoch = [*range(call["initial_epoch"], call["initial_epoch"] + epochs)]
         return history
 
-    def _setup(self, model: keras.Model, call: dict[str, Any]) -> TrainingSetup:
+    def _setup(self, call: dict[str, Any]) -> TrainingSetup:
         """Returns the model, its data and their order for a call of `fit`.
 
         A second call for the same compiled model and batches of the same kind has its traced steps.
         """
+        model = call["self"]
+        if not model.compiled:
+            raise UserError(
+                "fit: the model is not compiled: call model.compile(optimizer, loss=…) first"
+            )
         epochs = call["epochs"]
         epoch_steps = call["steps_per_epoch"] or 0
         if call["shuffle"] == "batch":
@@ -474,6 +499,13 @@ class Launch:
         if not self.control.signal:
             export_model(self.run)
         return finish(self.run, self.control)
+
+
+def _call(given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a call of `fit` by their names, with Keras's defaults."""
+    bound = _FIT.bind(*given, **named)
+    bound.apply_defaults()
+    return bound.arguments
 
 
 def _described(setup: TrainingSetup, first_step: int) -> dict[str, Any]:

@@ -68,9 +68,8 @@ def prove_built(config: TrainConfig, dataset: Dataset, model: keras.Model) -> Pr
 
 def copied_variables(model: keras.Model) -> AbstractContextManager[None]:
     """Gives the model, its metrics and optimizers copies of their variables for a block."""
-    return plain_variables(
-        variable for variable in _held_by(model) if isinstance(variable, keras.Variable)
-    )
+    variables = [held for held in _held_by(model) if isinstance(held, keras.Variable)]
+    return plain_variables(variables, optimizers_of(model))
 
 
 def prove(config: TrainConfig, dataset: Dataset, model: keras.Model | None = None) -> Proof:

@@ -18,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -327,7 +328,9 @@ def compare_built(setup: TrainingSetup) -> dict[str, Any]:
         model.reset_metrics()
     in_float32 = any(part.dtype != np.float64 for part in starts)
     precision = f"in float32 (up to {_FLOAT32_LOSSES:g} of a loss)" if in_float32 else "in float64"
-    problems, _, precision = differences(config, alone, together, precision, in_float32=in_float32)
+    problems, _, precision = differences(
+        config, alone, together, precision, in_float32=in_float32, replicas=replicas.count
+    )
     return {"agrees": not problems, "problems": problems, "precision": precision}
 
 
@@ -438,8 +441,9 @@ def differences(
     precision: str,
     *,
     in_float32: bool,
+    replicas: int = 2,
 ) -> ComparedSteps:
-    """Compares what steps have computed on one replica and on several.
+    """Compares what steps have computed on one replica and on this many.
 
     Raises UserError if the steps give NaN or infinity on one replica.
     """
@@ -454,10 +458,9 @@ def differences(
     # A weight without effect (a bias before batch norm) has only rounding errors for gradients,
     # which Adam, with its epsilon of 1e-7, turns into up to 1e-8 of an update. So a difference is
     # relative to a hundred updates at least.
-    rate = float(
-        getattr(ModelInterface.of(alone.model).optimizer, "learning_rate", config.learning_rate)
-    )
-    hundred_updates = 100 * COMPARED_STEPS * rate
+    optimizer = ModelInterface.of(alone.model).optimizer
+    rate = getattr(optimizer, "learning_rate", config.learning_rate)
+    hundred_updates = 100 * COMPARED_STEPS * float(keras.ops.convert_to_numpy(rate))
     differences = [
         float(np.nan_to_num(np.linalg.norm(a - b), nan=np.inf))
         / max(float(np.linalg.norm(a)), hundred_updates * np.sqrt(a.size), 1e-30)
@@ -476,7 +479,7 @@ def differences(
     if max(differences) <= tolerance and not uneven:
         return ComparedSteps([], [], precision)
     problems = [
-        f"{config.model}: {name} is {a:.9g} on 1 replica and {b:.9g} on 2"
+        f"{config.model}: {name} is {a:.9g} on 1 replica and {b:.9g} on {replicas}"
         for name, (a, b) in uneven.items()
     ]
     if max(differences) > tolerance:
@@ -484,11 +487,11 @@ def differences(
         difference = (
             f"{worst} differs by {max(differences):.1e} (relative) after {COMPARED_STEPS} steps"
         )
-        problems.insert(0, f"{config.model}: on 2 replicas {difference}")
+        problems.insert(0, f"{config.model}: on {replicas} replicas {difference}")
     ratios = {name: b / a for name, (a, b) in uneven.items() if a}
-    warnings = depends_on_replicas(together.model, replicas=2, micro_batches=config.micro_batches)
-    doubled = [name for name, ratio in ratios.items() if abs(ratio - 2) < 0.2]
-    halved = [name for name, ratio in ratios.items() if abs(ratio - 0.5) < 0.05]
+    warnings = depends_on_replicas(together.model, replicas, micro_batches=config.micro_batches)
+    doubled = [name for name, ratio in ratios.items() if abs(ratio / replicas - 1) < 0.1]
+    halved = [name for name, ratio in ratios.items() if abs(ratio * replicas - 1) < 0.1]
     layers = layers_by_path(together.model).items()
     dtypes = () if in_float32 else ("float32", "float16", "bfloat16")
     narrow = [path for path, layer in layers if layer.compute_dtype in dtypes]

@@ -113,6 +113,42 @@ def test_what_a_job_would_lack_is_refused_before_it_is_sent(line: str, told: str
     assert told in error
 
 
+STEP = """
+import keras, numpy as np
+from keras import ops
+
+def loss(y, p):
+    return {}
+
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+model.compile("sgd", loss)
+model.fit(np.ones((64, 3)), np.arange(64.0), batch_size={})
+"""
+
+
+@SLOW
+@pytest.mark.parametrize(
+    ("loss", "batch", "code", "told"),
+    [
+        ("ops.mean((y - p) ** 2)", 16, 0, "train.py: proved: every update is what one"),
+        (
+            "ops.max((y - p) ** 2)",
+            16,
+            2,
+            "train.py:6: return ops.max((y - p) ** 2): Max is over the",
+        ),
+        ("ops.mean((y - p) ** 2)", 10, 2, "batch_size=10 does not divide over 4 replicas"),
+    ],
+)
+def test_the_step_of_a_script_is_proved_before_several_gpus_are_paid_for(
+    loss: str, batch: int, code: int, told: str, typed: Command
+) -> None:
+    write_files({"train.py": STEP.format(loss, batch)})
+    flags = ["--script=train.py", *WHERE, "--project=p", "--max_cost=5", "--dry_run"]
+    assert told in typed("submit", "l4x4", *flags, code=code)
+    assert "proved" not in typed("submit", "l4x1", *flags)
+
+
 @SLOW
 @pytest.mark.parametrize(
     ("line", "told"),

@@ -598,8 +598,14 @@ def test_errors_are_told_apart_by_their_texts(text: str) -> None:
         FAILURES[text]()
 
 
-@meaning("keras.Model.fit", "keras.Model.evaluate", "keras.Model.predict")
-@parametrize("name", ["fit", "evaluate", "predict"])
+METHODS_OF_MODELS = [
+    *("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"),
+    *("save", "save_weights", "export"),
+]
+
+
+@meaning(*(f"keras.Model.{name}" for name in METHODS_OF_MODELS))
+@parametrize("name", METHODS_OF_MODELS)
 def test_models_of_all_classes_have_a_replaced_method(name: str) -> None:
     model = type("Own", (Sequential,), {})([layers.Dense(1)])
     with internals.wrapped(f"keras.Model.{name}", lambda original, model, x: (model, x)):
@@ -617,16 +623,23 @@ def test_no_scope_of_a_strategy_reaches_into_a_block_outside_of_scopes() -> None
         assert hasattr(tf.Variable(1.0), "values")
 
 
-@meaning("Variable._value", "Variable._initialize", "Variable._unique_id")
+@meaning(
+    "Variable._value",
+    "Variable._initialize",
+    "Variable._unique_id",
+    "Optimizer._distribution_strategy",
+)
 def test_an_optimizer_updates_the_plain_values_of_variables_alone() -> None:
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         weight = Variable([3.0])
         optimizer = optimizers.SGD(1.0, momentum=0.5)
         optimizer.build([weight])
-    with internals.plain_variables([weight, *optimizer.variables]):
+    with internals.plain_variables([weight, *optimizer.variables], [optimizer]):
         for _ in range(2):
             OneOfSeveral(2).run(optimizer.apply, args=([tf.ones(1)], [weight]))
         assert weight.numpy().tolist() == [0.5]
+        optimizer.apply([tf.ones(1)], [weight])  # on one device, of no strategy
+        assert weight.numpy().tolist() == [-1.25]
     assert weight.numpy().tolist() == [3.0]
     assert optimizer.iterations.numpy() == 0
 
