@@ -5,7 +5,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -87,15 +87,13 @@ class TrainingRun:
         evaluate = evaluation(
             setup.model, control.watched(), setup.dataset, config.evaluation_batch
         )
-        if self.rehearses and has_own_code(config) and job.cluster.is_chief and not state.saved:
+        chief = job.cluster.is_chief
+        if self.rehearses and has_own_code(config) and chief and not state.saved:
             rehearse(setup, evaluate)
         # What runs between calls to the device. Hooks that a signal has left out run now.
         names = evaluate.names if evaluate else ()
-        chief = job.cluster.is_chief
         callbacks = state.begin_callbacks(setup.model, names, writes=chief)
-        profile = StepProfile(
-            config.profiled, job.job_dir.logs if job.cluster.is_chief else None, progress
-        )
+        profile = StepProfile(config.profiled, job.job_dir.logs if chief else None, progress)
         hooks = [*RunHooks(self, callbacks, evaluate, control).in_order(), profile.cuts]
         loop = TrainingLoop(setup.model, progress, hooks, callbacks, control)
         if state.pending:
@@ -113,49 +111,38 @@ class TrainingRun:
                 program.choose(
                     min([most_steps or MOST_STEPS, *(hook.every for hook in hooks if hook.every)])
                 )
+        result = job.result
+        waits = WorkerWaits()
+
+        def begin_call() -> None:
+            if job.peers:
+                job.peers.begin_call()  # the other workers expect it to end in time
+            profile.before_call()
+            result.goodput.enter(STEP if progress.first_call_ended else COMPILATION)
+
+        def end_call(logs: StepLogs) -> Scalars:
+            """Returns the epoch's means so far; notes a worker that holds up the others."""
+            progress.flops = progress.flops or program.runner.flops
+            phase = result.goodput.phase
+            result.goodput.enter(OTHER)
+            if phase == STEP:
+                result.goodput.move(
+                    min(progress.call_seconds, logs.input_wait_seconds), STEP, INPUT
+                )
+                if slow := waits.count(logs.waits, progress.call_seconds):
+                    why = f"the others wait for its batches, {slow[1]:.0%} of the time of all steps"
+                    result.name_slow(job.cluster.name(slow[0]), why)
+            profile.after_call()
+            return state.reporter.on_call(progress, logs)
+
         with closing(profile):
-            calls = CallRecord(job, state, program, profile)
-            loop.train(CallSize(most_steps), program, calls.begin, calls.end)
-        job.result.goodput.enter(SAVE)  # the rest of the run counts as saving, the export too
+            loop.train(CallSize(most_steps), program, begin_call, end_call)
+        result.goodput.enter(SAVE)  # the rest of the run counts as saving, the export too
         self.save(pending=bool(control.signal))
         self.checkpoints.wait()
         if not control.signal:
             callbacks.on_train_end()  # may restore older weights, so it comes after the checkpoint
         return control
-
-
-@dataclass
-class CallRecord:
-    """Records each call to the device: its seconds, its FLOPs, a worker that holds up the others, a
-    profile."""
-
-    job: StartedJob
-    state: RunState
-    program: StepProgram
-    profile: StepProfile
-    waits: WorkerWaits = field(default_factory=WorkerWaits)
-
-    def begin(self) -> None:
-        """Begins a call: the other workers expect it to end in time."""
-        if self.job.peers:
-            self.job.peers.begin_call()
-        self.profile.before_call()
-        self.job.result.goodput.enter(STEP if self.state.progress.first_call_ended else COMPILATION)
-
-    def end(self, logs: StepLogs) -> Scalars:
-        """Ends a call; returns the epoch's means so far."""
-        progress = self.state.progress
-        result = self.job.result
-        progress.flops = progress.flops or self.program.runner.flops
-        phase = result.goodput.phase
-        result.goodput.enter(OTHER)
-        if phase == STEP:
-            result.goodput.move(min(progress.call_seconds, logs.input_wait_seconds), STEP, INPUT)
-            if slow := self.waits.count(logs.waits, progress.call_seconds):
-                why = f"the others wait for its batches, {slow[1]:.0%} of the time of all steps"
-                result.name_slow(self.job.cluster.name(slow[0]), why)
-        self.profile.after_call()
-        return self.state.reporter.on_call(progress, logs)
 
 
 @dataclass
@@ -178,14 +165,11 @@ class RunHooks:
         config = self.run.job.config
         model = self.run.setup.model
         evaluate = self.evaluate
-        best = self.run.state.best
         reporter = self.run.state.reporter
-        images = self.run.setup.dataset.images
-        fid = (
-            Fid(config, model, images("train"), self.control.watched())
-            if config.fid_every_steps
-            else None
-        )
+        fid = None
+        if config.fid_every_steps:
+            reals = self.run.setup.dataset.images("train")
+            fid = Fid(config, model, reals, self.control.watched())
         reporter.metric_names = [*(evaluate.names if evaluate else ()), *(fid.names if fid else ())]
         if best_metric := config.best_metric:
             if best_metric.startswith("val_") and not evaluate:
@@ -196,10 +180,7 @@ class RunHooks:
         epoch = self.run.setup.schedule.steps_per_epoch
         hooks = [Hook(0, self._copy_state, requested=lambda: True)]
         if evaluate:
-            validate = partial(self._measure, self._evaluate_as_fit, reporter.evaluated)
-            hooks.append(
-                Hook(epoch, partial(self._after_epochs, self.run.validation_freq, validate))
-            )
+            hooks.append(Hook(epoch, self._validate))
         # This hook also ends calls to the device at epoch ends, so that the seconds of each epoch
         # can be measured. A callback that stops the run within an epoch ends that epoch, as in
         # `fit`.
@@ -221,12 +202,11 @@ class RunHooks:
                 Hook(config.sample_every_steps, self.run.job.result.goodput.within(EVENTS)(draw))
             )
 
-        every = config.checkpoint_every_steps
         hooks.append(
             Hook(
-                every,
+                config.checkpoint_every_steps,
                 lambda progress: self.run.save(),
-                requested=lambda: self.control.save_due or best.improved,
+                requested=lambda: self.control.save_due or self.run.state.best.improved,
             )
         )
         return hooks
@@ -250,15 +230,14 @@ class RunHooks:
             self.run.setup.model.reset_metrics()
             self.callbacks.on_epoch_begin(int(progress.epoch))
 
-    def _after_epochs(
-        self, frequency: int | Sequence[int], act: Callable[[Progress], None], progress: Progress
-    ) -> None:
-        """Acts after every so many epochs, or after these; also at the end of a run within an
+    def _validate(self, progress: Progress) -> None:
+        """Evaluates after every so many epochs, or after these; also at the end of a run within an
         epoch."""
+        frequency = self.run.validation_freq
         number = progress.epoch
         due = number % frequency == 0 if isinstance(frequency, int) else number in frequency
         if due or not number.is_integer():
-            act(progress)
+            self._measure(self._evaluate_as_fit, self.run.state.reporter.evaluated, progress)
 
     def _measure(
         self, measure: Callable[[], Scalars], report: Callable[..., None], progress: Progress
