@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread, Timer
 from typing import Any
@@ -113,29 +114,25 @@ class Link:
 Event = tuple[Link, Any]  # a connection, and a message that came by it
 
 
+@dataclass(eq=False)
 class Peers:
     """Holds the chief's connections to all workers, or a worker's to its chief, and watches them in
     a thread."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        links: Sequence[Link],
-        events: "SimpleQueue[Event]",
-        timeout_seconds: float,
-        on_loss: Callable[[str, int], None],
-    ) -> None:
-        self._cluster = cluster
-        self._peers = links
-        self._events = events
-        self._on_loss = on_loss
-        self._timeout_seconds = self._silence_seconds = timeout_seconds
-        self._beat_seconds = min(BEAT_SECONDS, timeout_seconds / 4)
+    _cluster: Cluster
+    _peers: Sequence[Link]
+    _events: "SimpleQueue[Event]"
+    _timeout_seconds: float
+    _on_loss: Callable[[str, int], None]
+
+    def __post_init__(self) -> None:
+        self._silence_seconds = self._timeout_seconds
+        self._beat_seconds = min(BEAT_SECONDS, self._timeout_seconds / 4)
         self._calls = 0
         self._lock = Lock()
         self._over = threading.Event()
         self.stop_reason = ""  # why the chief tells all workers to end
-        for peer in links:  # the first to come may have waited for long
+        for peer in self._peers:  # the first to come may have waited for long
             peer.last_message = peer.in_step = time.monotonic()
         self._thread = Thread(target=self._watch, name="peers", daemon=True)
         self._thread.start()

@@ -110,13 +110,9 @@ class Replicas:
             return array
         return np.reshape(self._sum(tf.constant(array.ravel())).numpy(), array.shape)
 
-    def from_chief(self, value: Any) -> Any:
-        """Returns the chief's `value`, which must be valid in JSON; every worker must call it."""
-        return self.from_worker(0, value)
-
-    def from_worker(self, index: int, value: Any) -> Any:
-        """Returns the `value` of worker `index`, which must be valid in JSON; every worker must
-        call it."""
+    def from_worker(self, value: Any, index: int = 0) -> Any:
+        """Returns the `value` of worker `index`, by default the chief, which must be valid in JSON;
+        every worker must call it."""
         if not self.cluster.several:
             return value
         is_sender = self.cluster.index == index
@@ -131,16 +127,10 @@ class Replicas:
 
         action: as in "worker 1 and the chief do not read the same data".
         """
-        if not self.cluster.several:
-            return
-        chief = self.from_chief(value)
-        flags = np.zeros(self.cluster.workers)
-        flags[self.cluster.index] = bool(differing(chief, value))
-        workers = np.flatnonzero(self.sum_over_workers(flags))
-        if len(workers):
-            index = int(workers[0])
-            names = differing(chief, self.from_worker(index, value))
-            raise unlike(self.cluster.name(index), action, names)
+        names = differing(self.from_worker(value), value)
+        for index in range(self.cluster.workers):
+            if theirs := self.from_worker(names, index):
+                raise unlike(self.cluster.name(index), action, theirs)
 
     @cached_property
     def _sum(self) -> Any:
@@ -168,17 +158,18 @@ def make_replicas(config: TrainConfig, cluster: Cluster = ONE_MACHINE) -> Replic
     them have called it.
     """
     devices = local_devices(config, cluster)
-    rows = config.rows_per_replica(len(devices) * cluster.workers)
+    count = len(devices) * cluster.workers
+    rows = config.rows_per_replica(count)
     # GPUs sum by NCCL. TensorFlow's own AUTO uses the ring, by gRPC through the hosts, even between
     # workers with GPUs.
-    collectives = "nccl" if devices[0].startswith("GPU") else "ring"
+    gpus = len(devices) if devices[0].startswith("GPU") else 0
+    collectives = "nccl" if gpus else "ring"
     if cluster.several:
         await_silent_workers(config.worker_timeout_seconds)
         kinds = tf.distribute.experimental.CommunicationImplementation
         options = tf.distribute.experimental.CommunicationOptions(
             implementation=kinds[collectives.upper()]
         )
-        gpus = len(devices) if devices[0].startswith("GPU") else 0
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec({"worker": list(cluster.addresses)}),
             task_type="worker",
@@ -193,11 +184,15 @@ def make_replicas(config: TrainConfig, cluster: Cluster = ONE_MACHINE) -> Replic
         strategy = tf.distribute.MirroredStrategy(list(devices))
     else:
         strategy = tf.distribute.get_strategy()
-    used = collectives if len(devices) * cluster.workers > 1 else None
-    micro_batches = config.micro_batches_on(len(devices) * cluster.workers)
-    virtual = config.virtual_replicas
     return Replicas(
-        strategy, devices, rows, config.global_batch_size, cluster, used, micro_batches, virtual
+        strategy,
+        devices,
+        rows,
+        config.global_batch_size,
+        cluster,
+        collectives if count > 1 else None,
+        config.micro_batches_on(count),
+        config.virtual_replicas,
     )
 
 

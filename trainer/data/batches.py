@@ -74,8 +74,6 @@ def batches(
             deterministic=True,
         )
         return grouped(shares.prefetch(4))
-    assert isinstance(examples, Examples)
-
     gathers_groups = at_once > 1 and bool(examples.arrays) and not examples.ends_epochs
 
     def gather(rows: Any) -> Any:

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from trainer.base.errors import UserError
-from trainer.data.examples import Arrays, Examples, InSequence, Nest, NestedArrays, described
+from trainer.data.examples import AnyExamples, Arrays, Examples, Nest, NestedArrays, described
 
 # what a user's data function may import from here
 __all__ = ["Arrays", "Dataset", "Examples", "NestedArrays"]
@@ -27,8 +27,8 @@ class Dataset:
     """
 
     name: str
-    train: Examples | InSequence
-    evaluation: Examples | InSequence | None = None
+    train: AnyExamples
+    evaluation: AnyExamples | None = None
     class_names: tuple[str, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
     drawn: bool = False  # whether two readings of the same rows differ
@@ -103,22 +103,19 @@ class Dataset:
     def reading(self) -> Iterator[None]:
         """Replaces TensorFlow's errors in the block by the exception of the examples behind them,
         or by a UserError."""
+        parts = [*filter(None, (self.train, self.evaluation))]
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
-            sequences = [
-                part for part in (self.train, self.evaluation) if isinstance(part, InSequence)
-            ]
-            if any(
-                part.shaped_as_first for part in sequences
-            ) and "not compatible with expected shape" in str(error):
+            other_shape = "not compatible with expected shape" in str(error)
+            if other_shape and any(part.shaped_as_first for part in parts):
                 raise UserError(
                     f"data={self.name}: a batch of its tf.data.Dataset has other lengths than the"
                     f" first one, {self.shape}: pad them, by padded_batch or to_tensor(shape=…)"
                 ) from error
             raise
         except tf.errors.UnknownError as error:
-            for examples in filter(None, (self.train, self.evaluation)):
+            for examples in parts:
                 if examples.failure:
                     raise examples.failure from error
             raise

@@ -150,10 +150,11 @@ def described(spec: Nest) -> str:
     return f"{spec.dtype.name} {tuple(spec.shape)}"
 
 
-class AnyExamples(ABC):
-    """Provides examples, each of which is x, (x, y) or (x, y, sample_weight): the interface of both
-    kinds."""
+class _Rows(ABC):
+    """Provides examples, each of which is x, (x, y) or (x, y, sample_weight): what both kinds
+    share."""
 
+    spec: Any  # the tf.TensorSpec of one example, in the structure of its parts
     count: int  # the number of examples in one pass over the data
     # (height, width, channels), if x are grey levels of images
     image_shape: tuple[int, int, int] | None = None
@@ -162,26 +163,12 @@ class AnyExamples(ABC):
     targets: Array | None = None  # y of all rows, if it is one array of integers in memory
     # raised by the last reading: TensorFlow passes on only its text
     failure: Exception | None = None
-
-    @property
-    @abstractmethod
-    def spec(self) -> Parts:
-        """Returns the tf.TensorSpec of one example, in the structure of its parts."""
+    shaped_as_first = False  # whether all batches must have the lengths of the first
 
     @property
     def labelled(self) -> bool:
         """Returns whether the examples have targets."""
         return len(self.spec) > 1
-
-    @abstractmethod
-    def first(self, count: int) -> Parts:
-        """Returns the parts of the first rows, at most `count`, as arrays; `Examples` read them
-        again each time."""
-
-    @abstractmethod
-    def in_order(self, size: int, takers: int = 1, taker: int = 0) -> tf.data.Dataset:
-        """Returns every `takers`-th batch of `size` rows, beginning with batch `taker`; the last
-        may be smaller."""
 
     def on_epoch_begin(self) -> None:  # noqa: B027
         """Runs before each evaluation, as `fit` does for a PyDataset; most data have nothing to
@@ -207,7 +194,7 @@ class AnyExamples(ABC):
         """Returns the arrays of a fingerprint: of all rows or of some, the same at each call."""
 
 
-class Examples(AnyExamples):
+class Examples(_Rows):
     """Provides examples by row number. A subclass needs `count`, and `gather`, or `spec` and
     `read`."""
 
@@ -266,9 +253,13 @@ class Examples(AnyExamples):
         return shuffled(positions, self.count, seed, "order", passes)
 
     def first(self, count: int) -> Parts:
+        """Returns the parts of the first rows, at most `count`, as arrays, read again each time."""
         return as_numpy(self.gather(tf.range(min(count, self.count), dtype=tf.int64)))
 
     def in_order(self, size: int, takers: int = 1, taker: int = 0) -> tf.data.Dataset:
+        """Returns every `takers`-th batch of `size` rows, beginning with batch `taker`; the last
+        may be smaller."""
+
         def batch(number: Any) -> Any:
             return self.gather(
                 tf.range(number * size, tf.minimum((number + 1) * size, self.count), dtype=tf.int64)
@@ -402,16 +393,15 @@ class Arrays(NestedArrays):
     """
 
     def __init__(self, images: Array, labels: Array | None = None) -> None:
-        shape = None if labels is None else labels.shape
         if images.ndim != 4 or not len(images):
             raise UserError(
                 f"images of shape {images.shape}: must be (examples, height, width, channels), with"
                 " at least one example"
             )
-        if shape is not None and shape != images.shape[:1]:
+        if labels is not None and labels.shape != images.shape[:1]:
             raise UserError(
-                f"labels of shape {shape} for images of shape {images.shape}: one integer per image"
-                " is required"
+                f"labels of shape {labels.shape} for images of shape {images.shape}: one integer"
+                " per image is required"
             )
         height, width, channels = images.shape[1:]
         self.images = images
@@ -432,7 +422,7 @@ def first_not_finite(part: Nest) -> int | None:
     return None
 
 
-class InSequence(AnyExamples):
+class InSequence(_Rows):
     """Provides the examples of a tf.data.Dataset in its own order. If it gives batches, they are
     cut anew.
 
@@ -441,7 +431,6 @@ class InSequence(AnyExamples):
         count is 0 then, or if the data set does not give tensors of fixed shapes.
     """
 
-    spec: Parts = ()
     # returns the same examples as a new object: TensorFlow reshuffles an object it reads again
     anew: Callable[[], Any]
 
@@ -528,9 +517,11 @@ class InSequence(AnyExamples):
         return cut(size, drop_remainder=drop_remainder)
 
     def in_order(self, size: int, takers: int = 1, taker: int = 0) -> tf.data.Dataset:
+        """Returns what `Examples.in_order` does."""
         return self.batches(size, drop_remainder=False).shard(takers, taker).prefetch(2)
 
     def first(self, count: int) -> Parts:
+        """Returns the parts of the first rows, at most `count`, as arrays."""
         return tf.nest.map_structure(lambda part: part[:count], self._head)
 
     def sample(self) -> list[Array]:
@@ -545,6 +536,9 @@ class InSequence(AnyExamples):
         )
         return self.read_head(max(HEAD_ROWS, min(_SAMPLED_ROWS, SAMPLE_BYTES // max(1, row_bytes))))
 
-    def read_head(self, rows: int = HEAD_ROWS) -> Parts:
+    def read_head(self, rows: int) -> Parts:
         """Reads the parts of the first rows once more."""
         return as_numpy(next(iter(self.batches(rows, drop_remainder=False))))
+
+
+AnyExamples = Examples | InSequence

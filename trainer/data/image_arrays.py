@@ -68,18 +68,16 @@ def with_evaluation(
 
     Raises UserError if there are an evaluation part and the flag.
     """
-    if evaluation is None and config.evaluation_fraction:
-        kept, held = (
-            train.take(np.sort(part.located(np.arange(part.count))))
-            for part in held_back(config, train)
-        )
-        return kept, held
-    if evaluation is not None and config.evaluation_fraction:
+    if not config.evaluation_fraction:
+        return train, evaluation
+    if evaluation is not None:
         raise UserError(
             f"evaluation_fraction={config.evaluation_fraction}: {config.data} already has an"
             f" evaluation part ({evaluation.count:,} examples): drop the flag"
         )
-    return train, evaluation
+    parts = held_back(config, train)
+    kept, held = (train.take(np.sort(part.located(np.arange(part.count)))) for part in parts)
+    return kept, held
 
 
 def held_back(config: TrainConfig, examples: Examples) -> tuple[Subset, Subset]:
@@ -275,15 +273,14 @@ def load_npz(config: TrainConfig, path: Path) -> Dataset:
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as content:
             members = [*content.files]
-            arrays = [
+            arrays: list[Any] = [
                 next((content[name] for name in names if name in members), None)
                 for names in _NPZ_NAMES
             ]
     # zipfile and numpy's header reader raise any exception for a damaged file
     except Exception as error:
         raise UserError(f"data={path}: cannot be read as .npz: {reason(error)}") from None
-    images, labels, test_images, test_labels = arrays
-    if images is None:
+    if arrays[0] is None:
         listed = ", ".join(members[:20]) or "nothing"
         raise UserError(f"data={path}: it contains {listed}: x_train or images is required")
-    return arrays_dataset(config, images, labels, test_images, test_labels)
+    return arrays_dataset(config, *arrays)

@@ -138,15 +138,7 @@ def read_index(folder: Path) -> dict[str, Any]:
         for entry in (entry for split in SPLITS for entry in index["splits"].get(split, ())):
             entry["examples"] = int(entry["examples"])
             entry["files"] = {**entry["files"]}
-    except (
-        OSError,
-        KeyError,
-        TypeError,
-        ValueError,
-        OverflowError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+    except Exception as error:  # a damaged file may hold any JSON, or none
         raise UserError(
             f"data={folder}: its {INDEX} is damaged ({reason(error)}): prepare the data again into"
             " another folder"

@@ -163,7 +163,6 @@ def write_pieces(
         "fingerprint": source.fingerprint,
         "image_shape": (config.image_size, config.image_size, config.channels),
         "class_names": (),
-        "left_out": source.left_out,
         "splits": {split: [] for split in source.splits},
     }
     report = DecodingReport(left_out=source.left_out)
@@ -193,7 +192,7 @@ def write_pieces(
     index["class_names"] = source.class_names or numbered_classes(
         int(of_split.max()) for of_split in labels
     )
-    index |= {"converted": report.converted, "skipped": report.notes["skipped"]}
+    index |= report.notes
     write_whole(folder / INDEX, json.dumps(index, indent=1) + "\n")
     return index
 

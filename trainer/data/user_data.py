@@ -303,7 +303,7 @@ def _is_source(value: Any) -> bool:
     return not isinstance(value, list) or (bool(value) and isinstance(value[0], (tuple, dict)))
 
 
-def _examples(config: TrainConfig, value: Any, *, trains: bool) -> Examples | InSequence:
+def _examples(config: TrainConfig, value: Any, *, trains: bool) -> AnyExamples:
     """Makes examples of what a function returned for training or evaluation. Raises UserError if
     that is no data."""
     origin = f"data={config.data}"

@@ -246,12 +246,7 @@ def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: 
         groups = tf.split(inputs, group_count) if group_count > 1 else [inputs]
         # Each group's mean and variance by channel: (groups, channels).
         if getattr(replica, "traced", False):
-            plain = Formula(
-                layer.epsilon,
-                len(inputs.shape) - 1 if fits_kernel else method.axis,
-                mask,
-                method.dtype,
-            )
+            plain = Formula(layer.epsilon, method.axis, mask, method.dtype)
             wide = [tf.cast(group, method.dtype) for group in groups]
             outputs, means, variances = plain.by_plain_sums(gamma, beta, wide)
         elif replicas == 1 and isinstance(method, Kernel):

@@ -135,7 +135,7 @@ class _Stream:
         Raises UserError if the first axis has several entries for each row, whose order is unknown.
         """
         step = self.step
-        stream = self.step.numbered(self.path)
+        stream = step.numbered(self.path)
         sizes = _sizes(shape)
 
         def own_rows() -> Any:

@@ -8,6 +8,7 @@ the confusion matrix.
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
@@ -27,7 +28,6 @@ from trainer.user_code.interface import (
     ModelInterface,
     has_class_outputs,
     has_own,
-    has_own_loss,
     metrics_by_key,
     numbers_of,
     recording_results,
@@ -84,6 +84,7 @@ class Totals(NamedTuple):
         return cast(Totals, tf.nest.map_structure(function, self, *others))
 
 
+@dataclass(eq=False)
 class Evaluation:
     """Evaluates `model` by its test_step: a call returns loss and metrics as val_….
 
@@ -96,24 +97,17 @@ class Evaluation:
         matrix.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        replicas: Replicas,
-        examples: AnyExamples,
-        batch_size: int,
-        as_fit: Callable[[tuple[Any, ...]], Any],
-        class_names: Sequence[str] = (),
-    ) -> None:
-        self.model = model
-        self.replicas = replicas
-        self.examples = examples
-        self.batch_size = batch_size
-        self._as_fit = as_fit
-        self.class_count = counted_classes(model)  # 0: a call sets no `classes`
-        self._class_names = class_names
+    model: keras.Model
+    replicas: Replicas
+    examples: AnyExamples
+    batch_size: int
+    as_fit: Callable[[tuple[Any, ...]], Any]
+    class_names: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        self.class_count = counted_classes(self.model)  # 0: a call sets no `classes`
         self.classes: Classification | None = None
-        self._batches = math.ceil(examples.count / batch_size)
+        self._batches = math.ceil(self.examples.count / self.batch_size)
         self._call_size = CallSize(most_steps=0)
         self._run = tf.function(self._run_batches)
         self._on_device = tf.autograph.experimental.do_not_convert(self._one_batch)
@@ -179,8 +173,8 @@ class Evaluation:
 
         whole = self._initial.apply(summed, *totals)
         if count := self.class_count:
-            numbers = map(str, range(len(self._class_names), count))  # of classes without a name
-            self.classes = Classification((*self._class_names, *numbers)[:count], whole.confusion)
+            numbers = map(str, range(len(self.class_names), count))  # of classes without a name
+            self.classes = Classification((*self.class_names, *numbers)[:count], whole.confusion)
         return self._results(whole)
 
     def try_one_batch(self) -> None:
@@ -209,7 +203,7 @@ class Evaluation:
                 lambda a, b: np.allclose(a, b, rtol=_SAME, atol=_SAME), self._after_batch(1, first)
             )
             adds_up = all(tf.nest.flatten(same))
-        if self.replicas.from_chief(adds_up):
+        if self.replicas.from_worker(adds_up):
             return self.replicas.count
         log.info("evaluates on one replica: the variables of a metric do not add up over batches")
         return 1
@@ -316,7 +310,7 @@ class Evaluation:
             if weight.regularizer is not None
         ]
         held = [*zip(variables, metrics, strict=True), *weights]
-        data = self._as_fit(parts)
+        data = self.as_fit(parts)
         outputs: list[Any] = []  # from which Keras's test_step computes the metrics
 
         def keep(compute: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -380,11 +374,10 @@ def evaluation(
 
 def why_not_evaluated(model: keras.Model) -> str:
     """Returns why the model has nothing to evaluate; empty if it has."""
-    kind = type(model)
-    own = has_own(model, "test_step") or has_own_loss(model)
+    own = has_own(model, "test_step") or has_own(model, "compute_loss")
     evaluated = own or (model.compiled and model.loss is not None)
     return (
         ""
         if evaluated
-        else f"{kind.__name__} is not compiled with a loss, and has no test_step of its own"
+        else f"{type(model).__name__} is not compiled with a loss, and has no test_step of its own"
     )

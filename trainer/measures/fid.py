@@ -31,7 +31,7 @@ from trainer.cluster.strategy import Replicas
 from trainer.data.examples import HOST, Examples
 from trainer.data.order import shuffled
 from trainer.data.sample_grids import noise, to_uint8
-from trainer.user_code.interface import ModelInterface
+from trainer.user_code.interface import ModelInterface, UserModel
 
 Features = npt.NDArray[np.float64]  # (images, features)
 
@@ -229,13 +229,13 @@ class Fid:
         self, config: TrainConfig, model: Any, reals: Examples, replicas: Replicas
     ) -> None:
         interface = ModelInterface.of(model)
-        if interface.generator is None:
+        if interface.missing_for_fid:
             raise UserError(
                 f"fid_every_steps={config.fid_every_steps}: {config.model} has no"
                 f" {' and no '.join(interface.missing_for_fid)}: FID needs a generator of images:"
                 " drop the flag, or add what trainer/user_code/interface.py describes"
             )
-        self._model = interface.generator
+        self._model: UserModel = model
         self._replicas = replicas
         with replicas.strategy.scope():
             self._extract = Extractor(config.fid_features, config.cache_dir)

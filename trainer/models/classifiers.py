@@ -78,11 +78,8 @@ def mlp(config: MLPConfig, dataset: Dataset) -> keras.Model:
     x = layers.Flatten()(layers.Rescaling(1 / 255)(images))
     for depth in range(2):
         x = layers.Dense(config.width, activation="relu")(x)
-        x = (
-            layers.Dropout(config.dropout, seed=config.seed, name=f"dropout_{depth}")(x)
-            if config.dropout
-            else x
-        )
+        if config.dropout:
+            x = layers.Dropout(config.dropout, seed=config.seed, name=f"dropout_{depth}")(x)
     model = keras.Model(images, head(config, dataset)(x), name="mlp")
     return compile_classifier(model, config, dataset, keras.optimizers.Adam)
 
@@ -101,6 +98,7 @@ def cnn(config: CNNConfig, dataset: Dataset) -> keras.Model:
             x = layers.Conv2D(config.width, 3, activation="relu")(x)
         x = layers.MaxPooling2D()(x)
     x = layers.Dense(128, activation="relu")(layers.Flatten()(x))
-    x = layers.Dropout(config.dropout, seed=config.seed, name="dropout")(x) if config.dropout else x
+    if config.dropout:
+        x = layers.Dropout(config.dropout, seed=config.seed, name="dropout")(x)
     model = keras.Model(images, head(config, dataset)(x), name="cnn")
     return compile_classifier(model, config, dataset, keras.optimizers.RMSprop)

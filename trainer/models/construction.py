@@ -42,8 +42,6 @@ from trainer.user_code.interface import (
     ModelInterface,
     has_class_outputs,
     has_own,
-    has_own_loss,
-    has_own_step,
     symbolic_inputs,
 )
 from trainer.user_code.mistakes import as_user_mistake, load_function, message_of
@@ -114,7 +112,7 @@ def prepare_model(model: keras.Model, config: TrainConfig, dataset: Dataset) -> 
         # Without an Input, its first call would fix the number of rows in the saved file.
         with suppress(Exception):  # the first call reports what is wrong
             model.build(tuple(x.shape))
-    if not has_own_step(model):
+    if not has_own(model, "train_step"):
         _build_compiled(model, config, dataset)
     elif model.compiled and type(model).call is not keras.Model.call:
         # Builds loss and metrics if `call` takes x; that of a GAN may take something else.
@@ -124,7 +122,7 @@ def prepare_model(model: keras.Model, config: TrainConfig, dataset: Dataset) -> 
         with suppress(Exception):  # the train_step reports what is wrong
             build_compiled(model, dataset.as_fit(rows))
     make_independent(model, config)
-    if has_own_step(model) or has_own_loss(model):
+    if has_own(model, "train_step") or has_own(model, "compute_loss"):
         prepare_own_step(model, config, dataset)
 
 
@@ -213,7 +211,8 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
             f"model={config.model}: its loss or metrics do not fit {config.data} ({dataset.shape}):"
             f" {_other_loss(model, dataset) or reason(error)}"
         ) from error
-    if model.loss is None and not has_own_loss(model):  # then only its layers can have added one
+    own_loss = has_own(model, "compute_loss")
+    if model.loss is None and not own_loss:  # then only its layers can have added one
         inputs, *_ = keras.utils.unpack_x_y_sample_weight(rows)
         with keras.StatelessScope(collect_losses=True) as scope:
             model(inputs, training=True)
@@ -222,7 +221,7 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
                 f"model={config.model}: there is no loss to train on: pass loss=… to its compile(),"
                 " or let a layer of it call add_loss"
             )
-    if model.optimizer and not has_own_loss(model):
+    if model.optimizer and not own_loss:
         sum_first(model.optimizer)
     if config.micro_batches > 1 or config.virtual_replicas:
         # Whether a loss divides by a count of rows that is known only after a forward pass.

@@ -48,15 +48,14 @@ def build(config: EfficientNetConfig, dataset: Dataset) -> keras.Model:
         _freeze_below(backbone, config.fine_tune_from)
     images = keras.Input(dataset.image_shape, name="images")
     x = backbone(images)
-    x = Gate(config.fine_tune_after_steps, name="gate")(x) if config.fine_tune_after_steps else x
-    x = layers.Dropout(config.dropout, seed=config.seed, name="dropout")(x) if config.dropout else x
+    later = None
+    if config.fine_tune_after_steps:
+        x = Gate(config.fine_tune_after_steps, name="gate")(x)
+        later = (config.fine_tune_after_steps, config.fine_tune_learning_rate)
+    if config.dropout:
+        x = layers.Dropout(config.dropout, seed=config.seed, name="dropout")(x)
     model = keras.Model(
         images, head(config, dataset)(x), name=f"efficientnet_{config.variant.lower()}"
-    )
-    later = (
-        (config.fine_tune_after_steps, config.fine_tune_learning_rate)
-        if config.fine_tune_after_steps
-        else None
     )
     return compile_classifier(model, config, dataset, keras.optimizers.Adam, later)
 

@@ -418,9 +418,12 @@ class GAN(keras.Model):
 
     def average_generator(self, step: StepContext) -> None:
         """Moves the average towards the generator; called once at the end of each step."""
-        averaged = self.generator_average.trainable_variables
-        trained = self.generator.trainable_variables
-        update_average(averaged, trained, self.settings.ema_decay, step.step)
+        update_average(
+            self.generator_average.trainable_variables,
+            self.generator.trainable_variables,
+            self.settings.ema_decay,
+            step.step,
+        )
 
     def sample(self, noise: Any, labels: Any = None) -> Any:
         """Returns uint8 images of the averaged generator, (count, …), for (count, latent_dim)

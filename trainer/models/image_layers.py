@@ -216,8 +216,6 @@ class DiffAugment:
     def __call__(self, images: Any, numbers: Any) -> Any:
         """Returns the images, (rows, height, width, channels), changed by the `numbers` that `draw`
         returned."""
-        if numbers is None:
-            return images
         parts = tf.split(numbers, [count for _, count in self._chosen], axis=1)
         for (change, _), part in zip(self._chosen, parts, strict=True):
             images = change(images, part)

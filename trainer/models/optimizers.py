@@ -2,6 +2,7 @@
 on."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -29,13 +30,17 @@ def learning_rate(
     schedule = Schedule(
         dataset.train.count, config.global_batch_size, batches_per_step, config.seed
     )
-    total = schedule.total_steps(config.steps, config.epochs)
-    kind = config.learning_rate_schedule
     return StepSchedule(
-        config.learning_rate, kind, config.warmup_steps, total, updates_per_step, later
+        config.learning_rate,
+        config.learning_rate_schedule,
+        config.warmup_steps,
+        schedule.total_steps(config.steps, config.epochs),
+        updates_per_step,
+        later,
     )
 
 
+@dataclass(eq=False)
 class StepSchedule(keras.optimizers.schedules.LearningRateSchedule):
     """Gives a learning rate by step, where a step is `updates_per_step` updates of the optimizer.
 
@@ -44,21 +49,12 @@ class StepSchedule(keras.optimizers.schedules.LearningRateSchedule):
     (step, the peak from that step on).
     """
 
-    def __init__(
-        self,
-        peak: float,
-        kind: str,
-        warmup_steps: int,
-        total_steps: int,
-        updates_per_step: int = 1,
-        later: tuple[int, float] | None = None,
-    ) -> None:
-        self.peak = peak
-        self.kind = kind
-        self.later = later
-        self.warmup_steps = warmup_steps
-        self.total_steps = total_steps
-        self.updates_per_step = updates_per_step
+    peak: float
+    kind: str
+    warmup_steps: int
+    total_steps: int
+    updates_per_step: int = 1
+    later: tuple[int, float] | None = None
 
     def __call__(self, update: Any) -> Any:
         """Returns the rate of the update with this number, counted from 0, as float32."""

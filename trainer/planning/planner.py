@@ -213,7 +213,7 @@ def make_plan(config: TrainConfig, kept: Path) -> StepPlan:
 
     def part(rows: int, replicas: int = 1) -> StepPart:
         file = kept / f"{replicas}-{rows}.json"
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        with suppress(Exception):  # it is missing, or damaged in any way
             return StepPart.read(file)
         if replicas > 1:
             log.info(f"traces a step of {replicas} replicas with {rows} rows each")
@@ -240,9 +240,8 @@ def make_plan(config: TrainConfig, kept: Path) -> StepPlan:
     small, large = map(part, _ROWS[1:])
     assert small.trace
     assert large.trace
-    few = small.seconds
     many = large.seconds
-    per_row = min(max(many - few, 0.0) / (large.rows - small.rows), many / large.rows)
+    per_row = min(max(many - small.seconds, 0.0) / (large.rows - small.rows), many / large.rows)
     in_memory = tf.nest.flatten(
         [half.arrays for half in (dataset.train, dataset.evaluation) if half]
     )

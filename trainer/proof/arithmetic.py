@@ -25,17 +25,10 @@ RULES: dict[str, Callable[[Node], Label | list[Label]]] = {}
 ALL = (-1,)  # inputs with letters
 
 
-def rule(
-    types: str,
-    terms: Sequence[int] = (),
-    factors: Sequence[int] = (),
-    *,
-    sums: bool = False,
-    why: str = OVER_ROWS,
-) -> Callable[[Function], Function]:
+def rule(types: str, **linear: Any) -> Callable[[Function], Function]:
     """Makes a function the rule of operations of these types: it returns their letters, or labels.
 
-    The other parameters are those of `label_by_letters`.
+    linear: parameters of `label_by_letters`.
     """
 
     def keep(function: Function) -> Function:
@@ -43,7 +36,7 @@ def rule(
         def of(node: Node) -> Label | list[Label]:
             found = function(node)
             if isinstance(found, Axes):
-                return label_by_letters(node, found, terms, factors, sums=sums, why=why)
+                return label_by_letters(node, found, **linear)
             return found
 
         RULES.update(dict.fromkeys(types.split(), of))
@@ -172,7 +165,7 @@ def quotient(node: Node) -> Label:
 )
 def kept(node: Node) -> Axes | Label:
     """Gives its first input, up to the sign, or a linear part of it."""
-    is_list = not node.operations[0].outputs[0].dtype.is_numpy_compatible
+    is_list = not node.dtype.is_numpy_compatible
     return node.label(0) if is_list or node.shapes[0][0] is None else broadcast(node, 0)
 
 
@@ -186,32 +179,20 @@ def each_kept(node: Node) -> list[Label]:
 @rule("Cast", terms=(0,))
 def cast(node: Node) -> Axes | Label:
     """Is linear, unless it rounds to integers or asks whether a number is not zero."""
-    before = node.operations[0].inputs[0].dtype
-    after = node.operations[0].outputs[0].dtype
-    narrows = after.is_bool or (after.is_integer and before.is_floating)
-    return (
-        label_by_letters(node, broadcast(node))
-        if narrows and node.label(0).kind != ZERO
-        else kept(node)
-    )
+    was_floating = node.operations[0].inputs[0].dtype.is_floating
+    narrows = node.dtype.is_bool or (node.dtype.is_integer and was_floating)
+    if narrows and node.label(0).kind != ZERO:
+        return label_by_letters(node, broadcast(node))
+    return kept(node)
 
 
-@rule("SquaredDifference")
-def squared(node: Node) -> Label:
-    """Doubles the power."""
+@rule("SquaredDifference Sign")
+def of_difference(node: Node) -> Label:
+    """Doubles the power; a sign, which is that of any multiple, has none."""
     label = label_by_letters(node, broadcast(node), terms=ALL)
     if label.kind == SUM:
         raise Mixes(NOT_LINEAR)
-    return label._replace(power=2 * label.power)
-
-
-@rule("Sign")
-def sign(node: Node) -> Label:
-    """Has no power: it is that of any multiple."""
-    label = label_by_letters(node, broadcast(node), terms=ALL)
-    if label.kind == SUM:
-        raise Mixes(NOT_LINEAR)
-    return label._replace(power=0)
+    return label._replace(power=0 if node.type == "Sign" else 2 * label.power)
 
 
 @rule("ZerosLike")

@@ -78,17 +78,6 @@ class Inherited(Exception):
         self.label = label
 
 
-def power_between(first: Any, second: Any) -> int | None:
-    """Returns p for which second = 2^p first in all places; None if there is none, or both are zero
-    everywhere."""
-    if first.dtype.kind not in "iuf" or not np.any(first):
-        return None
-    with np.errstate(all="ignore"):
-        powers = np.unique(np.log2(np.divide(second, first, dtype=np.float64)[first != 0]))
-    exact = len(powers) == 1 and float(powers[0]).is_integer()
-    return int(powers[0]) if exact and np.array_equal(first == 0, second == 0) else None
-
-
 def label_of_values(first: Any, second: Any, rows: tuple[int, int]) -> Label:
     """Returns the label of a tensor whose values in both traces, with so many rows, are known."""
     if first.dtype.kind == "V":  # bfloat16 is no kind of NumPy's own
@@ -100,10 +89,13 @@ def label_of_values(first: Any, second: Any, rows: tuple[int, int]) -> Label:
             return Label(ZERO)
         if np.array_equal(first, second):
             return Label(SAME)
-        power = power_between(first, second)
-        if power is None:
-            return Label(UNKNOWN, why="a constant follows from the number of rows")
-        return Label(SAME, power=power)
+        if first.dtype.kind in "iuf":
+            with np.errstate(all="ignore"):
+                powers = np.unique(np.log2(np.divide(second, first, dtype=np.float64)[first != 0]))
+            zeros = np.array_equal(first == 0, second == 0)
+            if zeros and len(powers) == 1 and float(powers[0]).is_integer():
+                return Label(SAME, power=int(powers[0]))
+        return Label(UNKNOWN, why="a constant follows from the number of rows")
     sizes = [*zip(first.shape, second.shape, strict=False)]
     axes = [axis for axis, (size, other) in enumerate(sizes) if size != other]
     if first.ndim == second.ndim and len(axes) == 1 and first.size:
@@ -111,23 +103,16 @@ def label_of_values(first: Any, second: Any, rows: tuple[int, int]) -> Label:
         counts = [size / count for size, count in zip(sizes[axis], rows, strict=True)]
         # whether each batch has one value for all of its rows
         if counts[0] == counts[1] == int(counts[0]):
-            shapes = [
-                (*of.shape[:axis], -1, count, *of.shape[axis + 1 :])
+            batches = [
+                of.reshape(*of.shape[:axis], -1, count, *of.shape[axis + 1 :])
                 for of, count in zip(given, rows, strict=True)
             ]
-            batches = [of.reshape(shape) for of, shape in zip(given, shapes, strict=True)]
-            parts = [np.take(of, 0, axis + 1) for of in batches]
-            pairs = zip(parts, batches, strict=True)
-            if all(
-                np.array_equal(
-                    np.expand_dims(part, axis + 1).repeat(of.shape[axis + 1], axis + 1), of
-                )
-                for part, of in pairs
-            ):
-                label = label_of_values(parts[0], parts[1], rows)
+            if all(np.all(of == np.take(of, [0], axis + 1)) for of in batches):
+                first, second = (np.take(of, 0, axis + 1) for of in batches)
+                label = label_of_values(first, second, rows)
                 if label.kind != SAME:
                     return label
-                alike = np.array_equal(parts[0], np.take(parts[0], [0] * int(counts[0]), axis))
+                alike = np.all(first == np.take(first, [0], axis))
                 return label._replace(
                     kind=UNIFORM if alike else ROWS,
                     axis=axis,

@@ -49,11 +49,18 @@ class Node:
     rows: tuple[int, int]
     read: set[int] = field(default_factory=set)
     axes: list[Axes] = field(default_factory=list)  # of the rule
+    # of the outputs, where they are constants; empty if none is
+    values_given: list[Values | None] = field(default_factory=list)
 
     @property
     def type(self) -> str:
         """Returns the operation's type, such as MatMul."""
         return self.operations[0].type
+
+    @property
+    def dtype(self) -> Any:
+        """Returns the type of the first output."""
+        return self.operations[0].outputs[0].dtype
 
     def attribute(self, name: str) -> Any:
         """Returns an attribute. Raises NoRule if the traces have different ones."""

@@ -121,7 +121,7 @@ def broadcasted(node: Node) -> Axes | Label:
 
 def _repeated(label: Label, sizes: Values) -> Label:
     """Returns the label of values without rows that are repeated to these sizes."""
-    scaled = [axis for axis, (size, other) in enumerate(zip(*sizes, strict=True)) if size != other]
+    scaled = scaled_axes(sizes)
     if label.kind == ZERO or not scaled:
         return label
     if label.kind != SAME:
@@ -135,19 +135,15 @@ def _repeated(label: Label, sizes: Values) -> Label:
 def tiled(node: Node) -> Label:
     """Repeats all values along axes."""
     label = node.label(0)
-    (first, second) = node.values(1)
-    scaled = [
-        axis
-        for axis, (count, other) in enumerate(zip(first, second, strict=True))
-        if count != other
-    ]
+    counts = node.values(1)
+    scaled = scaled_axes(counts)
     if label.has_rows and scaled:
         raise Mixes(PAIRS)
     if label.has_rows:
-        return node.whole()._replace(blocks=node.whole().blocks * int(first[label.axis]))
+        return node.whole()._replace(blocks=node.whole().blocks * int(counts[0][label.axis]))
     if scaled and node.shape(0)[scaled[0]] != 1:
         raise NoRule("repeats several values once for each row")
-    return _repeated(label, (first, second))
+    return _repeated(label, counts)
 
 
 @rule("Pack", terms=ALL)
@@ -206,17 +202,15 @@ def _places(shape: Shape | None, axis: int, index: Any) -> tuple[int, Any]:
     return found, left[tuple(slice(None) if place == found else 0 for place in range(left.ndim))]
 
 
-def _taken(node: Node, number: int, indexes: Sequence[Any]) -> Label:
-    """Returns the label of x[index], given the index in each trace: of whole batches, if it cuts
-    the axis of rows."""
-    label = node.label(number)
-    if not label.has_rows:
-        return label
-    pairs = zip(node.shapes[number], indexes, strict=True)
+def _taken(node: Node, indexes: Sequence[Any]) -> Label:
+    """Returns the label of x[index], which has rows, given the index in each trace: of whole
+    batches, if it cuts the axis of rows."""
+    label = node.label(0)
+    pairs = zip(node.shapes[0], indexes, strict=True)
     (axis, first), (_, second) = (_places(shape, label.axis, index) for shape, index in pairs)
-    lengths = [shape[label.axis] for shape in node.shapes[number] if shape]
+    lengths = [shape[label.axis] for shape in node.shapes[0] if shape]
     if [len(first), len(second)] != lengths or first[0]:
-        label = _batches(node.whole(number), (first, second), node.rows)
+        label = _batches(node.whole(), (first, second), node.rows)
     return label._replace(axis=axis)
 
 
@@ -256,27 +250,26 @@ def split(node: Node) -> list[Label]:
 @rule("Slice")
 def part(node: Node) -> Label:
     """Takes a part of each axis."""
-    indexes = []
     if not node.label(0).has_rows:
         node.setting(1, 2)
         return node.label(0)
+    indexes = []
     for begins, sizes in zip(node.values(1), node.values(2), strict=True):
         pairs = zip(begins, sizes, strict=True)
         indexes.append(
             tuple(slice(begin, None if size < 0 else begin + size) for begin, size in pairs)
         )
-    return _taken(node, 0, indexes)
+    return _taken(node, indexes)
 
 
-def _strided(node: Node, first: int) -> list[Any]:
-    """Returns the index of a strided slice in each trace; `first`: its first input that holds
-    places."""
+def _strided(node: Node) -> list[Any]:
+    """Returns the index of a strided slice, whose places are its inputs 1 to 3, in each trace."""
     names = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
     begin, end, ellipsis, new, shrink = (node.attribute(name) for name in names)
     indexes = []
     for trace in (0, 1):
         index: list[Any] = []
-        places = zip(*(node.values(first + number)[trace] for number in range(3)), strict=True)
+        places = zip(*(node.values(number)[trace] for number in (1, 2, 3)), strict=True)
         for place, (start, stop, stride) in enumerate(places):
             bit = 1 << place
             if ellipsis & bit:
@@ -297,7 +290,7 @@ def _strided(node: Node, first: int) -> list[Any]:
 def strided(node: Node) -> Label:
     """Takes a part of each axis by numbers and masks."""
     node.setting(1, 2, 3)
-    return _taken(node, 0, _strided(node, 1)) if node.label(0).has_rows else node.label(0)
+    return _taken(node, _strided(node)) if node.label(0).has_rows else node.label(0)
 
 
 @rule("StridedSliceGrad")
@@ -307,7 +300,7 @@ def strided_gradient(node: Node) -> Label:
         node.setting(0, 1, 2, 3)
         return node.label(4)
     label = node.whole(4)
-    indexes = _strided(node, 1)
+    indexes = _strided(node)
     shapes = [tuple(map(int, shape)) for shape in node.values(0)]
     for axis in range(len(shapes[0])):
         with suppress(Mixes):  # an axis that an index takes away
@@ -359,11 +352,10 @@ def turned(node: Node) -> Axes:
 def gathered(node: Node) -> Axes:
     """Takes values by their numbers along an axis."""
     batches = node.attribute("batch_dims")
-    (first, second) = (node.rank(0), node.rank(1))
-    values: list[Any] = [*range(first)]
+    values: list[Any] = [*range(node.rank(0))]
     axis = values[int(node.value(2))]
     values[axis] = None
-    places = [*range(batches), *(f"place {number}" for number in range(second - batches))]
+    places = [*range(batches), *(f"place {number}" for number in range(node.rank(1) - batches))]
     return Axes({0: values, 1: places}, [*values[:axis], *places[batches:], *values[axis + 1 :]])
 
 
@@ -469,7 +461,7 @@ def list_shape(node: Node) -> Label:
 @rule("AddN", terms=ALL)
 def added(node: Node) -> Axes | Label:
     """Adds tensors, or lists of them."""
-    if node.operations[0].outputs[0].dtype.is_numpy_compatible:
+    if node.dtype.is_numpy_compatible:
         return broadcast(node)
     label = node.label(0)
     for number in range(1, len(node.labels)):

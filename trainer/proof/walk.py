@@ -48,7 +48,7 @@ _BRANCHES = {
     "StatelessCase": ("branches",),
 }
 _LOOPS = ("While", "StatelessWhile")
-_Outputs = tuple[list[Label], list[Values | None]]  # labels, and values where they are known
+_Labels = Label | list[Label]  # of all outputs alike, or of each
 _MOST_TURNS = 20  # after which a loop's labels should stay as they are
 # Operations with a state that no variable and no other tensor sees.
 _HARMLESS = {
@@ -98,15 +98,17 @@ class Assignment(NamedTuple):
     place: int  # of the operation of the step that makes it, among all of them
 
 
-@dataclass
-class _Frame:
-    """Holds what is known of the tensors of one call of a function, by the names that the first
-    trace gives them."""
+class _Tensor(NamedTuple):
+    """Holds what is known of a tensor: its value if it is a constant, the variable that it refers
+    to."""
 
-    labels: dict[str, Label] = field(default_factory=dict)
-    known: dict[str, Values] = field(default_factory=dict)
-    variables: dict[str, Variable] = field(default_factory=dict)
-    shapes: dict[str, Shapes] = field(default_factory=dict)
+    label: Label
+    shapes: Shapes
+    value: Values | None
+    variable: Variable | None
+
+
+_Frame = dict[str, _Tensor]  # of one call of a function, by the names that the first trace gives
 
 
 @dataclass
@@ -131,7 +133,7 @@ class Walk:
         labels: Sequence[Label],
         known: Sequence[Values | None],
         variables: Sequence[Variable | None],
-    ) -> _Outputs:
+    ) -> tuple[list[Label], list[Values | None]]:
         """Labels all tensors of two graphs, given what their inputs are; returns the labels and
         values of outputs.
 
@@ -140,14 +142,9 @@ class Walk:
         frame = _Frame()
         given = zip(graphs[0].inputs, graphs[1].inputs, labels, known, variables, strict=True)
         for tensor, other, label, value, variable in given:
-            frame.labels[tensor.name] = label
-            frame.shapes[tensor.name] = shapes_with(
-                (sizes_of(tensor.shape), sizes_of(other.shape)), label, self.rows
-            )
-            if value is not None:
-                frame.known[tensor.name] = value
-            if variable is not None:
-                frame.variables[tensor.name] = variable
+            sizes = sizes_of(tensor.shape), sizes_of(other.shape)
+            shapes = shapes_with(sizes, label, self.rows)
+            frame[tensor.name] = _Tensor(label, shapes, value, variable)
         first, second = (graph.get_operations() for graph in graphs)
         if [operation.type for operation in first] != [operation.type for operation in second]:
             raise Different("the step has other operations with twice as many rows")
@@ -162,35 +159,35 @@ class Walk:
                 raise Different(
                     "the operations of the step are joined in another way with twice as many rows"
                 )
-            if pair[0].outputs and pair[0].outputs[0].name in frame.labels:
+            if pair[0].outputs and pair[0].outputs[0].name in frame:
                 continue
             self._places.append(place)
             self._visit(pair, frame)
             self._places.pop()
-        names = [tensor.name for tensor in graphs[0].outputs]
-        return [frame.labels[name] for name in names], [frame.known.get(name) for name in names]
+        outputs = [frame[tensor.name] for tensor in graphs[0].outputs]
+        return [output.label for output in outputs], [output.value for output in outputs]
 
     def _visit(self, pair: tuple[Any, Any], frame: _Frame) -> None:
         """Labels the outputs of an operation."""
         operation = pair[0]
-        count = len(pair[0].outputs)
-        names = [tensor.name for tensor in operation.inputs]
-        labels = [frame.labels[name] for name in names]
-        known = [frame.known.get(name) for name in names]
-        node = Node(pair, labels, known, [frame.shapes[name] for name in names], self.rows)
-        variables = [frame.variables.get(name) for name in names]
-        values: list[Values | None] = [None] * count
+        inputs = [frame[tensor.name] for tensor in operation.inputs]
+        labels = [given.label for given in inputs]
+        known = [given.value for given in inputs]
+        node = Node(pair, labels, known, [given.shapes for given in inputs], self.rows)
+        variables = [given.variable for given in inputs]
+        results: _Labels
         try:
-            results, values = self._special(node, variables) or self._result(node)
+            found = self._special(node, variables)
+            results = self._result(node) if found is None else found
         except Inherited as error:
-            results = [error.label] * count
+            results = error.label
         except (Mixes, NoRule) as error:
             kind = MIXED if isinstance(error, Mixes) else UNKNOWN
-            results = [Label(kind, operation=operation, why=str(error))] * count
+            results = Label(kind, operation=operation, why=str(error))
         of_metric = any(label.of_metric for label in labels)
-        for number, (tensor, label, value) in enumerate(
-            zip(operation.outputs, results, values, strict=True)
-        ):
+        for number, tensor in enumerate(operation.outputs):
+            label = results[number] if isinstance(results, list) else results
+            value = node.values_given[number] if node.values_given else None
             shapes = shapes_with(node.output_shapes(number), label, self.rows)
             checked = tensor.dtype.is_numpy_compatible and label.kind not in (ZERO, MIXED, UNKNOWN)
             if checked and not fits(label, shapes, self.rows):
@@ -201,36 +198,32 @@ class Walk:
                 label = label._replace(operation=operation)
             if label.kind == MIXED and label.operation is operation:
                 self.mixed.append(label)
-            frame.labels[tensor.name] = label._replace(
-                of_metric=label.of_metric or (of_metric and value is None)
-            )
-            frame.shapes[tensor.name] = shapes
             if value is not None:
-                frame.shapes[tensor.name] = value[0].shape, value[1].shape
-                frame.known[tensor.name] = value
-        if operation.type in ("Identity", "IdentityN"):
-            for tensor, variable in zip(operation.outputs, variables, strict=True):
-                if variable is not None:
-                    frame.variables[tensor.name] = variable
+                shapes = value[0].shape, value[1].shape
+            elif of_metric:
+                label = label._replace(of_metric=True)
+            variable = variables[number] if operation.type in ("Identity", "IdentityN") else None
+            frame[tensor.name] = _Tensor(label, shapes, value, variable)
 
-    def _result(self, node: Node) -> _Outputs:
-        """Returns the labels and values of what an operation without a state gives."""
-        operation = node.operations[0]
-        count = len(node.operations[0].outputs)
+    def _result(self, node: Node) -> _Labels:
+        """Returns the labels of what an operation without a state gives."""
         if (computed := self._computed(node)) is not None:
-            return [label_of_values(*pair, self.rows) for pair in computed], [*computed]
+            node.values_given.extend(computed)
+            return [label_of_values(*pair, self.rows) for pair in computed]
         if node.type in RULES:
             results = RULES[node.type](node)
             node.refuse_unread()
-            value = node.known[0] if node.type == "Identity" else None
-            return results[:count] if isinstance(results, list) else [results] * count, [
-                value
-            ] * count
-        if operation.op_def.is_stateful and node.type not in _HARMLESS:
+            if node.type == "Identity":
+                node.values_given.extend(node.known)
+            return results
+        if node.operations[0].op_def.is_stateful and node.type not in _HARMLESS:
             raise NoRule(_of_state(node.type))
         if all(node.label(number).is_same for number in range(len(node.labels))):
-            self._refuse_other_attributes(node)
-            return [Label(SAME)] * count, [None] * count
+            first, second = (operation.node_def.attr for operation in node.operations)
+            for name in first:
+                if not _IGNORED.match(name) and first[name] != second[name]:
+                    raise NoRule(f"{name} follows from the number of rows")
+            return Label(SAME)
         if _DRAWS.search(node.type):
             raise Mixes("draws the same numbers on each replica, by their places in its rows")
         raise NoRule("has no rule")
@@ -250,65 +243,58 @@ class Walk:
             return None
         kinds: dict[str, Callable[[Any], Any]] = {"Size": math.prod, "Rank": len}
         make = kinds.get(node.type, np.asarray)
-        dtype = node.operations[0].outputs[0].dtype.as_numpy_dtype
+        dtype = node.dtype.as_numpy_dtype
         return [
             (np.asarray(make(first), dtype), np.asarray(make(second), dtype))
             for first, second in node.shapes
         ]
 
-    def _refuse_other_attributes(self, node: Node) -> None:
-        """Raises NoRule if an operation without a rule has other attributes in the other trace."""
-        first, second = (operation.node_def.attr for operation in node.operations)
-        for name in first:
-            if not _IGNORED.match(name) and first[name] != second[name]:
-                raise NoRule(f"{name} follows from the number of rows")
-
-    def _special(self, node: Node, variables: Sequence[Variable | None]) -> _Outputs | None:
+    def _special(self, node: Node, variables: Sequence[Variable | None]) -> _Labels | None:
         """Returns the outputs of marks, calls, conditions, loops and operations on variables; None
         for others."""
         operation = node.operations[0]
-        count = len(node.operations[0].outputs)
-        nothing: list[Values | None] = [None] * count
-        if node.type == "Identity" and (mark := _mark(operation)):
-            return [self._marked(node, mark)], nothing
+        if node.type == "Identity":  # perhaps a mark: see `trainer.run.one_of_several`
+            mark = re.sub(r"_\d+$", "", operation.name.rpartition("/")[2])
+            if mark == DRAWN:
+                return Label(ROWS)
+            if mark == NUMBER:
+                raise Mixes("reads the number of this replica")
+            if mark == SUMMED:
+                label = node.label(0)
+                if label.has_rows:
+                    raise Mixes("adds the rows of replicas up place by place")
+                return label if label.kind == ZERO else label.as_sum()._replace(kind=SAME)
         if node.type == "Placeholder":
             raise NoRule("is fed from outside")
         if node.type in _CALLS:
-            return self.graphs(self._graphs(node, "f"), node.labels, node.known, variables)
+            (graphs,) = self._graphs(node, "f")
+            labels, values = self.graphs(graphs, node.labels, node.known, variables)
+            node.values_given.extend(values)
+            return labels
         if node.type in _BRANCHES:
-            return self._condition(node, variables), nothing
+            return self._condition(node, variables)
         if node.type in _LOOPS:
-            return self._loop(node, variables), nothing
+            return self._loop(node, variables)
         variable = variables[0] if variables else None
         if node.type == "VariableShape" and variable is not None:
-            shape = np.asarray(variable.shape, operation.outputs[0].dtype.as_numpy_dtype)
-            return [Label(SAME)], [(shape, shape)]
+            shape = np.asarray(variable.shape, node.dtype.as_numpy_dtype)
+            node.values_given.append((shape, shape))
+            return Label(SAME)
         if not operation.op_def.is_stateful or node.type in _HARMLESS:
             return None
         if variable is not None and (node.type == "ReadVariableOp" or _ASSIGNS.match(node.type)):
-            return self._of_variable(node, variables), nothing
+            return self._of_variable(node, variable, variables)
         plain = variable is not None and not (variable.is_metric or variable.own_value)
         if plain and node.type == "ResourceGather" and not node.attribute("batch_dims"):
             letters = range(node.rank(1))
-            return [label_by_letters(node, Axes({1: letters}, letters))], nothing
+            return label_by_letters(node, Axes({1: letters}, letters))
         self.stateful.append(Label(UNKNOWN, operation=operation, why=_of_state(node.type)))
         return None
 
-    def _marked(self, node: Node, mark: str) -> Label:
-        """Returns the label of a marked tensor: see `trainer.run.one_of_several`."""
-        if mark == DRAWN:
-            return Label(ROWS)
-        if mark == NUMBER:
-            raise Mixes("reads the number of this replica")
-        label = node.label(0)
-        if label.has_rows:
-            raise Mixes("adds the rows of replicas up place by place")
-        return label if label.kind == ZERO else label.as_sum()._replace(kind=SAME)
-
-    def _of_variable(self, node: Node, variables: Sequence[Variable | None]) -> list[Label]:
+    def _of_variable(
+        self, node: Node, variable: Variable, variables: Sequence[Variable | None]
+    ) -> Label:
         """Returns the outputs of an operation that reads or assigns a variable."""
-        variable = variables[0]
-        assert variable is not None
         if variable.own_value:
             raise NoRule(f"uses {variable.name}, of which each replica has a value of its own")
         if node.type != "ReadVariableOp":
@@ -319,9 +305,7 @@ class Walk:
                 self.assignments += [
                     self._assignment(node, held, label) for label in given or [Label(SAME)]
                 ]
-        return [Label(SUM, of_metric=True) if variable.is_metric else Label(SAME)] * len(
-            node.operations[0].outputs
-        )
+        return Label(SUM, of_metric=True) if variable.is_metric else Label(SAME)
 
     def _assignment(self, node: Node, variable: Variable, label: Label) -> Assignment:
         """Returns what a variable is given, with a label that is bad unless every replica gives
@@ -353,67 +337,62 @@ class Walk:
             label = Label(MIXED, operation=operation, why=why)
         return Assignment(variable, operation, label, self._places[0])
 
-    def _graphs(self, node: Node, attribute: str, place: int | None = None) -> tuple[Any, Any]:
-        """Returns the graphs of a function that an attribute names, in both traces."""
-        named = [operation.get_attr(attribute) for operation in node.operations]
-        names = [(of if place is None else of[place]).name for of in named]
-        pairs = zip(node.operations, names, strict=True)
-        first, second = (graph_of_function(operation.graph, name) for operation, name in pairs)
-        return first, second
-
-    def _condition(self, node: Node, variables: Sequence[Variable | None]) -> list[Label]:
-        """Returns what both branches give."""
-        doubt = self._doubt_of(node.labels[0], node.operations[0], "a condition")
-        self._doubt += doubt
-        pairs = []
-        for attribute in _BRANCHES[node.type]:
-            several = (
-                range(len(node.operations[0].get_attr(attribute)))
-                if attribute == "branches"
-                else [None]
+    def _graphs(self, node: Node, *attributes: str) -> list[tuple[Any, Any]]:
+        """Returns the graphs of the functions that attributes name, in both traces."""
+        pairs: list[tuple[Any, Any]] = []
+        for attribute in attributes:
+            first, second = (
+                [
+                    graph_of_function(operation.graph, function.name)
+                    for function in np.ravel(operation.get_attr(attribute))
+                ]
+                for operation in node.operations
             )
-            pairs += [self._graphs(node, attribute, place) for place in several]
+            pairs += zip(first, second, strict=True)
+        return pairs
+
+    def _condition(self, node: Node, variables: Sequence[Variable | None]) -> _Labels:
+        """Returns what both branches give."""
+        doubt = self._doubt_of(node.labels[0], node, "a condition")
+        self._doubt += doubt
         found = [
-            self.graphs(pair, node.labels[1:], node.known[1:], variables[1:])[0] for pair in pairs
+            self.graphs(pair, node.labels[1:], node.known[1:], variables[1:])[0]
+            for pair in self._graphs(node, *_BRANCHES[node.type])
         ]
         if doubt:
-            self._doubt.pop()
-            return doubt * len(node.operations[0].outputs)
+            return self._doubt.pop()
         return [functools.reduce(joined, labels) for labels in zip(*found, strict=True)]
 
-    def _loop(self, node: Node, variables: Sequence[Variable | None]) -> list[Label]:
+    def _loop(self, node: Node, variables: Sequence[Variable | None]) -> _Labels:
         """Returns what a loop carries in the end."""
-        body = self._graphs(node, "body")
-        condition = self._graphs(node, "cond")
-        inputs = body[0].inputs
-        outputs = body[0].outputs
-        kept = [given is result for given, result in zip(inputs, outputs, strict=True)]
+        body, condition = self._graphs(node, "body", "cond")
+        ends = zip(body[0].inputs, body[0].outputs, strict=True)
+        kept = [given is result for given, result in ends]
         known = [value if same else None for value, same in zip(node.known, kept, strict=True)]
         labels = list(node.labels)
         for _ in range(_MOST_TURNS):
             before = len(self.assignments), len(self.mixed), len(self.stateful)
             (decides,), _ = self.graphs(condition, labels, known, variables)
-            doubt = self._doubt_of(decides, node.operations[0], "the end of a loop")
+            doubt = self._doubt_of(decides, node, "the end of a loop")
             self._doubt += doubt
             after, _ = self.graphs(body, labels, known, variables)
             del self._doubt[len(self._doubt) - len(doubt) :]
             carried = [joined(*both) for both in zip(labels, after, strict=True)]
             if carried == labels:
-                return [doubt[0]] * len(labels) if doubt else labels
+                return doubt[0] if doubt else labels
             labels = carried
             del self.assignments[before[0] :], self.mixed[before[1] :], self.stateful[before[2] :]
         raise NoRule("is a loop whose labels go on changing")
 
-    def _doubt_of(self, label: Label, operation: Any, what: str) -> list[Label]:
+    def _doubt_of(self, label: Label, node: Node, what: str) -> list[Label]:
         """Returns the label of what depends on a condition, if that may differ with the number of
         replicas."""
         if label.is_bad:
             return [label]
         if label.kind in (SAME, ZERO) and not label.power and not label.of_metric:
             return []
-        return [
-            Label(MIXED, operation=operation, why=f"{what} follows from the rows of one replica")
-        ]
+        why = f"{what} follows from the rows of one replica"
+        return [Label(MIXED, operation=node.operations[0], why=why)]
 
 
 def _clamped(node: Node) -> Values | None:
@@ -437,12 +416,6 @@ def _of_state(kind: str) -> str:
     if _DRAWS.search(kind):
         return "draws from TensorFlow's own state, which differs on each replica"
     return "keeps a state of its own, or has effects that the graph does not show"
-
-
-def _mark(operation: Any) -> str:
-    """Returns the mark that an identity operation is, or ""."""
-    name = re.sub(r"_\d+$", "", operation.name.rpartition("/")[2])
-    return name if name in (DRAWN, NUMBER, SUMMED) else ""
 
 
 def _in_order(operations: Sequence[Any]) -> list[int]:

@@ -77,10 +77,8 @@ class StepLogs:
         Metrics may be NaN, such as that of a class missing from a batch. They count only if no
         scalar is a loss.
         """
-        watched = [is_loss(name) for name in self.names]
-        wrong = ~np.isfinite(self.values) & np.array(
-            watched if any(watched) else [True] * len(watched), bool
-        )
+        watched = np.array([is_loss(name) for name in self.names], bool)
+        wrong = ~np.isfinite(self.values) & (watched | ~watched.any())
         if not wrong.any():
             return None
         index = int(wrong.any(axis=1).argmax())
@@ -134,14 +132,12 @@ class RunningMeans:
         """Restores the result of asdict(). Raises KeyError, TypeError or ValueError for anything
         else."""
         return cls(
-            examples_per_step=int(state["examples_per_step"]),
-            steps=int(state["steps"]),
-            timed_steps=int(state["timed_steps"]),
-            timed_seconds=float(state["timed_seconds"]),
-            waited_seconds=float(state["waited_seconds"]),
-            sums=numbers(state["sums"]),
-            counts=tuple(np.asarray(count, np.float64) for count in state["counts"]),
-            metrics=numbers(state["metrics"]),
+            **{
+                **state,
+                "sums": numbers(state["sums"]),
+                "counts": tuple(np.asarray(count, np.float64) for count in state["counts"]),
+                "metrics": numbers(state["metrics"]),
+            }
         )
 
     def add(self, logs: StepLogs, seconds: float, timed: bool) -> None:
@@ -339,6 +335,6 @@ def numbers(values: Mapping[Any, Any]) -> Scalars:
     return {name: math.nan if value is None else float(value) for name, value in values.items()}
 
 
-def rounded(value: Any, digits: int = 6) -> Any:
-    """Rounds a number to `digits` significant digits; None stays None."""
-    return None if value is None else float(f"{value:.{digits}g}")
+def rounded(value: Any) -> Any:
+    """Rounds a number to six significant digits; None stays None."""
+    return None if value is None else float(f"{value:.6g}")

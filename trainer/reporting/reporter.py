@@ -103,9 +103,13 @@ class Reporter:
             TuningMetric(self.config.tuning_metric) if self.config.tuning_metric else None
         )
         self._gpus = Gpus(sum(name.startswith("GPU") for name in self.devices))
-        total = self.progress.total_steps
         self._bar = ProgressBar(
-            "bar", "count", "text", total=total, completed=self.progress.step, text="first step …"
+            "bar",
+            "count",
+            "text",
+            total=self.progress.total_steps,
+            completed=self.progress.step,
+            text="first step …",
         )
 
     def state(self) -> State:
@@ -121,12 +125,12 @@ class Reporter:
         """Restores what `state` returned."""
         self._since_report = RunningMeans.restored(state["since_report"])
         self._since_epoch = RunningMeans.restored(state["since_epoch"])
-        self._epoch_seconds = [float(seconds) for seconds in state["epoch_seconds"]]
+        self._epoch_seconds = state["epoch_seconds"]
         self._final = {kind: numbers(values) for kind, values in state["final"].items()}
         self._measured = numbers(state["measured"])
         self._evaluated = numbers(state["evaluated"])
         self._quality = state["quality"]
-        self._classes = dict(state["classes"])
+        self._classes = state["classes"]
         self._counts = tuple(np.asarray(count, np.float64) for count in state["counts"])
 
     def on_call(self, progress: Progress, logs: StepLogs) -> Scalars:

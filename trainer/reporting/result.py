@@ -91,10 +91,10 @@ class ResultWriter:
         They go up to the last step in stats.jsonl or result.json.
         """
         trained = self.before.get("steps", 0)  # goodput has the time of these as that of steps
-        pace = self.before.get("step_seconds")
+        pace = self.before.get("step_seconds") or 0.0
         reached = max(trained, last_reported_step(self.job_dir.root) if self.job_dir else 0)
         self.steps_repeated += max(0, reached - progress.run_step)
-        self.goodput.move(max(0, trained - progress.run_step) * (pace or 0.0), STEP, REPEATED)
+        self.goodput.move(max(0, trained - progress.run_step) * pace, STEP, REPEATED)
         self.progress = progress
 
     def name_slow(self, name: str, why: str) -> None:
@@ -123,7 +123,7 @@ class ResultWriter:
                 if (known := self.job_dir.read_result()).get("state") != "done":
                     self.job_dir.write(RESULT, {**known, **self._content(state, error), **about})
 
-    def _content(self, state: str, error: str | None = None) -> Result:
+    def _content(self, state: str, error: str | None) -> Result:
         """Returns what result.json always has: state, counts and seconds, but no metrics."""
         seconds = self.goodput.seconds()
         progress = self.progress

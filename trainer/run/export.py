@@ -82,17 +82,16 @@ def export(
             elif loss in ("sparse_categorical_crossentropy", "categorical_crossentropy"):
                 scores = "probabilities"
         # A generator is a network whose inputs are noise and, if it has classes, a label.
-        generates = interface.sampler is not None and len(inputs) == 1 + bool(
-            interface.generated_classes
-        )
+        classes = interface.generated_classes
+        sampler = interface.sampler if len(inputs) == 1 + bool(classes) else None
         write_servable(
             beside,
             inputs=_specs(inputs),
             outputs=_specs(zip(names, outputs, strict=False)),
             image=image if len(inputs) == 1 and len(inputs[0][1].shape) == 4 else (),
             class_names=class_names,
-            latent_dim=interface.sampler.latent_dim if interface.sampler and generates else 0,
-            classes=interface.generated_classes if generates else 0,
+            latent_dim=sampler.latent_dim if sampler else 0,
+            classes=classes if sampler else 0,
             scores=scores,
         )
 

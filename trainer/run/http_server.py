@@ -157,8 +157,11 @@ class Server:
             Route(health, self.health),
             Route(_ABOUT, self.metadata),
         ]
-        handlers = {HTTPException: answer_http_error}
-        app = Starlette(routes=routes, lifespan=self.lifespan, exception_handlers=handlers)
+        app = Starlette(
+            routes=routes,
+            lifespan=self.lifespan,
+            exception_handlers={HTTPException: answer_http_error},
+        )
         app.router.redirect_slashes = False
         return app
 

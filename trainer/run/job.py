@@ -95,7 +95,7 @@ def run(
         compares = unchecked and needs_check(config, replicas.count)
         with closing(ReplicaCheck(command[3:])) if compares else nullcontext() as check:
             run = prepare_run(job, replicas)
-            if ended := replicas.from_chief(_ended_before(run)):
+            if ended := replicas.from_worker(_ended_before(run)):
                 job.tracking.begin()  # sends to the tracker what an earlier start could not
                 log.info(ended)
                 return DONE
@@ -125,8 +125,9 @@ def act_on_check(run: TrainingRun, verdict: ReplicaVerdict) -> None:
     compared = "all" if verdict.proof == PROVED else f"1 to {COMPARED_STEPS}"
     job.result.replica_checks = {compared: verdict.outcome}
     bits = {"equal_bits": 0} if verdict.problems else {}
-    checks = job.result.replica_checks
-    job.job_dir.add_to_run_info(replica_check=asdict(verdict), replica_checks=checks, **bits)
+    job.job_dir.add_to_run_info(
+        replica_check=asdict(verdict), replica_checks=job.result.replica_checks, **bits
+    )
 
 
 def prepare_run(job: StartedJob, replicas: Replicas) -> TrainingRun:
@@ -139,10 +140,9 @@ def prepare_run(job: StartedJob, replicas: Replicas) -> TrainingRun:
     config_of_callbacks, used = recording_reads(config)
     callbacks = load_callbacks(config_of_callbacks)
     setup = build_setup(config, replicas)
-    used |= {
-        *setup.used,
-        *(["sample_every_steps"] if ModelInterface.of(setup.model).sampler else []),
-    }
+    used |= {*setup.used}
+    if ModelInterface.of(setup.model).sampler:
+        used.add("sample_every_steps")
     refuse_unused(job.named, used, config)
     checkpoints = Checkpoints(
         setup.model, replicas, job_dir.checkpoints, config.keep_checkpoints, job_dir.mirror
@@ -184,7 +184,6 @@ def restored_run(
             starting_weights(config, setup)
     step -= before
     schedule = setup.schedule
-    total = setup.schedule.total_steps(config.steps, config.epochs)
     if schedule.left_out:
         log.info(
             f"each epoch trains on whole batches and leaves out {schedule.left_out:,} rows (fit has"
@@ -192,7 +191,7 @@ def restored_run(
         )
     progress = Progress(
         step,
-        total,
+        schedule.total_steps(config.steps, config.epochs),
         schedule.steps_per_epoch,
         schedule.examples_per_step,
         unit=setup.dataset.unit,
@@ -226,7 +225,6 @@ def _dependences(setup: TrainingSetup) -> list[str]:
 def _ended_before(run: TrainingRun) -> str | None:
     """Returns the line to log if an earlier start has already ended this run, else None. Only the
     chief decides."""
-    config = run.job.config
     before = run.job.result.before
     progress = run.state.progress
     job_dir = run.job.job_dir
@@ -242,10 +240,10 @@ def _ended_before(run: TrainingRun) -> str | None:
         more = f"more than {max(asked, progress.step):,} steps"
         steps = f"{progress.step:,} of {asked:,} steps"
         if progress.total_steps < asked:
-            more += " and a larger --patience" if config.early_stopping else ""
+            more += " and a larger --patience" if run.job.config.early_stopping else ""
             return f"finished already: stopped early after {steps}: use {more} to continue"
         return f"finished already: {steps} are done: use {more} to continue"
-    minutes = config.max_minutes
+    minutes = run.job.config.max_minutes
     if state == "budget" and minutes and before.get("wall_seconds", 0.0) >= 60 * minutes:
         steps = f"after {progress.step:,} steps"
         return (
@@ -336,17 +334,14 @@ def train_to_end(
     stopping: what makes signals ask for the end; by default `stop_on_signals`. Raises UserError
         with what to change if memory runs out.
     """
-    job = run.job
     setup = run.setup
-    data = run.setup.dataset
     with _explaining_errors(run):
         run.write_result("running")
-        answered = answered_by_replicas(setup.replicas)  # where a callback evaluates or predicts
         with (
-            answered,
-            data.reading(),
+            answered_by_replicas(setup.replicas),  # where a callback evaluates or predicts
+            setup.dataset.reading(),
             (stopping or stop_on_signals)() as stop,
-            JobWatch(job, stop).watching(),
+            JobWatch(run.job, stop).watching(),
         ):
             control = run.train(stop)
     optimizer = ModelInterface.of(setup.model).optimizer
@@ -389,7 +384,6 @@ def export_model(run: TrainingRun) -> None:
 def _explaining_errors(run: TrainingRun) -> Iterator[None]:
     """Waits for the running checkpoint after an error in the block, and says what to change if
     memory runs out."""
-    data = run.setup.dataset
     try:
         yield
     except Exception as error:
@@ -399,7 +393,7 @@ def _explaining_errors(run: TrainingRun) -> Iterator[None]:
             raise out_of_memory(run.job.config, run.setup.replicas) from error
         if (
             isinstance(error, NotFinite)
-            and (row := first_not_finite(data.train.arrays[:1])) is not None
+            and (row := first_not_finite(run.setup.dataset.train.arrays[:1])) is not None
         ):
             cause = f"x holds NaN or infinity, first in row {row:,}: fill or remove such rows first"
             raise NotFinite(f"{cause}; {error}") from error

@@ -6,12 +6,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import keras
 
 from trainer.base.errors import UserError
-from trainer.data.sample_grids import as_uint8, noise, noise_and_labels
+from trainer.data.sample_grids import sample_grid
 from trainer.measures.evaluation import Evaluation
 from trainer.run.export import export
 from trainer.run.saved_model_check import DIFFERS, compare_saved
@@ -26,12 +25,10 @@ from trainer.training.checkpoint import (
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import as_user_mistake, message_of
 
-_ROWS = 2  # samples to draw
-
 
 def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
-    """Writes a checkpoint, evaluates one batch, draws two samples, exports the model, and loads
-    what was saved.
+    """Writes a checkpoint, evaluates one batch, draws samples, exports the model, and loads what
+    was saved.
 
     All files go to a temporary folder, and no weight changes, nor what Python draws next. A
     training step is not tried, as the first one follows at once. Raises UserError that names what
@@ -71,12 +68,14 @@ def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
                 evaluate.try_one_batch()
         interface = ModelInterface.of(model)
         if sampler := interface.sampler:
-            kind = (sampler.latent_dim, keras.config.floatx())
-            drawn: tuple[Any, ...] = (noise(config.seed, _ROWS, *kind),)
-            if interface.generated_classes:
-                drawn = noise_and_labels(config.seed, 1, range(_ROWS), *kind)
             with trying("sample"):
-                as_uint8(sampler.sample(*drawn))
+                sample_grid(
+                    sampler.sample,
+                    config.seed,
+                    sampler.latent_dim,
+                    interface.generated_classes,
+                    keras.config.floatx(),
+                )
         with trying("export"):
             export(model, exported, setup.dataset.input_spec, save_optimizer=config.save_optimizer)
             # Keras also saves classes that it cannot load without their code; compare_saved then

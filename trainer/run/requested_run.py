@@ -4,9 +4,11 @@ TensorFlow."""
 import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from types import MappingProxyType
+from typing import Any
 
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import (
@@ -209,15 +211,12 @@ def read_request(kind: type[RunOptions], arguments: Sequence[str], usage: Usage)
 def _as_of_run(name: str) -> Field:
     """Returns a setting of the run as a flag of a command on it, whose default is the run's own
     value."""
-    field = _FIELDS[name]
-    default = field.default if name == "replicas" else ""
-    meaning = field.metadata["meaning"] + (
-        "" if name == "replicas" else " (default: that of the run)"
-    )
-    copy: Any = dataclasses.field(default=default, metadata={**field.metadata, "meaning": meaning})
-    copy.name = name
-    copy.type = field.type
-    return cast(Field, copy)
+    field = copy(_FIELDS[name])
+    if name != "replicas":
+        field.default = ""
+        meaning = f"{field.metadata['meaning']} (default: that of the run)"
+        field.metadata = MappingProxyType({**field.metadata, "meaning": meaning})
+    return field
 
 
 def _known_settings(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,14 +54,7 @@ class Best:
     def resume(self, state: State) -> None:
         """Restores the `state` of an earlier start."""
         if state and state["value"] is not None:
-            value = float(state["value"])
-            step = int(state["step"])
-            self.state = {
-                "metric": state["metric"],
-                "features": state["features"],
-                "value": value,
-                "step": step,
-            }
+            self.state = state
 
     def consider(self, values: Mapping[str, float], step: int) -> None:
         """Replaces the best value by this measurement if that is better, not comparable, or the

@@ -100,14 +100,13 @@ def weights_path(run: RequestedRun) -> Path:
     does not exist."""
     choice = run.options.checkpoint
     if not choice:
-        files = [run.folder / MODEL / name for name in ("model.keras", "model.weights.h5")]
-        file = next((file for file in files if file.is_file()), None)
-        if file is None:
-            raise UserError(
-                f"{run.name} has no {MODEL}/model.keras yet: wait until the run is done, or use"
-                f" --checkpoint={NEWEST}"
-            )
-        return file
+        for name in ("model.keras", "model.weights.h5"):
+            if (file := run.folder / MODEL / name).is_file():
+                return file
+        raise UserError(
+            f"{run.name} has no {MODEL}/model.keras yet: wait until the run is done, or use"
+            f" --checkpoint={NEWEST}"
+        )
     checkpoints = {folder.name: folder for folder in checkpoint_folders(run.folder / CHECKPOINTS)}
     if not checkpoints:
         raise UserError(

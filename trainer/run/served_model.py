@@ -8,11 +8,10 @@ file of answers.
 """
 
 import base64
-import binascii
 import itertools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +23,7 @@ import tensorflow as tf
 from trainer.base.errors import UserError, reason
 from trainer.base.log import log
 from trainer.base.run_files.job_files import mapping
-from trainer.base.run_files.serving_file import Servable, read_servable
+from trainer.base.run_files.serving_file import read_servable
 from trainer.base.storage import make_writable, output_address, write_whole
 from trainer.base.storage.gcs import connect
 from trainer.base.storage.local_files import Address, sha256_of
@@ -34,7 +33,6 @@ from trainer.measures.prediction import named_outputs
 from trainer.user_code.mistakes import OUT_OF_RANGE
 
 Columns = tuple[Any, ...]  # an array for each input, with a row for each instance
-Call = Callable[..., Any]  # takes a batch as one tensor for each input, returns the outputs
 _IMAGES = 256  # that a generator makes in one call
 _MOST_ROWS = 1024  # in a call
 _MOST_NUMBERS = 2**22  # in the largest input or output of a call, which bounds its memory
@@ -59,14 +57,32 @@ class ServedModel:
             raise UserError(
                 f"{name}: TensorFlow cannot load its saved_model/: {reason(error)}"
             ) from error
-        self._specs = {spec.name: spec for spec in self._network.serve.input_signature}
-        self._call = _as_graph(self._network.serve, self._specs, self.about)
+        specs = {spec.name: spec for spec in self._network.serve.input_signature}
+
+        def call(*leaves: Any) -> Any:
+            """Answers any number of rows; takes images as uint8."""
+            pairs = zip(leaves, specs.values(), strict=True)
+            outputs = self._network.serve(
+                *(
+                    leaf if leaf.dtype == tf.string else tf.cast(leaf, spec.dtype)
+                    for leaf, spec in pairs
+                )
+            )
+            makes_images = self.about.latent_dim and outputs.dtype != tf.uint8
+            return to_uint8(outputs) if makes_images else outputs
+
+        signature = [
+            tf.TensorSpec(spec.shape, tf.uint8 if self.about.image else spec.dtype)
+            for spec in specs.values()
+        ]
+        self._call = tf.function(call, autograph=False).get_concrete_function(*signature)
+        self._specs = specs
         self._row_specs = {
             name: (
                 tuple(self.about.image or tf.TensorShape(spec.shape)[1:]),
                 np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype),
             )
-            for name, spec in self._specs.items()
+            for name, spec in specs.items()
         }
 
     @cached_property
@@ -115,13 +131,9 @@ class ServedModel:
             arrays = self._outputs(columns)
         # a row is wrong, such as an unknown token: halve to find it
         except tf.errors.InvalidArgumentError as error:
-            if count > 1:
-                halves = slice(count // 2), slice(count // 2, None)
-                return [
-                    answer
-                    for half in halves
-                    for answer in self.answer(tuple(part[half] for part in columns))
-                ]
+            if half := count // 2:
+                first = self.answer(tuple(part[:half] for part in columns))
+                return first + self.answer(tuple(part[half:] for part in columns))
             value = OUT_OF_RANGE.search(str(error))
             return [BadRow(f"the model cannot compute it: {value[0] if value else reason(error)}")]
         if self.about.latent_dim:
@@ -159,9 +171,10 @@ class ServedModel:
         multiple = max(1, (1 << (count - 1).bit_length()) >> 3)
         padding = -count % multiple
         if self.about.latent_dim:
-            dimension = self.about.latent_dim
-            kind = self.noise_type
-            rows = [noise(seed, 1, dimension, kind) for seed in columns[0].tolist()]
+            rows = [
+                noise(seed, 1, self.about.latent_dim, self.noise_type)
+                for seed in columns[0].tolist()
+            ]
             columns = (np.concatenate(rows), *columns[1:])
         if padding:
             columns = tuple(
@@ -193,7 +206,7 @@ class ServedModel:
             return {
                 "name": name,
                 "datatype": kind,
-                "shape": [-1, *(-1 if size is None else size for size in shape)],
+                "shape": [-1, *(size or -1 for size in shape)],
             }
 
         return {
@@ -209,7 +222,7 @@ class ServedModel:
         the model."""
         # the seeds of a generator's noise, and the labels if it has classes
         if self.about.latent_dim:
-            names = ["seed", "label"] if self.about.classes else ["seed"]
+            names = [*self.about.requested]
             classes = self.about.classes
             for instance in instances:
                 values = instance if isinstance(instance, dict) else {}
@@ -251,7 +264,7 @@ class ServedModel:
             try:
                 pictures = [base64.b64decode(str(value["b64"]), validate=True) for value in values]
                 return np.stack([decode(picture, height, channels)[0] for picture in pictures])
-            except (binascii.Error, ValueError) as error:
+            except ValueError as error:
                 raise BadRow(f"{name}: the image is not written in base64: {error}") from None
             except BadImage as error:
                 raise BadRow(f"{name}: the image cannot be decoded: {error}") from None
@@ -283,27 +296,6 @@ class ServedModel:
     def noise_type(self) -> Any:
         """Returns the type of a generator's noise."""
         return next(iter(self._specs.values())).dtype
-
-
-def _as_graph(function: Call, specs: Mapping[str, Any], about: Servable) -> Call:
-    """Returns the function as one graph for any number of rows; it takes images as uint8 and casts
-    them."""
-
-    def call(*leaves: Any) -> Any:
-        pairs = zip(leaves, specs.values(), strict=True)
-        outputs = function(
-            *(
-                leaf if leaf.dtype == tf.string else tf.cast(leaf, spec.dtype)
-                for leaf, spec in pairs
-            )
-        )
-        return to_uint8(outputs) if about.latent_dim and outputs.dtype != tf.uint8 else outputs
-
-    signature = [
-        tf.TensorSpec(spec.shape, tf.uint8 if about.image else spec.dtype)
-        for spec in specs.values()
-    ]
-    return tf.function(call, autograph=False).get_concrete_function(*signature)
 
 
 def _listed(names: Any) -> str:
@@ -351,10 +343,9 @@ def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
             )
     answered = 0
     failed = 0
-    part = -1
+    part = 0
     with rows.open("rb") as file:
-        while lines := list(enumerate(itertools.islice(file, PART_ROWS), (part + 1) * PART_ROWS)):
-            part += 1
+        while lines := list(enumerate(itertools.islice(file, PART_ROWS), part * PART_ROWS)):
             name = f"predictions-{part:05}.jsonl"
             of_errors = f"errors-{part:05}.jsonl"
             if name in earlier:
@@ -366,8 +357,9 @@ def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
                 if errors:
                     _write(target, of_errors, errors)
                 _write(target, name, answers)
-            answered = answered + len(answers)
-            failed = failed + len(errors)
+            part += 1
+            answered += len(answers)
+            failed += len(errors)
             log.info(f"{lines[-1][0] + 1:,} rows: {answered:,} answered, {failed:,} not")
     return answered, failed
 

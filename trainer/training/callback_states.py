@@ -100,9 +100,8 @@ class CallbackStates:
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = callbacks
-        # attributes by callback, as `begin` noted them
-        self._begun: dict[str, dict[str, AttributeValue]] = {}
-        self._begun_objects: dict[str, dict[str, Any]] = {}  # those whose values cannot be kept
+        # what `_attributes` returned by callback, as `begin` noted it
+        self._begun: dict[str, tuple[dict[str, AttributeValue], dict[str, Any]]] = {}
 
     def _named(self) -> Iterator[tuple[str, Callback]]:
         """Yields each callback with a name that it has in the next process, too: its class, and a
@@ -116,8 +115,7 @@ class CallbackStates:
     def begin(self) -> None:
         """Notes all attributes. Call it right after on_train_begin, which resets Keras's
         callbacks."""
-        for name, callback in self._named():
-            self._begun[name], self._begun_objects[name] = _attributes(name, callback)
+        self._begun = {name: _attributes(name, callback) for name, callback in self._named()}
 
     def changed(self) -> tuple[State, Arrays]:
         """Returns the attributes that have changed since `begin`, and the arrays in them by
@@ -126,10 +124,8 @@ class CallbackStates:
         arrays: Arrays = {}
         for name, callback in self._named() if self._begun else ():
             values, objects = _attributes(name, callback)
-            changed = {
-                key: value for key, value in values.items() if value != self._begun[name].get(key)
-            }
-            others = self._begun_objects[name]
+            begun, others = self._begun[name]
+            changed = {key: value for key, value in values.items() if value != begun.get(key)}
             not_kept = sorted(key for key, item in objects.items() if item is not others.get(key))
             if changed or not_kept:
                 texts = {key: value.text for key, value in changed.items()}

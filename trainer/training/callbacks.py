@@ -133,10 +133,9 @@ def load_callbacks(config: TrainConfig) -> list[Callback]:
             f" {callbacks!r}"
         )
     kept = usable(callbacks)
-    return [
-        *kept,
-        *([EarlyStopping(config.early_stopping, config.patience)] if config.early_stopping else []),
-    ]
+    if config.early_stopping:
+        kept.append(EarlyStopping(config.early_stopping, config.patience))
+    return kept
 
 
 def usable(callbacks: Sequence[Callback]) -> list[Callback]:

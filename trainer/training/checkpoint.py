@@ -143,7 +143,7 @@ class ReplicaCounts:
         """
         variables = self._variables()
         shapes = {name: tuple(parts[0].shape) for name, parts in variables.items()}
-        if not self.replicas.from_chief(
+        if not self.replicas.from_worker(
             {name: array.shape[1:] for name, array in arrays.items()} == shapes
         ):
             return
@@ -293,7 +293,7 @@ class Checkpoints:
                 f"{self.mirror.where(self.folder)}: none of its checkpoints can be read"
                 f" ({damaged[0]}): nothing is overwritten; repair them, or use another --job_dir"
             )
-        manifest = self.replicas.from_chief(manifest)
+        manifest = self.replicas.from_worker(manifest)
         if manifest is None:
             return None
         assign_values(self._variables, values, self.replicas)
@@ -413,7 +413,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         intact = manifest.pop("sha256") == _digest(manifest)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except Exception as error:  # a damaged file may hold any JSON, or none
         raise Damaged(f"{folder.name}/{MANIFEST}: {type(error).__name__}") from None
     if not intact:
         raise Damaged(f"{folder.name}/{MANIFEST} has another checksum")
@@ -446,7 +446,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         return manifest, {
             name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()
         }
-    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+    except Exception as error:  # TensorFlow raises many types
         raise Damaged(f"{folder.name}/{_PREFIX}: {reason(error)}") from None
 
 

@@ -241,10 +241,9 @@ class StepProfile:
     def before_call(self) -> None:
         """Starts the profile if the next call begins with its first step."""
         step = self.progress.step
-        traced = self.progress.first_call_ended is not None
         if not self.logs or self._runs or step + 1 not in self.steps:
             return
-        if not traced:
+        if self.progress.first_call_ended is None:
             log.warning(
                 f"profile_steps: the run starts at step {step:,}, and its first call is not"
                 " profiled: take later steps"

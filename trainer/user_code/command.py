@@ -10,10 +10,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 
 from trainer.base.errors import FAULT, INTERRUPTED, PlatformFault, UserError, reason
 from trainer.base.log import log, start_logging
@@ -117,22 +116,19 @@ def quiet_start() -> Iterator[None]:
             os.close(real)
 
 
-def start_command(
-    words: Sequence[str], log_file: Path, more: Mapping[str, str] = MappingProxyType({})
-) -> subprocess.Popen[bytes]:
+def start_command(words: Sequence[str], log_file: Path) -> subprocess.Popen[bytes]:
     """Starts `python -m WORDS` outside of this job's cluster and folders, and without GPUs.
 
-    Its output goes to `log_file`; more: other environment variables to set.
+    Its output goes to `log_file`.
     """
     inherited = {name: value for name, value in os.environ.items() if name not in _JOB_VARIABLES}
-    environment = {**inherited, "CUDA_VISIBLE_DEVICES": "-1", **more}
     with log_file.open("wb") as output:
         return subprocess.Popen(
             [sys.executable, "-m", *words],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env={**inherited, "CUDA_VISIBLE_DEVICES": "-1"},
         )
 
 

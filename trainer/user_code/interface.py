@@ -14,7 +14,7 @@ own optimizer.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Protocol
 
@@ -79,61 +79,42 @@ class UserModel(Protocol):
 class ModelInterface:
     """Holds the attributes of a model, with defaults for missing ones."""
 
-    batches_per_step: int  # global batches that one step reads; default: 1
-    stacked: bool  # whether the model has `batches_per_step`, which adds an axis to `data`
-    # whether gradients and scalars are means over a replica's rows (set by build_model)
-    means_of_rows: bool
-    # whether a loss of compile() divides by a count of rows, as with masks (set by build_model)
-    counted_losses: bool
-    own_step: bool  # whether the train_step is not Keras's
     # the networks to save, "model" first; default: the model
     templates: Callable[[], Mapping[str, keras.Model]]
-    # converts the template's outputs to those of the served model; default: unchanged
-    serve: Callable[[Any], Any]
+    stacked: bool  # whether the model has `batches_per_step`, which adds an axis to `data`
+    own_step: bool  # whether the train_step is not Keras's
     sampler: UserModel | None  # the model, if it has `sample`
-    generator: UserModel | None  # the model, if it has all attributes that FID needs
-    missing_for_fid: tuple[str, ...]  # the attributes that FID needs and the model lacks
-    generated_classes: int  # number of classes of images that it generates by a label; default: 0
-    optimizer: Any  # of a compiled model; default: None
-    loss: Any  # of a compiled model; default: None
-    # arguments of compile() for the export; default: as trained
-    plain_compile: Callable[[], Mapping[str, Any]] | None
+    missing_for_fid: list[str]  # the attributes that FID needs and the model lacks
+    batches_per_step: int = 1  # global batches that one step reads
+    # whether gradients and scalars are means over a replica's rows (set by build_model)
+    means_of_rows: bool = False
+    # whether a loss of compile() divides by a count of rows, as with masks (set by build_model)
+    counted_losses: bool = False
+    # converts the template's outputs to those of the served model
+    serve: Callable[[Any], Any] = lambda outputs: outputs
+    generated_classes: int = 0  # number of classes of images that it generates by a label
+    optimizer: Any = None  # of a compiled model
+    loss: Any = None  # of a compiled model
+    # arguments of compile() for the export; None: as trained
+    plain_compile: Callable[[], Mapping[str, Any]] | None = None
     # whether its own train_step lets XLA compile its gradients, if not the whole step
-    compiles_gradients: bool
+    compiles_gradients: bool = False
 
     @classmethod
     def of(cls, model: Any) -> "ModelInterface":
         """Reads the attributes of `model`."""
-        missing = tuple(
-            name for name in ("averaged_generator", "latent_dim") if not hasattr(model, name)
-        )
+        names = [field.name for field in fields(cls)]
+        needed = ("averaged_generator", "latent_dim")
         return cls(
-            batches_per_step=getattr(model, "batches_per_step", 1),
-            stacked=hasattr(model, "batches_per_step"),
-            means_of_rows=getattr(model, "means_of_rows", False),
-            counted_losses=getattr(model, "counted_losses", False),
-            own_step=has_own_step(model),
-            templates=getattr(model, "templates", lambda: {"model": model}),
-            serve=getattr(model, "serve", lambda outputs: outputs),
-            sampler=model if hasattr(model, "sample") else None,
-            generator=None if missing else model,
-            missing_for_fid=missing,
-            generated_classes=getattr(model, "generated_classes", 0),
-            optimizer=getattr(model, "optimizer", None),
-            loss=getattr(model, "loss", None),
-            plain_compile=getattr(model, "plain_compile", None),
-            compiles_gradients=getattr(model, "compiles_gradients", False),
+            **{
+                "templates": lambda: {"model": model},
+                **{name: getattr(model, name) for name in names if hasattr(model, name)},
+                "stacked": hasattr(model, "batches_per_step"),
+                "own_step": has_own(model, "train_step"),
+                "sampler": model if hasattr(model, "sample") else None,
+                "missing_for_fid": [name for name in needed if not hasattr(model, name)],
+            }
         )
-
-
-def has_own_step(model: Any) -> bool:
-    """Returns whether the train_step is not Keras's."""
-    return has_own(model, "train_step")
-
-
-def has_own_loss(model: Any) -> bool:
-    """Returns whether compute_loss is not Keras's."""
-    return has_own(model, "compute_loss")
 
 
 def has_own(model: Any, method: str) -> bool:

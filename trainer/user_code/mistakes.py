@@ -220,19 +220,18 @@ def load_function(
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"{setting}={path}: {module_name} has no function {name}")
-    names = (
-        [field.name for field in fields(config) if setting in functions_taking(field)]
-        if config
-        else []
-    )
-    keywords = {name: getattr(config, name) for name in names}
+    keywords = {
+        field.name: getattr(config, field.name)
+        for field in (fields(config) if config else ())
+        if setting in functions_taking(field)
+    }
     with suppress(TypeError, ValueError):  # a function in C may have no signature
         signature = inspect.signature(function)
         try:
             if takes is not None:
                 signature.bind(*takes, **keywords)
         except TypeError as error:
-            called = ", ".join([*(takes or ()), *(f"{name}=" for name in names)])
+            called = ", ".join([*(takes or ()), *(f"{name}=" for name in keywords)])
             raise UserError(
                 f"{setting}={path}: it is called with ({called}), but takes {signature}: {error}:"
                 " change it to take these"

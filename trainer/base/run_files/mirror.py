@@ -200,15 +200,11 @@ class Mirror:
             raise PlatformFault(f"not uploaded within {seconds:g} seconds: {', '.join(pending)}")
 
     def leave(self) -> None:
-        """Waits for all uploads; after LEAVING_SECONDS, logs a warning that names the pending
-        files."""
-        if pending := self.join(LEAVING_SECONDS):
-            why = (
-                "rejected by Cloud Storage"
-                if self.rejection
-                else f"not uploaded within {LEAVING_SECONDS:g} seconds"
-            )
-            log.warning(f"{why}: {', '.join(pending)}; files uploaded earlier are intact")
+        """Waits for all uploads; after LEAVING_SECONDS, or a rejection, logs what is not sent."""
+        try:
+            self.finish(LEAVING_SECONDS)
+        except Exception as error:  # the process ends for another reason
+            log.warning(f"{error}; files uploaded earlier are intact")
 
     def close(self) -> None:
         """Ends the uploads after the running one, and marks scratch folders if files were not

@@ -91,10 +91,9 @@ def read_servable(folder: Path, name: str, *, whole: bool = True) -> Servable:
             if whole and sha256_of(folder / file) != digest
         ]
     except (FileNotFoundError, NotADirectoryError) as error:
-        missing = Path(str(error.filename)).name
         raise UserError(
-            f"{name}: there is no {missing}: name the job directory of a run that is done, or its"
-            f" {MODEL}/"
+            f"{name}: there is no {Path(str(error.filename)).name}: name the job directory of a run"
+            f" that is done, or its {MODEL}/"
         ) from None
     except KeyError:
         raise UserError(f"{name}: {TOO_OLD}") from None

@@ -314,13 +314,9 @@ def read_flags(
         name = flag_name(word)
         if not name:
             raise UserError(f"{word!r} is not a flag: write --name=value")
-        if (
-            name.startswith("no_")
-            and name not in fields
-            and name[3:] in fields
-            and is_switch(fields[name[3:]])
-        ):
-            name = name[3:]
+        switch = name.removeprefix("no_")
+        if name not in fields and switch in fields and is_switch(fields[switch]):
+            name = switch
             equals = "="
             text = "false"
         # a name that Python reserves, such as from_

@@ -2,8 +2,8 @@
 takes.
 
 A class here is TrainConfig with the fields of one model; its `check_model` refuses what does not
-fit the model. Its own `__eq__` and `__repr__` would only slow down the start of each command: those
-of TrainConfig do.
+fit the model. Its own `__eq__` would only slow down the start of each command: that of TrainConfig
+does.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _of_model = in_group("settings of the model")
 _DROPOUT = _of_model(0.0, "share of hidden units to drop", minimum=0, maximum=0.95)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False)
 class MLPConfig(TrainConfig):
     """Holds every setting of a run of the dense classifier."""
 
@@ -31,7 +31,7 @@ class MLPConfig(TrainConfig):
     dropout: float = _DROPOUT
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False)
 class CNNConfig(TrainConfig):
     """Holds every setting of a run of the convolutional classifier."""
 
@@ -44,7 +44,7 @@ class CNNConfig(TrainConfig):
             raise UserError(f"image_size={self.image_size}: cnn needs at least 20 pixels")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False)
 class EfficientNetConfig(TrainConfig):
     """Holds every setting of a run of EfficientNet."""
 
@@ -88,7 +88,7 @@ class EfficientNetConfig(TrainConfig):
             raise contradiction(self, "weights", "fine_tune_from", advice)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False)
 class GANConfig(TrainConfig):
     """Holds every setting of a run of a GAN."""
 
@@ -126,7 +126,7 @@ class GANConfig(TrainConfig):
             )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False)
 class WGANGPConfig(GANConfig):
     """Holds every setting of a run of WGAN-GP."""
 
@@ -136,7 +136,7 @@ class WGANGPConfig(GANConfig):
     )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False)
 class R3GANConfig(GANConfig):
     """Holds every setting of a run of R3GAN."""
 

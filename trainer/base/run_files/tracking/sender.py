@@ -283,15 +283,15 @@ class Sender(Thread):
         log.warning(f"{self.text}: not all is sent ({why}): send it with `{again}`")
 
 
+@dataclass
 class Tracking:
     """Sends a training to its trackers from `begin` to the end of the block; then result.json says
     how it ended."""
 
-    def __init__(self, addresses: Sequence[str], folder: Path, where: str) -> None:
-        self._addresses = read_addresses(addresses)
-        self._folder = folder
-        self._where = where
-        self._senders: list[Sender] = []
+    addresses: Sequence[str]
+    folder: Path
+    where: str
+    _senders: list[Sender] = dataclasses.field(default_factory=list)
 
     def begin(self) -> None:
         """Starts a thread for each tracker; run.json must be there. Raises UserError if a tracker
@@ -299,7 +299,8 @@ class Tracking:
         if self._senders:
             return  # the run has gone back to a checkpoint, which the senders see in its files
         self._senders = [
-            Sender(address, RunFiles(self._folder, self._where)) for address in self._addresses
+            Sender(address, RunFiles(self.folder, self.where))
+            for address in read_addresses(self.addresses)
         ]
         for sender in self._senders:
             sender.start()
@@ -321,7 +322,7 @@ class Tracking:
 
     def __exit__(self, kind: object, *_: object) -> None:
         complete = (
-            read_result(self._folder)[0].get("state") in ("done", "budget", "stopped") and not kind
+            read_result(self.folder)[0].get("state") in ("done", "budget", "stopped") and not kind
         )
         for sender in self._senders:
             sender.end(_ENDING_S if complete else _LEAVING_S)
