@@ -7,4 +7,5 @@ from tests.deploy.conftest import (  # noqa: F401 (fixtures)
     command,
     flying,
     target,
+    typed,
 )

@@ -87,8 +87,9 @@ def test_jobs_are_listed_region_by_region_with_machine_labels_progress_and_money
     cloud: Emulator, priced: Job, typed: Command
 ) -> None:
     uploads(cloud, priced, [report(10, 0), report(20, 300), report(30, 601)])
-    done = made(cloud, **{"submission": "t", **PRICE, "user": "ana", "team": "vision"})
+    done = made(cloud)
     done |= {
+        "labels": {"submission": "t", **PRICE, "user": "ana", "team": "vision"},
         "createTime": "2026-11-20T09:58:00Z",
         "startTime": "2026-11-20T10:00:00Z",
         "endTime": "2026-11-20T11:30:00Z",

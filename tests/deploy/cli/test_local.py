@@ -176,14 +176,11 @@ def test_a_job_dir_that_cannot_be_is_refused_before_any_worker_starts(
     assert f"job_dir={below}{line}" in error
 
 
-LOCAL = [sys.executable, "-m", "deploy", "local"]
-
-
 @pytest.mark.slow
 def test_ctrl_c_stops_all_and_keeps_the_state() -> None:
     flags = [*SMALL, "--steps=100000", "--report_every_steps=5", "--checkpoint_every_steps=0"]
     flags.append(f"--job_dir={Path('job').absolute()}")
-    command = [*LOCAL, "cpu", *flags]
+    command = [sys.executable, "-m", "deploy", "local", "cpu", *flags]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
     for line in process.stdout:
@@ -199,5 +196,5 @@ def test_ctrl_c_stops_all_and_keeps_the_state() -> None:
     assert output.endswith(
         f"interrupted: the same command again resumes from step {int(kept[5:]):,}\n"
     )
-    typed = shlex.join(["python", "-m", "deploy", "local", "cpu", *flags])
+    typed = f"python -m deploy local cpu {shlex.join(flags)}"
     assert content("job/run.json")["command"] == typed

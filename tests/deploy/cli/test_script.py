@@ -265,8 +265,8 @@ def test_a_package_called_trainer_runs_on_two_workers(
 
 def test_the_spec_of_a_scripts_job_does_not_train_a_recipe_here(typed: Command) -> None:
     script("print('trains')")
-    flags = ["--script=mine/train.py", *WHERE, "--project=p", "--out=spec.yaml"]
-    typed("submit", "cpu", *flags)
+    flags = ["--script=mine/train.py", *WHERE, "--project=p"]
+    Path("spec.yaml").write_text(typed("submit", "--spec", "cpu", *flags))
     line = "spec: a script's job, whose code is in the bucket: name the code: --script=FILE"
     assert line in typed("local", "spec.yaml", code=2)
 
