@@ -431,10 +431,10 @@ def compare_replicas(config: TrainConfig) -> ComparedSteps:
         )
     if other := _different_starts(config, alone, together):
         return ComparedSteps(other, [], precision)
-    return differences(config, alone, together, precision, in_float32=in_float32)
+    return _differences(config, alone, together, precision, in_float32=in_float32)
 
 
-def differences(
+def _differences(
     config: TrainConfig,
     alone: "_StepsResult",
     together: "_StepsResult",
