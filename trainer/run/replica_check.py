@@ -328,7 +328,7 @@ def compare_built(setup: TrainingSetup) -> dict[str, Any]:
         model.reset_metrics()
     in_float32 = any(part.dtype != np.float64 for part in starts)
     precision = f"in float32 (up to {_FLOAT32_LOSSES:g} of a loss)" if in_float32 else "in float64"
-    problems, _, precision = differences(
+    problems, _, precision = _differences(
         config, alone, together, precision, in_float32=in_float32, replicas=replicas.count
     )
     return {"agrees": not problems, "problems": problems, "precision": precision}
