@@ -16,11 +16,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 from deploy.api.request import verb_usage
 from deploy.base.console import say
+from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.job.options import JobOptions
 from deploy.platform import buckets
@@ -39,7 +39,7 @@ UNUSED_S = 30 * 24 * 3600.0
 SENDING_S = 3600.0  # a submission touches its packages, and creates its job well within this time
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class CleanFlags:
     """Holds the flags of `clean`."""
 

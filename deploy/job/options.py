@@ -1,10 +1,9 @@
 """Declares the options of every job, and reads labels, variables and secrets from their texts."""
 
-import dataclasses
 import re
 from collections.abc import Mapping
 
-from deploy.base.options import seconds
+from deploy.base.options import options_class, seconds
 from deploy.packaging.credentials import refuse_secret
 from deploy.packaging.images import AUTO, INSTALL, PLAIN_IMAGE
 from deploy.packaging.sources import MOST_MB
@@ -60,7 +59,7 @@ def _check_variables(flag: str, variables: Mapping[str, str]) -> None:
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@options_class
 class CodeOptions:
     """Holds the options that say which code of the user's runs, and what goes along with it."""
 
@@ -105,7 +104,7 @@ class CodeOptions:
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@options_class
 class JobOptions(CodeOptions):
     """Holds the options of a job of Vertex AI beside its tier and program, money in USD and times
     in seconds.
