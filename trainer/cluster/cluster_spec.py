@@ -55,13 +55,17 @@ class Cluster:
 
     @property
     def is_chief(self) -> bool:
-        """Returns whether this worker writes checkpoints and results; a single worker is the
-        chief."""
+        """Returns whether this worker writes checkpoints and results.
+
+        A single worker is the chief.
+        """
         return self.index == 0
 
     def name(self, index: int) -> str:
-        """Returns the name of a worker in messages, such as `worker 1 (host:2222)`; worker 0 is the
-        chief."""
+        """Returns the name of a worker in messages, such as `worker 1 (host:2222)`.
+
+        Worker 0 is the chief.
+        """
         return f"{'chief' if index == 0 else f'worker {index}'} ({self.addresses[index]})"
 
 

@@ -87,8 +87,10 @@ class Link:
         Thread(target=self._receive, args=(events,), name="link", daemon=True).start()
 
     def _receive(self, events: "SimpleQueue[Event]") -> None:
-        """Adds each message to the events, "" for invalid JSON; None when the connection ends or a
-        line is too long."""
+        """Adds each message to the events, "" for invalid JSON.
+
+        None stands for the end of the connection, and for a line that is too long.
+        """
         with suppress(OSError), self.connection.makefile("rb") as lines:
             while (line := lines.readline(_LONGEST_LINE)).endswith(b"\n"):
                 self.last_message = time.monotonic()
@@ -163,8 +165,10 @@ class Peers:
         self._calls += 1
 
     def share_idle(self, seconds: float) -> list[float]:
-        """Sends for how long our GPUs have been idle; on the chief, returns the times of all
-        workers by index."""
+        """Sends for how long our GPUs have been idle.
+
+        On the chief, returns the times of all workers by index.
+        """
         self._send({"idle": seconds})
         return [
             seconds,
@@ -320,9 +324,9 @@ def meet(
     timeout_seconds: float,
     on_loss: Callable[[str, int], None] = lambda line, code: None,
 ) -> Peers:
-    """Waits until all workers are connected; raises UserError on each of them if their `runs`
-    differ.
+    """Waits until all workers are connected.
 
+    Raises UserError on each of them if their `runs` differ.
     runs: values that must be equal on all workers, by name, all valid in JSON. on_loss is called
         with the error line and the exit code just before this process ends because a worker is
         lost. Raises PlatformFault if a worker does not connect within `timeout_seconds`, as when
@@ -380,8 +384,10 @@ def _gather(
     timeout_seconds: float,
     events: "SimpleQueue[Event]",
 ) -> list[Link]:
-    """Returns the chief's connections to all workers. Raises UserError on all of them if one runs
-    something else."""
+    """Returns the chief's connections to all workers.
+
+    Raises UserError on all of them if one runs something else.
+    """
     began = logged = time.monotonic()
     server.settimeout(TURN_SECONDS)
     links: list[Link] = []
@@ -450,8 +456,10 @@ def unlike(worker: str, action: str, names: str) -> UserError:
 def _join(
     cluster: Cluster, runs: Values, timeout_seconds: float, events: "SimpleQueue[Event]"
 ) -> Link:
-    """Returns a worker's connection to the chief. Raises UserError if refused, PlatformFault
-    without an answer."""
+    """Returns a worker's connection to the chief.
+
+    Raises UserError if refused, PlatformFault without an answer.
+    """
     deadline = time.monotonic() + timeout_seconds
     unknown = ""  # why the chief's name has no address
     while time.monotonic() < deadline:

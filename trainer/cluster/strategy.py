@@ -102,8 +102,10 @@ class Replicas:
         )
 
     def sum_over_workers(self, values: npt.ArrayLike) -> Vector:
-        """Returns the sum over workers of `values`, of one shape everywhere, as float64; every
-        worker must call it."""
+        """Returns the sum over workers of `values`, of one shape everywhere, as float64.
+
+        Every worker must call it.
+        """
         self.before_sum()
         array = np.asarray(values, np.float64)
         if not self.cluster.several:
@@ -111,8 +113,10 @@ class Replicas:
         return np.reshape(self._sum(tf.constant(array.ravel())).numpy(), array.shape)
 
     def from_worker(self, value: Any, index: int = 0) -> Any:
-        """Returns the `value` of worker `index`, by default the chief, which must be valid in JSON;
-        every worker must call it."""
+        """Returns the `value` of worker `index`, by default the chief, which must be valid in JSON.
+
+        Every worker must call it.
+        """
         if not self.cluster.several:
             return value
         is_sender = self.cluster.index == index
@@ -122,9 +126,9 @@ class Replicas:
         return json.loads(sent.astype(np.uint8).tobytes())
 
     def refuse_differences(self, value: Mapping[str, Any], action: str) -> None:
-        """Raises UserError on all workers if `value`, valid in JSON, is not the same on each; all
-        must call it.
+        """Raises UserError on all workers if `value`, valid in JSON, is not the same on each.
 
+        All must call it.
         action: as in "worker 1 and the chief do not read the same data".
         """
         names = differing(self.from_worker(value), value)
@@ -151,11 +155,10 @@ class Replicas:
 
 
 def make_replicas(config: TrainConfig, cluster: Cluster = ONE_MACHINE) -> Replicas:
-    """Builds the strategy for the visible devices; raises UserError if the machine or the batch
-    does not fit the flags.
+    """Builds the strategy for the visible devices.
 
-    With several workers it must run before any other TensorFlow operation, and returns once all of
-    them have called it.
+    Raises UserError if the machine or the batch does not fit the flags. With several workers it
+    must run before any other TensorFlow operation, and returns once all of them have called it.
     """
     devices = local_devices(config, cluster)
     count = len(devices) * cluster.workers
@@ -258,6 +261,8 @@ def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
 
 
 def simulated_devices() -> int:
-    """Returns how many logical CPU devices simulate this worker's accelerators in a rehearsal; 0
-    for none."""
+    """Returns how many logical CPU devices simulate this worker's accelerators in a rehearsal.
+
+    It is 0 for none.
+    """
     return int(os.environ.get(SIMULATED, "0")) if not tf.config.get_visible_devices("GPU") else 0

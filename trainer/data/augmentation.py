@@ -27,9 +27,9 @@ def flip(images: Any, step: StepContext) -> Any:
 
 
 def crop(images: Any, step: StepContext) -> Any:
-    """Shifts each image by up to 1/8 of its size in each direction, with mirrored borders. Keeps
-    the shape.
+    """Shifts each image by up to 1/8 of its size in each direction, with mirrored borders.
 
+    Keeps the shape.
     images: (rows, height, width, channels).
     """
     height, width = images.shape[1:3]
@@ -89,9 +89,9 @@ AsFit = Callable[[tuple[Any, ...]], Any]
 
 
 def weighted_by_class(as_fit: AsFit, weights: Mapping[int, float]) -> AsFit:
-    """Returns `as_fit` with the weight of each row's class added as its sample_weight; other
-    classes have weight 1.
+    """Returns `as_fit` with the weight of each row's class added as its sample_weight.
 
+    Other classes have weight 1.
     y: (rows,) or (rows, 1) numbers of classes, also as 0.0 and 1.0, or (rows, classes) one-hot.
         Raises UserError for other targets and, as `fit` does, for data with a sample_weight.
     """

@@ -47,19 +47,21 @@ def is_array(value: Any) -> bool:
 
 
 def parts_of(parts: Sequence[Nest]) -> Parts:
-    """Returns x, y and sample_weight, as many as there are, with arrays as leaves. Raises UserError
-    for other parts."""
+    """Returns x, y and sample_weight, as many as there are, with arrays as leaves.
+
+    Raises UserError for other parts.
+    """
     if not 1 <= len(parts) <= len(PARTS):
         raise UserError(f"{len(parts)} parts: return x, (x, y) or (x, y, sample_weight)")
     return tuple(_as_arrays(part, name) for part, name in zip(parts, PARTS, strict=False))
 
 
 def _as_arrays(value: Nest, name: str) -> Nest:
-    """Returns `value` with every leaf as an array of a type that `fit` would pass. Raises
-    UserError, naming the leaf.
+    """Returns `value` with every leaf as an array of a type that `fit` would pass.
 
-    Floating-point numbers become floatx, all others stay as they are; text, in x alone, is an array
-    of objects. `name`: what the leaves are called in errors, as "x".
+    Raises UserError, naming the leaf. Floating-point numbers become floatx, all others stay as they
+    are; text, in x alone, is an array of objects. `name`: what the leaves are called in errors, as
+    "x".
     """
     if isinstance(value, list) and value and isinstance(value[0], list):
         raise UserError(
@@ -119,8 +121,10 @@ def _as_arrays(value: Nest, name: str) -> Nest:
 
 
 def rows_in(parts: Sequence[Nest]) -> int:
-    """Returns the number of rows, which all leaves share. Raises UserError if they differ, or if
-    there are no rows."""
+    """Returns the number of rows, which all leaves share.
+
+    Raises UserError if they differ, or if there are no rows.
+    """
     counts = [
         (f"{name} {tuple(leaf.shape)}", len(leaf) if leaf.ndim else 0)
         for name, part in zip(PARTS, parts, strict=False)
@@ -171,8 +175,10 @@ class _Rows(ABC):
         return len(self.spec) > 1
 
     def on_epoch_begin(self) -> None:  # noqa: B027
-        """Runs before each evaluation, as `fit` does for a PyDataset; most data have nothing to
-        do."""
+        """Runs before each evaluation, as `fit` does for a PyDataset.
+
+        Most data have nothing to do.
+        """
 
     def on_epoch_end(self) -> None:  # noqa: B027
         """Runs after each evaluation."""
@@ -195,8 +201,10 @@ class _Rows(ABC):
 
 
 class Examples(_Rows):
-    """Provides examples by row number. A subclass needs `count`, and `gather`, or `spec` and
-    `read`."""
+    """Provides examples by row number.
+
+    A subclass needs `count`, and `gather`, or `spec` and `read`.
+    """
 
     threads = 2  # threads that read the rows of the next steps
     sampled_rows = 1024  # the most rows that a fingerprint reads
@@ -204,9 +212,9 @@ class Examples(_Rows):
     ends_epochs = False
 
     def gather(self, rows: Any) -> Parts:
-        """Returns (x,), (x, y) or (x, y, sample_weight) of these rows, by TensorFlow operations;
-        here they call `read`.
+        """Returns (x,), (x, y) or (x, y, sample_weight) of these rows, by TensorFlow operations.
 
+        Here they call `read`.
         rows: an integer tensor of any shape with numbers from 0 to below `count`. Each part is a
             nest of tensors, of shape (*rows.shape, *the shape of one example). Where the examples
             are images, x is (*rows.shape, height, width, channels), 0 to 255, usually uint8, and y,
@@ -230,8 +238,10 @@ class Examples(_Rows):
         return tf.nest.pack_sequence_as(self.spec, tensors)
 
     def read(self, rows: RowNumbers) -> Nest:
-        """Returns the arrays of these rows, any shape, in the structure of `spec`; it runs on the
-        host."""
+        """Returns the arrays of these rows, any shape, in the structure of `spec`.
+
+        It runs on the host.
+        """
         raise NotImplementedError
 
     def rows_of_arrays(self, rows: Any) -> Any:
@@ -257,8 +267,10 @@ class Examples(_Rows):
         return as_numpy(self.gather(tf.range(min(count, self.count), dtype=tf.int64)))
 
     def in_order(self, size: int, takers: int = 1, taker: int = 0) -> tf.data.Dataset:
-        """Returns every `takers`-th batch of `size` rows, beginning with batch `taker`; the last
-        may be smaller."""
+        """Returns every `takers`-th batch of `size` rows, beginning with batch `taker`.
+
+        The last may be smaller.
+        """
 
         def batch(number: Any) -> Any:
             return self.gather(
@@ -423,9 +435,9 @@ def first_not_finite(part: Nest) -> int | None:
 
 
 class InSequence(_Rows):
-    """Provides the examples of a tf.data.Dataset in its own order. If it gives batches, they are
-    cut anew.
+    """Provides the examples of a tf.data.Dataset in its own order.
 
+    If it gives batches, they are cut anew.
     unknown_count: the number of examples in an epoch if the data set's length is unknown or
         infinite; batched: whether an element is a batch, if that is known. Raises UserError if the
         count is 0 then, or if the data set does not give tensors of fixed shapes.
@@ -499,8 +511,10 @@ class InSequence(_Rows):
 
     @cached_property
     def count(self) -> int:  # type: ignore[override]
-        """Returns the number of examples in one pass; reads all batches once if it must count
-        them."""
+        """Returns the number of examples in one pass.
+
+        Reads all batches once if it must count them.
+        """
         if not self.has_length:
             return self._unknown_count
         if not self.batched:
@@ -529,8 +543,10 @@ class InSequence(_Rows):
 
     @cached_property
     def _head(self) -> Parts:
-        """Returns the parts of the first rows, as many as a fingerprint takes, as arrays; they are
-        read once."""
+        """Returns the parts of the first rows, as many as a fingerprint takes, as arrays.
+
+        They are read once.
+        """
         row_bytes = sum(
             leaf.dtype.size * math.prod(leaf.shape) for leaf in tf.nest.flatten(self.spec)
         )

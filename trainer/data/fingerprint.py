@@ -125,7 +125,9 @@ def content_of(dataset: Dataset, rows: bool) -> dict[str, Any]:
 
 
 def changed_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Returns the names and values that differ between an earlier start and this one; "" if none
-    does."""
+    """Returns the names and values that differ between an earlier start and this one.
+
+    It is "" if none does.
+    """
     names = [name for name in now if name in before and before[name] != now[name]]
     return "; ".join(f"{name}: {before[name]!r} before, {now[name]!r} now" for name in names)

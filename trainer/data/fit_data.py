@@ -32,8 +32,10 @@ BATCH_ROWS = 32  # of Keras, for arrays
 
 
 class FitArrays(NestedArrays):
-    """Holds the arrays of a call of `fit`; shuffles: whether each pass over them has an order of
-    its own."""
+    """Holds the arrays of a call of `fit`.
+
+    shuffles: whether each pass over them has an order of its own.
+    """
 
     def __init__(self, parts: Parts, *, shuffles: bool) -> None:
         super().__init__(*parts)
@@ -97,8 +99,10 @@ def batches_of_dataset(source: tf.data.Dataset, origin: str, most: int = 0) -> F
 def batches_of_sequence(
     source: keras.utils.PyDataset, origin: str, *, shuffles: bool, seed: int
 ) -> FitBatches:
-    """Returns the batches of a PyDataset; shuffles: whether each pass draws an order of all but a
-    smaller last one."""
+    """Returns the batches of a PyDataset.
+
+    shuffles: whether each pass draws an order of all but a smaller last one.
+    """
     count = len(source)
     passes = itertools.count()
 
@@ -152,10 +156,10 @@ def data_of_fit(
     steps: int | None = None,
     seed: int = 0,
 ) -> FitData:
-    """Makes a dataset of the arguments of `fit`; steps: how many a run has, if `steps_per_epoch`
-    limits them.
+    """Makes a dataset of the arguments of `fit`.
 
-    Raises UserError for what cannot be trained on.
+    steps: how many a run has, if `steps_per_epoch` limits them. Raises UserError for what cannot be
+    trained on.
     """
     train, size = examples_of_fit(
         "x", x, y, sample_weight, batch_size=batch_size, shuffles=shuffles, steps=steps, seed=seed

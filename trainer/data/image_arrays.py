@@ -41,9 +41,9 @@ def arrays_dataset(
     test_labels: Any = None,
     class_names: tuple[str, ...] = (),
 ) -> Dataset:
-    """Returns a dataset of arrays, resized and converted to the settings. Raises UserError for
-    invalid arrays.
+    """Returns a dataset of arrays, resized and converted to the settings.
 
+    Raises UserError for invalid arrays.
     images: (examples, height, width) or (examples, height, width, channels) uint8; labels:
         (examples,) or (examples, 1) integers, or None. Without test arrays, `evaluation_fraction`
         of the examples is held back; without class names, `load_dataset` uses the labels' numbers.
@@ -55,18 +55,20 @@ def arrays_dataset(
 
 
 def numbered_classes(labels: Iterable[int]) -> tuple[str, ...]:
-    """Returns "0", "1" and so on up to the largest of the labels, as names of unnamed classes; ()
-    without labels."""
+    """Returns "0", "1" and so on up to the largest of the labels, as names of unnamed classes.
+
+    It is () without labels.
+    """
     return tuple(map(str, range(max(labels, default=-1) + 1)))
 
 
 def with_evaluation(
     config: TrainConfig, train: Arrays, evaluation: Arrays | None
 ) -> tuple[Arrays, Arrays | None]:
-    """Returns both parts; without `evaluation`, holds back a copy of `evaluation_fraction` of
-    `train` for it.
+    """Returns both parts.
 
-    Raises UserError if there are an evaluation part and the flag.
+    Without `evaluation`, holds back a copy of `evaluation_fraction` of `train` for it. Raises
+    UserError if there are an evaluation part and the flag.
     """
     if not config.evaluation_fraction:
         return train, evaluation
@@ -81,8 +83,10 @@ def with_evaluation(
 
 
 def held_back(config: TrainConfig, examples: Examples) -> tuple[Subset, Subset]:
-    """Splits examples by the seed into those to train on and the `evaluation_fraction` to evaluate;
-    both are views."""
+    """Splits examples by the seed into those to train on and the `evaluation_fraction` to evaluate.
+
+    Both are views.
+    """
     count = examples.count
     holdout = round(count * config.evaluation_fraction)
     if not 0 < holdout < count:
@@ -140,8 +144,10 @@ def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
 def checked_labels(
     labels: npt.NDArray[Any], origin: str, classes: int = MOST_CLASSES
 ) -> npt.NDArray[np.int32]:
-    """Returns labels as int32. Raises UserError, naming `origin`, unless all are integers from 0 to
-    below `classes`."""
+    """Returns labels as int32.
+
+    Raises UserError, naming `origin`, unless all are integers from 0 to below `classes`.
+    """
     if labels.dtype.kind not in "iu":
         raise UserError(f"{origin}: labels of type {labels.dtype}: must be integers")
     least = labels.min()
@@ -154,8 +160,10 @@ def checked_labels(
 
 
 def labelled(flags: Iterable[bool], origin: str, items: str) -> bool:
-    """Returns whether `items` have labels. Raises UserError, naming `origin`, if only some of them
-    have."""
+    """Returns whether `items` have labels.
+
+    Raises UserError, naming `origin`, if only some of them have.
+    """
     kinds = set(flags)
     if len(kinds) > 1:
         raise UserError(
@@ -232,8 +240,10 @@ def load_idx(config: TrainConfig, path: Path) -> Dataset:
 
 
 def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
-    """Reads an idx file of unsigned bytes with this many dimensions. Raises UserError if it is not
-    one."""
+    """Reads an idx file of unsigned bytes with this many dimensions.
+
+    Raises UserError if it is not one.
+    """
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
             header = file.read(4 + 4 * dimensions)
@@ -268,8 +278,10 @@ _NPZ_NAMES = (("x_train", "images", "x"), ("y_train", "labels", "y"), ("x_test",
 
 
 def load_npz(config: TrainConfig, path: Path) -> Dataset:
-    """Returns the dataset in a .npz file. Raises UserError for pickled objects and damaged
-    files."""
+    """Returns the dataset in a .npz file.
+
+    Raises UserError for pickled objects and damaged files.
+    """
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as content:
             members = [*content.files]

@@ -61,8 +61,10 @@ class BadImage(Exception):
 def decode(
     source: Path | bytes, size: int, channels: int
 ) -> tuple[npt.NDArray[np.uint8], list[str]]:
-    """Returns the image as (size, size, channels) uint8, and the conversions made. Raises BadImage
-    if that fails."""
+    """Returns the image as (size, size, channels) uint8, and the conversions made.
+
+    Raises BadImage if that fails.
+    """
     try:
         with Image.open(
             io.BytesIO(source) if isinstance(source, bytes) else source, formats=[*_SUFFIXES]
@@ -171,8 +173,10 @@ class Encoded:
         ]
 
     def decode(self, config: TrainConfig, bad: DecodingReport) -> Arrays | None:
-        """Decodes the images on all cores, in their order, without the bad ones; returns None if
-        all are bad."""
+        """Decodes the images on all cores, in their order, without the bad ones.
+
+        Returns None if all are bad.
+        """
         shape = config.image_size, config.image_size, config.channels
         images = np.empty((len(self.sources), *shape), np.uint8)
 
@@ -226,10 +230,10 @@ def encoded_dataset(config: TrainConfig, train: Encoded, evaluation: Encoded | N
 
 
 def refuse_or_skip(config: TrainConfig, bad: DecodingReport) -> None:
-    """Raises UserError naming the first ten files that cannot be decoded; with --skip_bad_images,
-    logs each of them.
+    """Raises UserError naming the first ten files that cannot be decoded.
 
-    Also logs which files were left out and which conversions were made.
+    With --skip_bad_images, logs each of them. Also logs which files were left out and which
+    conversions were made.
     """
     if bad.left_out:
         log.warning(
@@ -274,8 +278,10 @@ _SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini", "__macosx", 
 
 
 def find_images(path: Path) -> tuple[Encoded, Encoded | None]:
-    """Finds the training and the evaluation files below `path`, by name. Raises UserError if there
-    are none."""
+    """Finds the training and the evaluation files below `path`, by name.
+
+    Raises UserError if there are none.
+    """
     children = _children(path)
     below = {child.name.lower(): Path(child.path) for child in children if child.is_dir()}
     train = next((below[name] for name in _TRAIN_FOLDERS if name in below), path)
@@ -401,8 +407,10 @@ def is_tfrecord(path: Path) -> bool:
 
 
 def load_tfrecord(config: TrainConfig, path: Path) -> Dataset:
-    """Returns the dataset of all records; in a folder, files named val* or test* are for
-    evaluation."""
+    """Returns the dataset of all records.
+
+    In a folder, files named val* or test* are for evaluation.
+    """
     files, evaluation = find_records(path)
     held_out = read_records(config, evaluation) if evaluation else None
     return encoded_dataset(config, read_records(config, files), held_out)
@@ -420,8 +428,10 @@ def find_records(path: Path) -> tuple[list[Path], list[Path]]:
 
 
 def read_records(config: TrainConfig, files: list[Path]) -> Encoded:
-    """Returns the images and labels of all records of `files`. Raises UserError for a damaged
-    file."""
+    """Returns the images and labels of all records of `files`.
+
+    Raises UserError for a damaged file.
+    """
     images = list[bytes]()
     labels = list[int | None]()
     names = list[Path]()

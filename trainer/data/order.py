@@ -27,12 +27,11 @@ _GOLDEN, _FIRST, _SECOND, _HALF = (
 def shuffled(
     positions: RowNumbers, count: int, seed: int, stream: str, passes: int | RowNumbers = 0
 ) -> RowNumbers:
-    """Returns the rows at these positions of an order of `count` rows; each order has every row
-    once.
+    """Returns the rows at these positions of an order of `count` rows.
 
-    The order is a function of (seed, stream, pass). positions: (n,) from 0 to below `count`;
-    passes: one number, or (n,), from 0. Time and memory depend on the number of positions alone,
-    for any `count` below 2**62.
+    Each order has every row once. The order is a function of (seed, stream, pass). positions: (n,)
+    from 0 to below `count`; passes: one number, or (n,), from 0. Time and memory depend on the
+    number of positions alone, for any `count` below 2**62.
     """
     numbers, pass_of_position = np.unique(
         np.atleast_1d(np.asarray(passes, np.int64)), return_inverse=True

@@ -43,8 +43,10 @@ class ArrayFile:
     start: int
 
     def read(self) -> Array:
-        """Returns the array, which cannot be written to. Raises UserError if the file has another
-        checksum."""
+        """Returns the array, which cannot be written to.
+
+        Raises UserError if the file has another checksum.
+        """
         content = self.path.read_bytes()
         if hashlib.sha256(content).hexdigest() != self.sha256:
             raise _damaged(self.path, "differs from its checksum")
@@ -127,8 +129,10 @@ def load(config: TrainConfig, path: Path) -> Dataset:
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """Returns the content of pieces.json and checks its entries. Raises UserError if it is
-    damaged."""
+    """Returns the content of pieces.json and checks its entries.
+
+    Raises UserError if it is damaged.
+    """
     try:
         index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
         if index["format"] != FORMAT:
@@ -147,10 +151,10 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 def open_split(folder: Path, index: Mapping[str, Any], split: str) -> PieceRows | None:
-    """Returns the rows of one split of an index, None if it has none. Reads the labels, and the
-    headers of the images.
+    """Returns the rows of one split of an index, None if it has none.
 
-    Raises UserError for a file that is not as its entry says.
+    Reads the labels, and the headers of the images. Raises UserError for a file that is not as its
+    entry says.
     """
     image_files = list[ArrayFile]()
     label_files = list[ArrayFile]()

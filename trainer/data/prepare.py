@@ -80,8 +80,10 @@ class Source:
 
 
 def source_of(config: TrainConfig, per_piece: int) -> Source:
-    """Divides `config.data` into pieces of `per_piece` images; TFRecord files into one piece
-    each."""
+    """Divides `config.data` into pieces of `per_piece` images.
+
+    Each TFRecord file is one piece.
+    """
     content = files_of(config)  # before they are read: they may change meanwhile
     kind, path = (
         ("", Path())
@@ -142,11 +144,10 @@ def write_pieces(
     folder: Path,
     on_piece: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Writes the pieces, and pieces.json at the end; returns its content. Calls `on_piece(done,
-    total)`.
+    """Writes the pieces, and pieces.json at the end.
 
-    Raises UserError if the source cannot be read, or has images that cannot be decoded and must not
-    be skipped.
+    Returns its content. Calls `on_piece(done, total)`. Raises UserError if the source cannot be
+    read, or has images that cannot be decoded and must not be skipped.
     """
     make_writable(folder, "DST")
     source = source_of(config, max(1, _PIECE_BYTES // (config.image_size**2 * config.channels)))

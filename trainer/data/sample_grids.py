@@ -55,8 +55,10 @@ def noise_and_labels(
 def sample_grid(
     generate: Callable[..., Any], seed: int, latent_dim: int, classes: int, dtype: Any
 ) -> UInt8Array:
-    """Returns a grid of the images that a model's `sample` makes from fixed noise; with classes, a
-    row for each."""
+    """Returns a grid of the images that a model's `sample` makes from fixed noise.
+
+    With classes it has a row for each.
+    """
     if not classes:
         return grid(as_uint8(generate(noise(seed, _SAMPLES, latent_dim, dtype))))
     inputs = noise_and_labels(seed, _COLUMNS, range(min(classes, _MOST_CLASSES)), latent_dim, dtype)
@@ -64,8 +66,10 @@ def sample_grid(
 
 
 def as_uint8(images: Any) -> UInt8Array:
-    """Returns the images that a model's `sample` returned as an array. Raises UserError if they are
-    no images."""
+    """Returns the images that a model's `sample` returned as an array.
+
+    Raises UserError if they are no images.
+    """
     array = np.asarray(images)
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] not in (1, 3):
         raise UserError(

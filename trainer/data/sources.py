@@ -36,9 +36,9 @@ LOADERS: dict[str, Callable[[TrainConfig, Path], Dataset]] = {
 
 
 def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
-    """Loads the dataset of `config.data`. Raises UserError if it cannot be read or does not fit the
-    settings.
+    """Loads the dataset of `config.data`.
 
+    Raises UserError if it cannot be read or does not fit the settings.
     trains: whether it will be trained on, for which at least one global batch of rows is needed.
     """
     data = config.data
@@ -94,10 +94,9 @@ def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
 
 
 def kind_and_path(data: str, cache_dir: str = "") -> tuple[str, Path]:
-    """Returns the kind, named in `kind:path` or recognised from the files, and the path. Raises
-    UserError if missing.
+    """Returns the kind, named in `kind:path` or recognised from the files, and the path.
 
-    An address in Cloud Storage is downloaded to `cache_dir` first.
+    Raises UserError if missing. An address in Cloud Storage is downloaded to `cache_dir` first.
     """
     kind, location = split_kind(data)
     path = stage(location, "data", cache_dir)

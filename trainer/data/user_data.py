@@ -48,8 +48,10 @@ _KINDS = (
 
 
 def item_of(source: Any, number: int, name: str) -> Parts:
-    """Returns the parts of an item of a user's object as arrays. Raises UserError, naming the item,
-    if it fails."""
+    """Returns the parts of an item of a user's object as arrays.
+
+    Raises UserError, naming the item, if it fails.
+    """
     try:
         item = source[number]
     except Exception as error:
@@ -63,8 +65,10 @@ def item_of(source: Any, number: int, name: str) -> Parts:
 
 
 class _Items(Examples):
-    """Reads items of a user's object: x, (x, y) or (x, y, sample_weight). `kind` names an item in
-    errors."""
+    """Reads items of a user's object: x, (x, y) or (x, y, sample_weight).
+
+    `kind` names an item in errors.
+    """
 
     kind = ""
 
@@ -82,8 +86,10 @@ class _Items(Examples):
         return tf.nest.pack_sequence_as(self.spec, shaped)
 
     def _fill(self, leaves: list[Array], rows: RowNumbers) -> None:
-        """Copies the rows, (n,), into `leaves`, (n, …) each; np.array(list) would take seven times
-        as long."""
+        """Copies the rows, (n,), into `leaves`, (n, …) each.
+
+        `np.array(list)` would take seven times as long.
+        """
         raise NotImplementedError
 
     def _example(self, number: int) -> Parts:
@@ -193,9 +199,9 @@ class NumberedBatches(_Items):
 def own_dataset(
     config: TrainConfig, function: Callable[[TrainConfig], Any], *, trains: bool = True
 ) -> Dataset:
-    """Calls the user's data function and makes a dataset of what it returns. Raises UserError if
-    that is no data.
+    """Calls the user's data function and makes a dataset of what it returns.
 
+    Raises UserError if that is no data.
     trains: whether it will be trained on, for which batches must have the run's size; otherwise
         every row is kept. Images for a built-in model are resized and converted as those of any
         source; all other data stay as they are. Raises UserError also if two readings of the first
@@ -268,8 +274,10 @@ def own_dataset(
 
 
 def _differs(examples: AnyExamples, read_again: Callable[[int], Any]) -> bool:
-    """Returns whether two readings of the first rows differ; a resumed run would then train on
-    other numbers."""
+    """Returns whether two readings of the first rows differ.
+
+    A resumed run would then train on other numbers.
+    """
     if examples.arrays:
         return False
     pairs = zip(
@@ -304,8 +312,10 @@ def _is_source(value: Any) -> bool:
 
 
 def _examples(config: TrainConfig, value: Any, *, trains: bool) -> AnyExamples:
-    """Makes examples of what a function returned for training or evaluation. Raises UserError if
-    that is no data."""
+    """Makes examples of what a function returned for training or evaluation.
+
+    Raises UserError if that is no data.
+    """
     origin = f"data={config.data}"
     if isinstance(value, (Examples, InSequence)):
         return value

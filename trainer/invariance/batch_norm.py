@@ -185,9 +185,9 @@ _SETTINGS = ("build", "get_config", "compute_output_shape")
 
 
 def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: bool) -> None:
-    """Makes a batch norm layer normalise in training by this module; its results are Keras's up to
-    rounding.
+    """Makes a batch norm layer normalise in training by this module.
 
+    Its results are Keras's up to rounding.
     synchronized: whether it normalises over the rows of all replicas. A layer of a user's class
         that computes otherwise, by a `call` or `_moments` of its own, keeps these.
     """
@@ -314,11 +314,10 @@ def _over_replicas(
     statistics = [*zip(_unstacked(means), _unstacked(variances), strict=True)]
 
     def first_order(gamma: Any, *tensors: Any) -> list[Any]:
-        """Returns the gradients for gamma, beta and each group; tensors: the upstream gradients,
-        then the groups.
+        """Returns the gradients for gamma, beta and each group.
 
-        The gradient for a group is the one for constant statistics, and a shift by which the loss
-        changes with them.
+        tensors: the upstream gradients, then the groups. The gradient for a group is the one for
+        constant statistics, and a shift by which the loss changes with them.
         """
         upstreams = tensors[: len(statistics)]
         groups = tensors[len(statistics) :]

@@ -176,8 +176,10 @@ class _Stream:
         return own_rows() if by_row else for_all()
 
     def is_row_axis(self, first: Any) -> Any:
-        """Returns whether the first size of a shape stands for the rows; a tensor if only the
-        running step can tell."""
+        """Returns whether the first size of a shape stands for the rows.
+
+        It is a tensor if only the running step can tell.
+        """
         inputs = _inputs.get()
         rows = self.step.rows
         if inputs and inputs.hidden:
@@ -187,10 +189,10 @@ class _Stream:
         return first == rows and (inputs is None or inputs.size == rows)
 
     def warn_of_dependence(self, why: str) -> None:
-        """Warns once, on several replicas, that the numbers depend on how many there are; `why`
-        follows the layer.
+        """Warns once, on several replicas, that the numbers depend on how many there are.
 
-        Raises UserError with virtual replicas, which promise that no number does.
+        `why` follows the layer. Raises UserError with virtual replicas, which promise that no
+        number does.
         """
         if self.step.virtual_replicas:
             raise UserError(f"{self.step.split}: {self.path} {why}: drop it, or --virtual_replicas")
@@ -255,11 +257,10 @@ def _dropout(stream: _Stream, inputs: Any, rate: float, noise_shape: Any) -> Any
 
 
 def _dependence(function: str, stream: _Stream, arguments: dict[str, Any]) -> str | None:
-    """Returns why the numbers of a Keras function depend on the number of replicas; None if they do
-    not.
+    """Returns why the numbers of a Keras function depend on the number of replicas.
 
-    Raises UserError for gamma and beta, except in Keras's own layers, which `depends_on_replicas`
-    reports.
+    It is None if they do not. Raises UserError for gamma and beta, except in Keras's own layers,
+    which `depends_on_replicas` reports.
     """
     inputs = _inputs.get()
     if function == "shuffle":

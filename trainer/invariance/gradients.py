@@ -35,8 +35,10 @@ from trainer.invariance.virtual_replicas import dense, sum_over_replicas
 
 
 class Update(NamedTuple):
-    """Holds an update that an optimizer has not made yet; `apply` takes these, or with summed=True
-    their sums."""
+    """Holds an update that an optimizer has not made yet.
+
+    `apply` takes these, or with summed=True their sums.
+    """
 
     apply: Callable[..., None]
     gradients: list[Any]
@@ -57,17 +59,18 @@ _ONE_REPLICA_ONLY = {
 
 
 def postponed_updates() -> AbstractContextManager[list[Update]]:
-    """Collects the updates of `sum_first`'s optimizers in the list that it yields; in the block
-    none is made."""
+    """Collects the updates of `sum_first`'s optimizers in the list that it yields.
+
+    In the block none is made.
+    """
     return holding(_pending, list[Update]())
 
 
 def sum_and_build(optimizer: Any, variables: Sequence[Any], precision: str) -> Any:
-    """Builds `optimizer` on `variables`, with loss scaling for mixed_float16; returns it, prepared
-    by `sum_first`.
+    """Builds `optimizer` on `variables`, with loss scaling for mixed_float16.
 
-    Call it under the strategy's scope: an optimizer that is built later fails under
-    MirroredStrategy. The loss must be divided by the global batch.
+    Returns it, prepared by `sum_first`. Call it under the strategy's scope: an optimizer that is
+    built later fails under MirroredStrategy. The loss must be divided by the global batch.
     """
     if precision == "mixed_float16":
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
@@ -179,11 +182,10 @@ class ExchangedGradients(NamedTuple):
 
 
 def of_repeated_tokens(model: keras.Model) -> str:
-    """Returns a line about tables whose repeated tokens an optimizer takes otherwise than in `fit`;
-    "" without any.
+    """Returns a line about tables whose repeated tokens an optimizer takes otherwise than in `fit`.
 
-    `ExchangedGradients` sums the slices of a token first; Keras's own update squares each of them.
-    With SGD, which is linear in gradients, both are the same.
+    It is "" without any. `ExchangedGradients` sums the slices of a token first; Keras's own update
+    squares each of them. With SGD, which is linear in gradients, both are the same.
     """
     optimizers = [
         type(one).__name__ for one in optimizers_of(model) if type(one) is not keras.optimizers.SGD
@@ -214,14 +216,13 @@ def with_tables_as_of(times: float) -> Iterator[None]:
 
 
 def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
-    """Returns each tensor summed over all replicas, None as None; with one replica, the tensors
-    themselves.
+    """Returns each tensor summed over all replicas, None as None.
 
-    Of replicas that have the same rows it is the mean that is summed.
-    The gradient of such a sum is summed over replicas too. Call it in a replica, not while a model
-    is built. With --virtual_replicas the order of the sum is fixed. Raises UserError then within a
-    micro-batch, which has the rows of one virtual replica alone, and NotCompilable where XLA
-    compiles gradients and updates as two programs.
+    With one replica they are the tensors themselves. Of replicas that have the same rows it is the
+    mean that is summed. The gradient of such a sum is summed over replicas too. Call it in a
+    replica, not while a model is built. With --virtual_replicas the order of the sum is fixed.
+    Raises UserError then within a micro-batch, which has the rows of one virtual replica alone, and
+    NotCompilable where XLA compiles gradients and updates as two programs.
     """
     if (step := running_step()) and step.program and step.program.cut:
         raise NotCompilable(
@@ -305,13 +306,12 @@ _OPERATIONS: dict[
 
 
 def fuse_updates(optimizer: Any) -> Callable[[], None]:
-    """Makes a built optimizer update each variable by one operation, if there is one; returns what
-    to call before.
+    """Makes a built optimizer update each variable by one operation, if there is one.
 
-    There is one for Adam and AdamW without amsgrad, SGD with momentum, and RMSprop with momentum
-    that is not centered: without momentum the operation would need a slot that Keras does not have.
-    Subclasses keep Keras's `update_step`, as they may compute something else. The returned function
-    has to be called before each update of all variables.
+    Returns what to call before. There is one for Adam and AdamW without amsgrad, SGD with momentum,
+    and RMSprop with momentum that is not centered: without momentum the operation would need a slot
+    that Keras does not have. Subclasses keep Keras's `update_step`, as they may compute something
+    else. The returned function has to be called before each update of all variables.
     """
     unsupported = not getattr(optimizer, "momentum", True) or any(
         getattr(optimizer, name, False) for name in ("amsgrad", "centered")
@@ -395,8 +395,10 @@ def reachable(model: keras.Model) -> list[Any]:
 
 
 def optimizers_of(model: keras.Model) -> list[Any]:
-    """Returns the optimizers that a model holds, each once; of a LossScaleOptimizer, the inner
-    one."""
+    """Returns the optimizers that a model holds, each once.
+
+    Of a LossScaleOptimizer it is the inner one.
+    """
     optimizers = [item for item in reachable(model) if isinstance(item, keras.optimizers.Optimizer)]
     inner = (getattr(optimizer, "inner_optimizer", optimizer) for optimizer in optimizers)
     return [*{id(optimizer): optimizer for optimizer in inner}.values()]

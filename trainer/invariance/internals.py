@@ -218,9 +218,9 @@ class Missing(RuntimeError):
 def wrap(
     name: str, around: Callable[..., Any], *arguments: Any, owner: Any = None, **named: Any
 ) -> Any:
-    """Replaces a function or method by one that calls `around(original, *arguments, **named)`;
-    returns the new one.
+    """Replaces a function or method by one that calls `around(original, *arguments, **named)`.
 
+    Returns the new one.
     name: one of FACTS; owner: the object whose method is replaced, if not for the whole class.
         arguments, named: an example of a call that `around` handles. Raises Missing if the original
         does not exist or does not accept them.
@@ -263,11 +263,10 @@ def reset_layer_names() -> None:
 
 
 def seed_initializers(seed: int) -> None:
-    """Gives Keras a generator of its own for the seeds of initializers; the seeds are those of
-    `random.seed(seed)`.
+    """Gives Keras a generator of its own for the seeds of initializers.
 
-    Keras takes them from Python's global generator, from which other threads draw too (retries of
-    Cloud Storage requests do).
+    The seeds are those of `random.seed(seed)`. Keras takes them from Python's global generator,
+    from which other threads draw too (retries of Cloud Storage requests do).
     """
     name = "keras.src.random.seed_generator.python_random"
     _private(name)
@@ -280,11 +279,11 @@ def seed_initializers(seed: int) -> None:
 
 
 def intercept_random(around: Callable[..., Any], names: Iterable[str]) -> None:
-    """Makes random functions of Keras call `around(original, …)` from now on; `names` are those in
-    keras.random.
+    """Makes random functions of Keras call `around(original, …)` from now on.
 
-    It replaces the backend's functions, by which layers and keras.random draw. Raises Missing if
-    one is gone, or takes other parameters than that of keras.random.
+    `names` are those in keras.random. It replaces the backend's functions, by which layers and
+    keras.random draw. Raises Missing if one is gone, or takes other parameters than that of
+    keras.random.
     """
     module = "keras.src.backend.tensorflow.random"
     for name in names:
@@ -436,11 +435,10 @@ def uses_onednn() -> bool:
 
 
 def layers_by_path(model: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
-    """Returns `model` and all layers in it, at any depth, by a path of names; no two have the same
-    path.
+    """Returns `model` and all layers in it, at any depth, by a path of names.
 
-    `model.layers` has only the outermost. A layer that is reached in several ways has the first of
-    its paths.
+    No two have the same path. `model.layers` has only the outermost. A layer that is reached in
+    several ways has the first of its paths.
     """
     layers: dict[str, keras.layers.Layer] = {}
     seen: set[int] = set()
@@ -650,8 +648,10 @@ def losses_reduced_by(
 
 @contextmanager
 def metrics_that_run() -> Iterator[list[str]]:
-    """Leaves out, in the block, compiled metrics that cannot be computed; yields a list that gets
-    their names."""
+    """Leaves out, in the block, compiled metrics that cannot be computed.
+
+    Yields a list that gets their names.
+    """
     left_out: list[str] = []
 
     def update_state(original: Any, several: Any, *values: Any, **weights: Any) -> None:

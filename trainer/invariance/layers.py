@@ -88,6 +88,8 @@ def refresh_normalization(model: keras.Model) -> None:
 
 
 def full_precision() -> str:
-    """Returns the dtype of weights; outputs and losses have it too, where other layers compute in
-    16 bits."""
+    """Returns the dtype of weights.
+
+    Outputs and losses have it too, where other layers compute in 16 bits.
+    """
     return str(keras.config.dtype_policy().variable_dtype)

@@ -27,8 +27,10 @@ _MEANS = ("sum_over_batch_size", "mean", _BY_WEIGHT)
 
 
 def _count_over_replicas(count: Any) -> Any:
-    """Returns the sum of `count` over replicas; raises UserError in a micro-batch, which lacks
-    those of the others."""
+    """Returns the sum of `count` over replicas.
+
+    Raises UserError in a micro-batch, which lacks those of the others.
+    """
     step = running_step()
     if step and step.micro_batch_count > 1:
         raise UserError(
@@ -95,8 +97,10 @@ def counts_of_losses(model: keras.Model, rows: Any) -> list[Any]:
 
 
 def try_losses(model: keras.Model, rows: Any) -> None:
-    """Computes the losses of a compiled model in training, on `rows` as fit has them; changes
-    nothing."""
+    """Computes the losses of a compiled model in training, on `rows` as fit has them.
+
+    It changes nothing.
+    """
     x, y, weight = keras.utils.unpack_x_y_sample_weight(rows)
     # Within the scope, regularizers find no weights but those that it is given.
     values = [(variable, tf.convert_to_tensor(variable)) for variable in model.trainable_variables]
@@ -166,12 +170,11 @@ def reduce_over_replicas(
 
 
 def train_step(model: keras.Model, data: Any) -> Mapping[str, Any]:
-    """Runs the model's train_step on this replica's rows and returns its logs; call it within a
-    step.
+    """Runs the model's train_step on this replica's rows and returns its logs.
 
-    With micro-batches, Keras's train_step runs on the rows of each, which updates metrics; the
-    optimizers then make one update with the summed gradients. Raises UserError if a train_step of
-    the user's own takes all rows at once, though they are to be cut.
+    Call it within a step. With micro-batches, Keras's train_step runs on the rows of each, which
+    updates metrics; the optimizers then make one update with the summed gradients. Raises UserError
+    if a train_step of the user's own takes all rows at once, though they are to be cut.
     """
     step = running_step()
     interface = ModelInterface.of(model)

@@ -95,8 +95,10 @@ Averaged = tuple[Callable[[list[Any]], None], list[Any]]
 
 @dataclass(frozen=True)
 class Program:
-    """Describes a program of XLA, of one step or several. The graph that calls it draws the random
-    numbers of all."""
+    """Describes a program of XLA, of one step or several.
+
+    The graph that calls it draws the random numbers of all.
+    """
 
     graph: Any  # that calls it
     steps: Sequence[Any]  # the number of each step, an int64 scalar tensor in that graph
@@ -137,8 +139,10 @@ class StepContext:
 
     @property
     def accumulates(self) -> bool:
-        """Returns whether `accumulate` cuts the rows into micro-batches; virtual replicas may need
-        a single one."""
+        """Returns whether `accumulate` cuts the rows into micro-batches.
+
+        Virtual replicas may need a single one.
+        """
         return self.micro_batches > 1 or self.virtual_replicas > 0
 
     @property
@@ -160,8 +164,10 @@ class StepContext:
         return replace(self, prefix=f"{self.prefix}{name}/")
 
     def normal(self, shape: Sequence[int], stream: str) -> Any:
-        """Returns standard normal numbers, (rows, *shape), in floatx. Two draws in one step need
-        two streams."""
+        """Returns standard normal numbers, (rows, *shape), in floatx.
+
+        Two draws in one step need two streams.
+        """
         return tf.cast(self.draw(NORMAL, shape, stream), keras.config.floatx())
 
     def uniform(self, shape: Sequence[int], stream: str) -> Any:
@@ -221,8 +227,10 @@ class StepContext:
         )
 
     def part(self, values: Any) -> Any:
-        """Returns this micro-batch's rows of `values`, which have the rows of all micro-batches;
-        None stays None."""
+        """Returns this micro-batch's rows of `values`, which have the rows of all micro-batches.
+
+        None stays None.
+        """
         if values is None:
             return None
         first = self.micro_batch_number * self.rows
@@ -270,12 +278,11 @@ class StepContext:
     def _before_xla(
         self, make: Callable[["StepContext"], Any], stream: str, draw: Any, shape: Sequence[Any]
     ) -> Any:
-        """Returns the numbers of `make(step)`; those of a program of XLA are drawn before it, for
-        all its steps.
+        """Returns the numbers of `make(step)`.
 
-        XLA's own kernels give other numbers for the same seed. Raises NotCompilable where the
-        numbers cannot be drawn before the step, and UserError in a function that XLA compiles by
-        itself.
+        Those of a program of XLA are drawn before it, for all its steps. XLA's own kernels give
+        other numbers for the same seed. Raises NotCompilable where the numbers cannot be drawn
+        before the step, and UserError in a function that XLA compiles by itself.
         """
         if not compiled_by_xla():
             return make(self)
@@ -323,8 +330,10 @@ def copies_of_rows() -> int:
 
 
 def parts_on_replicas(replica: Any) -> int:
-    """Returns into how many parts replicas divide the global batch of this step; `replica`: the
-    context of one."""
+    """Returns into how many parts replicas divide the global batch of this step.
+
+    `replica`: the context of one.
+    """
     return replica.num_replicas_in_sync // copies_of_rows() if replica else 1
 
 

@@ -28,8 +28,10 @@ def add_micro_batch(sums: list[tuple[int, Any]], total: Any, *, in_tree: bool) -
 
 
 def sum_over_replicas(tensors: Sequence[Any]) -> list[Any]:
-    """Returns each tensor's sum over replicas, whose branches are added in pairs; None stays
-    None."""
+    """Returns each tensor's sum over replicas, whose branches are added in pairs.
+
+    None stays None.
+    """
     replica = tf.distribute.get_replica_context()
     present = [tf.expand_dims(tensor, 0) for tensor in tensors if tensor is not None]
     if replica.num_replicas_in_sync == 1 or not present:

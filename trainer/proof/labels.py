@@ -167,8 +167,10 @@ def fits(label: Label, shapes: Shapes, rows: tuple[int, int]) -> bool:
 
 
 def scaled_axes(shapes: Shapes) -> list[int]:
-    """Returns the axes whose length differs between the traces. Raises NoRule if a shape is
-    unknown."""
+    """Returns the axes whose length differs between the traces.
+
+    Raises NoRule if a shape is unknown.
+    """
     first, second = shapes
     if first is None or second is None:
         raise NoRule("a shape is unknown")

@@ -70,8 +70,10 @@ class Node:
         return first
 
     def shape(self, number: int) -> Shape:
-        """Returns the shape of an input in the first trace. Raises NoRule if its number of axes is
-        unknown."""
+        """Returns the shape of an input in the first trace.
+
+        Raises NoRule if its number of axes is unknown.
+        """
         if (shape := self.shapes[number][0]) is None:
             raise NoRule("a shape is unknown")
         return shape
@@ -88,8 +90,10 @@ class Node:
         return first
 
     def values(self, number: int) -> Values:
-        """Returns the values of an input in both traces. Raises NoRule or Inherited if they are
-        unknown."""
+        """Returns the values of an input in both traces.
+
+        Raises NoRule or Inherited if they are unknown.
+        """
         values = self.known[number]
         if values is None:
             self.label(number)
@@ -170,11 +174,10 @@ class Node:
         return tuple(lengths.get(letter) if size is None else size for letter, size in pairs)
 
     def constants(self) -> list[Values] | None:
-        """Returns the outputs in both traces, computed now, if all inputs are small constants; else
-        None.
+        """Returns the outputs in both traces, computed now, if all inputs are small constants.
 
-        Numbers with a fraction are left to the rules, as the rounding of a sum would be taken for a
-        value; so is what has a value for each row.
+        Otherwise it returns None. Numbers with a fraction are left to the rules, as the rounding of
+        a sum would be taken for a value; so is what has a value for each row.
         """
         operation = self.operations[0]
         if operation.op_def.is_stateful or not self.known or None in self.known:

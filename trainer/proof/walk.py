@@ -134,10 +134,10 @@ class Walk:
         known: Sequence[Values | None],
         variables: Sequence[Variable | None],
     ) -> tuple[list[Label], list[Values | None]]:
-        """Labels all tensors of two graphs, given what their inputs are; returns the labels and
-        values of outputs.
+        """Labels all tensors of two graphs, given what their inputs are.
 
-        Raises Different if the graphs do not have the same operations in the same order.
+        Returns the labels and values of outputs. Raises Different if the graphs do not have the
+        same operations in the same order.
         """
         frame = _Frame()
         given = zip(graphs[0].inputs, graphs[1].inputs, labels, known, variables, strict=True)
@@ -250,8 +250,10 @@ class Walk:
         ]
 
     def _special(self, node: Node, variables: Sequence[Variable | None]) -> _Labels | None:
-        """Returns the outputs of marks, calls, conditions, loops and operations on variables; None
-        for others."""
+        """Returns the outputs of marks, calls, conditions, loops and operations on variables.
+
+        It is None for others.
+        """
         operation = node.operations[0]
         if node.type == "Identity":  # perhaps a mark: see `trainer.run.one_of_several`
             mark = re.sub(r"_\d+$", "", operation.name.rpartition("/")[2])
@@ -396,8 +398,10 @@ class Walk:
 
 
 def _clamped(node: Node) -> Values | None:
-    """Returns the value of min(max(values, c), c), which is c, as Keras counts classes; None for
-    another minimum."""
+    """Returns the value of min(max(values, c), c), which is c, as Keras counts classes.
+
+    It is None for another minimum.
+    """
     for number in (0, 1):
         others = [operation.inputs[1 - number].op for operation in node.operations]
         pairs = zip(others, node.known[number] or (), strict=False)

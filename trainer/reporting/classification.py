@@ -17,8 +17,10 @@ _Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Classification:
-    """Holds the confusion matrix of an evaluation; each row counts once, whatever its sample
-    weight."""
+    """Holds the confusion matrix of an evaluation.
+
+    Each row counts once, whatever its sample weight.
+    """
 
     names: tuple[str, ...]  # of the classes
     confusion: _Numbers  # numbers of rows, of shape (true class, predicted class)
@@ -45,8 +47,10 @@ class Classification:
         ]
 
     def content(self) -> dict[str, Any]:
-        """Returns all numbers for JSON. A class's accuracy is its recall, NaN (null in the file) if
-        it has no rows."""
+        """Returns all numbers for JSON.
+
+        A class's accuracy is its recall, NaN (null in the file) if it has no rows.
+        """
         counts = self.confusion.astype(np.int64)
         examples = counts.sum(axis=1)
         accuracy = self._shares(axis=1)
@@ -64,8 +68,10 @@ class Classification:
         }
 
     def _shares(self, axis: int) -> _Numbers:
-        """Returns, by class, the correct share of the rows summed along `axis`; NaN for a class
-        without rows."""
+        """Returns, by class, the correct share of the rows summed along `axis`.
+
+        It is NaN for a class without rows.
+        """
         whole = self.confusion.sum(axis=axis)
         return np.divide(
             self.confusion.diagonal(), whole, out=np.full(whole.shape, np.nan), where=whole > 0

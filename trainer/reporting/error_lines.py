@@ -29,8 +29,10 @@ def tensorflow_writing(path: Path) -> Iterator[None]:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Returns whether memory ran out. Another device may raise first, with another type of error
-    that quotes it."""
+    """Returns whether memory ran out.
+
+    Another device may raise first, with another type of error that quotes it.
+    """
     signs = ("OOM when allocating", "RESOURCE_EXHAUSTED", "OUT_OF_MEMORY")
     quoted = isinstance(error, tf.errors.OpError) and any(sign in str(error) for sign in signs)
     return quoted or isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError))

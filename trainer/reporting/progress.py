@@ -58,8 +58,10 @@ class StepLogs:
         return replace(after, values=np.concatenate([self.values, after.values]), waits=waits)
 
     def means(self) -> Scalars:
-        """Returns the mean of every scalar over the steps; a Keras metric replaces a scalar of the
-        same name."""
+        """Returns the mean of every scalar over the steps.
+
+        A Keras metric replaces a scalar of the same name.
+        """
         means = dict(zip(self.names, self.values.mean(axis=0).tolist(), strict=True))
         return {**means, **self.metrics}
 
@@ -93,10 +95,10 @@ class WorkerWaits:
     seconds: float = 0.0
 
     def count(self, waits: Sequence[float], seconds: float) -> tuple[int, float] | None:
-        """Counts a call to the devices; returns the slow worker's index and the share of time that
-        it costs, or None.
+        """Counts a call to the devices.
 
-        A worker is slow if its share of time spent waiting is well above the median of the others.
+        Returns the slow worker's index and the share of time that it costs, or None. A worker is
+        slow if its share of time spent waiting is well above the median of the others.
         """
         self.waits = [
             total + wait
@@ -129,8 +131,10 @@ class RunningMeans:
 
     @classmethod
     def restored(cls, state: State) -> "RunningMeans":
-        """Restores the result of asdict(). Raises KeyError, TypeError or ValueError for anything
-        else."""
+        """Restores the result of asdict().
+
+        Raises KeyError, TypeError or ValueError for anything else.
+        """
         return cls(
             **{
                 **state,
@@ -141,15 +145,19 @@ class RunningMeans:
         )
 
     def add(self, logs: StepLogs, seconds: float, timed: bool) -> None:
-        """Adds one call: its steps, scalars and metrics, which are of the epoch so far. `timed` is
-        as in `count`."""
+        """Adds one call: its steps, scalars and metrics, which are of the epoch so far.
+
+        `timed` is as in `count`.
+        """
         self.sums = logs.sums(self.sums)
         self.metrics = logs.metrics
         self.count(logs, seconds, timed)
 
     def add_counts(self, logs: StepLogs, before: MetricCounts) -> None:
-        """Makes the metrics those of the calls since its creation; `before`: the counts at the
-        newest call's begin."""
+        """Makes the metrics those of the calls since its creation.
+
+        `before`: the counts at the newest call's begin.
+        """
         zeros = tuple(map(np.zeros_like, logs.counts))
         shapes = [count.shape for count in logs.counts]
         # A resumed run may have other metrics than before.
@@ -165,8 +173,10 @@ class RunningMeans:
             self.metrics = logs.results(self.counts)
 
     def count(self, logs: StepLogs, seconds: float, timed: bool) -> None:
-        """Counts the steps of one call, and its seconds if `timed`; the call that traced the graph
-        is not timed."""
+        """Counts the steps of one call, and its seconds if `timed`.
+
+        The call that traced the graph is not timed.
+        """
         self.steps += logs.count
         if timed:
             self.timed_steps += logs.count
@@ -184,8 +194,10 @@ class RunningMeans:
 
     @property
     def input_wait_seconds(self) -> float | None:
-        """Returns the mean seconds per step spent waiting for a batch; None if no call was
-        timed."""
+        """Returns the mean seconds per step spent waiting for a batch.
+
+        It is None if no call was timed.
+        """
         return self.waited_seconds / self.timed_steps if self.timed_steps else None
 
     @property
@@ -241,8 +253,10 @@ class Progress:
         )
 
     def resume(self, saved: SavedProgress) -> None:
-        """Restores what `state` returned. Raises KeyError, TypeError or ValueError for values of
-        other types."""
+        """Restores what `state` returned.
+
+        Raises KeyError, TypeError or ValueError for values of other types.
+        """
         self.seconds_before = float(saved.seconds)
         self.training_seconds = float(saved.training_seconds)
         self.whole = RunningMeans.restored(saved.whole)
@@ -250,8 +264,10 @@ class Progress:
             self.total_steps = int(saved.total_steps)
 
     def advance(self, logs: StepLogs, seconds: float) -> None:
-        """Counts one call to the device. The first call of a process traces the graph and is not
-        timed."""
+        """Counts one call to the device.
+
+        The first call of a process traces the graph and is not timed.
+        """
         self.call_timed = self.first_call_ended is not None
         self.first_call_ended = self.first_call_ended or time.monotonic()
         self.call_seconds = seconds
@@ -285,11 +301,10 @@ class Progress:
         return self.seconds_before + time.monotonic() - self.began
 
     def speeds(self, running: RunningMeans) -> Speeds:
-        """Returns the speeds of the steps in `running`, as stats.jsonl and result.json have them;
-        None if unknown.
+        """Returns the speeds of the steps in `running`, as stats.jsonl and result.json have them.
 
-        TFLOP/s are those of all replicas together. MFU, the model FLOPs utilization, is the share
-        of the data sheet's TFLOP/s that is used.
+        It is None if unknown. TFLOP/s are those of all replicas together. MFU, the model FLOPs
+        utilization, is the share of the data sheet's TFLOP/s that is used.
         """
         seconds = running.step_seconds
         rate = rounded(self.flops / seconds / 1e12) if self.flops and seconds else None
@@ -307,8 +322,10 @@ class Progress:
 
     @property
     def left_text(self) -> str:
-        """Returns text on the time left at the mean speed so far; "" while that is unknown, and at
-        the end."""
+        """Returns text on the time left at the mean speed so far.
+
+        It is "" while that is unknown, and at the end.
+        """
         seconds = (self.total_steps - self.step) * (self.whole.step_seconds or 0.0)
         return f"{duration(seconds)} left" if seconds else ""
 

@@ -190,8 +190,10 @@ class Reporter:
                 self._show(progress, self._head(progress), means, entry)
 
     def epoch_end(self, progress: Progress) -> Scalars:
-        """Writes the epoch's line of stats.jsonl and the log, with its evaluation; returns its
-        scalars."""
+        """Writes the epoch's line of stats.jsonl and the log, with its evaluation.
+
+        Returns its scalars.
+        """
         means = {**self._since_epoch.means(), **self._evaluated}
         entry: StatsEntry = {**self._entry(progress, self._since_epoch), **by_kind(means)}
         self._append("epoch", progress, entry)
@@ -221,8 +223,10 @@ class Reporter:
             self._show(progress, self._head(progress), values)
 
     def quality(self, progress: Progress, values: Scalars, about: QualityOf) -> None:
-        """Reports image quality by name, {} on a worker that is not the chief; `about`: what it was
-        measured with."""
+        """Reports image quality by name, {} on a worker that is not the chief.
+
+        `about`: what it was measured with.
+        """
         self._quality = about
         self._measured.update(values)
         self._publish("quality", progress, {**by_kind(values), "quality": about}, values)

@@ -33,11 +33,10 @@ def peak_memory_gib() -> float:
 
 
 def peak_device_memory_gib(devices: Sequence[str]) -> list[float]:
-    """Returns TensorFlow's peak memory so far on each device; [] for devices on which it does not
-    count memory.
+    """Returns TensorFlow's peak memory so far on each device.
 
-    It includes weights, activations and kernels' workspaces, but not the CUDA context and libraries
-    (about 0.5 GiB).
+    It is [] for devices on which it does not count memory. It includes weights, activations and
+    kernels' workspaces, but not the CUDA context and libraries (about 0.5 GiB).
     """
     try:
         peaks = [tf.config.experimental.get_memory_info(device)["peak"] for device in devices]
@@ -55,8 +54,10 @@ def gpu_details() -> list[dict[str, Any]]:
 
 
 def gpu_names() -> list[str]:
-    """Returns the models of the visible GPUs, such as "NVIDIA A100-SXM4-80GB"; "" for one that is
-    unknown."""
+    """Returns the models of the visible GPUs, such as "NVIDIA A100-SXM4-80GB".
+
+    It is "" for one that is unknown.
+    """
     return [str(details.get("device_name", "")) for details in gpu_details()]
 
 

@@ -104,8 +104,10 @@ class ResultWriter:
             log.warning(f"{name} is slow: {why}")
 
     def write(self, state: str, measured: Result, error: str | None = None) -> None:
-        """Replaces result.json, on the chief. `measured`: values of the run, such as those of
-        `Reporter.summary`."""
+        """Replaces result.json, on the chief.
+
+        `measured`: values of the run, such as those of `Reporter.summary`.
+        """
         if self.job_dir:
             self.job_dir.write(RESULT, {**self._content(state, error), **measured})
 

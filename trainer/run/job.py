@@ -114,8 +114,10 @@ def run(
 
 
 def act_on_check(run: TrainingRun, verdict: ReplicaVerdict) -> None:
-    """Records whether one replica and two give the same numbers; raises UserError if they must and
-    do not."""
+    """Records whether one replica and two give the same numbers.
+
+    Raises UserError if they must and do not.
+    """
     job = run.job
     replicas = run.setup.replicas
     paid = replicas.on_gpus and replicas.count > 1
@@ -158,9 +160,9 @@ def restored_run(
     first_step: int = 0,
     before: int = 0,
 ) -> TrainingRun:
-    """Returns the run as its newest checkpoint has it; without one it begins at `first_step`, and
-    sets first weights.
+    """Returns the run as its newest checkpoint has it.
 
+    Without one it begins at `first_step`, and sets first weights.
     before: the steps of earlier calls of `fit` in a script, after which those of the checkpoints
         count.
     """
@@ -223,8 +225,10 @@ def _dependences(setup: TrainingSetup) -> list[str]:
 
 
 def _ended_before(run: TrainingRun) -> str | None:
-    """Returns the line to log if an earlier start has already ended this run, else None. Only the
-    chief decides."""
+    """Returns the line to log if an earlier start has already ended this run, else None.
+
+    Only the chief decides.
+    """
     before = run.job.result.before
     progress = run.state.progress
     job_dir = run.job.job_dir
@@ -401,8 +405,10 @@ def _explaining_errors(run: TrainingRun) -> Iterator[None]:
 
 
 def finish(run: TrainingRun, control: Control) -> int:
-    """Writes result.json, logs how the run ended, its last values and where its files are; returns
-    the exit code."""
+    """Writes result.json, logs how the run ended, its last values and where its files are.
+
+    Returns the exit code.
+    """
     job = run.job
     progress = run.state.progress
     mirror = run.job.job_dir.mirror

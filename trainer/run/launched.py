@@ -80,9 +80,9 @@ def launch(
     *,
     forced: bool = False,
 ) -> int:
-    """Runs the script `config.model` with its `arguments`; its calls of `fit` are a run. Returns
-    the exit code.
+    """Runs the script `config.model` with its `arguments`; its calls of `fit` are a run.
 
+    Returns the exit code.
     began: time.monotonic() at the start of the process; forced: even if no call of `fit` is seen in
         its source. Raises UserError for what the user must change.
     """
@@ -194,8 +194,10 @@ def opened_run(
 
 @contextmanager
 def one_strategy(strategy: Any) -> Iterator[None]:
-    """Makes strategies that a script makes in the block this one; settings of devices come too late
-    and do nothing."""
+    """Makes strategies that a script makes in the block this one.
+
+    Settings of devices come too late and do nothing.
+    """
 
     class Same(type):
         """Is the type of a strategy's class, which Keras asks of what the launcher has made."""
@@ -231,8 +233,10 @@ def one_strategy(strategy: Any) -> Iterator[None]:
 
 
 def run_script(script: str, arguments: Sequence[str]) -> None:
-    """Runs a script as `python SCRIPT ARGUMENTS` does. Raises UserError if it ends with an exit
-    code of its own."""
+    """Runs a script as `python SCRIPT ARGUMENTS` does.
+
+    Raises UserError if it ends with an exit code of its own.
+    """
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     try:

@@ -68,8 +68,10 @@ class TracedReplica(tf.distribute.ReplicaContext):
         return tf.identity(tf.raw_ops.PlaceholderWithDefault(input=0, shape=()), name=NUMBER)
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        """Returns tensors that stand for the sums, or means, over replicas; so do their
-        gradients."""
+        """Returns tensors that stand for the sums, or means, over replicas.
+
+        Their gradients do the same.
+        """
         mean = reduce_op in (tf.distribute.ReduceOp.MEAN, "MEAN", "mean")
 
         def marked(tensor: Any) -> tuple[Any, Any]:

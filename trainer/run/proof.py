@@ -28,8 +28,10 @@ NOT_PROVED = "not proved"
 
 @dataclass(frozen=True)
 class Proof:
-    """Holds what the graph shows; the first three lists are empty if every update is that of one
-    device."""
+    """Holds what the graph shows.
+
+    The first three lists are empty if every update is that of one device.
+    """
 
     # what mixes rows, with the line of the user's file
     mixes: list[str] = field(default_factory=list)
@@ -40,8 +42,10 @@ class Proof:
 
     @property
     def lines(self) -> list[str]:
-        """Returns what is not proved; what has no rule is left out where something mixes rows for
-        sure."""
+        """Returns what is not proved.
+
+        What has no rule is left out where something mixes rows for sure.
+        """
         return [*self.mixes, *self.parts, *([] if self.mixes else self.unknown)]
 
     @property
@@ -50,8 +54,10 @@ class Proof:
         return not (self.mixes or self.unknown or self.parts)
 
     def verdict(self, *, differ: bool = False) -> str:
-        """Returns the verdict in a few words; differ: whether steps on one and on two replicas gave
-        other numbers."""
+        """Returns the verdict in a few words.
+
+        differ: whether steps on one and on two replicas gave other numbers.
+        """
         if self.mixes and differ:
             return MIXES
         if self.mixes or self.parts:
@@ -60,8 +66,10 @@ class Proof:
 
 
 def prove_built(config: TrainConfig, dataset: Dataset, model: keras.Model) -> Proof:
-    """Returns what `prove` does for a model that is built and prepared; its variables stay as they
-    are."""
+    """Returns what `prove` does for a model that is built and prepared.
+
+    Its variables stay as they are.
+    """
     with copied_variables(model):
         return prove(config, dataset, model)
 
@@ -73,11 +81,11 @@ def copied_variables(model: keras.Model) -> AbstractContextManager[None]:
 
 
 def prove(config: TrainConfig, dataset: Dataset, model: keras.Model | None = None) -> Proof:
-    """Traces the step of a run twice and returns what its graph shows. Raises UserError as building
-    the model does.
+    """Traces the step of a run twice and returns what its graph shows.
 
-    The settings --sync_batch_norm=false and --micro_batches, which ask batch norm for fewer rows,
-    are left out. model: one with plain variables, if it is not to be built anew.
+    Raises UserError as building the model does. The settings --sync_batch_norm=false and
+    --micro_batches, which ask batch norm for fewer rows, are left out. model: one with plain
+    variables, if it is not to be built anew.
     """
     traces = [trace(config, dataset, count, REPLICAS, model) for count in (REPLICAS, REPLICAS // 2)]
     try:

@@ -78,8 +78,10 @@ _FLOAT32_LOSSES = 1e-4
 
 @dataclass(frozen=True)
 class ReplicaVerdict:
-    """Holds what a comparison found, as run.json keeps it. `agrees` is None if nothing was
-    compared."""
+    """Holds what a comparison found, as run.json keeps it.
+
+    `agrees` is None if nothing was compared.
+    """
 
     agrees: bool | None
     problems: list[str] = field(default_factory=list)  # what differs, and what to change
@@ -110,8 +112,10 @@ class ReplicaVerdict:
 
     @property
     def not_compared(self) -> str:
-        """Returns why it is unknown whether the number of replicas changes the result; "" if it is
-        known."""
+        """Returns why it is unknown whether the number of replicas changes the result.
+
+        It is "" if it is known.
+        """
         return self.reason if self.agrees is None and not self.by_settings else ""
 
 
@@ -226,8 +230,10 @@ def asks_for_less(config: TrainConfig) -> bool:
 
 
 def proof_of(config: TrainConfig) -> Proof:
-    """Returns what the graph of a step shows; nothing if it cannot be traced for other numbers of
-    rows."""
+    """Returns what the graph of a step shows.
+
+    It proves nothing if the step cannot be traced for other numbers of rows.
+    """
 
     def built_anew() -> Proof:
         set_precision_and_seed(config)
@@ -246,18 +252,19 @@ def _traced(proved: Callable[[], Proof]) -> Proof:
 
 
 def judge(config: TrainConfig) -> dict[str, Any]:
-    """Proves that replicas change nothing, or compares steps with few rows; returns a
-    `ReplicaVerdict`'s fields."""
+    """Proves that replicas change nothing, or compares steps with few rows.
+
+    Returns a `ReplicaVerdict`'s fields.
+    """
     if config.virtual_replicas:
         return {**compare_few_rows(config), "proof": ""}
     return _judged(config, proof_of(config), lambda: compare_few_rows(config))
 
 
 def judge_built(setup: TrainingSetup) -> ReplicaVerdict:
-    """Does what `judge` does for a model that a script has built, on the devices of the run; every
-    worker must call it.
+    """Does what `judge` does for a model that a script has built, on the devices of the run.
 
-    The variables are afterwards as they were.
+    Every worker must call it. The variables are afterwards as they were.
     """
     proof = _traced(lambda: prove_built(setup.config, setup.dataset, setup.model))
     return ReplicaVerdict(**_judged(setup.config, proof, lambda: compare_built(setup)))
@@ -335,11 +342,11 @@ def compare_built(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
-    """Compares steps with few rows each, or with whole batches if few rows fail; returns a
-    `ReplicaVerdict`'s fields.
+    """Compares steps with few rows each, or with whole batches if few rows fail.
 
-    Batch norm without --sync_batch_norm, or over micro-batches, depends on replicas by its
-    settings, as the log says anyway, so the comparison changes these settings.
+    Returns a `ReplicaVerdict`'s fields. Batch norm without --sync_batch_norm, or over
+    micro-batches, depends on replicas by its settings, as the log says anyway, so the comparison
+    changes these settings.
     """
     # of each global batch, all of one size
     cuts = config.virtual_replicas or 2 * config.micro_batches
@@ -393,10 +400,10 @@ def compare_bits(config: TrainConfig, replicas: int) -> list[str]:
 
 
 class ComparedSteps(NamedTuple):
-    """Holds what differs, with the likely reasons; which of these the log of the run gives anyway;
-    and the precision.
+    """Holds what differs, with the likely reasons.
 
-    Both lists are empty if nothing differs. The precision is text, such as "in float64".
+    `warnings` are those reasons that the log of the run gives anyway. Both lists are empty if
+    nothing differs. The precision is text, such as "in float64".
     """
 
     problems: list[str]

@@ -99,14 +99,18 @@ class RequestedRun:
 
     @cached_property
     def trained(self) -> TrainConfig:
-        """Returns the run's settings, without those of training alone. Raises UserError if they are
-        damaged."""
+        """Returns the run's settings, without those of training alone.
+
+        Raises UserError if they are damaged.
+        """
         return _resolve(self._values({}))
 
     @cached_property
     def config(self) -> TrainConfig:
-        """Returns the run's settings with the flags of the command line. Raises UserError for a
-        wrong flag."""
+        """Returns the run's settings with the flags of the command line.
+
+        Raises UserError for a wrong flag.
+        """
         flags = dict(self.flags)
         replicas = coerce(_FIELDS["replicas"], flags.pop("replicas", 0))
         stored = self._values(flags)
@@ -150,8 +154,10 @@ class RequestedRun:
 
 
 def read_request(kind: type[RunOptions], arguments: Sequence[str], usage: Usage) -> RequestedRun:
-    """Parses a command line and reads the run's settings. Raises UserError for a mistake, or a
-    damaged run.json."""
+    """Parses a command line and reads the run's settings.
+
+    Raises UserError for a mistake, or a damaged run.json.
+    """
     fields = fields_of(kind)
     known = {**fields, **{name: _as_of_run(name) for name in _OVERRIDABLE}}
     answer_help(arguments, usage, known.values())
@@ -226,6 +232,8 @@ def _known_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resolve(values: Mapping[str, Any]) -> TrainConfig:
-    """Resolves a run's settings for a command that does not train. Raises UserError for
-    contradictions."""
+    """Resolves a run's settings for a command that does not train.
+
+    Raises UserError for contradictions.
+    """
     return Overrides.read({**values, "jit_compile": "false"}).resolve()

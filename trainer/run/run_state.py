@@ -118,8 +118,10 @@ class RunState:
         )
 
     def resume(self, content: State) -> None:
-        """Restores all but callbacks from the `content` of a checkpoint; raises UserError for
-        another version's."""
+        """Restores all but callbacks from the `content` of a checkpoint.
+
+        Raises UserError for another version's.
+        """
         with self._refusing_other_versions():
             content = {"arrays": {}, **content}
             self.saved = SavedState(

@@ -25,12 +25,11 @@ _TOLERANCES = {"float64": 1e-8, "float32": 5e-3, "mixed_bfloat16": 0.1, "mixed_f
 
 
 def compare_saved(setup: TrainingSetup, folder: Path) -> str:
-    """Compares what `export` wrote to `folder` with the model in memory, on a few rows; returns one
-    line.
+    """Compares what `export` wrote to `folder` with the model in memory, on a few rows.
 
-    The line starts with DIFFERS and names what differs, or says that all agrees, or why nothing was
-    compared. Compared are predictions (of a GAN, those of its generator) and, if Keras loads the
-    model compiled, its loss and metrics.
+    Returns one line. The line starts with DIFFERS and names what differs, or says that all agrees,
+    or why nothing was compared. Compared are predictions (of a GAN, those of its generator) and, if
+    Keras loads the model compiled, its loss and metrics.
     """
     interface = ModelInterface.of(setup.model)
     trained = interface.templates()["model"]

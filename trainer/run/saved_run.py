@@ -74,8 +74,10 @@ def evaluate_run(run: RequestedRun) -> tuple[dict[str, float], int, Classificati
 
 
 def predict_run(run: RequestedRun) -> tuple[dict[str, Any], int]:
-    """Returns the outputs as arrays (rows, …) by name, and the number of examples. Raises UserError
-    like `evaluate`."""
+    """Returns the outputs as arrays (rows, …) by name, and the number of examples.
+
+    Raises UserError like `evaluate`.
+    """
     config = run.config
     weights = weights_path(run)
     replicas = _replicas(config)
@@ -96,8 +98,10 @@ def predict_run(run: RequestedRun) -> tuple[dict[str, Any], int]:
 
 
 def weights_path(run: RequestedRun) -> Path:
-    """Returns the template model's file or, with --checkpoint, that folder. Raises UserError if it
-    does not exist."""
+    """Returns the template model's file or, with --checkpoint, that folder.
+
+    Raises UserError if it does not exist.
+    """
     choice = run.options.checkpoint
     if not choice:
         for name in ("model.keras", "model.weights.h5"):
@@ -158,8 +162,10 @@ def _examples_to_use(run: RequestedRun, dataset: Dataset) -> AnyExamples:
 
 
 def _with_classes_of_run(run: RequestedRun, dataset: Dataset) -> Dataset:
-    """Returns the dataset with the class names of the run. Raises UserError if its examples or
-    classes differ."""
+    """Returns the dataset with the class names of the run.
+
+    Raises UserError if its examples or classes differ.
+    """
     about = mapping(run.info, "data")
     x, trained_x = (
         shape.split(" -> ")[0]
@@ -193,8 +199,10 @@ def _with_classes_of_run(run: RequestedRun, dataset: Dataset) -> Dataset:
 def _rebuild_model(
     run: RequestedRun, config: TrainConfig, dataset: Dataset, weights: Path, replicas: Replicas
 ) -> keras.Model:
-    """Builds the model by the run's function and loads `weights`. Raises UserError if they cannot
-    be loaded into it."""
+    """Builds the model by the run's function and loads `weights`.
+
+    Raises UserError if they cannot be loaded into it.
+    """
     with replicas.strategy.scope():
         model = build_model(config, dataset)
         if run.options.checkpoint:
@@ -208,9 +216,9 @@ def _rebuild_model(
 def _load_exported(
     run: RequestedRun, path: Path, replicas: Replicas, *, compiled: bool = False
 ) -> keras.Model | None:
-    """Loads the exported network; returns None for a checkpoint, or if the file has a class that is
-    not registered.
+    """Loads the exported network.
 
+    Returns None for a checkpoint, or if the file has a class that is not registered.
     compiled: whether to give it the loss and metrics that the file holds, if any.
     """
     if run.options.checkpoint:

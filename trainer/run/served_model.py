@@ -44,8 +44,10 @@ class BadRow(ValueError):
 
 
 class ServedModel:
-    """Loads the model in a folder that `export` wrote. Raises UserError that names `name` if that
-    fails."""
+    """Loads the model in a folder that `export` wrote.
+
+    Raises UserError that names `name` if that fails.
+    """
 
     def __init__(self, folder: Path, name: str) -> None:
         self.about = read_servable(folder, name)
@@ -163,8 +165,10 @@ class ServedModel:
         return answers
 
     def _outputs(self, columns: Columns) -> dict[str, Any]:
-        """Returns the outputs as arrays by name. The call is padded by repeating the last row, and
-        the result cut."""
+        """Returns the outputs as arrays by name.
+
+        The call is padded by repeating the last row, and the result cut.
+        """
         count = len(columns[0])
         # Sizes are multiples of an eighth of the next power of two: few sizes, and at most a
         # quarter of padding.
@@ -218,8 +222,10 @@ class ServedModel:
         }
 
     def _columns(self, instances: Sequence[Any]) -> Columns:
-        """Returns the columns of instances of one shape. Raises BadRow if an instance does not fit
-        the model."""
+        """Returns the columns of instances of one shape.
+
+        Raises BadRow if an instance does not fit the model.
+        """
         # the seeds of a generator's noise, and the labels if it has classes
         if self.about.latent_dim:
             names = [*self.about.requested]
@@ -253,8 +259,10 @@ class ServedModel:
         return tuple(self._column(name, [row[name] for row in instances]) for name in self._specs)
 
     def _column(self, name: str, values: Sequence[Any]) -> Any:
-        """Returns the values of one input as an array. Raises BadRow if they do not fit its shape
-        or type."""
+        """Returns the values of one input as an array.
+
+        Raises BadRow if they do not fit its shape or type.
+        """
         shape, dtype = self._row_specs[name]
         if any(isinstance(value, dict) for value in values):
             height, width, channels = self.about.image or (0, 0, 0)
@@ -309,12 +317,11 @@ _ANSWERS_OF = "answers_of.json"
 
 
 def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
-    """Writes OUT/predictions-00000.jsonl, … and OUT/errors-00000.jsonl, …; returns the numbers of
-    answers and errors.
+    """Writes OUT/predictions-00000.jsonl, … and OUT/errors-00000.jsonl, ….
 
-    A line is {"row": N, "prediction": …} or {"row": N, "error": "…"}; N counts the lines of `rows`
-    from 0. Raises UserError if `out` is no folder's name, or holds answers of another model or
-    other rows.
+    Returns the numbers of answers and errors. A line is {"row": N, "prediction": …} or {"row": N,
+    "error": "…"}; N counts the lines of `rows` from 0. Raises UserError if `out` is no folder's
+    name, or holds answers of another model or other rows.
     """
     if "." in Path(out).name:
         raise UserError(
@@ -367,8 +374,10 @@ def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
 def _answer_lines(
     model: ServedModel, lines: Sequence[tuple[int, bytes]]
 ) -> tuple[list[Any], list[Any]]:
-    """Answers numbered lines of JSON; returns the entries of the file of answers and of the file of
-    errors."""
+    """Answers numbered lines of JSON.
+
+    Returns the entries of the file of answers and of the file of errors.
+    """
     numbers = []
     instances = []
     results = {}

@@ -55,8 +55,10 @@ class StartedJob:
         job_dir: JobDir | None = None,
         named: Collection[str] = (),
     ) -> "StartedJob":
-        """Reads the cluster, the result of earlier processes and the list of data files; opens
-        `job_dir` if needed."""
+        """Reads the cluster, the result of earlier processes and the list of data files.
+
+        Opens `job_dir` if needed.
+        """
         cluster = read_cluster()
         job_dir = job_dir or open_job_dir(config, make=cluster.is_chief)
         result = ResultWriter.of_job(config, job_dir if cluster.is_chief else None, began)
@@ -86,10 +88,10 @@ class StartedJob:
 
     @contextmanager
     def workers(self) -> Iterator[None]:
-        """Connects to the other workers for the block, and sends them how it ends; writes a failure
-        to result.json.
+        """Connects to the other workers for the block, and sends them how it ends.
 
-        Workers that differ in versions, devices, settings, arithmetic or files refuse to start.
+        Writes a failure to result.json. Workers that differ in versions, devices, settings,
+        arithmetic or files refuse to start.
         """
         try:
             if self.cluster.several:

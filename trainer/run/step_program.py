@@ -27,11 +27,10 @@ MOST_BYTES = {"CPU": 32 * 2**20, "GPU": 256 * 2**20}  # of the rows of a program
 
 @dataclass
 class StepProgram:
-    """Holds the program of a run's steps and the rows that it reads; plain steps until `choose` is
-    called.
+    """Holds the program of a run's steps and the rows that it reads.
 
-    If XLA fails to compile the first call, the steps run plain from there on. The step of a smaller
-    last batch always runs plain.
+    It runs plain steps until `choose` is called. If XLA fails to compile the first call, the steps
+    run plain from there on. The step of a smaller last batch always runs plain.
     """
 
     job: StartedJob

@@ -18,10 +18,9 @@ from trainer.training.signals import StopRequest
 
 
 class JobWatch(LimitWatch):
-    """Stops this job when it reaches --stop_if_idle or its time limit; the chief decides for all
-    workers.
+    """Stops this job when it reaches --stop_if_idle or its time limit.
 
-    Only time in the training loop counts as idle.
+    The chief decides for all workers. Only time in the training loop counts as idle.
     """
 
     def __init__(self, job: StartedJob, request: StopRequest) -> None:
@@ -44,8 +43,10 @@ class JobWatch(LimitWatch):
         return self._job.result.goodput.phase in (SAVE, EVENTS)
 
     def due(self) -> str:
-        """Returns why the job is to end; "" if it may go on. With several workers, all of them have
-        to be idle."""
+        """Returns why the job is to end; "" if it may go on.
+
+        With several workers, all of them have to be idle.
+        """
         if not (peers := self._job.peers):
             return super().due()
         idle = peers.share_idle(self.idle_s)

@@ -56,8 +56,10 @@ class TrainingRun:
     validation_freq: int | Sequence[int] = 1
 
     def save(self, *, pending: bool = False) -> None:
-        """Saves a checkpoint and writes result.json; `pending`: with the state before this step's
-        hooks ran."""
+        """Saves a checkpoint and writes result.json.
+
+        `pending`: with the state before this step's hooks ran.
+        """
         self.state.best.improved = False
         state = self.before_hooks if pending else None
         with self.job.result.goodput.within(SAVE):
@@ -65,8 +67,10 @@ class TrainingRun:
             self.write_result("running")
 
     def write_result(self, state: str, error: str | None = None) -> None:
-        """Replaces result.json, on the chief; at the end with a digest of the variables if their
-        bits are promised."""
+        """Replaces result.json, on the chief.
+
+        At the end of a run it has a digest of the variables, if their bits are promised.
+        """
         job = self.job
         job.result.saving_seconds = self.checkpoints.saving_seconds
         measured: Result = {
@@ -81,8 +85,10 @@ class TrainingRun:
         job.result.write(state, measured, error)
 
     def train(self, stop: StopRequest) -> Control:
-        """Trains to the last step, or until a signal, the budget or a callback ends it; saves, and
-        returns what did."""
+        """Trains to the last step, or until a signal, the budget or a callback ends it.
+
+        It saves, and returns what ended it.
+        """
         job = self.job
         setup = self.setup
         state = self.state
@@ -197,12 +203,11 @@ class RunHooks:
     control: Control
 
     def in_order(self) -> list[Hook]:
-        """Returns the hooks in the order in which they run. Raises UserError if the run does not
-        measure `best_metric`.
+        """Returns the hooks in the order in which they run.
 
-        The first one copies the state; a signal during the others saves it, so that they run again
-        on resume. The end of an epoch comes early, as it may stop the run. The checkpoint comes
-        last.
+        Raises UserError if the run does not measure `best_metric`. The first one copies the state;
+        a signal during the others saves it, so that they run again on resume. The end of an epoch
+        comes early, as it may stop the run. The checkpoint comes last.
         """
         config = self.run.job.config
         model = self.run.setup.model
@@ -263,8 +268,10 @@ class RunHooks:
         return hooks
 
     def _copy_state(self, progress: Progress) -> None:
-        """Keeps what a signal saves that comes before the other hooks have run; raises Interrupted
-        if it has come."""
+        """Keeps what a signal saves that comes before the other hooks have run.
+
+        Raises Interrupted if it has come.
+        """
         content = self.run.state.content(pending=True)
         # as `content` has copied them
         copied = {id(array): array for array in content.arrays.values()}
@@ -287,8 +294,10 @@ class RunHooks:
     def _after_epochs(
         self, frequency: int | Sequence[int], act: Callable[[Progress], None], progress: Progress
     ) -> None:
-        """Acts after every so many epochs, or after these; also at the end of a run within an
-        epoch."""
+        """Acts after every so many epochs, or after these.
+
+        It also acts at the end of a run within an epoch.
+        """
         number = progress.epoch
         due = number % frequency == 0 if isinstance(frequency, int) else number in frequency
         if due or not number.is_integer():

@@ -96,8 +96,10 @@ class TrainingSetup:
         )
 
     def last_rows_from(self, first_step: int) -> Any:
-        """Returns the iterator for `last_step_runner`; None if that of `rows_from` gives these
-        rows, too."""
+        """Returns the iterator for `last_step_runner`.
+
+        It is None if that of `rows_from` gives these rows, too.
+        """
         train = self.dataset.train
         if isinstance(train, InSequence):
             return None
@@ -124,12 +126,11 @@ class TrainingSetup:
 
     @cached_property
     def gather(self) -> Callable[[Any], Any] | None:
-        """Copies all examples to the GPU and returns a function from row numbers to rows; None if
-        they do not fit.
+        """Copies all examples to the GPU and returns a function from row numbers to rows.
 
-        XLA compiles it, as TensorFlow's own GPU kernels cannot gather bytes. int32 is held as
-        int64, because TensorFlow keeps int32 on the host and would copy all of it for each program.
-        Text cannot be held on a GPU.
+        It is None if they do not fit. XLA compiles it, as TensorFlow's own GPU kernels cannot
+        gather bytes. int32 is held as int64, because TensorFlow keeps int32 on the host and would
+        copy all of it for each program. Text cannot be held on a GPU.
         """
         train = self.dataset.train
         device = self.replicas.devices[0]
@@ -174,8 +175,10 @@ class TrainingSetup:
 
 
 def free_memory(device: str) -> float:
-    """Returns the free bytes of the fullest GPU; 0 if `device` is a CPU, whose memory holds the
-    rows anyway."""
+    """Returns the free bytes of the fullest GPU.
+
+    It is 0 if `device` is a CPU, whose memory holds the rows anyway.
+    """
     gpus = ask_gpus("memory.free") if device.startswith("GPU") else []
     return 2**20 * min((mib for (mib,) in gpus if mib), default=0.0)
 

@@ -75,8 +75,10 @@ class AttributeValue:
 
 
 def decoded(text: Any, arrays: Mapping[str, Any]) -> Any:
-    """Returns the value that `AttributeValue.of` copied. Raises KeyError if `arrays` lacks one of
-    its arrays."""
+    """Returns the value that `AttributeValue.of` copied.
+
+    Raises KeyError if `arrays` lacks one of its arrays.
+    """
     if not isinstance(text, dict):
         return text
     ((kind, content),) = text.items()
@@ -113,8 +115,10 @@ class CallbackStates:
             yield f"{kind}-{counts[kind]}", callback
 
     def begin(self) -> None:
-        """Notes all attributes. Call it right after on_train_begin, which resets Keras's
-        callbacks."""
+        """Notes all attributes.
+
+        Call it right after on_train_begin, which resets Keras's callbacks.
+        """
         self._begun = {name: _attributes(name, callback) for name, callback in self._named()}
 
     def changed(self) -> tuple[State, Arrays]:

@@ -61,8 +61,10 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
             self.checked = True
 
     def on_epoch_end(self, epoch: int, logs: Scalars | None = None) -> None:
-        """Counts the epochs without improvement; NaN is none, although Keras takes any first value
-        for the best."""
+        """Counts the epochs without improvement.
+
+        NaN is none, although Keras takes any first value for the best.
+        """
         if self.best is None:
             self.best = (
                 -math.inf
@@ -80,11 +82,10 @@ def _mode(monitor: str) -> str:
 
 
 def higher_is_better(model: keras.Model, monitor: str, setting: str) -> bool:
-    """Returns whether higher values of `monitor` are better. Raises UserError, naming the setting,
-    if it is unknown.
+    """Returns whether higher values of `monitor` are better.
 
-    A loss should fall and an accuracy should rise; for any other value Keras looks up the model's
-    metric of that name.
+    Raises UserError, naming the setting, if it is unknown. A loss should fall and an accuracy
+    should rise; for any other value Keras looks up the model's metric of that name.
     """
     # Keras decides it at the end of a callback's first epoch: this one is asked about two values.
     probe = keras.callbacks.EarlyStopping(monitor=monitor, mode=_mode(monitor))
@@ -206,9 +207,9 @@ def _overrides(callback: Callback, hooks: Sequence[str]) -> bool:
 def most_steps_of_a_call(
     callbacks: list[Callback], steps_per_loop: int, steps_per_execution: int = 1
 ) -> int:
-    """Returns 1 if a callback acts on single batches, else `steps_per_loop` (0: no limit); logs
-    what that costs.
+    """Returns 1 if a callback acts on single batches, else `steps_per_loop` (0: no limit).
 
+    Logs what that costs.
     steps_per_execution: that of compile(), by which `fit` runs such a callback less often.
     """
     names = sorted({type(callback).__name__ for callback in callbacks if acts_on_batches(callback)})
@@ -230,8 +231,10 @@ def most_steps_of_a_call(
 def callback_list(
     callbacks: list[Callback], model: keras.Model, progress: Progress, evaluated: Sequence[str]
 ) -> CallbackList:
-    """Returns `callbacks`, set up as in `fit`; raises UserError if one needs what this run does not
-    have."""
+    """Returns `callbacks`, set up as in `fit`.
+
+    Raises UserError if one needs what this run does not have.
+    """
     optimizer = ModelInterface.of(model).optimizer
     for callback in callbacks:
         if isinstance(callback, (LearningRateScheduler, ReduceLROnPlateau)) and optimizer is None:

@@ -135,9 +135,9 @@ class ReplicaCounts:
         return arrays
 
     def restore(self, arrays: Arrays) -> None:
-        """Sets what `values` returned, unless the model has other metrics now. Only the chief needs
-        `arrays`.
+        """Sets what `values` returned, unless the model has other metrics now.
 
+        Only the chief needs `arrays`.
         For another number of replicas the first one gets the sums of all: a metric is read as a sum
         over replicas.
         """
@@ -201,8 +201,10 @@ def digest_of(values: Arrays) -> str:
 
 
 def assign_values(variables: Variables, values: Arrays | None, replicas: Replicas) -> None:
-    """Sets every variable to its value on all replicas of all workers. Only the chief needs
-    `values`."""
+    """Sets every variable to its value on all replicas of all workers.
+
+    Only the chief needs `values`.
+    """
     with replicas.strategy.scope():
         for name, variable in variables.items():
             value = values[name] if values is not None else np.zeros(variable.shape)
@@ -233,9 +235,9 @@ class Damaged(Exception):
 
 @dataclass
 class Checkpoints:
-    """Keeps the newest `keep` checkpoints of `model` in `folder`, and the best one; gives each to
-    `mirror`.
+    """Keeps the newest `keep` checkpoints of `model` in `folder`, and the best one.
 
+    Gives each to `mirror`.
     steps: those of which this model has checkpoints, if the run trains several one after another;
         ends: the steps whose checkpoints are kept, too.
     """
@@ -261,10 +263,10 @@ class Checkpoints:
         self._writing: Future[None] | None = None
 
     def restore(self) -> tuple[int, State] | None:
-        """Restores the newest intact checkpoint on all workers; returns its step and state, None if
-        none exists.
+        """Restores the newest intact checkpoint on all workers.
 
-        The state has the "arrays" of `save`, if there are any, on the chief alone.
+        Returns its step and state, None if none exists. The state has the "arrays" of `save`, if
+        there are any, on the chief alone.
         """
         manifest: State | None = None
         values: Arrays | None = None
@@ -304,12 +306,11 @@ class Checkpoints:
         return manifest["step"], manifest["state"] | ({"arrays": arrays} if arrays else {})
 
     def save(self, step: int, state: State) -> None:
-        """Takes a snapshot after `step` steps and writes it in the background; first raises what
-        `wait` raises.
+        """Takes a snapshot after `step` steps and writes it in the background.
 
-        The chief writes, and a step only once, or again when its pending hooks have run. `state` is
-        stored beside the variables, its "arrays" with them; the checkpoint of its ["best"]["step"]
-        is kept as well.
+        First raises what `wait` raises. The chief writes, and a step only once, or again when its
+        pending hooks have run. `state` is stored beside the variables, its "arrays" with them; the
+        checkpoint of its ["best"]["step"] is kept as well.
         """
         saved = (step, bool(state.get("pending")))
         if saved == self._saved:
@@ -331,8 +332,10 @@ class Checkpoints:
         self.saving_seconds += time.monotonic() - began
 
     def wait(self) -> None:
-        """Waits until the last save is written; raises UserError if it failed, or NotFinite for NaN
-        on one worker."""
+        """Waits until the last save is written.
+
+        Raises UserError if it failed, or NotFinite for NaN on one worker.
+        """
         began = time.monotonic()
         error = self._writing.exception() if self._writing else None
         self._writing = None
@@ -341,10 +344,10 @@ class Checkpoints:
             raise error
 
     def _write(self, step: int, values: Arrays, text: str) -> None:
-        """Writes a checkpoint and removes old ones, in a thread; `text` is the manifest without
-        files.
+        """Writes a checkpoint and removes old ones, in a thread.
 
-        What it raises the next save or wait raises, in the training thread.
+        `text` is the manifest without files. What it raises the next save or wait raises, in the
+        training thread.
         """
         # Before anything is written, so that the last good checkpoint stays the newest.
         for name, value in values.items():
@@ -379,8 +382,10 @@ class Checkpoints:
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:
-    """Returns the checkpoint folders in `folder`, oldest first. One that a kill left half written
-    has another name."""
+    """Returns the checkpoint folders in `folder`, oldest first.
+
+    One that a kill left half written has another name.
+    """
     folders = [
         path for path in folder.glob(f"{STEP_PREFIX}*") if path.is_dir() and step_of(path.name) >= 0
     ]
@@ -408,8 +413,10 @@ def write_checkpoint(folder: Path, values: Arrays, manifest: dict[str, Any]) -> 
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the manifest and the variables by name; raises Damaged, naming the file, if they do
-    not match."""
+    """Returns the manifest and the variables by name.
+
+    Raises Damaged, naming the file, if they do not match.
+    """
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         intact = manifest.pop("sha256") == _digest(manifest)

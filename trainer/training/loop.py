@@ -53,8 +53,10 @@ class Control:
         return self.signal is not None or self.budget_spent
 
     def agree(self, seconds: float) -> float:
-        """Synchronises all workers after a call that took `seconds`; returns the mean seconds over
-        the workers."""
+        """Synchronises all workers after a call that took `seconds`.
+
+        Returns the mean seconds over the workers.
+        """
         now = self.clock()
         chief = self.replicas.cluster.is_chief
         spent = chief and now - self._began >= self.budget_seconds
@@ -203,8 +205,10 @@ class TrainingLoop:
             self.run_due_hooks()
 
     def run_due_hooks(self) -> None:
-        """Runs the hooks that are due, in order; those after one that raises Interrupted, for a
-        signal, do not run."""
+        """Runs the hooks that are due, in order.
+
+        Those after one that raises Interrupted, for a signal, do not run.
+        """
         with suppress(Interrupted):
             for hook in self.hooks:
                 if self.model.stop_training:  # an earlier hook may have set it
@@ -261,8 +265,10 @@ class StepProfile:
             self.close()
 
     def close(self) -> None:
-        """Ends the profile, if it runs; a run that is stopped within its steps has fewer of
-        them."""
+        """Ends the profile, if it runs.
+
+        A run that is stopped within its steps has fewer of them.
+        """
         if not self._runs:
             return
         self._runs = False

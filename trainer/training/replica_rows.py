@@ -66,8 +66,10 @@ class ReplicaData:
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *changed)
 
     def _augmented(self, data: Any, step: StepContext) -> Any:
-        """Returns `data` with its images changed at random; each global batch of a step has
-        separate draws."""
+        """Returns `data` with its images changed at random.
+
+        Each global batch of a step has separate draws.
+        """
         if not self.augment:
             return data
         images = data[0] if isinstance(data, tuple) else data

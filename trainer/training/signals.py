@@ -20,8 +20,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass
 class StopRequest:
-    """Records the first signal; the loop checks it between calls to the device, when weights and
-    step agree."""
+    """Records the first signal.
+
+    The loop checks it between calls to the device, when weights and step agree.
+    """
 
     signal: str | None = None
     reason: str = ""  # why the job ends itself, if it does
@@ -34,8 +36,10 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Makes SIGINT and SIGTERM set the request within the block; a second one ends the process with
-    exit code 75."""
+    """Makes SIGINT and SIGTERM set the request within the block.
+
+    A second one ends the process with exit code 75.
+    """
     request = StopRequest()
     over = threading.Event()
 
@@ -66,8 +70,10 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 @contextmanager
 def stop_on_interrupt() -> Iterator[StopRequest]:
-    """Makes a first Ctrl-C within the block set the request; a second one raises KeyboardInterrupt,
-    as ever."""
+    """Makes a first Ctrl-C within the block set the request.
+
+    A second one raises KeyboardInterrupt, as ever.
+    """
     request = StopRequest()
     before = signal.getsignal(signal.SIGINT)
 

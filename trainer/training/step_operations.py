@@ -60,8 +60,10 @@ _COLLECTIVES = ("CollectiveReduce", "NcclAllReduce")
 
 @dataclass(frozen=True)
 class Operation:
-    """Holds the counts of an operation, over all `times` that it runs; `scope` is its name after
-    its callers' names."""
+    """Holds the counts of an operation, over all `times` that it runs.
+
+    `scope` is its name after its callers' names.
+    """
 
     type: str
     scope: str
@@ -162,8 +164,10 @@ def _most_iterations(loop: Any) -> int:
 
 
 def _flops(op: Any, rows: int | None) -> int:
-    """Returns the FLOPs of a matrix product or convolution; 0 for other operations and for unknown
-    shapes."""
+    """Returns the FLOPs of a matrix product or convolution.
+
+    It is 0 for other operations and for unknown shapes.
+    """
 
     def shape(operand: tuple[str, int]) -> list[int] | None:
         side, number = operand
@@ -209,8 +213,10 @@ def _tensor_bytes(tensor: Any, rows: int | None) -> int:
 
 
 def _shape(tensor: Any, rows: int | None) -> list[int] | None:
-    """Returns the sizes of all axes, with `rows` for an unknown first one; None if another one is
-    unknown."""
+    """Returns the sizes of all axes, with `rows` for an unknown first one.
+
+    It is None if another one is unknown.
+    """
     if tensor.shape.rank is None:
         return None
     sizes = list(tensor.shape)

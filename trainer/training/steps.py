@@ -92,8 +92,10 @@ class StepRunner:
         self._graph: Any = None  # of the newest trace
 
     def __call__(self, iterator: Any, first_step: int, count: int) -> StepLogs:
-        """Runs `count` steps from `first_step` (from 0) and returns their scalars; every worker
-        must call it alike."""
+        """Runs `count` steps from `first_step` (from 0) and returns their scalars.
+
+        Every worker must call it alike.
+        """
         with tf.device("CPU:0"):
             begin = tf.constant(first_step, tf.int64)
         # TensorBoard's mark of a step
@@ -130,8 +132,10 @@ class StepRunner:
 
     @cached_property
     def flops(self) -> int:
-        """Returns the FLOPs of a step over all replicas, after the first call; 0 where they are not
-        known."""
+        """Returns the FLOPs of a step over all replicas, after the first call.
+
+        It is 0 where they are not known.
+        """
         return (
             self.replicas.cluster.workers * flops_of(self._graph, self.replicas.rows)
             if self._graph
@@ -213,13 +217,13 @@ class StepRunner:
     def _by_programs(
         self, iterator: Any, first_step: int, count: int
     ) -> tuple[Times, Times, Times]:
-        """Runs `count` steps, by programs; returns their scalars, (steps, scalars), and two times
-        for each program.
+        """Runs `count` steps, by programs.
 
-        These are when the program's rows were requested, and when they were there. The first and
-        the last program may run only some of their steps: the others belong to an earlier or a
-        later call. On GPUs a program that runs all its steps is a loop of constant length, in which
-        the host need not read the counter.
+        Returns their scalars, (steps, scalars), and two times for each program. These are when the
+        program's rows were requested, and when they were there. The first and the last program may
+        run only some of their steps: the others belong to an earlier or a later call. On GPUs a
+        program that runs all its steps is a loop of constant length, in which the host need not
+        read the counter.
         """
         ran = list[Any]()
         times = list[tuple[float, float]]()
@@ -304,8 +308,10 @@ class StepRunner:
         return run(self._program([step]), args=(data,))
 
     def _cut_step(self, batch: Any, step: Any) -> Any:
-        """Returns the scalars of this replica's step, by two programs; between them TensorFlow sums
-        the gradients."""
+        """Returns the scalars of this replica's step, by two programs.
+
+        Between them TensorFlow sums the gradients.
+        """
         program = Program(tf.compat.v1.get_default_graph(), [step], cut=True)
         updates = list[Update]()
 
@@ -359,8 +365,10 @@ class StepRunner:
         return tf.function(partial(self._compilable, run), jit_compile=True, autograph=False)
 
     def _compilable(self, run: Callable[[Any], Any], data: Any) -> Any:
-        """Returns `run(data)` in a program of XLA; raises NotCompilable if XLA would give other
-        numbers."""
+        """Returns `run(data)` in a program of XLA.
+
+        Raises NotCompilable if XLA would give other numbers.
+        """
         # XLA would abort at its next compilation
         if any(part.dtype == tf.string for part in tf.nest.flatten(data)):
             raise NotCompilable("its data hold text, which XLA cannot take")
@@ -404,8 +412,10 @@ class StepRunner:
         return self.data.of_step(batch, self._context(step))
 
     def _replica_step(self, data: Any, step: Any, program: Program | None = None) -> Any:
-        """Runs one step on this replica's rows; returns its scalars, in the order of
-        self._names."""
+        """Runs one step on this replica's rows.
+
+        Returns its scalars, in the order of self._names.
+        """
         copies = self.replicas.copies
         counted = (
             [tf.convert_to_tensor(counter) for counter in self._counters()] if copies > 1 else []

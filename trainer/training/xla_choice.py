@@ -34,8 +34,10 @@ class XlaChoice:
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> "XlaChoice | None":
-        """Returns the choice that `asdict` wrote; None if there is none, or the content is
-        damaged."""
+        """Returns the choice that `asdict` wrote.
+
+        It is None if there is none, or the content is damaged.
+        """
         compiled = content.get("compiled")
         why = content.get("why")
         return cls(compiled, why) if isinstance(compiled, bool) and isinstance(why, str) else None
