@@ -4,6 +4,7 @@ give, by its graph."""
 import itertools
 import linecache
 import re
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -124,7 +125,7 @@ def _assigned_in_parts(walk: Walk, first: StepTrace) -> list[str]:
 def _walked(*traces: StepTrace) -> Walk:
     """Labels both traces. Raises Different if they do not fit each other."""
     walk = Walk((traces[0].rows, traces[1].rows))
-    variables = [_variables(trace.model) for trace in traces]
+    variables = [_variables_by_handle(trace.model) for trace in traces]
 
     # Each input of the graph gets a label, its values in both traces, and the variable it stands
     # for, if they are known.
@@ -170,19 +171,22 @@ def _used_variables(model: keras.Model) -> list[Any]:
     """Returns the variables that a step of the model may use, each once: also those of metrics and
     of optimizers."""
     owners = [model, *model.metrics, *optimizers_of(model)]
-    used = [*itertools.chain(*(owner.variables for owner in owners)), *reachable(model)]
+    used = [*_variables_of(owners), *reachable(model)]
     variables = {id(item): item for item in used if isinstance(item, (keras.Variable, tf.Variable))}
     return [*variables.values()]
 
 
-def _variables(model: keras.Model) -> dict[int, tuple[Variable, Any]]:
+def _variables_of(owners: Iterable[Any]) -> Iterator[Any]:
+    """Returns the variables of models, metrics or optimizers."""
+    return itertools.chain.from_iterable(owner.variables for owner in owners)
+
+
+def _variables_by_handle(model: keras.Model) -> dict[int, tuple[Variable, Any]]:
     """Returns the variables that a step of the model may use, with their values, by the ids of
     their handles."""
     # The optimizers decide how their own variables and the trained ones are updated.
-    optimizers = optimizers_of(model)
-    metrics = {id(variable) for metric in model.metrics for variable in metric.variables}
-    updated = {id(variable) for optimizer in optimizers for variable in optimizer.variables}
-    updated |= {id(variable) for variable in model.trainable_variables}
+    metrics = {*map(id, _variables_of(model.metrics))}
+    updated = {*map(id, _variables_of(optimizers_of(model))), *map(id, model.trainable_variables)}
     variables: dict[int, tuple[Variable, Any]] = {}
     for variable in _used_variables(model):
         value = variable.value if isinstance(variable, keras.Variable) else variable

@@ -52,6 +52,8 @@ def evaluate_run(run: RequestedRun) -> tuple[dict[str, float], int, Classificati
     dataset = load_dataset(config, trains=False)
     examples = _examples_to_use(run, dataset)
     dataset = _with_classes_of_run(run, dataset)
+
+    # The exported model is used if it was saved compiled, else one that the run's function builds.
     model = _load_exported(run, weights, replicas, compiled=True)
     if model is None or not model.compiled:
         model = _rebuild_model(run, run.model_config, dataset, weights, replicas)
@@ -66,11 +68,8 @@ def evaluate_run(run: RequestedRun) -> tuple[dict[str, float], int, Classificati
     evaluation = Evaluation(model, replicas, examples, batch, dataset.as_fit, dataset.class_names)
     with _reporting_misfits(run, dataset):
         values = evaluation()
-    return (
-        {name.removeprefix("val_"): value for name, value in values.items()},
-        examples.count,
-        evaluation.classes,
-    )
+    results = {name.removeprefix("val_"): value for name, value in values.items()}
+    return results, examples.count, evaluation.classes
 
 
 def predict_run(run: RequestedRun) -> tuple[dict[str, Any], int]:
@@ -111,6 +110,8 @@ def weights_path(run: RequestedRun) -> Path:
             f"{run.name} has no {MODEL}/model.keras yet: wait until the run is done, or use"
             f" --checkpoint={NEWEST}"
         )
+
+    # A checkpoint is chosen by its step, as the newest, or as the best.
     checkpoints = {folder.name: folder for folder in checkpoint_folders(run.folder / CHECKPOINTS)}
     if not checkpoints:
         raise UserError(
@@ -167,10 +168,9 @@ def _with_classes_of_run(run: RequestedRun, dataset: Dataset) -> Dataset:
     Raises UserError if its examples or classes differ.
     """
     about = mapping(run.info, "data")
-    x, trained_x = (
-        shape.split(" -> ")[0]
-        for shape in (dataset.shape, str(about.get("example", dataset.shape)))
-    )
+    trained_shape = str(about.get("example", dataset.shape))
+    x = dataset.shape.split(" -> ")[0]
+    trained_x = trained_shape.split(" -> ")[0]
     if x != trained_x:
         raise UserError(
             f"data={run.config.data}: an example is {x}, but {run.name} was trained on {trained_x}"
@@ -180,14 +180,15 @@ def _with_classes_of_run(run: RequestedRun, dataset: Dataset) -> Dataset:
             f"data={run.config.data}: it has no targets to evaluate: use trainer.predict for such"
             " rows"
         )
+
+    # Classes must have the same names; only of plain labels the largest may be missing here.
     names = dataset.class_names
     trained_names = tuple(map(str, items(about, "classes")))
-    # names of plain labels, the largest of which may be missing here
     numbers = tuple(map(str, range(len(names))))
     if names != trained_names and (names != numbers or names != trained_names[: len(names)]):
         these, those = (
-            ", ".join(shown[:10]) + ", …" * (len(shown) > 10) or "none"
-            for shown in (names, trained_names)
+            ", ".join(classes[:10]) + ", …" * (len(classes) > 10) or "none"
+            for classes in (names, trained_names)
         )
         raise UserError(
             f"data={run.config.data}: its classes are {these}, but those of {run.name} are {those}:"
@@ -224,7 +225,7 @@ def _load_exported(
     if run.options.checkpoint:
         return None
     if run.config.model not in MODELS:
-        # the import registers the user's classes; a model of Keras's own layers needs none
+        # The import registers the user's classes; a model of Keras's own layers needs none.
         with suppress(UserError):
             load_function(run.config.model, "model")
     with suppress(UserError), replicas.strategy.scope():

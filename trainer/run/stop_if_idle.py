@@ -66,7 +66,8 @@ class JobWatch(LimitWatch):
         with super().watching():
             try:
                 yield
-            except tf.errors.OpError:  # raised here when another worker has left a hanging step
+            # Another worker that leaves a hanging step makes this one fail.
+            except tf.errors.OpError:
                 if self.reason:
                     self._leave_step()
                 raise
@@ -77,7 +78,7 @@ class JobWatch(LimitWatch):
             self._job.peers.stop(self.reason)
 
     def _leave_step(self) -> None:
-        """Records the stop as `_finish` does, and exits at once, as the main thread hangs in a call
+        """Records the stop as `finish` does, and exits at once, as the main thread hangs in a call
         to the devices."""
         log.warning(f"the running step hangs: stopped at the last checkpoint: {self.reason}")
         try:

@@ -48,7 +48,7 @@ class TrainingSetup:
     content: dict[str, Any]  # counts, classes and digests of the data; {} if they are not needed
     used: Collection[str]  # the settings that loading the data and building the model have read
     proves: bool = False  # whether its steps are still to be proved
-    # that are traced already, for a second `fit`
+    # those that are traced already, for a second `fit`
     runners: dict[str, StepRunner] = field(default_factory=dict)
 
     def rows_from(self, first_step: int, steps_per_program: int = 1) -> Any:
@@ -66,11 +66,8 @@ class TrainingSetup:
             assert isinstance(train, InSequence)
             steps = train.anew().batches(self.schedule.global_batch_size, drop_remainder=False)
             steps = steps.repeat().skip(first_step).prefetch(4)
-            return (
-                copied_ahead(steps, replicas)
-                if replicas.on_gpus and replicas.count == 1
-                else iter(steps)
-            )
+            ahead = replicas.on_gpus and replicas.count == 1
+            return copied_ahead(steps, replicas) if ahead else iter(steps)
         steps = self.batches_from(first_step - first_step % steps_per_program, steps_per_program)
         return copied_ahead(steps, replicas) if replicas.on_gpus else iter(steps)
 
@@ -132,24 +129,24 @@ class TrainingSetup:
         gather bytes. int32 is held as int64, because TensorFlow keeps int32 on the host and would
         copy all of it for each program. Text cannot be held on a GPU.
         """
+        # The GPU must have room for the rows, and a type for each.
         train = self.dataset.train
         device = self.replicas.devices[0]
         leaves = tf.nest.flatten(train.arrays)
         size = sum(leaf.nbytes for leaf in leaves)
-        if (
-            not size
-            or not data_fit_on_gpu(size, free_memory(device))
-            or any(leaf.dtype.hasobject for leaf in leaves)
-        ):
+        if any(leaf.dtype.hasobject for leaf in leaves):
+            return None
+        if not size or not data_fit_on_gpu(size, free_memory(device)):
             return None
 
         def gather(rows: Any) -> Any:
             return tf.nest.map_structure(
-                lambda part, of: tf.cast(tf.gather(part, rows), of.dtype), held, train.spec
+                lambda part, spec: tf.cast(tf.gather(part, rows), spec.dtype), on_gpu, train.spec
             )
 
+        # The constants live outside of any graph, and every program reads them.
         with tf.init_scope(), tf.device(device):
-            held = tf.nest.map_structure(
+            on_gpu = tf.nest.map_structure(
                 lambda leaf: tf.constant(leaf, tf.int64 if leaf.dtype == np.int32 else leaf.dtype),
                 train.arrays,
             )
@@ -169,9 +166,8 @@ class TrainingSetup:
                 self.model, data, self.config.seed, compiled, steps_per_program, self.gather
             )
         kind = "compiled" if compiled else "plain"
-        return self.runners.setdefault(
-            kind, StepRunner(self.model, data, self.config.seed, compiled)
-        )
+        runner = StepRunner(self.model, data, self.config.seed, compiled)
+        return self.runners.setdefault(kind, runner)
 
 
 def free_memory(device: str) -> float:
@@ -279,9 +275,8 @@ def set_arithmetic(config: TrainConfig) -> None:
 def starting_weights(config: TrainConfig, setup: TrainingSetup) -> None:
     """Loads the weights of --initial_checkpoint or --initial_model, if given, and logs where the
     run starts from."""
-    copies = (
-        copies_of_weights(setup.model) if config.initial_checkpoint or config.initial_model else []
-    )
+    initial = config.initial_checkpoint or config.initial_model
+    copies = copies_of_weights(setup.model) if initial else []
     if config.initial_checkpoint:
         folder = fetch_checkpoint(config.initial_checkpoint, "initial_checkpoint", config.cache_dir)
         load_weights(setup.model, folder, setup.replicas)
