@@ -120,7 +120,7 @@ class Hook:
     def next_after(self, step: int, total: int) -> int:
         """Returns the first step after `step` at which a call must end, at most `total`."""
         multiple = (step // self.every + 1) * self.every if self.every else total
-        return min([multiple, total, *(cut for cut in self.cuts if cut > step)])
+        return min([multiple, total, *(end for end in self.cuts if end > step)])
 
     def due(self, progress: Progress) -> bool:
         """Returns whether to act now."""
@@ -182,11 +182,13 @@ class TrainingLoop:
         progress = self.progress
         control = self.control
         while not (progress.finished or control):
-            boundary = min(
-                hook.next_after(progress.step, progress.total_steps) for hook in self.hooks
-            )
+            # A call ends where the next hook is due, or earlier if it would take too long.
+            total = progress.total_steps
+            boundary = min(hook.next_after(progress.step, total) for hook in self.hooks)
             count = call_size(boundary - progress.step)
             self.callbacks.on_train_batch_begin(progress.step % progress.steps_per_epoch)
+
+            # All workers agree on the time of the call, and whether it was the last one.
             begin_call()
             began = time.monotonic()
             logs = run_steps(progress.step, count)
@@ -197,10 +199,11 @@ class TrainingLoop:
             progress.budget_spent = control.budget_spent
             if progress.call_timed:
                 call_size.learn(count, seconds)
+
+            # Callbacks see the call as its last batch.
             means = end_call(logs)
-            self.callbacks.on_train_batch_end(
-                (progress.step - 1) % progress.steps_per_epoch, dict(means)
-            )
+            last = (progress.step - 1) % progress.steps_per_epoch
+            self.callbacks.on_train_batch_end(last, dict(means))
             control.agree_to_stop(self.model)
             self.run_due_hooks()
 
@@ -238,9 +241,8 @@ class StepProfile:
     @property
     def cuts(self) -> Hook:
         """Returns the hook that ends calls before and after the profiled steps."""
-        return Hook(
-            0, lambda progress: None, at_end=False, cuts=(self.steps.start - 1, self.steps.stop - 1)
-        )
+        ends = (self.steps.start - 1, self.steps.stop - 1)
+        return Hook(0, lambda progress: None, at_end=False, cuts=ends)
 
     def before_call(self) -> None:
         """Starts the profile if the next call begins with its first step."""

@@ -43,9 +43,8 @@ def stop_on_signals() -> Iterator[StopRequest]:
     request = StopRequest()
     over = threading.Event()
 
+    # A compilation may take minutes, and nobody loses anything by its end.
     def leave_while_compiling() -> None:
-        """Ends the process, some seconds after a signal, if the running call to the device has
-        nothing to save."""
         over.wait(_COMPILING_SECONDS)
         while not over.wait(_POLL_SECONDS):
             if request.nothing_to_save:
@@ -92,8 +91,10 @@ def stop_on_interrupt() -> Iterator[StopRequest]:
 
 
 def leave_on_signals() -> AbstractContextManager[None]:
-    """Makes SIGINT and SIGTERM end the process with exit code 75 within the block, also while it
-    waits in C++."""
+    """Makes SIGINT and SIGTERM end the process with exit code 75, within the block.
+
+    They do so also while it waits in C++.
+    """
     return _received(lambda name: end_process())
 
 
@@ -126,17 +127,21 @@ def _received(receive: Callable[[str], None]) -> Iterator[None]:
 
 
 def keep_handlers() -> None:
-    """Installs Python's handlers of SIGINT and SIGTERM again: TensorFlow takes SIGTERM when its
-    servers connect."""
+    """Installs Python's handlers of SIGINT and SIGTERM again.
+
+    TensorFlow takes SIGTERM when its servers connect.
+    """
     for number in _SIGNALS:
         signal.signal(number, signal.getsignal(number))
 
 
 def end_process() -> None:
-    """Ends this process with exit code 75, without Python's exit: that waits for TensorFlow's
-    threads, or crashes."""
+    """Ends this process with exit code 75, without Python's exit.
+
+    Python's exit waits for TensorFlow's threads, or crashes.
+    """
     if sys.stderr.isatty():
-        print("\033[?25h", end="", file=sys.stderr)  # the progress bar hides the cursor
+        print("\033[?25h", end="", file=sys.stderr)  # shows the cursor, which the bar hides
     log.warning("stopped at once: the same command resumes from the last checkpoint")
     sys.stderr.flush()
     os._exit(INTERRUPTED)
