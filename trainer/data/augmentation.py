@@ -20,8 +20,10 @@ Change = Callable[[Any, StepContext], Any]  # of images
 
 
 def flip(images: Any, step: StepContext) -> Any:
-    """Mirrors each image left to right with probability 1/2. images: (rows, height, width,
-    channels)."""
+    """Mirrors each image left to right with probability 1/2.
+
+    images: (rows, height, width, channels).
+    """
     mirrored = step.uniform((1, 1, 1), stream="augment/flip") < 0.5
     return tf.where(mirrored, images[:, :, ::-1], images)
 
@@ -84,7 +86,7 @@ def check_class_weight(weights: Mapping[int, float], y: Any, classes: int) -> No
         )
 
 
-# as Dataset.as_fit: from the parts of rows to what `fit` passes
+# a function from the parts of rows to what `fit` passes, as Dataset.as_fit
 AsFit = Callable[[tuple[Any, ...]], Any]
 
 
@@ -97,7 +99,7 @@ def weighted_by_class(as_fit: AsFit, weights: Mapping[int, float]) -> AsFit:
     """
     if not weights:
         return as_fit
-    # the last one is of all other classes
+    # The last weight of the table is that of all other classes.
     table = [weights.get(number, 1.0) for number in range(max(weights) + 2)]
 
     def weighted(parts: tuple[Any, ...]) -> Any:
@@ -111,15 +113,14 @@ def weighted_by_class(as_fit: AsFit, weights: Mapping[int, float]) -> AsFit:
             raise UserError(
                 "class_weight: the targets are not one class each: use sample weights instead"
             )
+
+        # The class of a row is its largest target, or the number itself, rounded as in `fit`.
         floatx = keras.config.floatx()
         if y.shape.rank == 2 and y.shape[1] > 1:
             labels = tf.argmax(y, axis=1)
         else:
-            labels = tf.cast(tf.round(tf.cast(tf.reshape(y, (-1,)), floatx)), tf.int64)  # as in fit
-        return (
-            x,
-            y,
-            tf.gather(tf.constant(table, floatx), tf.clip_by_value(labels, 0, len(table) - 1)),
-        )
+            labels = tf.cast(tf.round(tf.cast(tf.reshape(y, (-1,)), floatx)), tf.int64)
+        places = tf.clip_by_value(labels, 0, len(table) - 1)
+        return x, y, tf.gather(tf.constant(table, floatx), places)
 
     return weighted

@@ -63,6 +63,7 @@ def _as_arrays(value: Nest, name: str) -> Nest:
     are; text, in x alone, is an array of objects. `name`: what the leaves are called in errors, as
     "x".
     """
+    # A dict, list or tuple is a nest, whose leaves must be arrays.
     if isinstance(value, list) and value and isinstance(value[0], list):
         raise UserError(
             f"{name} is a list of lists: use np.array(…) for the rows of one input, or a tuple of"
@@ -86,6 +87,8 @@ def _as_arrays(value: Nest, name: str) -> Nest:
             f"{name} is a masked array, whose masked values would be trained on: fill them by"
             " .filled(…)"
         )
+
+    # An array of numbers, or of text in x, is taken.
     try:
         array = np.asarray(value)
     except ValueError:  # rows of several lengths
@@ -94,17 +97,17 @@ def _as_arrays(value: Nest, name: str) -> Nest:
         return array.astype(keras.config.floatx(), copy=False)
     if array.dtype.kind in "biu":
         return array
-    texts = (
-        array.dtype.kind == "O"
-        and array.size > 0
-        and all(isinstance(item, (str, bytes)) for item in array.flat)
-    )
-    if name.startswith("x") and (texts or array.dtype.kind in "SU"):
+    texts = array.dtype.kind in "SU"
+    if array.dtype.kind == "O" and array.size:
+        texts = all(isinstance(item, (str, bytes)) for item in array.flat)
+    if name.startswith("x") and texts:
         return array.astype(object)  # as TensorFlow holds text
-    for column, kind in zip(
-        getattr(value, "columns", ()), getattr(value, "dtypes", ()), strict=True
-    ):
-        if kind.kind not in "fiu":  # of a DataFrame of pandas, with columns of several types
+
+    # The error for any other array says what it holds; a DataFrame of pandas has columns of several
+    # types.
+    columns = getattr(value, "columns", ())
+    for column, kind in zip(columns, getattr(value, "dtypes", ()), strict=True):
+        if kind.kind not in "fiu":
             raise UserError(
                 f"{name}: its column {column!r} holds {kind}, so that rows are Python objects: make"
                 " numbers of all columns, of bool by .astype('float32'), of text by"
@@ -116,8 +119,10 @@ def _as_arrays(value: Nest, name: str) -> Nest:
             " numbers: number its classes from 0, as with np.unique(…, return_inverse=True); for"
             ' numbers in text use .astype("float32")'
         )
-    held = "Python objects, or rows of several lengths" if array.dtype.kind == "O" else array.dtype
-    raise UserError(f"{name} holds {held}: it must hold numbers of one shape")
+    content = str(array.dtype)
+    if array.dtype.kind == "O":
+        content = "Python objects, or rows of several lengths"
+    raise UserError(f"{name} holds {content}: it must hold numbers of one shape")
 
 
 def rows_in(parts: Sequence[Nest]) -> int:
@@ -125,18 +130,19 @@ def rows_in(parts: Sequence[Nest]) -> int:
 
     Raises UserError if they differ, or if there are no rows.
     """
-    counts = [
-        (f"{name} {tuple(leaf.shape)}", len(leaf) if leaf.ndim else 0)
-        for name, part in zip(PARTS, parts, strict=False)
-        for leaf in tf.nest.flatten(part)
-    ]
-    shapes = shortened(", ".join(shape for shape, _ in counts))
-    rows = {count for _, count in counts}
+    counts: list[int] = []
+    names: list[str] = []
+    for name, part in zip(PARTS, parts, strict=False):
+        for leaf in tf.nest.flatten(part):
+            counts.append(len(leaf) if leaf.ndim else 0)
+            names.append(f"{name} {tuple(leaf.shape)}")
+    shapes = shortened(", ".join(names))
+    rows = set(counts)
     if not rows or 0 in rows:
         raise UserError(f"no rows: {shapes or 'an empty nest'}")
     if len(rows) > 1:
         raise UserError(f"the parts have different numbers of rows: {shapes}")
-    return counts[0][1]
+    return counts[0]
 
 
 def specs_of(parts: Parts) -> Parts:
@@ -254,8 +260,7 @@ class Examples(_Rows):
         return specs_of(self.first(1))
 
     def order(self, seed: int, passes: RowNumbers, positions: RowNumbers) -> RowNumbers:
-        """Returns the rows at these positions of passes over the data, each of which has every row
-        once.
+        """Returns the rows at these positions of passes, each of which has every row once.
 
         The order is a function of seed and pass. passes: (n,), ascending from 0; positions: (n,), 0
         to below `count`.
@@ -273,9 +278,8 @@ class Examples(_Rows):
         """
 
         def batch(number: Any) -> Any:
-            return self.gather(
-                tf.range(number * size, tf.minimum((number + 1) * size, self.count), dtype=tf.int64)
-            )
+            end = tf.minimum((number + 1) * size, self.count)
+            return self.gather(tf.range(number * size, end, dtype=tf.int64))
 
         numbers = tf.data.Dataset.range(math.ceil(self.count / size)).shard(takers, taker)
         return numbers.map(batch, num_parallel_calls=2, deterministic=True).prefetch(2)
@@ -283,11 +287,10 @@ class Examples(_Rows):
     def sample(self) -> Iterable[Array]:
         row_bytes = max(1, sum(array.nbytes for array in self._arrays(np.zeros(1, np.int64))))
         most = max(_FIRST_ROWS, min(self.sampled_rows, SAMPLE_BYTES // row_bytes))
-        # the same at each call
+        # The first rows and drawn ones, the same at each call.
         drawn = np.random.default_rng(self.count).integers(0, self.count, most)
-        return self._arrays(
-            np.unique(np.concatenate([np.arange(min(_FIRST_ROWS, self.count)), drawn]))
-        )
+        first = np.arange(min(_FIRST_ROWS, self.count))
+        return self._arrays(np.unique(np.concatenate([first, drawn])))
 
     def _arrays(self, rows: RowNumbers) -> list[Array]:
         return [np.asarray(array) for array in tf.nest.flatten(self.gather(rows))]
@@ -454,9 +457,8 @@ class InSequence(_Rows):
         *,
         batched: bool | None = None,
     ) -> None:
-        def parts_as_fit(*element: Any) -> Parts:
-            """Returns the parts of an element, with floating-point numbers as floatx, as `fit`
-            passes them."""
+        # Floating-point numbers become floatx, as in `fit`.
+        def in_floatx(*element: Any) -> Parts:
             floatx = keras.config.floatx()
             return tf.nest.map_structure(
                 lambda leaf: tf.cast(leaf, floatx) if leaf.dtype.is_floating else leaf, element
@@ -464,7 +466,7 @@ class InSequence(_Rows):
 
         self.anew = lambda: self
         self.batched = makes_batches(source) if batched is None else batched
-        self._source = source.map(parts_as_fit)
+        self._source = source.map(in_floatx)
         specs = tf.nest.flatten(self._source.element_spec)
         for spec in specs:
             if not isinstance(spec, tf.TensorSpec):
@@ -472,12 +474,12 @@ class InSequence(_Rows):
                     f"{origin}: the tf.data.Dataset gives {type(spec).__name__}: it must give"
                     " tensors: map them by ragged.to_tensor(shape=…) or tf.sparse.to_dense"
                 )
-        self.shaped_as_first = self.batched and not all(
-            spec.shape[1:].is_fully_defined() for spec in specs
-        )
+
+        # timeseries_dataset_from_array leaves lengths undefined, although all batches have those of
+        # the first.
+        defined = all(spec.shape[1:].is_fully_defined() for spec in specs)
+        self.shaped_as_first = self.batched and not defined
         if self.shaped_as_first:
-            # timeseries_dataset_from_array leaves lengths undefined, although all batches have
-            # those of the first.
             for first in self._source.take(1):
                 self._source = self._source.map(
                     lambda *parts, first=first: tf.nest.map_structure(
@@ -497,6 +499,8 @@ class InSequence(_Rows):
         self.spec = tf.nest.map_structure(
             lambda spec: tf.TensorSpec(spec.shape[axes:], spec.dtype), self._source.element_spec
         )
+
+        # The length must be known, by the data set or by the settings.
         self._length = int(source.cardinality())
         self._unknown_count = unknown_count
         self.has_length = self._length >= 0
@@ -527,8 +531,9 @@ class InSequence(_Rows):
     def batches(self, size: int, *, drop_remainder: bool) -> tf.data.Dataset:
         """Returns one pass over the examples: parts with `size` rows each, the last one perhaps
         with fewer."""
-        cut = self._source.rebatch if self.batched else self._source.batch
-        return cut(size, drop_remainder=drop_remainder)
+        if self.batched:
+            return self._source.rebatch(size, drop_remainder=drop_remainder)
+        return self._source.batch(size, drop_remainder=drop_remainder)
 
     def in_order(self, size: int, takers: int = 1, taker: int = 0) -> tf.data.Dataset:
         """Returns what `Examples.in_order` does."""
@@ -547,10 +552,10 @@ class InSequence(_Rows):
 
         They are read once.
         """
-        row_bytes = sum(
-            leaf.dtype.size * math.prod(leaf.shape) for leaf in tf.nest.flatten(self.spec)
-        )
-        return self.read_head(max(HEAD_ROWS, min(_SAMPLED_ROWS, SAMPLE_BYTES // max(1, row_bytes))))
+        leaves = tf.nest.flatten(self.spec)
+        row_bytes = sum(leaf.dtype.size * math.prod(leaf.shape) for leaf in leaves)
+        most = min(_SAMPLED_ROWS, SAMPLE_BYTES // max(1, row_bytes))
+        return self.read_head(max(HEAD_ROWS, most))
 
     def read_head(self, rows: int) -> Parts:
         """Reads the parts of the first rows once more."""

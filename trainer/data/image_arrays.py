@@ -78,8 +78,8 @@ def with_evaluation(
             f" evaluation part ({evaluation.count:,} examples): drop the flag"
         )
     parts = held_back(config, train)
-    kept, held = (train.take(np.sort(part.located(np.arange(part.count)))) for part in parts)
-    return kept, held
+    training, holdout = (train.take(np.sort(part.located(np.arange(part.count)))) for part in parts)
+    return training, holdout
 
 
 def held_back(config: TrainConfig, examples: Examples) -> tuple[Subset, Subset]:
@@ -94,13 +94,13 @@ def held_back(config: TrainConfig, examples: Examples) -> tuple[Subset, Subset]:
             f"evaluation_fraction={config.evaluation_fraction} of {count} examples leaves one side"
             " empty"
         )
-    return Subset(examples, config.seed, holdout, count - holdout), Subset(
-        examples, config.seed, 0, holdout
-    )
+    train = Subset(examples, config.seed, holdout, count - holdout)
+    return train, Subset(examples, config.seed, 0, holdout)
 
 
 def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
     """Returns images cropped to the middle square, resized to the settings, and their labels."""
+    # Images must be uint8, with one or three channels.
     images = np.asarray(images)
     if images.ndim == 3:
         images = images[..., np.newaxis]
@@ -114,14 +114,17 @@ def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
             f"data={config.data}: images are {images.dtype}: must be uint8, grey levels from 0"
             " to 255"
         )
+
+    # Grey levels are repeated for colours, and colours weighted by ITU-R 601, as Pillow does.
     size = config.image_size
     channels = config.channels
     if images.shape[-1] < channels:
         images = np.repeat(images, 3, axis=-1)
-    elif images.shape[-1] > channels:  # by ITU-R 601, the weights of Pillow
+    elif images.shape[-1] > channels:
         grey = images @ np.array([299, 587, 114], np.int64)
         images = ((grey + 500) // 1000).astype(np.uint8)[..., np.newaxis]
-    # The middle square, bicubic.
+
+    # The middle square is resized, bicubic.
     height, width = images.shape[1:3]
     side = min(height, width)
     top = (height - side) // 2
@@ -177,14 +180,12 @@ _WHITE_OF_DIGITS = 16
 
 
 def load_digits(config: TrainConfig) -> Dataset:
-    """Returns the digits of the package, resized (bicubic) to image_size and repeated to
-    `channels`, as uint8."""
+    """Returns the digits of the package as uint8, in the size and channels of the settings."""
     with np.load(_DIGITS, allow_pickle=False) as content:
         small = content["images"]
         labels = content["labels"].astype(np.int32)
-    return arrays_dataset(
-        config, np.rint(small * (255 / _WHITE_OF_DIGITS)).astype(np.uint8), labels
-    )
+    grey = np.rint(small * (255 / _WHITE_OF_DIGITS)).astype(np.uint8)
+    return arrays_dataset(config, grey, labels)
 
 
 _CLASSES_OF_KERAS = {
@@ -197,9 +198,8 @@ def load_keras(config: TrainConfig) -> Dataset:
     """Returns the data set that `config.data` names, from Keras's cache (~/.keras/datasets) or by
     download."""
     try:
-        (images, labels), (test_images, test_labels) = getattr(
-            keras.datasets, config.data
-        ).load_data()
+        data_set = getattr(keras.datasets, config.data)
+        (images, labels), (test_images, test_labels) = data_set.load_data()
     except Exception as error:  # of urllib, ssl, zipfile and others
         raise UserError(
             f"data={config.data}: download failed ({reason(error)}): use --data=FOLDER with the"
@@ -228,12 +228,10 @@ def load_idx(config: TrainConfig, path: Path) -> Dataset:
     without labels."""
     if not path.is_dir():
         return arrays_dataset(config, _read_idx(path, 3), None)
-    images, test_images = (
-        file and _read_idx(file, 3) for file in (_find_idx(path, name) for name in _IDX_IMAGES)
-    )
-    labels, test_labels = (
-        file and _read_idx(file, 1) for file in (_find_idx(path, name) for name in _IDX_LABELS)
-    )
+    image_files = [_find_idx(path, name) for name in _IDX_IMAGES]
+    label_files = [_find_idx(path, name) for name in _IDX_LABELS]
+    images, test_images = (file and _read_idx(file, 3) for file in image_files)
+    labels, test_labels = (file and _read_idx(file, 1) for file in label_files)
     if images is None:
         raise UserError(f"data={path}: train-images-idx3-ubyte(.gz) not found in this folder")
     return arrays_dataset(config, images, labels, test_images, test_labels)
@@ -252,9 +250,8 @@ def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
                     f"{path}: not an idx file of unsigned bytes in {dimensions} dimensions: its"
                     f" header is {header[:4].hex(' ')}"
                 )
-            shape = tuple(
-                int.from_bytes(header[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions)
-            )
+            begins = range(4, 4 + 4 * dimensions, 4)
+            shape = tuple(int.from_bytes(header[begin : begin + 4], "big") for begin in begins)
             content = file.read()
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
@@ -268,10 +265,8 @@ def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
 
 def _find_idx(folder: Path, prefix: str) -> Path | None:
     names = (prefix, prefix.replace("-", "_"))
-    return min(
-        (path for path in folder.iterdir() if path.name.startswith(names) and path.is_file()),
-        default=None,
-    )
+    paths = [path for path in folder.iterdir() if path.name.startswith(names) and path.is_file()]
+    return min(paths, default=None)
 
 
 _NPZ_NAMES = (("x_train", "images", "x"), ("y_train", "labels", "y"), ("x_test",), ("y_test",))

@@ -33,11 +33,12 @@ def to_uint8(images: Any) -> Any:
 
 
 def noise(seed: int, count: int, latent_dim: int, dtype: Any = tf.float32) -> Any:
-    """Returns the fixed noise of sample grids: (count, latent_dim), a function of seed, row and
-    column only."""
-    return tf.cast(
-        tf.random.stateless_normal((count, latent_dim), seed=(seed, 0x5EED), alg="philox"), dtype
-    )
+    """Returns the fixed noise of sample grids, (count, latent_dim).
+
+    It is a function of seed, row and column only.
+    """
+    shape = (count, latent_dim)
+    return tf.cast(tf.random.stateless_normal(shape, seed=(seed, 0x5EED), alg="philox"), dtype)
 
 
 def noise_and_labels(
