@@ -48,8 +48,7 @@ class StepLogs:
 
     @property
     def input_wait_seconds(self) -> float:
-        """Returns the longest wait of a worker for its batches, which holds up all other workers
-        too."""
+        """Returns the longest wait of a worker for its batches; all others wait for it."""
         return max(self.waits, default=0.0)
 
     def joined(self, after: "StepLogs") -> "StepLogs":
@@ -66,15 +65,16 @@ class StepLogs:
         return {**means, **self.metrics}
 
     def sums(self, before: Scalars) -> Scalars:
-        """Adds the scalars to `before`, one step at a time, so that sums do not depend on how many
-        steps a call has."""
+        """Adds the scalars to `before`, one step at a time.
+
+        So the sums do not depend on how many steps a call has.
+        """
         start = np.array([[before.get(name, 0.0) for name in self.names]])
         totals = np.add.accumulate(np.concatenate([start, self.values]))[-1].tolist()
         return dict(zip(self.names, totals, strict=True))
 
     def first_not_finite(self) -> tuple[int, list[str]] | None:
-        """Returns the first step (from 0) with a NaN or infinite loss, and the names of those
-        losses.
+        """Returns the first step (from 0) with NaN or infinite losses, and their names.
 
         Metrics may be NaN, such as that of a class missing from a batch. They count only if no
         scalar is a loss.
@@ -100,10 +100,8 @@ class WorkerWaits:
         Returns the slow worker's index and the share of time that it costs, or None. A worker is
         slow if its share of time spent waiting is well above the median of the others.
         """
-        self.waits = [
-            total + wait
-            for total, wait in zip(self.waits or [0.0] * len(waits), waits, strict=True)
-        ]
+        totals = self.waits or [0.0] * len(waits)
+        self.waits = [total + wait for total, wait in zip(totals, waits, strict=True)]
         self.seconds += seconds
         most = max(self.waits)
         rest = sorted(self.waits)[:-1]
@@ -135,14 +133,12 @@ class RunningMeans:
 
         Raises KeyError, TypeError or ValueError for anything else.
         """
-        return cls(
-            **{
-                **state,
-                "sums": numbers(state["sums"]),
-                "counts": tuple(np.asarray(count, np.float64) for count in state["counts"]),
-                "metrics": numbers(state["metrics"]),
-            }
-        )
+        values = {
+            "sums": numbers(state["sums"]),
+            "counts": tuple(np.asarray(count, np.float64) for count in state["counts"]),
+            "metrics": numbers(state["metrics"]),
+        }
+        return cls(**{**state, **values})
 
     def add(self, logs: StepLogs, seconds: float, timed: bool) -> None:
         """Adds one call: its steps, scalars and metrics, which are of the epoch so far.
@@ -161,14 +157,15 @@ class RunningMeans:
         zeros = tuple(map(np.zeros_like, logs.counts))
         shapes = [count.shape for count in logs.counts]
         # A resumed run may have other metrics than before.
-        earlier, begin = (
-            counts if [count.shape for count in counts] == shapes else zeros
-            for counts in (self.counts, before)
-        )
+
+        def or_zeros(counts: MetricCounts) -> MetricCounts:
+            return counts if [count.shape for count in counts] == shapes else zeros
+
+        earlier = or_zeros(self.counts)
+        begin = or_zeros(before)
         of_calls = zip(logs.adds_up, earlier, logs.counts, begin, strict=True)
-        self.counts = tuple(
-            total + now - first if adds else now for adds, total, now, first in of_calls
-        )
+        sums = [total + now - first if adds else now for adds, total, now, first in of_calls]
+        self.counts = tuple(sums)
         if any(np.any(first) for first in begin) or any(np.any(total) for total in earlier):
             self.metrics = logs.results(self.counts)
 
@@ -303,8 +300,8 @@ class Progress:
     def speeds(self, running: RunningMeans) -> Speeds:
         """Returns the speeds of the steps in `running`, as stats.jsonl and result.json have them.
 
-        It is None if unknown. TFLOP/s are those of all replicas together. MFU, the model FLOPs
-        utilization, is the share of the data sheet's TFLOP/s that is used.
+        One that is unknown is None. TFLOP/s are those of all replicas together. MFU, the model
+        FLOPs utilization, is the share of the data sheet's TFLOP/s that is used.
         """
         seconds = running.step_seconds
         rate = rounded(self.flops / seconds / 1e12) if self.flops and seconds else None
@@ -321,7 +318,7 @@ class Progress:
         return f"{images_per_second:,.0f} {self.unit}/s" if images_per_second else ""
 
     @property
-    def left_text(self) -> str:
+    def remaining_text(self) -> str:
         """Returns text on the time left at the mean speed so far.
 
         It is "" while that is unknown, and at the end.

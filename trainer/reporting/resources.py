@@ -47,10 +47,8 @@ def peak_device_memory_gib(devices: Sequence[str]) -> list[float]:
 
 def gpu_details() -> list[dict[str, Any]]:
     """Returns what TensorFlow knows of each visible GPU: device_name, compute_capability."""
-    return [
-        tf.config.experimental.get_device_details(gpu)
-        for gpu in tf.config.get_visible_devices("GPU")
-    ]
+    gpus = tf.config.get_visible_devices("GPU")
+    return [*map(tf.config.experimental.get_device_details, gpus)]
 
 
 def gpu_names() -> list[str]:
@@ -72,8 +70,7 @@ def half_precision() -> str:
 
 
 def fast_precision(*, on_gpus: bool) -> str:
-    """Returns the 16-bit precision whose products these GPUs, or this processor, compute faster
-    than float32; "" if there is none.
+    """Returns the 16-bit precision that this machine multiplies faster than float32, or "".
 
     GPUs from compute capability 7.0 on have tensor cores, some processors AMX or avx512_bf16, which
     TensorFlow uses by oneDNN.
@@ -93,11 +90,10 @@ def cpu_info(name: str) -> str:
 
 
 class Gpus:
-    """Reads memory and utilization of this worker's first `count` NVIDIA GPUs, if nvidia-smi is
-    installed.
+    """Reads memory and utilization of this worker's first `count` NVIDIA GPUs.
 
-    nvidia-smi can take seconds, so a thread runs it every 10 seconds, and training never waits for
-    it.
+    It reads nothing where nvidia-smi is not installed. nvidia-smi can take seconds, so a thread
+    runs it every 10 seconds, and training never waits for it.
     """
 
     def __init__(self, count: int) -> None:
